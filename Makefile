@@ -1,0 +1,31 @@
+# make quickstart   install and run the whole road on the docstrings of this machine
+# make test         install and run what CI runs: lint, types, tests
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test lint types unit clean
+
+quickstart: .venv/installed
+	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
+
+test: lint types unit
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	$(BIN)/mypy
+
+unit: .venv/installed
+	$(BIN)/python -m pytest tests
+
+# The stamp is renewed whenever the requirements change.
+.venv/installed: setup.py constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache

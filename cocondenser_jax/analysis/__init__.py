@@ -1,0 +1,1 @@
+"""Arrays in, plots and reports out."""

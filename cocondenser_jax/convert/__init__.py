@@ -1,0 +1,1 @@
+"""The bridge between Flax and PyTorch parameters."""

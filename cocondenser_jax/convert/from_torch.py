@@ -1,0 +1,273 @@
+"""A Hugging Face folder, or a model of the hub → Flax parameters. Nothing in it is executed."""
+
+import logging
+import pickle
+import re
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from cocondenser_jax.convert.names import (
+    HEAD_PREFIX,
+    Params,
+    expected_shapes,
+    from_tensors,
+    new_tensors,
+)
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import read_json
+from cocondenser_jax.model.config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+# What config.json may say besides sizes; every other value is a network that is not ours.
+_SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+_OPTIONAL = (
+    "type_vocab_size",
+    "layer_norm_eps",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "pad_token_id",
+    "initializer_range",
+)
+# Heads that a retriever never reads, and a buffer of older releases.
+_IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
+
+
+def load_folder(
+    name_or_folder: str,
+    *,
+    n_head_layers: int | None = None,
+    skip_from: int | None = None,
+    late_mlm: bool | None = None,
+    init_head_seed: int | None = None,
+) -> tuple[ModelConfig, Params]:
+    """Reads a BERT or RoBERTa and its Condenser head.
+
+    Args:
+      name_or_folder: a folder with `config.json` and weights (safetensors or PyTorch, in one file
+        or in shards), or the name of a model on the Hugging Face hub. The Condenser head is read
+        from `condenser_head.safetensors` or `model.pt`, its shape from `condenser.json`.
+      n_head_layers: layers of the Condenser head; None for what the folder holds (2 for a new one).
+      skip_from: the backbone layer the head reads; None for what the folder says, else the middle.
+      late_mlm: whether the backbone's own MLM is trained too; None for what the folder says, else
+        true.
+      init_head_seed: where the folder has no Condenser head, or no MLM projection, draw new ones
+        from this seed; None forbids it.
+
+    Returns:
+      The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").
+
+    Raises:
+      UserError: if the model is not there, of another kind, or incomplete.
+    """
+    folder = _find(name_or_folder)
+    backbone = _read_backbone_config(folder)
+    tensors = _canonical(_read_weights(folder), backbone["model_type"], folder)
+    tensors |= _read_head(folder)
+    asked = {"n_head_layers": n_head_layers, "skip_from": skip_from, "late_mlm": late_mlm}
+    asked = {key: value for key, value in asked.items() if value is not None}
+    head = {"skip_from": backbone["num_hidden_layers"] // 2}
+    head |= _read_head_config(folder, _count_head_layers(tensors), asked)
+    try:
+        config = ModelConfig(**backbone, **head)
+    except (TypeError, UserError) as error:
+        raise UserError(f"{folder}: {error}") from error
+    shapes = expected_shapes(config)
+    tensors |= _new_heads(folder, config, shapes.keys(), tensors.keys(), init_head_seed)
+    _check_shapes(folder, tensors, shapes)
+    unused = sorted(name for name in tensors.keys() - shapes.keys() if not _IGNORED.search(name))
+    if unused:
+        log.warning("%s: %d tensors are not used: %s", folder, len(unused), _first(unused))
+    return config, from_tensors(tensors, config)
+
+
+def _find(name_or_folder: str) -> Path:
+    """Returns the local folder, downloading a model of the hub once."""
+    path = Path(name_or_folder).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name_or_folder):
+        raise UserError(f"{name_or_folder}: no such folder, and not the name of a model on the hub")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    def download(*patterns: str) -> Path:
+        return Path(snapshot_download(name_or_folder, allow_patterns=list(patterns)))
+
+    try:
+        folder = download(
+            "config.json",
+            "condenser.json",
+            "condenser_head.safetensors",
+            "model.pt",
+            "model*.safetensors",
+            "model.safetensors.index.json",
+        )
+        # Many models are published in both formats; the second one is twice the download.
+        if not any(folder.glob("model*.safetensors")):
+            folder = download("config.json", "model.pt", "pytorch_model*.bin*")
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{name_or_folder}: no such folder, and the model cannot be had from the hub: {reason}"
+        ) from error
+    return folder
+
+
+def _read_backbone_config(folder: Path) -> dict[str, Any]:
+    """Returns the fields of `ModelConfig` that config.json holds."""
+    path = folder / "config.json"
+    values = _read_object(path)
+    model_type = values.get("model_type")
+    if model_type not in ("bert", "roberta"):
+        raise UserError(f"{path}: model_type is {model_type!r}; expected 'bert' or 'roberta'")
+    for key, supported in _SUPPORTED.items():
+        if values.get(key, supported) != supported:
+            raise UserError(f"{path}: {key} is {values[key]!r}; only {supported!r} is supported")
+    for key in _SIZES:
+        if not isinstance(values.get(key), int):
+            raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
+    fields = {key: values[key] for key in (*_SIZES, *_OPTIONAL) if values.get(key) is not None}
+    return {"model_type": model_type, "pad_token_id": int(model_type == "roberta"), **fields}
+
+
+def _read_head_config(folder: Path, found_layers: int, asked: dict[str, Any]) -> dict[str, Any]:
+    """Returns what is asked for, then what the folder says of its Condenser head."""
+    path = folder / "condenser.json"
+    written = _read_object(path) if path.exists() else {}
+    if found_layers and asked.get("n_head_layers", found_layers) != found_layers:
+        raise UserError(
+            f"{folder}: the Condenser head has {found_layers} layers;"
+            f" {asked['n_head_layers']} were asked for"
+        )
+    for key in asked.keys() & written.keys():
+        if asked[key] != written[key]:
+            log.warning("%s: %s is %r from now on, was %r", folder, key, asked[key], written[key])
+    found = {"n_head_layers": found_layers} if found_layers else {}
+    return {**found, **written, **asked}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _read_weights(folder: Path) -> dict[str, np.ndarray]:
+    """Reads all tensors of a model: the first format found, in one file or in shards."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return _read_tensors(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            weight_map = _read_object(index).get("weight_map", {})
+            shards = sorted({Path(shard).name for shard in weight_map.values()})
+            return {k: v for shard in shards for k, v in _read_tensors(folder / shard).items()}
+    raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
+
+
+def _read_head(folder: Path) -> dict[str, np.ndarray]:
+    """Reads the Condenser head, or nothing where the folder has none."""
+    for name in ("condenser_head.safetensors", "model.pt"):
+        if (folder / name).is_file():
+            tensors = _read_tensors(folder / name)
+            return {key: value for key, value in tensors.items() if key.startswith(HEAD_PREFIX)}
+    return {}
+
+
+def _read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Reads a file of tensors by name; anything in it that is not a tensor is an error."""
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+    import torch  # slow to import, and only this format needs it
+
+    try:
+        # weights_only: a pickle may otherwise run any code.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot read {path} as a file of tensors: {reason}") from error
+    if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
+        raise UserError(f"{path} is not a file of named tensors")
+    return {name: value.float().numpy() for name, value in state.items()}
+
+
+def _canonical(
+    tensors: Mapping[str, np.ndarray], backbone: str, folder: Path
+) -> dict[str, np.ndarray]:
+    """Gives tensors of older files, and of models without an MLM projection, today's names."""
+    renamed: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
+        name = re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
+        if name.startswith(("embeddings.", "encoder.", "pooler.")):
+            name = f"{backbone}.{name}"
+        renamed[name] = value
+    words = renamed.get(f"{backbone}.embeddings.word_embeddings.weight")
+    for projection in ("cls.predictions", "lm_head"):
+        decoder = renamed.get(f"{projection}.decoder.weight")
+        if decoder is not None and words is not None and not np.array_equal(decoder, words):
+            raise UserError(
+                f"{folder}: {projection}.decoder.weight differs from the word embeddings;"
+                " only tied MLM projections are supported"
+            )
+        if f"{projection}.decoder.bias" in renamed:
+            renamed.setdefault(f"{projection}.bias", renamed[f"{projection}.decoder.bias"])
+    return renamed
+
+
+def _count_head_layers(tensors: Mapping[str, np.ndarray]) -> int:
+    return len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
+
+
+def _new_heads(
+    folder: Path, config: ModelConfig, expected: Set[str], found: Set[str], seed: int | None
+) -> dict[str, np.ndarray]:
+    """Returns new tensors for the head or the MLM projection, where one is missing altogether."""
+    head = {name for name in expected if name.startswith(HEAD_PREFIX)}
+    mlm = {name for name in expected if not name.startswith((HEAD_PREFIX, config.model_type))}
+    drawn: set[str] = set()
+    for part, names in (("Condenser head", head), ("MLM projection", mlm)):
+        if names & found:
+            continue
+        if seed is None:
+            raise UserError(f"{folder} has no {part}; --init_head starts with a new, random one")
+        log.warning("%s has no %s: a new one is drawn from seed %d", folder, part, seed)
+        drawn |= names
+    return new_tensors(config, drawn, seed) if drawn and seed is not None else {}
+
+
+def _check_shapes(
+    folder: Path, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    missing = [name for name in shapes if name not in tensors]
+    if missing:
+        raise UserError(f"{folder}: {len(missing)} tensors are missing: {_first(missing)}")
+    wrong = [
+        f"{name} is {tensors[name].shape}, expected {shape}"
+        for name, shape in shapes.items()
+        if tensors[name].shape != shape
+    ]
+    if wrong:
+        raise UserError(f"{folder}: {len(wrong)} tensors have another shape: {_first(wrong)}")
+
+
+def _first(items: list[str], count: int = 3) -> str:
+    return "; ".join(items[:count]) + ("; ..." if len(items) > count else "")

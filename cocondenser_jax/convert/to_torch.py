@@ -1,0 +1,233 @@
+"""Flax parameters → a Hugging Face folder that retrieval toolkits load as it is."""
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import new_folder, require_absent, write_json
+from cocondenser_jax.model.config import ModelConfig
+
+ARCHITECTURES = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}
+HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")  # not part of Hugging Face's config.json
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def export_folder(
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    tokenizer_folder: Path,
+    out: Path,
+    facts: Mapping[str, Any],
+    *,
+    max_seq_length: int | None = None,
+    research_layout: bool = False,
+) -> None:
+    """Writes a Condenser as a Hugging Face folder, float32.
+
+    `transformers` reads the backbone with its MLM projection from it, sentence-transformers a
+    retriever (CLS vector, inner product), and pre-training can go on from it.
+
+    Args:
+      params: the Flax parameter tree, without the outer "params".
+      config: the model's shape.
+      tokenizer_folder: holds the tokenizer the model was trained with.
+      out: the folder to make.
+      facts: what the model card tells about the run: {name: value}, values may be nested. Absolute
+        paths are cut to their last part, and credentials in addresses are removed.
+      max_seq_length: where sentence-transformers truncates, in tokens; None for the longest text
+        that has position embeddings.
+      research_layout: put the Condenser head into `model.pt`, as in the published research
+        checkpoints, rather than into `condenser_head.safetensors`.
+
+    Raises:
+      UserError: if `out` already holds something, or the tokenizer is missing or too large.
+    """
+    require_absent(out)
+    _check_tokenizer(tokenizer_folder, config)
+    length = config.max_length if max_seq_length is None else max_seq_length
+    if not 1 <= length <= config.max_length:
+        raise UserError(f"max_seq_length is {length}; expected 1 to {config.max_length} tokens")
+    tensors = to_tensors(params, config)
+    head = {name: value for name, value in tensors.items() if name.startswith(HEAD_PREFIX)}
+    lm = {name: value for name, value in tensors.items() if name not in head}
+
+    with new_folder(out) as folder:
+        write_json(folder / "config.json", _transformers_config(config))
+        save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
+        for name in _TOKENIZER_FILES:
+            if (tokenizer_folder / name).is_file():
+                shutil.copyfile(tokenizer_folder / name, folder / name)
+        _write_sentence_transformers_files(folder, config.hidden_size, length)
+        write_json(folder / "condenser.json", {name: getattr(config, name) for name in HEAD_FIELDS})
+        if research_layout:
+            _write_torch(head, folder / "model.pt")
+        else:
+            save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
+        (folder / "README.md").write_text(_model_card(out.name, config, facts), encoding="utf-8")
+
+
+def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"no tokenizer in {folder}: expected a file tokenizer.json")
+    try:
+        vocabulary = Tokenizer.from_file(str(path)).get_vocab()
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{path} is not a tokenizer: {error}") from error
+    largest = max(vocabulary.values(), default=-1)
+    if largest >= config.vocab_size:
+        raise UserError(
+            f"the tokenizer in {folder} has token ids up to {largest},"
+            f" but the model has {config.vocab_size} word embeddings"
+        )
+
+
+def _transformers_config(config: ModelConfig) -> dict[str, Any]:
+    sizes = {k: v for k, v in dataclasses.asdict(config).items() if k not in HEAD_FIELDS}
+    return {
+        "architectures": [ARCHITECTURES[config.model_type]],
+        **sizes,
+        "hidden_act": "gelu",
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+
+
+def _write_sentence_transformers_files(folder: Path, hidden_size: int, length: int) -> None:
+    """CLS pooling and inner product, in the form that every release of the library reads."""
+    package = "sentence_transformers.models"
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"},
+        ],
+    )
+    (folder / "1_Pooling").mkdir()
+    write_json(
+        folder / "1_Pooling" / "config.json",
+        {
+            "word_embedding_dimension": hidden_size,
+            "pooling_mode_cls_token": True,
+            "pooling_mode_mean_tokens": False,
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        },
+    )
+    write_json(
+        folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False}
+    )
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "model_type": "SentenceTransformer",
+            "prompts": {},
+            "default_prompt_name": None,
+            "similarity_fn_name": "dot",
+        },
+    )
+
+
+def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
+    import torch  # slow to import, and only this layout needs it
+
+    # Copied, because torch refuses to share the read-only memory of a JAX array without a warning.
+    torch.save({name: torch.from_numpy(value.copy()) for name, value in tensors.items()}, path)
+
+
+def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
+    rows = "\n".join(f"| {key} | {value} |" for key, value in _table(facts))
+    return f"""---
+library_name: sentence-transformers
+pipeline_tag: feature-extraction
+tags:
+- sentence-transformers
+- feature-extraction
+- dense-retrieval
+- condenser
+---
+
+# {name}
+
+A {config.model_type} encoder ({config.num_hidden_layers} layers, hidden size {config.hidden_size}),
+pre-trained with a Condenser head ({config.n_head_layers} layers, `skip_from` {config.skip_from},
+`late_mlm` {str(config.late_mlm).lower()}) by cocondenser_jax. Its CLS vector represents a text;
+texts are compared by inner product. It is a pre-trained encoder: fine-tune it on queries and
+relevant passages before judging its search results.
+
+## The run
+
+| fact | value |
+|---|---|
+{rows}
+
+## Use
+
+With sentence-transformers (CLS vector, inner product):
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+vectors = model.encode(["a text", "another text"])
+scores = model.similarity(vectors, vectors)
+```
+
+With transformers:
+
+```python
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModel.from_pretrained("{name}", add_pooling_layer=False)
+batch = tokenizer(["a text", "another text"], padding=True, truncation=True, return_tensors="pt")
+vectors = model(**batch).last_hidden_state[:, 0]
+```
+
+`AutoModelForMaskedLM` reads the MLM projection too. The Condenser head is in a file of its own and
+only needed to go on with the pre-training.
+
+## References
+
+- Gao and Callan, *Condenser: a Pre-training Architecture for Dense Retrieval* (arXiv 2104.08253)
+- Gao and Callan, *Unsupervised Corpus Aware Language Model Pre-training for Dense Passage
+  Retrieval* (arXiv 2108.05540)
+"""
+
+
+def _table(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (name, text) of every fact; the names of nested ones are joined by dots."""
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _table(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str | Path) else json.dumps(value, default=str)
+            cell = " ".join(_without_private_parts(str(text)).split())
+            yield f"{prefix}{key}", cell.replace("|", "\\|")
+
+
+def _without_private_parts(text: str) -> str:
+    """Removes users and passwords from addresses, and folders from absolute paths."""
+    text = re.sub(r"\bfile://", "", text)
+    text = re.sub(r"://[^/@\s]+@", "://", text)
+    text = re.sub(r"(://[^\s?]+)\?\S*", r"\1", text)
+    return re.sub(r"(?<![\w./~-])~?/(?:[^/:,\"]+/)*([^/:,\"\s]+)/?", r"\1", text)

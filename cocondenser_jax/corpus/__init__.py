@@ -1,0 +1,1 @@
+"""Text in, batches out: sources, spans, the token store, masking and batches."""

@@ -1,0 +1,145 @@
+"""BERT's masking in whole words, for many spans at once.
+
+Every span is masked in the same few array operations: its words are put in random order by sorting
+one packed integer per token, and the words at the front are masked until 15 % of the tokens are.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+MASK_PROBABILITY = 0.15
+REPLACE_WITH_MASK = 0.8
+REPLACE_WITH_RANDOM = 0.1  # the remaining tenth stays as it is
+
+
+class MaskedSpans(NamedTuple):
+    """N masked spans of C content tokens with room for M masked tokens each."""
+
+    ids_NxC: np.ndarray  # int32, with the replacements
+    positions_NxM: np.ndarray  # int32, which tokens are to be predicted; 0 in unused slots
+    labels_NxM: np.ndarray  # int32, what they were; 0 in unused slots
+    weights_NxM: np.ndarray  # float32, 1 in used slots, 0 in unused ones
+
+
+def mask_capacity(length: int) -> int:
+    """Returns the slots for masked tokens in a span of `length` tokens.
+
+    A fifth of the span: room for 15 % plus most of the word in which the 15 % end. A word for which
+    there is no room left is not masked.
+    """
+    return math.ceil(length / 5)
+
+
+def draws_per_span(content: int, capacity: int) -> int:
+    """Returns how many 64-bit random numbers `mask_whole_words` needs for one span."""
+    return 1 + content + capacity
+
+
+def mask_whole_words(
+    ids_NxC: np.ndarray,
+    word_start_NxC: np.ndarray,
+    n_tokens_N: np.ndarray,
+    draws_NxR: np.ndarray,
+    *,
+    mask_id: int,
+    ordinary_ids: np.ndarray,
+    capacity: int,
+    probability: float = MASK_PROBABILITY,
+) -> MaskedSpans:
+    """Masks `probability` of the tokens of each span, in whole words, 80/10/10.
+
+    Words are taken in random order while they fit the budget of `probability * n_tokens`. The word
+    in which the budget ends is masked with the probability that makes the expected number of masked
+    tokens equal to the budget, so short spans and long words are not masked less than others.
+
+    Args:
+      ids_NxC: content tokens without specials, padded on the right with anything.
+      word_start_NxC: true where a token begins a word; the first token of a span always does.
+      n_tokens_N: content tokens in each span, at least 1.
+      draws_NxR: independent uniform uint64, `draws_per_span(C, capacity)` for each span.
+      mask_id: the id of the mask token.
+      ordinary_ids: the ids that may replace a token at random (no specials).
+      capacity: slots for masked tokens, M.
+      probability: the share of tokens to mask.
+
+    Returns:
+      The masked spans; positions count content tokens from 0.
+    """
+    n_spans, content = ids_NxC.shape
+    capacity = min(capacity, content)
+    column_C = np.arange(content, dtype=np.uint64)
+    inside_NxC = column_C < n_tokens_N[:, None].astype(np.uint64)
+    choice_N, order_NxC, action_NxM = np.split(
+        draws_NxR[:, : 1 + content + capacity], [1, 1 + content], 1
+    )
+
+    # One integer per token: the random rank of its word, where the word starts, where it is.
+    start_NxC = np.maximum.accumulate(np.where(word_start_NxC, column_C, np.uint64(0)), axis=1)
+    rank_NxC = np.take_along_axis(order_NxC, start_NxC.astype(np.int64), axis=1) >> np.uint64(33)
+    rank_NxC = np.where(inside_NxC, rank_NxC, np.uint64(2**31))  # padding goes last
+    packed_NxC = (rank_NxC << np.uint64(32)) | (start_NxC << np.uint64(16)) | column_C
+    packed_NxC.sort(axis=1)
+    # A word that begins within the budget and fits the capacity ends within the first M columns;
+    # one more column shows whether the last of them is a word's end.
+    front_NxS = packed_NxC[:, : capacity + 1]
+    begins_NxS = np.ones(front_NxS.shape, bool)
+    begins_NxS[:, 1:] = (front_NxS[:, 1:] >> np.uint64(16)) != (front_NxS[:, :-1] >> np.uint64(16))
+
+    n_masked_N = _count_masked(
+        begins_NxS, n_tokens_N, choice_N[:, 0] / 2.0**64, probability, capacity
+    )
+    used_NxM = np.arange(capacity) < n_masked_N[:, None]
+    positions_NxM = np.where(used_NxM, front_NxS[:, :capacity] & np.uint64(0xFFFF), 0).astype(
+        np.int64
+    )
+    labels_NxM = np.take_along_axis(ids_NxC, positions_NxM, axis=1)
+
+    action_NxM = action_NxM[:, :capacity]
+    share_NxM = (action_NxM >> np.uint64(32)) / 2.0**32
+    random_NxM = ordinary_ids[(action_NxM & np.uint64(0xFFFFFFFF)) % np.uint64(len(ordinary_ids))]
+    replacement_NxM = np.where(
+        share_NxM < REPLACE_WITH_MASK,
+        mask_id,
+        np.where(share_NxM < REPLACE_WITH_MASK + REPLACE_WITH_RANDOM, random_NxM, labels_NxM),
+    )
+    masked_ids_NxC = ids_NxC.copy()
+    row_NxM = np.broadcast_to(np.arange(n_spans)[:, None], used_NxM.shape)
+    masked_ids_NxC[row_NxM[used_NxM], positions_NxM[used_NxM]] = replacement_NxM[used_NxM]
+    return MaskedSpans(
+        ids_NxC=masked_ids_NxC,
+        positions_NxM=positions_NxM.astype(np.int32),
+        labels_NxM=np.where(used_NxM, labels_NxM, 0).astype(np.int32),
+        weights_NxM=used_NxM.astype(np.float32),
+    )
+
+
+def _count_masked(
+    begins_NxS: np.ndarray,
+    n_tokens_N: np.ndarray,
+    choice_N: np.ndarray,
+    probability: float,
+    capacity: int,
+) -> np.ndarray:
+    """Returns how many tokens to mask: whole words from the front, the budget in expectation."""
+    n_columns = begins_NxS.shape[1]
+    n_front_N = np.minimum(n_tokens_N, n_columns)
+    column_S = np.arange(n_columns)
+    # The number of tokens in the words that end before or at a word's border.
+    border_NxS = begins_NxS & (column_S < n_front_N[:, None])
+    border_NxS1 = np.zeros((len(begins_NxS), n_columns + 1), bool)
+    border_NxS1[:, :n_columns] = border_NxS
+    # The end of a span is a border too, if it lies within the columns seen.
+    seen_whole_N = n_tokens_N <= capacity
+    border_NxS1[np.flatnonzero(seen_whole_N), n_tokens_N[seen_whole_N]] = True
+
+    budget_N = probability * n_tokens_N
+    column_S1 = np.arange(n_columns + 1)
+    below_NxS1 = border_NxS1 & (column_S1 <= budget_N[:, None])
+    above_NxS1 = border_NxS1 & (column_S1 > budget_N[:, None])
+    before_N = np.max(np.where(below_NxS1, column_S1, 0), axis=1)
+    after_N = np.min(np.where(above_NxS1, column_S1, n_columns + 1), axis=1)
+    fits_N = after_N <= capacity
+    share_N = (budget_N - before_N) / np.maximum(after_N - before_N, 1)
+    return np.where(fits_N & (choice_N < share_N), after_N, before_N)

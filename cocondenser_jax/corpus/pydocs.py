@@ -1,0 +1,121 @@
+"""Docstrings of installed packages: real text that is on every machine with Python."""
+
+import ast
+import gc
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cocondenser_jax.errors import UserError
+
+DEFAULT_PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "torch", "transformers", "pandas")
+_TEST_FOLDERS = frozenset({"test", "tests", "testing"})
+# A heading's underline or a table's rule.
+_RULE = re.compile(r"^[ \t]*([-=~^*#+`'\"_ ])\1{2,}[-=~^*#+`'\"_ ]*\n", re.MULTILINE)
+
+
+def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Reads the docstrings of packages from their files, without importing them.
+
+    Args:
+      packages: names; None means those of DEFAULT_PACKAGES that are installed.
+
+    Yields:
+      (qualified name, docstring) of each module, class, function and method that is not private
+      and whose docstring has at least two paragraphs. The docstring is `inspect.cleandoc`'s,
+      without lines that only underline. A docstring that comes again is left out; a name that
+      comes again gets #2, #3 …. The order is that of `packages`, then of file names, then of
+      lines.
+
+    Raises:
+      UserError: if a named package, or every default one, is not installed.
+    """
+    roots = {package: _find(package) for package in packages or DEFAULT_PACKAGES}
+    missing = [package for package, root in roots.items() if root is None]
+    if packages and missing:
+        raise UserError(f"pydocs: no package {missing[0]} is installed beside this one")
+    files = [(root.parent, file) for root in roots.values() if root for file in _modules(root)]
+    if not files:
+        raise UserError(f"pydocs: expected one of {', '.join(DEFAULT_PACKAGES)} to be installed")
+
+    seen: set[str] = set()
+    names: Counter[str] = Counter()
+    for base, file in tqdm(files, "docstrings", unit="file", leave=False):
+        for name, docstring in _file_docstrings(base, file):
+            if docstring in seen:
+                continue
+            seen.add(docstring)
+            names[name] += 1
+            yield (f"{name}#{names[name]}" if names[name] > 1 else name), docstring
+
+
+def _find(package: str) -> Path | None:
+    """Returns a package's folder, or the file of a single module; imports nothing."""
+    spec = PathFinder.find_spec(package, sys.path) if package.isidentifier() else None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+
+
+def _modules(root: Path) -> list[Path]:
+    if root.is_file():
+        return [root]
+    return sorted(
+        file
+        for file in root.rglob("*.py")
+        if not _TEST_FOLDERS.intersection(file.relative_to(root).parts[:-1])
+        and not file.stem.startswith("test_")
+        and not file.stem.endswith("_test")
+    )
+
+
+def _file_docstrings(base: Path, file: Path) -> list[tuple[str, str]]:
+    source = file.read_bytes()
+    if b'"""' not in source and b"'''" not in source:
+        return []
+    # The tree has no cycles: looking for them takes half of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # templates, other versions' syntax
+        return []
+    finally:
+        if collecting:
+            gc.enable()
+    parts = file.relative_to(base).with_suffix("").parts
+    module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return list(_node_docstrings(tree, module))
+
+
+def _node_docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[tuple[str, str]]:
+    raw = ast.get_docstring(node, clean=False)
+    if raw and "\n" in raw:
+        docstring = _RULE.sub("", inspect.cleandoc(raw) + "\n").strip()
+        if re.search(r"\n\s*\n", docstring) and _encodable(docstring):
+            yield name, docstring
+    if isinstance(node, ast.Module | ast.ClassDef):
+        for child in node.body:
+            if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if not re.match("_(?!_)", child.name):
+                yield from _node_docstrings(child, f"{name}.{child.name}")
+
+
+def _encodable(text: str) -> bool:
+    """Tells whether UTF-8 can write it: escapes in a docstring can spell half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

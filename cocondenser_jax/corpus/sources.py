@@ -1,0 +1,319 @@
+"""Documents from installed packages, files, folders and published datasets, as a stream."""
+
+import gzip
+import io
+import json
+import lzma
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import zstandard
+
+from cocondenser_jax.corpus import pydocs
+from cocondenser_jax.errors import UserError
+
+MAX_DOCUMENT_BYTES = 50_000_000
+ACCEPTED = (
+    "pydocs, pydocs:numpy,scipy, a .txt or .jsonl file (also .gz, .xz, .zst), a folder of them, "
+    "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
+)
+_FILE_NAME = re.compile(r".*\.(txt|jsonl)(\.(gz|xz|zst))?")
+_COMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+# What the dataset libraries raise for a wrong name, a dead network or a missing dependency.
+_DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
+
+
+class Document(NamedTuple):
+    """A text and its name; `spans` instead of sentences where it comes already cut."""
+
+    id: str
+    text: str
+    spans: tuple[str, ...] | None = None
+
+
+class _Line(NamedTuple):
+    where: str  # "file:line", for messages
+    number: int
+    text: str
+
+
+def read_documents(
+    source: str, on_bytes: Callable[[int], object] = lambda n_bytes: None
+) -> Iterator[Document]:
+    """Streams the documents of a source, in an order that never changes.
+
+    Args:
+      source: `pydocs` or `pydocs:PACKAGE,PACKAGE` (docstrings of installed packages); a path
+        that ends in `.txt` (a document per line, or separated by blank lines if it has any)
+        or `.jsonl` (objects with `text`, or `title` and `text`, or `spans`; the id in `_id` or
+        `id`, else the line number), each also compressed; a folder of such files;
+        `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`; `tfds:NAME_OR_FOLDER[:SPLIT]`.
+      on_bytes: called with the number of bytes of local files consumed since the last call;
+        they add up to `source_bytes`.
+
+    Yields:
+      One document at a time; at most one is in memory.
+
+    Raises:
+      UserError: if the source is missing, empty or of an unknown form, or a document is broken,
+        not UTF-8, without text, or larger than MAX_DOCUMENT_BYTES.
+    """
+    documents = _open_source(source, on_bytes)
+    first = next(documents, None)
+    if first is None:
+        raise UserError(f"{source} holds no documents")
+    yield first
+    yield from documents
+
+
+def source_bytes(source: str) -> int | None:
+    """Returns the size of a source of local files, compressed as it lies; None for others."""
+    if _scheme(source) is not None:
+        return None
+    return sum(path.stat().st_size for path in _files(source))
+
+
+def _scheme(source: str) -> str | None:
+    name = source.partition(":")[0]
+    return name if name in ("pydocs", "hf", "tfds") else None
+
+
+def _open_source(source: str, on_bytes: Callable[[int], object]) -> Iterator[Document]:
+    name = source.partition(":")[2]
+    match _scheme(source):
+        case "pydocs":
+            packages = [package for package in name.split(",") if package]
+            docstrings = pydocs.read_docstrings(packages or None)
+            return (Document(qualified_name, text) for qualified_name, text in docstrings)
+        case "hf":
+            return _records(source, _huggingface_records(name))
+        case "tfds":
+            return _records(source, _tensorflow_records(name))
+        case _:
+            return _file_documents(_files(source), on_bytes)
+
+
+def _files(source: str) -> list[Path]:
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if _FILE_NAME.fullmatch(p.name) and p.is_file())
+        if not files:
+            raise UserError(f"folder {path} holds no .txt or .jsonl file (also .gz, .xz, .zst)")
+        return files
+    if not _FILE_NAME.fullmatch(path.name):
+        raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    return [path]
+
+
+def _file_documents(files: list[Path], on_bytes: Callable[[int], object]) -> Iterator[Document]:
+    for path in files:
+        # Line numbers are unique within a file only.
+        prefix = f"{path.name}:" if len(files) > 1 else ""
+        if ".jsonl" in path.suffixes:
+            for line in _lines(path, on_bytes):
+                if line.text.strip():
+                    yield _parse_json(line, prefix)
+        else:
+            yield from _text_documents(path, prefix, on_bytes)
+
+
+def _text_documents(
+    path: Path, prefix: str, on_bytes: Callable[[int], object]
+) -> Iterator[Document]:
+    if not _has_blank_lines(path):
+        for line in _lines(path, on_bytes):
+            if line.text.strip():
+                yield Document(f"{prefix}{line.number}", line.text)
+        return
+    block: list[_Line] = []
+    size = 0
+    for line in _lines(path, on_bytes):
+        if line.text.strip():
+            block.append(line)
+            size += len(line.text.encode())
+            _check_size(size, block[0].where)
+        elif block:
+            yield Document(f"{prefix}{block[0].number}", "\n".join(line.text for line in block))
+            block, size = [], 0
+    if block:
+        yield Document(f"{prefix}{block[0].number}", "\n".join(line.text for line in block))
+
+
+def _has_blank_lines(path: Path) -> bool:
+    """Tells whether a blank line lies between two lines with text."""
+    seen_text = blank_after_text = False
+    for line in _lines(path, lambda n_bytes: None):
+        if not line.text.strip():
+            blank_after_text = seen_text
+        elif blank_after_text:
+            return True
+        else:
+            seen_text = True
+    return False
+
+
+def _lines(path: Path, on_bytes: Callable[[int], object]) -> Iterator[_Line]:
+    """Reads lines without their ends; one longer than a document may be is never held whole."""
+    consumed = number = 0
+    try:
+        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
+            while data := file.readline(MAX_DOCUMENT_BYTES + 2):
+                number += 1
+                where = f"{path}:{number}"
+                _check_size(len(data), where)
+                try:
+                    text = data.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise UserError(f"{where} is not UTF-8 ({error.reason})") from error
+                yield _Line(where, number, text.rstrip("\r\n"))
+                position = raw.tell()
+                if position > consumed:
+                    on_bytes(position - consumed)
+                    consumed = position
+            on_bytes(path.stat().st_size - consumed)
+    except OSError as error:
+        if isinstance(error, _COMPRESSION_ERRORS):
+            raise UserError(f"{path} is broken after line {number}: {error}") from error
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except _COMPRESSION_ERRORS as error:
+        raise UserError(f"{path} is broken after line {number}: {error}") from error
+
+
+def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
+    match suffix:
+        case ".gz":
+            return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+        case ".xz":
+            return lzma.LZMAFile(raw)
+        case ".zst":
+            return io.BufferedReader(_ZstdFile(raw), 1 << 20)
+        case _:
+            return raw
+
+
+class _ZstdFile(io.RawIOBase):
+    """Reads zstandard frames. The library's own reader takes a cut file for a whole one."""
+
+    def __init__(self, raw: IO[bytes]):
+        self._raw = raw
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._compressed = self._text = b""
+        self._within_frame = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            self._compressed = self._compressed or self._raw.read(1 << 14)
+            if not self._compressed:
+                if self._within_frame:
+                    raise EOFError("the file ends within a frame")
+                return 0
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._text = self._frame.decompress(self._compressed)
+            self._compressed = self._frame.unused_data
+            self._within_frame = not self._frame.eof
+        size = min(len(buffer), len(self._text))
+        buffer[:size] = self._text[:size]
+        self._text = self._text[size:]
+        return size
+
+
+def _parse_json(line: _Line, prefix: str) -> Document:
+    try:
+        record = json.loads(line.text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{line.where} is not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{line.where}: expected a JSON object with `text` or `spans`")
+    return _to_document(record, f"{prefix}{line.number}", line.where)
+
+
+def _records(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Document]:
+    for number, record in enumerate(records, start=1):
+        yield _to_document(record, str(number), f"{source}, record {number}")
+
+
+def _to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
+    names = (_text(record[key]) for key in ("_id", "id") if record.get(key) is not None)
+    name = _clean(str(next(names, default_id)))
+    spans = record.get("spans")
+    if spans is not None:
+        if not isinstance(spans, list) or not all(isinstance(span, str) for span in spans):
+            raise UserError(f"{where}: `spans` must be a list of strings")
+        cut = tuple(_clean(span) for span in spans)
+        document = Document(name, "\n".join(cut), cut)
+    else:
+        text, title = _text(record.get("text")), _text(record.get("title"))
+        if not isinstance(text, str):
+            raise UserError(f"{where} has no `text` (a string) and no `spans` (a list of strings)")
+        text, title = text.strip(), title.strip() if isinstance(title, str) else ""
+        if not text.startswith(title):
+            text = f"{title}\n{text}"
+        document = Document(name, _clean(text))
+    _check_size(len(document.text), where)
+    return document
+
+
+def _text(value: Any) -> Any:
+    """Decodes what tensorflow-datasets gives as bytes."""
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+
+
+def _clean(text: str) -> str:
+    """Replaces lone surrogates, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
+
+
+def _check_size(n_bytes: int, where: str) -> None:
+    if n_bytes > MAX_DOCUMENT_BYTES:
+        limit = MAX_DOCUMENT_BYTES // 1_000_000
+        raise UserError(f"{where}: a document is larger than {limit} MB; split it first")
+
+
+def _huggingface_records(name: str) -> Iterator[dict[str, Any]]:
+    path, config, split = (*name.split(":"), "", "")[:3]
+    if not path:
+        raise UserError("hf: expected a dataset's name or folder, as in hf:ag_news::train")
+    split = split or "train"
+    import datasets  # slow to import, and needed for this source only
+
+    try:
+        if (Path(path) / "state.json").exists() or (Path(path) / "dataset_dict.json").exists():
+            saved = datasets.load_from_disk(path)
+            yield from saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+        else:
+            yield from datasets.load_dataset(path, config or None, split=split, streaming=True)
+    except _DATASET_ERRORS as error:
+        raise UserError(f"hf:{name}: {_first_line(error)}") from error
+
+
+def _tensorflow_records(name: str) -> Iterator[dict[str, Any]]:
+    # "wikipedia/20230601.en:1.0.0" names a version, "lm1b:test" a split.
+    parts = re.fullmatch(r"(?P<name>.+?)(?::(?P<split>[^:/\d][^:/]*))?", name)
+    if parts is None:
+        raise UserError("tfds: expected a dataset's name, as in tfds:lm1b:train")
+    path, split = parts["name"], parts["split"] or "train"
+    import tensorflow_datasets as tfds  # slow to import, and needed for this source only
+
+    try:
+        if Path(path).is_dir():
+            yield from tfds.builder_from_directory(path).as_data_source(split=split)
+        else:
+            yield from tfds.data_source(path, split=split)
+    except _DATASET_ERRORS as error:
+        raise UserError(f"tfds:{name}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

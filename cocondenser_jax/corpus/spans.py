@@ -1,0 +1,216 @@
+"""Documents to non-overlapping spans that end with a sentence wherever they can.
+
+A span is cut and tokenised here, once. Nothing later shortens it, moves its borders or
+tokenises it again, so tokens, word borders and masks always line up.
+
+The text of a span is its sentences joined by one space, white space inside them collapsed. Its
+tokens are the tokenizer's own for that text.
+"""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+import numpy as np
+
+from cocondenser_jax.corpus.sources import Document
+from cocondenser_jax.corpus.vocabulary import Vocabulary
+
+# A span with fewer content tokens says too little to be recognised by: it is dropped.
+MIN_TOKENS = 8
+# Text without any border is cut here, so that no call to the tokenizer is without bound.
+MAX_SENTENCE_CHARACTERS = 10_000
+# Sentences per call of the tokenizer: enough to feed many threads, few enough for the memory.
+ENCODE_BATCH = 8192
+# First words of spans whose tokens are remembered (byte-level BPE).
+KNOWN_WORDS = 100_000
+
+# A line break is a border unless the next line begins with a lower-case letter: hard-wrapped
+# text goes on there. A blank line always is.
+_LINE_BORDER = re.compile(r"\n\s*\n|\n(?!\s*[a-z])")
+# A full stop, question or exclamation mark, closing quotes and brackets, a space, and then
+# anything but a lower-case letter. Ideographic marks need no space.
+_SENTENCE_BORDER = re.compile(
+    r"[.!?…。！？](?:(?<=[。！？])[”’」』）]*|[\"'”’»)\]]* (?![a-z]))"  # noqa: RUF001
+)
+# After these a full stop does not end a sentence; nor does it after initials ("J. R. Smith").
+_ABBREVIATION = re.compile(
+    r"(?<!\w)(?:(?:[A-Z]\.)*[A-Z]|Mrs?|Ms|Drs?|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Sen|Rep|Gov|St|Mt|Ft|Jr"
+    r"|Sr|vs|cf|ca|al|[Nn]os?|pp?|[Vv]ols?|[Ee]ds?|[Ff]igs?|[Ee]qs?|Refs?|approx|est|e\.g|i\.e|Inc|Ltd"
+    r"|Co|Corp|Bros|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)$"
+)
+
+
+class Span(NamedTuple):
+    """The content tokens of one span, without [CLS] and [SEP].
+
+    Attributes:
+      tokens: [L] token ids, uint32.
+      word_starts: [L] bool, true where a token begins a word of the tokenizer's pre-tokenizer.
+    """
+
+    tokens: np.ndarray
+    word_starts: np.ndarray
+
+
+def split_sentences(text: str) -> list[str]:
+    """Splits a text into sentences by rule, with white space collapsed; none is empty."""
+    sentences = []
+    for line in _LINE_BORDER.split(text):
+        line = " ".join(line.split())
+        begin = 0
+        for border in _SENTENCE_BORDER.finditer(line):
+            stop = border.start()
+            if line[stop] == "." and _ABBREVIATION.search(line, max(begin, stop - 12), stop):
+                continue
+            sentences.extend(_bounded(line[begin : border.end()].strip()))
+            begin = border.end()
+        sentences.extend(_bounded(line[begin:].strip()))
+    return sentences
+
+
+def cut_documents(
+    documents: Sequence[Document], vocabulary: Vocabulary, max_tokens: int
+) -> tuple[list[list[Span]], Counter[str]]:
+    """Cuts documents into spans.
+
+    Consecutive sentences are packed greedily. A sentence longer than a span is cut between
+    words, and a word longer than a span is truncated. A document that comes as `spans` keeps
+    them, each truncated between words where it is too long.
+
+    Args:
+      documents: what to cut.
+      vocabulary: the tokenizer.
+      max_tokens: longest span in tokens, [CLS] and [SEP] included.
+
+    Returns:
+      For each document its spans of at least MIN_TOKENS content tokens, in the order of the
+      text; and how many spans were lost or shortened: `short_spans` and `truncated_spans`.
+    """
+    texts_D = [
+        split_sentences(document.text)
+        if document.spans is None
+        else [_bounded(" ".join(span.split()))[0] for span in document.spans if span.strip()]
+        for document in documents
+    ]
+    encoded = _encode(vocabulary, list(chain.from_iterable(texts_D)), continuing=True)
+    as_first = _first_form(vocabulary)
+    lost: Counter[str] = Counter(short_spans=0, truncated_spans=0)
+    spans_D = []
+    for document, texts in zip(documents, texts_D, strict=True):
+        sentences = islice(encoded, len(texts))
+        if document.spans is None:
+            spans = list(_pack(sentences, max_tokens - 2, as_first, lost))
+        else:
+            spans = [_truncate(as_first(span), max_tokens - 2, lost) for span in sentences]
+        long_enough = [span for span in spans if len(span.tokens) >= MIN_TOKENS]
+        lost["short_spans"] += len(spans) - len(long_enough)
+        spans_D.append(long_enough)
+    return spans_D, lost
+
+
+def _bounded(sentence: str) -> list[str]:
+    """Cuts at MAX_SENTENCE_CHARACTERS, at a space if there is one; no piece is empty."""
+    pieces = []
+    while len(sentence) > MAX_SENTENCE_CHARACTERS:
+        stop = sentence.rfind(" ", 1, MAX_SENTENCE_CHARACTERS)
+        stop = MAX_SENTENCE_CHARACTERS if stop < 0 else stop
+        pieces.append(sentence[:stop])
+        sentence = sentence[stop:].strip()
+    return [*pieces, sentence] if sentence else pieces
+
+
+def _encode(vocabulary: Vocabulary, texts: Sequence[str], *, continuing: bool) -> Iterator[Span]:
+    """Tokenises texts; `continuing` as they read after a space.
+
+    Only byte-level BPE tells the difference, whose tokens carry the space before them.
+    """
+    space = " " if continuing and vocabulary.kind == "roberta" else ""
+    for begin in range(0, len(texts), ENCODE_BATCH):
+        batch = [space + text for text in texts[begin : begin + ENCODE_BATCH]]
+        encodings = vocabulary.tokenizer.encode_batch(batch, add_special_tokens=False)
+        ends = np.cumsum([len(encoding) for encoding in encodings])
+        tokens = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, ends[-1])
+        words = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), np.int64, ends[-1])
+        starts = np.diff(words, prepend=-1) != 0
+        starts[ends[:-1][ends[:-1] < ends[-1]]] = True  # the same word number, another text
+        for left, right in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            yield Span(tokens[left:right], starts[left:right])
+
+
+@functools.lru_cache(maxsize=1)  # for the words it has met
+def _first_form(vocabulary: Vocabulary) -> Callable[[Span], Span]:
+    """Returns the function that rewrites continuing tokens as they read at a span's beginning.
+
+    WordPiece does not see the space before a word. Byte-level BPE writes " The" and "The"
+    as different tokens, up to the next space.
+    """
+    if vocabulary.kind != "roberta":
+        return lambda span: span
+    tokenizer = vocabulary.tokenizer
+    follows_space = np.zeros(vocabulary.vocab_size, bool)
+    follows_space[[i for token, i in tokenizer.get_vocab().items() if token.startswith("Ġ")]] = True
+    known: dict[bytes, Span] = {}
+
+    def as_first(span: Span) -> Span:
+        if not len(span.tokens) or not follows_space[span.tokens[0]]:
+            return span
+        spaces = np.flatnonzero(follows_space[span.tokens[1:]])
+        stop = int(spaces[0]) + 1 if len(spaces) else len(span.tokens)
+        word = span.tokens[:stop]
+        if word.tobytes() not in known:
+            if len(known) >= KNOWN_WORDS:
+                known.clear()
+            text = tokenizer.decode(word.tolist(), skip_special_tokens=False).strip()
+            known[word.tobytes()] = next(_encode(vocabulary, [text], continuing=False))
+        return _join([known[word.tobytes()], Span(span.tokens[stop:], span.word_starts[stop:])])
+
+    return as_first
+
+
+def _pack(
+    sentences: Iterable[Span], limit: int, as_first: Callable[[Span], Span], lost: Counter[str]
+) -> Iterator[Span]:
+    """Yields the spans of one document; counts in `lost` those that end within a word."""
+    waiting: list[Span] = []
+    n_waiting = 0
+    for sentence in sentences:
+        if waiting and n_waiting + len(sentence.tokens) <= limit:
+            waiting.append(sentence)
+            n_waiting += len(sentence.tokens)
+            continue
+        if waiting:
+            yield _join(waiting)
+        rest = as_first(sentence)
+        while len(rest.tokens) > limit:
+            span = _truncate(rest, limit, Counter())
+            yield span
+            begin = len(span.tokens)
+            if not rest.word_starts[begin]:  # within a word, whose rest is lost
+                lost["truncated_spans"] += 1
+                borders = np.flatnonzero(rest.word_starts[begin:])
+                begin = begin + int(borders[0]) if len(borders) else len(rest.tokens)
+            rest = as_first(Span(rest.tokens[begin:], rest.word_starts[begin:]))
+        waiting = [rest] if len(rest.tokens) else []
+        n_waiting = len(rest.tokens)
+    if waiting:
+        yield _join(waiting)
+
+
+def _truncate(span: Span, limit: int, lost: Counter[str]) -> Span:
+    """Cuts at the last word border within `limit` tokens, or at `limit` within the first word."""
+    if len(span.tokens) <= limit:
+        return span
+    lost["truncated_spans"] += 1
+    borders = np.flatnonzero(span.word_starts[1 : limit + 1]) + 1
+    stop = int(borders[-1]) if len(borders) else limit
+    return Span(span.tokens[:stop], span.word_starts[:stop])
+
+
+def _join(spans: Sequence[Span]) -> Span:
+    if len(spans) == 1:
+        return spans[0]
+    return Span(*(np.concatenate(parts) for parts in zip(*spans, strict=True)))

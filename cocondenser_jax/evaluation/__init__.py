@@ -1,0 +1,1 @@
+"""Runs and judgments in, figures out."""

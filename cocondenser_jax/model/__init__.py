@@ -1,0 +1,1 @@
+"""The network, in Flax: BERT and RoBERTa backbones with the Condenser head."""

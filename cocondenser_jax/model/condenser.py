@@ -1,0 +1,127 @@
+"""The Condenser (Gao & Callan, arXiv 2104.08253): a backbone whose CLS vector must carry the text.
+
+The backbone is read at two depths. Its layer `skip_from` gives `early`, its last layer `late`; the
+head is two more transformer layers over [CLS of late ; tokens of early] and has to predict the
+masked tokens. What early layers do not know about the text must therefore come through the CLS
+vector. After pre-training the head is dropped and the backbone is an ordinary BERT or RoBERTa.
+"""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.encoder import Embeddings, TransformerLayer, fold_in, take_rows
+from cocondenser_jax.model.heads import MaskedLMHead
+
+
+class CondenserOutput(NamedTuple):
+    """What one forward pass gives for B spans with M masked positions each."""
+
+    cls_BxD: jax.Array  # float32: late CLS vectors, the representation for retrieval
+    head_logits_BxMxV: jax.Array  # the head's predictions at the masked positions
+    late_logits_BxMxV: jax.Array | None  # the backbone's own, with `late_mlm`
+
+
+class Condenser(nn.Module):
+    """Backbone, Condenser head and the MLM projection they share.
+
+    Only the rows that somebody reads are computed: the last layer of the backbone runs at CLS (and
+    at the masked positions with `late_mlm`), the last layer of the head at the masked positions.
+    """
+
+    config: ModelConfig
+    dtype: jnp.dtype = jnp.dtype("float32")
+
+    def setup(self) -> None:
+        """Creates the modules; their names are the parameter names of a checkpoint."""
+        config, dtype = self.config, self.dtype
+        self.embeddings = Embeddings(config, dtype)
+        self.layers = [TransformerLayer(config, dtype) for _ in range(config.num_hidden_layers)]
+        self.head = [TransformerLayer(config, dtype) for _ in range(config.n_head_layers)]
+        self.mlm = MaskedLMHead(config, dtype)
+
+    def __call__(
+        self,
+        input_ids_BxL: jax.Array,
+        attention_mask_BxL: jax.Array,
+        masked_positions_BxM: jax.Array,
+        keys_B: jax.Array | None = None,
+    ) -> CondenserOutput:
+        """The whole forward pass.
+
+        Args:
+          input_ids_BxL: token ids, [CLS] first, masked, padded on the right.
+          attention_mask_BxL: true at tokens, false at padding.
+          masked_positions_BxM: positions to predict; slots that a span does not need may hold any
+            position, their logits are to be given weight 0 by the loss.
+          keys_B: one dropout key per span; None for no dropout.
+
+        Returns:
+          CLS vectors and logits, see `CondenserOutput`.
+        """
+        config = self.config
+        cls_Bx1 = jnp.zeros_like(masked_positions_BxM[:, :1])
+        rows_BxQ = cls_Bx1
+        if config.late_mlm:
+            rows_BxQ = jnp.concatenate([cls_Bx1, masked_positions_BxM], axis=1)
+        early_BxLxD, late_BxQxD = self._backbone(
+            input_ids_BxL, attention_mask_BxL, keys_B, rows_BxQ
+        )
+
+        hidden_BxLxD = jnp.concatenate([late_BxQxD[:, :1], early_BxLxD[:, 1:]], axis=1)
+        for index, layer in enumerate(self.head):
+            last = index == config.n_head_layers - 1
+            hidden_BxLxD = layer(
+                hidden_BxLxD,
+                attention_mask_BxL,
+                fold_in(keys_B, 1 + config.num_hidden_layers + index),
+                masked_positions_BxM if last else None,
+            )
+        words_VxD = self.embeddings.word.embedding
+        return CondenserOutput(
+            cls_BxD=late_BxQxD[:, 0].astype(jnp.float32),
+            head_logits_BxMxV=self.mlm(hidden_BxLxD, words_VxD),
+            late_logits_BxMxV=self.mlm(late_BxQxD[:, 1:], words_VxD) if config.late_mlm else None,
+        )
+
+    def encode(
+        self,
+        input_ids_BxL: jax.Array,
+        attention_mask_BxL: jax.Array,
+        keys_B: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns `cls_BxD` (float32), as `__call__` does but without head and MLM projection."""
+        cls_Bx1 = jnp.zeros_like(input_ids_BxL[:, :1])
+        _, late_Bx1xD = self._backbone(input_ids_BxL, attention_mask_BxL, keys_B, cls_Bx1)
+        return late_Bx1xD[:, 0].astype(jnp.float32)
+
+    def hidden_states(self, input_ids_BxL: jax.Array, attention_mask_BxL: jax.Array) -> jax.Array:
+        """Returns the backbone's whole last layer, `late_BxLxD`, without dropout."""
+        return self._backbone(input_ids_BxL, attention_mask_BxL, None, None)[1]
+
+    def _backbone(
+        self,
+        input_ids_BxL: jax.Array,
+        attention_mask_BxL: jax.Array,
+        keys_B: jax.Array | None,
+        rows_BxQ: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns `early_BxLxD` and `late_BxQxD` (all rows with `rows_BxQ=None`)."""
+        hidden_BxLxD = self.embeddings(input_ids_BxL, fold_in(keys_B, 0))
+        early_BxLxD = hidden_BxLxD
+        for index, layer in enumerate(self.layers[:-1]):
+            hidden_BxLxD = layer(hidden_BxLxD, attention_mask_BxL, fold_in(keys_B, 1 + index))
+            if index + 1 == self.config.skip_from:
+                early_BxLxD = hidden_BxLxD
+        last_keys_B = fold_in(keys_B, self.config.num_hidden_layers)
+        if self.config.skip_from == self.config.num_hidden_layers:
+            # The head then reads the late output itself, so all of its rows are needed.
+            early_BxLxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_keys_B)
+            return early_BxLxD, early_BxLxD if rows_BxQ is None else take_rows(
+                early_BxLxD, rows_BxQ
+            )
+        late_BxQxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_keys_B, rows_BxQ)
+        return early_BxLxD, late_BxQxD

@@ -1,0 +1,164 @@
+"""A run folder: what the run decided (`run.json`) and its checkpoints (Orbax).
+
+run.json            config, model, data hash, seed, versions
+checkpoints/<step>/ parameters, optimizer state and step
+tokenizer/          the store's tokenizer, so that the run folder can be converted by itself
+metrics.jsonl       see metrics.py
+"""
+
+import importlib.metadata
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from cocondenser_jax.corpus.store import TokenStore
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import read_json, write_json
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.step import TrainState, initial_params
+
+LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+# Settings that may differ when a run goes on: they change how it is computed or stored, not what.
+FREE_SETTINGS = (
+    ("train", "chunk_size"),
+    ("checkpoint",),
+    ("log_every",),
+    ("data", "store"),  # the same data may have moved; its hash is compared
+    ("warm_start",),  # only read before the first step
+)
+
+
+def open_run(
+    workdir: Path, config: ConfigDict, model_config: ModelConfig, store: TokenStore
+) -> None:
+    """Creates the run folder, or checks that the one there belongs to this experiment.
+
+    Raises:
+      UserError: if the folder holds something else, or a run with other settings (which differ).
+    """
+    run = {
+        "config": config.to_dict(),
+        "model": model_config.to_dict(),
+        "data": {
+            "sha256": store.sha256,
+            "source": store.manifests[0]["source"],
+            "documents": store.n_documents,
+            "spans": store.n_spans,
+            "tokens": store.n_tokens,
+        },
+        "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
+    }
+    path = workdir / "run.json"
+    if path.exists():
+        _require_same(read_json(path), run)
+        return
+    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+        raise UserError(f"{workdir} already holds something that is not a run: choose a new folder")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create {workdir}: {error.strerror}") from error
+    shutil.copytree(store.tokenizer_folder, workdir / "tokenizer", dirs_exist_ok=True)
+    write_json(path, run)
+
+
+def checkpoint_manager(workdir: Path, config: ConfigDict) -> ocp.CheckpointManager:
+    """Opens the checkpoints of a run for writing; saving happens in the background."""
+    options = ocp.CheckpointManagerOptions(
+        save_interval_steps=config.every,
+        max_to_keep=config.keep,
+        keep_period=config.keep_every or None,
+        enable_async_checkpointing=True,
+    )
+    return ocp.CheckpointManager((workdir / "checkpoints").absolute(), options=options)
+
+
+def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
+    """Saves the state of one device under its step, whatever the manager's interval."""
+    host_state = jax.tree.map(np.asarray, state)
+    items = ocp.args.Composite(
+        params=ocp.args.StandardSave(host_state.params),
+        optimizer=ocp.args.StandardSave(host_state.optimizer_state),
+    )
+    manager.save(int(state.step), args=items, force=True)
+
+
+def restore_latest(manager: ocp.CheckpointManager, like: TrainState) -> TrainState | None:
+    """Returns the latest saved state as NumPy arrays, or None where there is none yet."""
+    step = manager.latest_step()
+    if step is None:
+        return None
+    items = ocp.args.Composite(
+        params=ocp.args.StandardRestore(_zeros_like(like.params)),
+        optimizer=ocp.args.StandardRestore(_zeros_like(like.optimizer_state)),
+    )
+    restored = manager.restore(step, args=items)
+    return TrainState(np.asarray(step, np.int32), restored["params"], restored["optimizer"])
+
+
+def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, dict[str, Any]]:
+    """Reads the parameters of a run.
+
+    Args:
+      workdir: the run folder.
+      step: which checkpoint; None for the latest.
+
+    Returns:
+      The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.
+
+    Raises:
+      UserError: if there is no such run or checkpoint.
+    """
+    run = read_json(workdir / "run.json")
+    model_config = ModelConfig(**run["model"])
+    folder = workdir / "checkpoints"
+    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    if not steps:
+        raise UserError(f"{workdir} holds no checkpoint yet")
+    if step is not None and step not in steps:
+        raise UserError(f"{workdir} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
+    chosen = steps[-1] if step is None else step
+    target = _zeros_like(jax.eval_shape(lambda: initial_params(model_config, 0)))
+    with ocp.CheckpointManager(folder.absolute()) as manager:
+        items = ocp.args.Composite(params=ocp.args.StandardRestore(target))
+        params = manager.restore(chosen, args=items)["params"]
+    return model_config, params, {**run, "step": chosen}
+
+
+def _zeros_like(tree: Any) -> Any:
+    """Returns NumPy arrays of the same shapes: Orbax restores into what it is shown."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
+
+
+def _require_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises a UserError naming the settings in which two runs differ."""
+    free = {("config", *path) for path in FREE_SETTINGS}
+    differences = [
+        f"{'.'.join(path)} was {old!r}, is {new!r}"
+        for path, old, new in _differences(saved, now, ())
+        if not any(path[: len(prefix)] == prefix for prefix in free)
+        and path[:1] != ("versions",)
+        and path[:1] != ("data",)
+    ]
+    if saved["data"]["sha256"] != now["data"]["sha256"]:
+        differences.append("the data are not the same")
+    if differences:
+        raise UserError(f"this run folder belongs to another experiment: {'; '.join(differences)}")
+
+
+def _differences(
+    old: Any, new: Any, path: tuple[str, ...]
+) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """Lists the leaves in which two nested dictionaries differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            found
+            for key in sorted(old.keys() | new.keys())
+            for found in _differences(old.get(key), new.get(key), (*path, key))
+        ]
+    return [] if old == new else [(path, old, new)]

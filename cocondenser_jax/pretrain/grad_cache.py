@@ -1,0 +1,97 @@
+"""The gradient of a loss over a batch too large for one forward pass, exactly.
+
+Gradient cache: Gao et al., *Scaling deep contrastive learning batch size under memory limited
+setup*, arXiv 2101.06983. Nothing here knows what is encoded or which loss is meant.
+
+The loss is  contrast(r_1 … r_C) + sum over chunks c of local(c), where r_c are the representations
+of chunk c. The first pass computes all r_c and v_c = d contrast / d r_c; the second goes through
+the chunks again and back-propagates local(c) + <v_c, r_c>, whose gradient is the whole one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Params = Any
+Chunk = Any  # a pytree of arrays with one leading axis: the examples of a chunk
+Sums = dict[str, jax.Array]  # scalars to be added up over chunks
+
+Encode = Callable[[Params, Chunk], jax.Array]
+Contrast = Callable[[jax.Array], jax.Array]
+Forward = Callable[[Params, Chunk], tuple[jax.Array, jax.Array, Sums]]
+
+
+def loss_gradient(
+    params: Params,
+    chunks: Chunk,
+    *,
+    forward: Forward,
+    encode: Encode,
+    contrast: Contrast | None,
+) -> tuple[jax.Array, Sums, Params]:
+    """Computes the gradient of `contrast` over all chunks plus the chunks' own losses.
+
+    Where there is a single chunk one direct pass does the same for less work, and without
+    `contrast` the first pass is left out.
+
+    Args:
+      params: what to differentiate by.
+      chunks: a pytree whose arrays have the leading axes [chunks, examples of a chunk].
+      forward: (params, chunk) to (representations [examples, size], the chunk's own loss, sums).
+      encode: (params, chunk) to the same representations, without anything else.
+      contrast: representations of all chunks [chunks * examples, size] to a scalar. It may gather
+        from other devices; the gradient then holds their contributions to these representations.
+
+    Returns:
+      The value of `contrast` (0 without), the sums added up over chunks, and the gradient.
+    """
+    n_chunks = jax.tree.leaves(chunks)[0].shape[0]
+    if contrast is None:
+        sums, grads = _accumulate(params, chunks, None, forward)
+        return jnp.zeros(()), sums, grads
+    if n_chunks == 1:
+        return _direct(params, jax.tree.map(lambda x: x[0], chunks), forward, contrast)
+
+    reps_CxBxD = jax.lax.map(lambda chunk: encode(params, chunk), chunks)
+    flat = (-1, reps_CxBxD.shape[-1])
+    value, cotangents_AxD = jax.value_and_grad(contrast)(reps_CxBxD.reshape(flat))
+    sums, grads = _accumulate(params, chunks, cotangents_AxD.reshape(reps_CxBxD.shape), forward)
+    return value, sums, grads
+
+
+def _direct(
+    params: Params, chunk: Chunk, forward: Forward, contrast: Contrast
+) -> tuple[jax.Array, Sums, Params]:
+    def total(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums]]:
+        reps_BxD, loss, sums = forward(params, chunk)
+        value = contrast(reps_BxD)
+        return value + loss, (value, sums)
+
+    grads, (value, sums) = jax.grad(total, has_aux=True)(params)
+    return value, sums, grads
+
+
+def _accumulate(
+    params: Params, chunks: Chunk, cotangents_CxBxD: jax.Array | None, forward: Forward
+) -> tuple[Sums, Params]:
+    """Adds up the gradient of local(c) + <v_c, r_c> over the chunks."""
+
+    def surrogate(params: Params, chunk: Chunk, cotangents_BxD: Any) -> tuple[jax.Array, Sums]:
+        reps_BxD, loss, sums = forward(params, chunk)
+        if cotangents_BxD is None:
+            return loss, sums
+        return loss + jnp.vdot(cotangents_BxD, reps_BxD), sums
+
+    def step(grads: Params, xs: tuple[Chunk, Any]) -> tuple[Params, Sums]:
+        chunk_grads, sums = jax.grad(surrogate, has_aux=True)(params, *xs)
+        return jax.tree.map(jnp.add, grads, chunk_grads), sums
+
+    if jax.tree.leaves(chunks)[0].shape[0] == 1:
+        first = jax.tree.map(lambda x: x[0], (chunks, cotangents_CxBxD))
+        grads, sums = jax.grad(surrogate, has_aux=True)(params, *first)
+        return sums, grads
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    grads, sums_C = jax.lax.scan(step, zeros, (chunks, cotangents_CxBxD))
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C), grads

@@ -1,0 +1,150 @@
+"""The training loop: opens the run, goes on where it stopped, steps, logs, saves."""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches
+from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain import checkpoint
+from cocondenser_jax.pretrain.metrics import MetricsLog
+from cocondenser_jax.pretrain.step import Metrics, TrainState, initial_state, pmap_step
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    config: ConfigDict,
+    workdir: Path,
+    *,
+    warm_start: tuple[ModelConfig, Any] | None = None,
+    label: str = "pretrain",
+) -> None:
+    """Pre-trains a Condenser or coCondenser, from the start or from the run's last checkpoint.
+
+    Args:
+      config: the experiment, see `configs/default.py`.
+      workdir: the run folder; `checkpoint.py` says what it holds.
+      warm_start: model and parameters to begin with; None for a new model of `config.model`.
+      label: what the progress bar says.
+
+    Raises:
+      UserError: if the settings do not fit each other, the data, or the run that is there.
+    """
+    store = open_store(Path(config.data.store))
+    model_config = warm_start[0] if warm_start else scratch_model(config, store)
+    _require_tokenizer(model_config, store)
+    train_step = pmap_step(model_config, config)
+    checkpoint.open_run(workdir, config, model_config, store)
+
+    with checkpoint.checkpoint_manager(workdir, config.checkpoint) as manager:
+        state = initial_state(model_config, config, warm_start[1] if warm_start else None)
+        state = checkpoint.restore_latest(manager, like=state) or state
+        first_step, n_steps = int(state.step), config.train.steps
+        if first_step:
+            logger.info("%s: going on after step %d", workdir, first_step)
+        batches = read_batches(
+            store,
+            BatchSpec(config.seed, config.data.documents_per_step, config.data.length),
+            first_step=first_step,
+            n_steps=n_steps,
+            host=jax.process_index(),
+            n_hosts=jax.process_count(),
+        )
+        states = replicate(state)
+        with (
+            MetricsLog(workdir, first_step) as log,
+            tqdm(total=n_steps, initial=first_step, desc=label, unit="step") as bar,
+        ):
+            meter = _Meter(config)
+            unread: Metrics | None = None  # of the last step; reading them waits for the device
+            for step in range(first_step + 1, n_steps + 1):
+                batch = meter.time(batches)
+                states, metrics = train_step(states, split_over_devices(batch))
+                if unread is not None:
+                    _log(log, bar, meter, step - 1, unread)
+                unread = metrics if step % config.log_every == 0 or step == n_steps else None
+                if step % config.checkpoint.every == 0 or step == n_steps:
+                    checkpoint.save(manager, first_replica(states))
+                bar.update()
+            if unread is not None:
+                _log(log, bar, meter, n_steps, unread)
+
+
+def replicate(state: TrainState) -> TrainState:
+    """Gives every local device a copy: a new leading axis of devices."""
+    n_devices = jax.local_device_count()
+    return jax.tree.map(lambda x: np.broadcast_to(x, (n_devices, *x.shape)), state)
+
+
+def first_replica(tree: Any) -> Any:
+    """Returns the first local device's copy of every array."""
+    return jax.tree.map(lambda x: x.addressable_shards[0].data[0], tree)
+
+
+def split_over_devices(batch: Batch) -> Batch:
+    """Cuts a host's batch into equal parts: a new leading axis of local devices."""
+    n_devices = jax.local_device_count()
+    return Batch(*(x.reshape(n_devices, -1, *x.shape[1:]) for x in batch))
+
+
+class _Meter:
+    """Throughput and the share of time spent waiting for input, since the last reading."""
+
+    def __init__(self, config: ConfigDict) -> None:
+        self._spans_per_step = 2 * config.data.documents_per_step
+        self._reset()
+
+    def _reset(self) -> None:
+        self._started, self._waited, self._steps, self._tokens = time.perf_counter(), 0.0, 0, 0
+
+    def time(self, batches: Iterator[Batch]) -> Batch:
+        """Takes the next batch and counts how long that took."""
+        before = time.perf_counter()
+        batch = next(batches)
+        self._waited += time.perf_counter() - before
+        self._steps += 1
+        self._tokens += int(batch.attention_mask_SxL.sum()) * jax.process_count()
+        return batch
+
+    def read(self) -> dict[str, float]:
+        """Returns the rates since the last reading; tokens are counted without padding."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        rates = {
+            "spans_per_second": self._steps * self._spans_per_step / seconds,
+            "tokens_per_second": self._tokens / seconds,
+            "input_wait_share": self._waited / seconds,
+        }
+        self._reset()
+        return rates
+
+
+def _log(log: MetricsLog, bar: tqdm, meter: _Meter, step: int, metrics: Metrics) -> None:
+    values = {name: float(x) for name, x in first_replica(metrics).items()}
+    log.write(step, values | meter.read())
+    bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
+
+
+def scratch_model(config: ConfigDict, store: TokenStore) -> ModelConfig:
+    """Returns the shape of a new model: `config.model`, with the store's vocabulary."""
+    sizes = config.model.to_dict()
+    return ModelConfig(**sizes, vocab_size=store.vocab_size, pad_token_id=store.pad_id)
+
+
+def _require_tokenizer(model_config: ModelConfig, store: TokenStore) -> None:
+    """Raises a UserError where the store was made with another tokenizer than the model's."""
+    if (model_config.vocab_size, model_config.pad_token_id) != (store.vocab_size, store.pad_id):
+        raise UserError(
+            f"the store's tokenizer has {store.vocab_size} tokens and [PAD] {store.pad_id}, the"
+            f" model to start from {model_config.vocab_size} and {model_config.pad_token_id}:"
+            " build the store with the model's own tokenizer"
+        )

@@ -1,0 +1,180 @@
+"""One training step, written for one device and mapped over all of them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from cocondenser_jax.corpus.batches import Batch
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
+from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum, masked_lm_sum
+from cocondenser_jax.pretrain.optimizer import learning_rate_schedule, make_optimizer
+
+AXIS = "devices"
+MLM_REDUCTIONS = ("token_mean", "span_sum")
+
+
+class TrainState(NamedTuple):
+    """All that changes from step to step."""
+
+    step: jax.Array  # int32 scalar, steps done
+    params: Any
+    optimizer_state: Any
+
+
+Metrics = dict[str, jax.Array]
+
+
+def make_train_step(
+    model_config: ModelConfig, config: ConfigDict
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns the per-device step, to be mapped with the axis name `AXIS`.
+
+    L = mean over the spans of all devices of (mlm_weight * L_mlm + L_co); without `contrastive`
+    only the first. L_mlm is the head's masked-token loss plus, with `late_mlm`, the backbone's,
+    averaged over all masked tokens of the global batch (`token_mean`), or summed within a span as
+    in equations 5 and 7 of arXiv 2108.05540 (`span_sum`).
+
+    Args:
+      model_config: the network.
+      config: the experiment, see `configs/default.py`.
+    """
+    model = Condenser(model_config, dtype=jnp.dtype(config.train.dtype))
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    schedule = learning_rate_schedule(config.optimizer, config.train.steps)
+    has_dropout = (
+        model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0
+    )
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        n_local = batch.input_ids_SxL.shape[0]
+        n_spans = n_local * jax.lax.axis_size(AXIS)
+        n_masked = jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS)
+        per_token = config.train.mlm_reduction == "token_mean"
+        mlm_scale = config.train.mlm_weight / (jnp.maximum(n_masked, 1.0) if per_token else n_spans)
+
+        def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
+            batch, keys_B = chunk
+            output = model.apply(
+                {"params": params},
+                batch.input_ids_SxL,
+                batch.attention_mask_SxL,
+                batch.masked_positions_SxM,
+                keys_B,
+            )
+            targets = batch.labels_SxM, batch.weights_SxM
+            sums = {"head_mlm": masked_lm_sum(output.head_logits_BxMxV, *targets)}
+            if output.late_logits_BxMxV is not None:
+                sums["late_mlm"] = masked_lm_sum(output.late_logits_BxMxV, *targets)
+            return output.cls_BxD, mlm_scale * sum(sums.values()), sums
+
+        def encode(params: Any, chunk: tuple) -> jax.Array:
+            batch, keys_B = chunk
+            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, keys_B
+            return model.apply({"params": params}, *inputs, method=model.encode)
+
+        def contrast(cls_SxD: jax.Array) -> jax.Array:
+            return corpus_contrastive_sum(cls_SxD, AXIS) / n_spans
+
+        keys_S = _dropout_keys(config, state.step, n_local) if has_dropout else None
+        contrastive_loss, sums, grads = loss_gradient(
+            state.params,
+            _cut((batch, keys_S), config.train.chunk_size or n_local),
+            forward=forward,
+            encode=encode,
+            contrast=contrast if config.train.contrastive else None,
+        )
+        # Every device holds its own share of sums over the global batch: add them once.
+        contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
+
+        updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
+        metrics = {
+            "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
+            # Per masked token, whatever the reduction, so that runs can be compared.
+            **{f"{name}_loss": total / jnp.maximum(n_masked, 1.0) for name, total in sums.items()},
+            "learning_rate": schedule(state.step),
+            "gradient_norm": optax.global_norm(grads),
+        }
+        if config.train.contrastive:
+            metrics["contrastive_loss"] = contrastive_loss
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, optimizer_state), metrics
+
+    return train_step
+
+
+def pmap_step(
+    model_config: ModelConfig, config: ConfigDict, devices: list[jax.Device] | None = None
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns the step mapped over devices; its arguments have a leading axis of local devices.
+
+    The state is donated: the one passed in must not be used again.
+
+    Raises:
+      UserError: if the batch cannot be cut as the config asks.
+    """
+    check_shapes(model_config, config, len(devices) if devices else jax.device_count())
+    step = make_train_step(model_config, config)
+    return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=0)
+
+
+def check_shapes(model_config: ModelConfig, config: ConfigDict, n_devices: int) -> None:
+    """Raises a UserError where batch, chunk, length or names do not fit each other."""
+    n_documents, chunk_size = config.data.documents_per_step, config.train.chunk_size
+    if n_documents % n_devices:
+        raise UserError(
+            f"config.data.documents_per_step {n_documents} is not a multiple of {n_devices} devices"
+        )
+    spans = 2 * n_documents // n_devices
+    if chunk_size and spans % chunk_size:
+        raise UserError(
+            f"config.train.chunk_size {chunk_size} does not divide the {spans} spans of a device"
+            f" (2 x {n_documents} documents / {n_devices} devices)"
+        )
+    if config.data.length > model_config.max_length:
+        raise UserError(
+            f"config.data.length {config.data.length} is longer than the model's"
+            f" {model_config.max_length} positions"
+        )
+    if config.train.mlm_reduction not in MLM_REDUCTIONS:
+        raise UserError(
+            f"config.train.mlm_reduction is {config.train.mlm_reduction!r};"
+            f" expected one of {', '.join(MLM_REDUCTIONS)}"
+        )
+
+
+def initial_state(
+    model_config: ModelConfig, config: ConfigDict, params: Any | None = None
+) -> TrainState:
+    """Returns the state before the first step: given parameters, or new ones from the seed."""
+    if params is None:
+        params = initial_params(model_config, config.seed)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    params = jax.tree.map(jnp.asarray, params)
+    return TrainState(jnp.zeros((), jnp.int32), params, jax.jit(optimizer.init)(params))
+
+
+def initial_params(model_config: ModelConfig, seed: int) -> Any:
+    """Returns freshly drawn float32 parameters."""
+    model = Condenser(model_config)
+    one = jnp.zeros((1, 2), jnp.int32)
+    return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
+
+
+def _dropout_keys(config: ConfigDict, step: jax.Array, n_local: int) -> jax.Array:
+    """Returns one key per span, a function of seed, step and the span's global index only."""
+    key = jax.random.fold_in(jax.random.key(config.seed, impl=config.train.prng), step)
+    spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
+    return jax.vmap(functools.partial(jax.random.fold_in, key))(spans_S)
+
+
+def _cut(tree: Any, chunk_size: int) -> Any:
+    """Splits the leading axis of every array into [chunks, chunk_size]."""
+    return jax.tree.map(lambda x: x.reshape(-1, chunk_size, *x.shape[1:]), tree)

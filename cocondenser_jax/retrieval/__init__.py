@@ -1,0 +1,1 @@
+"""Fine-tuning, encoding and search, in PyTorch. Never imports JAX."""

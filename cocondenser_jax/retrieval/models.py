@@ -1,0 +1,123 @@
+"""Bi-encoders as sentence-transformers."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+from cocondenser_jax import files
+from cocondenser_jax.errors import UserError
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# What the vectors of a folder depend on, beside the weights.
+_SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
+
+
+def load_retriever(
+    folder: Path,
+    query_length: int | None = None,
+    passage_length: int | None = None,
+    pooling: str | None = None,
+    device: str | None = None,
+) -> SentenceTransformer:
+    """Loads a BERT or RoBERTa folder, or a sentence-transformers folder, as a bi-encoder.
+
+    A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score,
+    as dense retrievers of the Condenser family have them. A sentence-transformers folder (one
+    with `modules.json`) keeps its own modules, unless `pooling` replaces them. No pooler: it
+    takes no part in the embedding, and would be random in a pre-trained retriever.
+
+    Args:
+      folder: with `config.json`, the weights and the tokenizer.
+      query_length: tokens kept of a query; None: what the folder says, else all it can take.
+      passage_length: tokens kept of a passage (`data.passage_text`); None likewise.
+      pooling: "cls" or "mean", instead of the folder's own.
+      device: as in torch; None: a GPU if there is one.
+
+    Raises:
+      UserError: if the folder lacks something, or a length is more than the model can take.
+    """
+    _require_model(folder)
+    # Loading and saving take a moment: bars for them would only hide the ones that matter.
+    transformers.utils.logging.disable_progress_bar()
+    kwargs = _model_kwargs(folder)
+    try:
+        if (folder / "modules.json").is_file() and pooling is None:
+            model = SentenceTransformer(
+                str(folder),
+                device=device,
+                local_files_only=True,
+                model_kwargs=kwargs,
+            )
+        else:
+            backbone = Transformer(str(folder), model_kwargs=kwargs)
+            model = SentenceTransformer(
+                modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
+                similarity_fn_name="dot",
+                device=device,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{folder} cannot be loaded as a bi-encoder: {reason}") from error
+    backbone = model[0]
+    if not isinstance(backbone, Transformer):
+        raise UserError(f"{folder} does not begin with a transformer: expected a BERT or RoBERTa")
+    limit = _max_tokens(backbone)
+    for name, length in (("query_length", query_length), ("passage_length", passage_length)):
+        if length is not None and not 3 <= length <= limit:
+            raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
+    if query_length is not None:
+        backbone.query_length = query_length
+    if passage_length is not None:
+        backbone.document_length = passage_length
+    # Saved with the model, so that loading it elsewhere adds no pooler with random weights either.
+    backbone.model_kwargs = kwargs
+    backbone.config_keys = [*backbone.config_keys, "model_kwargs"]
+    # The model card would otherwise look for its base model on the hub.
+    model.model_card_data.local_files_only = True
+    return model
+
+
+def model_sha256(folder: Path) -> str:
+    """Returns one hash of everything in a model folder that its vectors depend on."""
+    _require_model(folder)
+    paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(folder)}\0{files.file_sha256(path)}\0".encode())
+    return digest.hexdigest()
+
+
+def default_device() -> str:
+    """Returns the device models run on when none is named."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _require_model(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: expected one with config.json and weights")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} holds no config.json: expected a Hugging Face BERT or RoBERTa")
+    if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+        raise UserError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
+
+
+def _model_kwargs(folder: Path) -> dict[str, bool]:
+    try:
+        model_type = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    except ValueError:
+        return {}
+    return {"add_pooling_layer": False} if model_type in ("bert", "roberta") else {}
+
+
+def _max_tokens(backbone: Transformer) -> int:
+    limit = backbone.config.max_position_embeddings
+    if backbone.config.model_type == "roberta":
+        # RoBERTa counts positions from its padding id + 1.
+        limit -= backbone.config.pad_token_id + 1
+    return int(limit)

@@ -1,0 +1,1 @@
+"""One file per experiment. Every file has a `get_config(argument: str = "")`."""

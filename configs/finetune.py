@@ -1,0 +1,50 @@
+"""Fine-tuning a bi-encoder, first round: BM25 negatives.
+
+Paper: Gao & Callan, "Unsupervised Corpus Aware Language Model Pre-training for Dense Passage
+Retrieval" (arXiv 2108.05540), the MS MARCO passage setting.
+
+Command:
+  cocondenser finetune --config=configs/finetune.py --workdir=runs/finetune \
+    --config.model=runs/model --config.data=DATA --config.negatives_run=runs/bm25.train.trec
+
+Arithmetic of a step: 8 queries × (1 positive + 7 negatives) = 64 passages; a query's softmax runs
+over all 64, so it has 7 negatives of its own and 56 of the other queries.
+Without a run of negatives (`negatives_per_query=0`), make the batch larger: 64 queries give each
+query 63 negatives.
+"""
+
+import ml_collections
+
+from cocondenser_jax.errors import UserError
+
+
+def get_config(argument: str = "") -> ml_collections.ConfigDict:
+    """Returns the settings of the paper; `model` and `data` must be named."""
+    if argument:
+        raise UserError(f"configs/finetune.py takes no argument, not {argument!r}")
+    config = ml_collections.ConfigDict()
+
+    config.model = ""  # folder: Hugging Face BERT or RoBERTa, or sentence-transformers
+    config.pooling = ""  # "cls" or "mean" instead of the folder's own; a plain folder has "cls"
+    config.query_length = 32  # tokens
+    config.passage_length = 128  # tokens, of title and text
+
+    config.data = ""  # folder in the BEIR layout
+    config.split = "train"  # qrels/<split>.tsv
+    config.negatives_run = ""  # TREC run file to draw negatives from
+    config.negatives_per_query = 7  # per step; drawn anew every epoch
+    config.negatives_depth = 200  # best results of the run, per query, to draw from
+
+    config.batch_size = 8  # queries per step
+    config.epochs = 3  # over all (query, relevant passage) pairs
+    config.max_steps = 0  # steps; 0: epochs decide
+    config.learning_rate = 5e-6  # at its peak
+    config.warmup_ratio = 0.1  # share of all steps; then linear decay to 0
+    config.weight_decay = 0.01  # AdamW; none on biases and LayerNorm
+    config.scale = 1.0  # factor of the inner products: 1 / temperature
+    config.seed = 42
+
+    config.log_every = 50  # steps
+    config.checkpoint_every = 2000  # steps; 0: none, an interrupted run starts again
+    config.loader_workers = 0  # processes that prepare batches; on a GPU, 2 or more
+    return config.lock()

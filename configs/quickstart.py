@@ -1,0 +1,50 @@
+r"""The quickstart's two stages: a small model from scratch on the docstrings of this machine.
+
+  cocondenser quickstart --workdir=runs/quickstart
+
+runs both with `condenser` and `cocondenser` as the argument, and is the same as
+
+  cocondenser pretrain --config=configs/quickstart.py:condenser --workdir=runs/condenser \
+    --config.data.store=STORE
+  cocondenser pretrain --config=configs/quickstart.py:cocondenser --workdir=runs/cocondenser \
+    --config.data.store=STORE --config.warm_start=runs/condenser
+
+Batch: 64 documents x 2 spans of 32 tokens = 4,096 tokens a step, in one direct pass.
+"""
+
+from ml_collections import ConfigDict
+
+from cocondenser_jax.configs import default
+from cocondenser_jax.errors import UserError
+
+
+def get_config(argument: str = "cocondenser") -> ConfigDict:
+    """Returns stage 1 ("condenser") or stage 2 ("cocondenser")."""
+    if argument not in ("condenser", "cocondenser"):
+        raise UserError(f"quickstart.py:{argument}: expected 'condenser' or 'cocondenser'")
+    config = default.get_config().unlock()
+    config.data.documents_per_step = 64
+    config.data.length = 32
+
+    config.model.hidden_size = 128
+    config.model.num_hidden_layers = 2
+    config.model.num_attention_heads = 2
+    config.model.intermediate_size = 512
+    config.model.max_position_embeddings = 64
+    config.model.hidden_dropout_prob = 0.0  # every text is seen a few times only
+    config.model.attention_probs_dropout_prob = 0.0
+    config.model.n_head_layers = 1
+    config.model.skip_from = 1
+    config.model.late_mlm = False
+
+    config.train.contrastive = argument == "cocondenser"
+    config.train.steps = 1000
+    config.train.mlm_weight = 0.2 if config.train.contrastive else 1.0
+    config.train.chunk_size = 0
+    config.train.dtype = "float32"
+
+    config.optimizer.learning_rate = 3e-3
+    config.checkpoint.every = 500
+    config.checkpoint.keep_every = 0
+    config.log_every = 10
+    return config.lock()

@@ -1,0 +1,24 @@
+r"""The quickstart's fine-tuning: the rest of a docstring is found from its first paragraph.
+
+  cocondenser finetune --config=configs/quickstart_finetune.py --workdir=runs/finetune \
+    --config.model=runs/quickstart/model --config.data=runs/quickstart/data
+
+Batch: 64 queries with a passage each; every query has the 63 other passages as negatives.
+"""
+
+from ml_collections import ConfigDict
+
+from cocondenser_jax.configs import finetune
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    """Returns the settings; `model` and `data` must be named."""
+    config = finetune.get_config(argument).unlock()
+    config.passage_length = 64
+    config.negatives_per_query = 0
+    config.batch_size = 64
+    config.max_steps = 600
+    config.learning_rate = 1e-3
+    config.log_every = 10
+    config.checkpoint_every = 0
+    return config.lock()

@@ -1,0 +1,49 @@
+r"""A small Condenser and coCondenser from scratch, for a laptop or two cores of a server.
+
+6,640 English Wikipedia articles (26 million tokens) in spans of 64, the vocabulary of
+bert-base-uncased; docs/results.md has the commands, what they cost and what came out.
+
+  cocondenser pretrain --config=configs/small.py:condenser --workdir=runs/wiki-condenser \
+    --config.data.store=stores/wiki
+  cocondenser pretrain --config=configs/small.py:cocondenser --workdir=runs/wiki-cocondenser \
+    --config.data.store=stores/wiki --config.warm_start=runs/wiki-condenser
+
+Stage 1: 32 documents x 2 spans = 64 spans a step, 1,800 steps.
+Stage 2: 64 documents x 2 spans = 128 spans a step, in 2 chunks of 64, 900 steps.
+Either is 115,200 spans of about 50 tokens: 5.8 million tokens, padding not counted.
+"""
+
+from ml_collections import ConfigDict
+
+from cocondenser_jax.configs import default
+from cocondenser_jax.errors import UserError
+
+
+def get_config(argument: str = "cocondenser") -> ConfigDict:
+    """Returns stage 1 ("condenser") or stage 2 ("cocondenser")."""
+    if argument not in ("condenser", "cocondenser"):
+        raise UserError(f"small.py:{argument}: expected 'condenser' or 'cocondenser'")
+    config = default.get_config().unlock()
+    config.train.contrastive = argument == "cocondenser"
+    config.data.length = 64
+    config.data.documents_per_step = 64 if config.train.contrastive else 32
+
+    config.model.hidden_size = 256
+    config.model.num_hidden_layers = 4
+    config.model.num_attention_heads = 4
+    config.model.intermediate_size = 1024
+    config.model.hidden_dropout_prob = 0.0  # one pass over the data: nothing to overfit
+    config.model.attention_probs_dropout_prob = 0.0
+    config.model.skip_from = 2
+    config.model.late_mlm = False
+
+    config.train.steps = 900 if config.train.contrastive else 1800
+    config.train.chunk_size = 64
+    config.train.dtype = "float32"
+    config.train.mlm_weight = 0.2 if config.train.contrastive else 1.0
+
+    config.optimizer.learning_rate = 1e-3
+    config.checkpoint.every = 100
+    config.checkpoint.keep_every = 0
+    config.log_every = 10
+    return config.lock()

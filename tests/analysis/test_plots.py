@@ -1,0 +1,137 @@
+"""Metrics files are read as they are found on disk, and plots show the numbers they were given."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.analysis.plots import (
+    Curve,
+    Panel,
+    bin_means,
+    curve,
+    final_value,
+    panel_svg,
+    read_metrics,
+)
+from cocondenser_jax.errors import UserError
+
+
+def write_lines(path: Path, *rows: dict[str, float], end: str = "") -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
+    return path
+
+
+def test_read_metrics_leaves_nan_where_a_line_lacks_a_key(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "m.jsonl", {"step": 1, "loss": 2.0}, {"step": 2, "rate": 0.5})
+    metrics = read_metrics(path)
+    np.testing.assert_array_equal(metrics["step"], [1, 2])
+    np.testing.assert_array_equal(metrics["loss"], [2.0, np.nan])
+    np.testing.assert_array_equal(metrics["rate"], [np.nan, 0.5])
+    np.testing.assert_array_equal(curve("", metrics, "rate").steps, [2])
+    np.testing.assert_array_equal(curve("", metrics, "rate").values, [0.5])
+    assert len(curve("", metrics, "contrastive_loss").steps) == 0
+
+
+@pytest.mark.parametrize("end", ["", "{", '{"step": 3, "lo', "\x00\x00"])
+def test_read_metrics_ignores_an_unfinished_last_line(tmp_path: Path, end: str) -> None:
+    path = write_lines(
+        tmp_path / "m.jsonl", {"step": 1, "loss": 2}, {"step": 2, "loss": 1}, end=end
+    )
+    np.testing.assert_array_equal(read_metrics(path)["loss"], [2, 1])
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": 1, "loss": "high"}', "3"])
+def test_read_metrics_names_the_line_that_is_wrong(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n{{"step": 2, "loss": 2}}\n')
+    with pytest.raises(UserError, match=r"m\.jsonl, line 2: expected"):
+        read_metrics(path)
+
+
+def test_read_metrics_of_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
+        read_metrics(tmp_path / "none.jsonl")
+
+
+def test_curve_leaves_out_what_cannot_be_drawn() -> None:
+    metrics = {"step": np.arange(4.0), "loss": np.array([1.0, np.inf, np.nan, 2.0])}
+    np.testing.assert_array_equal(curve("", metrics, "loss").steps, [0, 3])
+
+
+def test_bin_means() -> None:
+    np.testing.assert_allclose(bin_means(np.arange(6.0), 3), [0.5, 2.5, 4.5])
+    np.testing.assert_array_equal(bin_means(np.arange(3.0), 3), [0, 1, 2])
+    values = np.random.default_rng(0).normal(size=1003)
+    means = bin_means(values, 10)  # three bins hold 101 values, seven hold 100
+    np.testing.assert_allclose(means @ ([101] * 3 + [100] * 7), values.sum())
+
+
+def test_final_value_is_the_mean_of_the_last_twentieth() -> None:
+    values = np.concatenate([np.zeros(95), [1, 2, 3, 4, 5]])
+    assert final_value(Curve("", np.arange(100), values)) == 3.0
+    assert final_value(Curve("", np.arange(3), np.array([9.0, 9.0, 7.0]))) == 7.0
+
+
+def drawn_lines(svg: str) -> dict[str, list[np.ndarray]]:
+    """Returns the points [T, 2] of every unfilled path, by stroke."""
+    lines: dict[str, list[np.ndarray]] = {}
+    for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
+        style = dict(re.findall(r"([\w-]+): ([^;]+)", element.get("style", "")))
+        if style.get("fill") == "none" and "stroke" in style:
+            numbers = re.findall(r"-?[\d.]+", element.get("d", ""))
+            points = np.array(numbers, dtype=float).reshape(-1, 2)
+            lines.setdefault(style["stroke"], []).append(points)
+    return lines
+
+
+def test_panel_draws_each_curve_to_scale_in_its_own_colour() -> None:
+    steps, first, second = np.array([0, 1, 3]), np.array([1.0, 5.0, 3.0]), np.array([2.0, 2.0, 4.0])
+    empty = Curve("empty", np.empty(0), np.empty(0))
+    curves = [Curve("a", steps, first), empty, Curve("b", steps, second)]
+    lines = drawn_lines(panel_svg(Panel("loss", curves, reference=(4.5, "chance"))))
+    [a], [b], [chance] = lines["var(--series-0)"], lines["var(--series-2)"], lines["currentColor"]
+    assert "var(--series-1)" not in lines
+    per_step = (a[2, 0] - a[0, 0]) / 3
+    np.testing.assert_allclose(a[:, 0], a[0, 0] + per_step * steps, atol=1e-4)
+    per_unit = (a[1, 1] - a[0, 1]) / 4  # negative: SVG counts downwards
+    assert per_unit < 0
+    np.testing.assert_allclose(a[:, 1], a[0, 1] + per_unit * (first - 1), atol=1e-4)
+    np.testing.assert_allclose(b[:, 1], a[0, 1] + per_unit * (second - 1), atol=1e-4)
+    np.testing.assert_allclose(chance[:, 1], a[0, 1] + per_unit * 3.5, atol=1e-4)
+
+
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_vertical_axis_starts_at_zero_on_request(from_zero: bool) -> None:
+    line = Curve("", np.array([10.0, 11.0]), np.array([300.0, 310.0]))
+    labels = re.findall(r">([\d,.]+)</text>", panel_svg(Panel("", [line], from_zero=from_zero)))
+    assert ("0" in labels) == from_zero
+
+
+def test_running_mean_of_a_noisy_line_lies_on_the_line() -> None:
+    steps = np.arange(200.0)
+    noise = np.where(steps % 2 == 0, 1.0, -1.0)  # cancels in every window of even length
+    svg = panel_svg(Panel("", [Curve("", steps, 0.5 * steps + noise)]))
+    raw, smooth = drawn_lines(svg)["var(--series-0)"]
+    # The first and the last raw point are (0, 1) and (199, 98.5); the line itself is y = x / 2.
+    (x0, y0), (x1, y1) = raw[0], raw[-1]
+    step = (smooth[:, 0] - x0) / (x1 - x0) * 199
+    value = 1 + (smooth[:, 1] - y0) / (y1 - y0) * 97.5
+    np.testing.assert_allclose(value, step / 2, atol=1e-3)
+
+
+def test_panel_takes_its_colours_from_the_page_only() -> None:
+    steps = np.arange(50.0)
+    curves = [Curve(str(i), steps, steps * i) for i in range(7)]
+    svg = panel_svg(Panel("", curves, from_zero=True, reference=(1.0, "")))
+    assert re.findall(r"(?:fill|stroke): ?(#[0-9a-f]+|black|white)", svg) == []
+    assert "<metadata" not in svg
+
+
+def test_panel_of_a_long_run_stays_small() -> None:
+    steps = np.arange(500_000.0)
+    values = np.random.default_rng(0).normal(size=steps.shape)
+    assert len(panel_svg(Panel("", [Curve("", steps, values)]))) < 60_000

@@ -1,0 +1,130 @@
+"""What all tests share. The environment is set before anything imports JAX or a hub client."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests compile many tiny programs once each: optimising them takes three times as long as all else.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+# A shape that is broadcast by accident is an error, here as on the device.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+TEXTS = (
+    "The CLS vector has to carry the meaning of the whole passage.",
+    "Early layers know the words, late layers know the text.",
+    "A span of a document is close to another span of the same document.",
+    "Search.",
+)
+_SPECIALS = {  # padding first, so that RoBERTa's pad_token_id differs from BERT's
+    "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
+}
+
+
+@pytest.fixture(params=["bert", "roberta"])
+def model_type(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    return list(TEXTS)
+
+
+@pytest.fixture(scope="session")
+def research_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small random models, written by transformers and torch alone: {model type: folder}.
+
+    Layout of the published research checkpoints: a Hugging Face folder, and the two layers of the
+    Condenser head in `model.pt`.
+    """
+    import torch
+    from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
+    from transformers.models.bert.modeling_bert import BertLayer
+    from transformers.models.roberta.modeling_roberta import RobertaLayer
+
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
+    folders = {}
+    for kind, config_class, lm_class, layer_class, extra in (
+        ("bert", BertConfig, BertForMaskedLM, BertLayer, {"max_position_embeddings": 24}),
+        (
+            "roberta",
+            RobertaConfig,
+            RobertaForMaskedLM,
+            RobertaLayer,
+            {"max_position_embeddings": 26, "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+        ),
+    ):
+        folder = tmp_path_factory.mktemp(kind)
+        vocab_size = _train_tokenizer(kind, folder)
+        config = config_class(**sizes, **extra, vocab_size=vocab_size + 3)
+        lm = lm_class(config)
+        head = torch.nn.ModuleList(layer_class(config) for _ in range(2))
+        generator = torch.Generator().manual_seed(7)
+        for module in (lm, head):
+            for name, parameter in module.named_parameters():
+                # Wider than at initialisation, and biases too: every tensor must matter.
+                scale, shift = (0.1, 1.0) if "orm.weight" in name else (0.2, 0.0)
+                parameter.data.normal_(shift, scale, generator=generator)
+        lm.save_pretrained(folder)
+        state = {f"c_head.{name}": value for name, value in head.state_dict().items()}
+        torch.save(state, folder / "model.pt")
+        folders[kind] = folder
+    return folders
+
+
+def _train_tokenizer(kind: str, folder: Path) -> int:
+    """Writes a WordPiece (BERT) or byte-level BPE (RoBERTa) tokenizer; returns its size."""
+    from transformers import PreTrainedTokenizerFast
+
+    special = _SPECIALS[kind]
+    if kind == "bert":
+        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk"]))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=90, special_tokens=list(special.values()), show_progress=False
+        )
+    else:
+        tokenizer = Tokenizer(models.BPE(unk_token=special["unk"]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=90, special_tokens=list(special.values()), show_progress=False
+        )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    ends = [(special[name], tokenizer.token_to_id(special[name])) for name in ("sep", "cls")]
+    tokenizer.post_processor = processors.BertProcessing(*ends)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in special.items()}
+    ).save_pretrained(folder)
+    return tokenizer.get_vocab_size()
+
+
+@pytest.fixture
+def research_folder(research_folders: dict[str, Path], model_type: str) -> Path:
+    return research_folders[model_type]
+
+
+@pytest.fixture
+def spans(model_type: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Three right-padded spans, one of the greatest length: ids, attention mask, positions."""
+    rng = np.random.default_rng(3)
+    lengths_B = np.array([24, 13, 5])
+    pad_token_id = list(_SPECIALS[model_type]).index("pad")
+    mask_BxL = np.arange(24)[None] < lengths_B[:, None]
+    ids_BxL = np.where(mask_BxL, rng.integers(5, 80, mask_BxL.shape), pad_token_id)
+    positions_BxM = np.stack([1 + rng.permutation(length - 1)[:4] for length in lengths_B])
+    return ids_BxL.astype(np.int32), mask_BxL, positions_BxM.astype(np.int32)

@@ -1,0 +1,281 @@
+"""Folders of every age and layout are read alike; incomplete ones are refused in one line."""
+
+import dataclasses
+import json
+import logging
+import pickle
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMaskedLM
+
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.names import new_tensors, tensor_names
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import Condenser
+
+
+@pytest.fixture
+def folder(research_folder, tmp_path):
+    """A copy to change."""
+    return Path(shutil.copytree(research_folder, tmp_path / "model"))
+
+
+@pytest.fixture
+def bert_folder(research_folders, tmp_path):
+    return Path(shutil.copytree(research_folders["bert"], tmp_path / "model"))
+
+
+def equal(ours, theirs):
+    leaves = zip(jax.tree.leaves_with_path(ours), jax.tree.leaves_with_path(theirs), strict=True)
+    return all(p == q and x.dtype == y.dtype and np.array_equal(x, y) for (p, x), (q, y) in leaves)
+
+
+def rewrite(folder: Path, change) -> None:
+    """Replaces the weights by change(weights)."""
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+
+
+def edit_config(folder: Path, **values) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize("research_layout", [False, True])
+def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path, research_layout):
+    """From parameters that Flax drew, with a shape that no default would restore."""
+    config, _ = load_folder(str(folder))
+    config = dataclasses.replace(
+        config, n_head_layers=1, skip_from=2, late_mlm=False, hidden_dropout_prob=0.25
+    )
+    ids = np.zeros((1, 4), np.int32)
+    params = jax.jit(Condenser(config).init)(jax.random.key(5), ids, ids, ids)["params"]
+    params = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(6), x.shape), params)
+    out = tmp_path / "out"
+    export_folder(params, config, folder, out, {}, research_layout=research_layout)
+
+    back_config, back = load_folder(str(out))
+
+    assert back_config == config
+    assert equal(back, jax.tree.map(np.asarray, params))
+
+
+def test_every_parameter_of_the_model_has_a_name(folder):
+    config, params = load_folder(str(folder))
+    paths = {"/".join(k.key for k in path) for path, _ in jax.tree.leaves_with_path(params)}
+    names = tensor_names(config)
+    assert names.keys() == paths
+    assert len(set(names.values())) == len(names)
+
+
+def test_the_research_checkpoint_gives_the_shape(folder):
+    config, _ = load_folder(str(folder))
+    assert (config.n_head_layers, config.skip_from, config.late_mlm) == (2, 1, True)
+    assert config.pad_token_id == (1 if config.model_type == "roberta" else 0)
+    assert config.layer_norm_eps == (1e-5 if config.model_type == "roberta" else 1e-12)
+    assert config.num_hidden_layers == 2
+    assert config.max_length == 24
+
+
+def old_pytorch_file(folder: Path) -> None:
+    """As TensorFlow's conversion wrote it: gamma and beta, tied copies, a pooler, NSP."""
+    state = load_file(folder / "model.safetensors")
+    state = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
+        for name, value in state.items()
+    }
+    words = next(value for name, value in state.items() if "word_embeddings" in name)
+    mlm = "cls.predictions" if "cls.predictions.bias" in state else "lm_head"
+    backbone = "bert" if mlm == "cls.predictions" else "roberta"
+    state[f"{mlm}.decoder.weight"] = words
+    state[f"{mlm}.decoder.bias"] = state.pop(f"{mlm}.bias")
+    state[f"{backbone}.pooler.dense.weight"] = torch.ones(32, 32)
+    state[f"{backbone}.embeddings.position_ids"] = torch.arange(24)[None]
+    state["cls.seq_relationship.weight"] = torch.ones(2, 32)
+    torch.save(state, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def shards(folder: Path) -> None:
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+
+
+def without_prefix(folder: Path) -> None:
+    rewrite(
+        folder,
+        lambda state: {
+            k.removeprefix("bert.").removeprefix("roberta."): v for k, v in state.items()
+        },
+    )
+
+
+@pytest.mark.parametrize("layout", [old_pytorch_file, shards, without_prefix])
+def test_other_layouts_of_the_same_weights(folder, layout, caplog):
+    config, params = load_folder(str(folder))
+    layout(folder)
+    other_config, other = load_folder(str(folder))
+    assert other_config == config
+    assert equal(params, other)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_weights_are_widened(bert_folder, dtype):
+    exact = load_file(bert_folder / "model.safetensors")
+    rewrite(bert_folder, lambda state: {k: v.to(dtype) for k, v in state.items()})
+    _, params = load_folder(str(bert_folder))
+    words = exact["bert.embeddings.word_embeddings.weight"].to(dtype).float().numpy()
+    np.testing.assert_array_equal(params["embeddings"]["word"]["embedding"], words)
+    assert params["embeddings"]["word"]["embedding"].dtype == np.float32
+
+
+def test_a_missing_head_is_never_made_up_silently(folder, caplog):
+    (folder / "model.pt").unlink()
+    with pytest.raises(UserError, match=r"has no Condenser head; --init_head"):
+        load_folder(str(folder))
+
+    with caplog.at_level(logging.WARNING):
+        config, params = load_folder(str(folder), n_head_layers=1, init_head_seed=3)
+
+    assert "Condenser head: a new one is drawn from seed 3" in caplog.text
+    assert config.n_head_layers == 1
+    kernel = params["head_0"]["mlp_in"]["kernel"]
+    assert kernel.shape == (32, 48)
+    assert np.std(kernel) == pytest.approx(0.02, rel=0.1)
+    assert np.abs(params["head_0"]["mlp_in"]["bias"]).max() == 0.0
+    _, again = load_folder(str(folder), n_head_layers=1, init_head_seed=3)
+    _, other = load_folder(str(folder), n_head_layers=1, init_head_seed=4)
+    assert equal(params, again)
+    assert not np.array_equal(kernel, other["head_0"]["mlp_in"]["kernel"])
+
+
+def test_a_plain_encoder_lacks_the_mlm_projection(bert_folder, caplog):
+    rewrite(bert_folder, lambda state: {k: v for k, v in state.items() if "cls." not in k})
+    with pytest.raises(UserError, match=r"has no MLM projection; --init_head"):
+        load_folder(str(bert_folder))
+    with caplog.at_level(logging.WARNING):
+        config, params = load_folder(str(bert_folder), init_head_seed=0)
+    assert "MLM projection: a new one" in caplog.text
+    assert "Condenser head" not in caplog.text  # that one was there
+    np.testing.assert_array_equal(params["mlm"]["norm"]["scale"], np.ones(32))
+    names = {"cls.predictions.transform.dense.weight"}
+    drawn = new_tensors(config, names, 0)
+    assert drawn.keys() == names
+    np.testing.assert_array_equal(params["mlm"]["dense"]["kernel"].T, *drawn.values())
+
+
+def test_missing_tensors_are_counted_and_named(bert_folder):
+    rewrite(
+        bert_folder, lambda state: {k: v for k, v in state.items() if "attention.self" not in k}
+    )
+    with pytest.raises(UserError) as error:
+        load_folder(str(bert_folder), init_head_seed=0)
+    assert "12 tensors are missing: bert.encoder.layer.0.attention.self." in str(error.value)
+    assert str(error.value).count("attention.self") == 3
+    assert "\n" not in str(error.value)
+
+
+def test_misshapen_tensors_are_counted_and_named(bert_folder):
+    name = "bert.encoder.layer.1.intermediate.dense.weight"
+    rewrite(bert_folder, lambda state: state | {name: state[name].T.contiguous()})
+    with pytest.raises(UserError) as error:
+        load_folder(str(bert_folder))
+    assert f"1 tensors have another shape: {name} is (32, 48), expected (48, 32)" in str(
+        error.value
+    )
+
+
+def test_a_head_of_which_a_part_is_missing(bert_folder):
+    state = torch.load(bert_folder / "model.pt", weights_only=True)
+    state.pop("c_head.1.output.dense.weight")
+    torch.save(state, bert_folder / "model.pt")
+    with pytest.raises(UserError, match=r"1 tensors are missing: c_head\.1\.output\.dense\.weight"):
+        load_folder(str(bert_folder), init_head_seed=0)
+
+
+def test_another_number_of_head_layers_than_there_are(bert_folder):
+    with pytest.raises(UserError, match="head has 2 layers; 3 were asked for"):
+        load_folder(str(bert_folder), n_head_layers=3, init_head_seed=0)
+
+
+def test_layers_that_the_config_does_not_have_are_reported(bert_folder, caplog):
+    edit_config(bert_folder, num_hidden_layers=1)
+    load_folder(str(bert_folder))
+    assert "16 tensors are not used: bert.encoder.layer.1.attention.output.LayerNorm" in caplog.text
+
+
+def test_an_untied_projection_is_refused(bert_folder):
+    rewrite(
+        bert_folder, lambda state: state | {"cls.predictions.decoder.weight": torch.ones(93, 32)}
+    )
+    with pytest.raises(UserError, match="only tied MLM projections"):
+        load_folder(str(bert_folder))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "distilbert"}, "model_type is 'distilbert'; expected 'bert' or 'roberta'"),
+        ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
+        ({"hidden_act": "relu"}, "only 'gelu' is supported"),
+        ({"is_decoder": True}, "only False is supported"),
+        ({"hidden_size": None}, "hidden_size is None; expected a whole number"),
+        ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
+    ],
+)
+def test_networks_that_are_not_ours_are_refused(bert_folder, values, message):
+    edit_config(bert_folder, **values)
+    with pytest.raises(UserError, match=message):
+        load_folder(str(bert_folder))
+
+
+def test_nothing_that_is_loaded_is_executed(bert_folder, tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "executed",))
+
+    for name in ("pytorch_model.bin", "model.pt"):
+        with (bert_folder / name).open("wb") as file:
+            pickle.dump({"bert.x": Payload()}, file, protocol=2)
+    with pytest.raises(UserError, match=r"cannot read .*model\.pt as a file of tensors"):
+        load_folder(str(bert_folder))
+    (bert_folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"cannot read .*pytorch_model\.bin as a file of tensors"):
+        load_folder(str(bert_folder))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_broken_files_give_one_line(bert_folder):
+    (bert_folder / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(UserError, match=r"cannot read .*model\.safetensors"):
+        load_folder(str(bert_folder))
+    (bert_folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no weights; expected model\.safetensors or pytorch"):
+        load_folder(str(bert_folder))
+    (bert_folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
+        load_folder(str(bert_folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/no/such/folder", "no such folder, and not the name of a model"),
+        ("nobody/no-such-model", "cannot be had from the hub"),  # HF_HUB_OFFLINE is set
+    ],
+)
+def test_models_that_are_nowhere(name, message):
+    with pytest.raises(UserError, match=message) as error:
+        load_folder(name)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,187 @@
+"""What a toolkit gets from an exported folder."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers.models.bert.modeling_bert import BertLayer
+
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import Condenser
+
+
+@pytest.fixture
+def exported(research_folder, tmp_path):
+    """The folder of a converted model, with the Flax side of it."""
+    config, params = load_folder(str(research_folder), skip_from=1, late_mlm=False)
+    out = tmp_path / "exported"
+    export_folder(params, config, research_folder, out, {"steps": 10}, max_seq_length=16)
+    return out, config, params
+
+
+def test_masked_lm_gets_the_tensors_that_were_read(exported, research_folder):
+    out, _, _ = exported
+    model, report = AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
+    original = AutoModelForMaskedLM.from_pretrained(research_folder).state_dict()
+
+    assert not any(report.values()), report
+    assert model.dtype == torch.float32
+    assert model.state_dict().keys() == original.keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, original[name]), name
+    assert type(model).__name__ in ("BertForMaskedLM", "RobertaForMaskedLM")
+
+
+def test_auto_model_lacks_nothing_but_the_pooler(exported):
+    _, report = AutoModel.from_pretrained(exported[0], output_loading_info=True)
+    assert {name.split(".")[0] for name in report["missing_keys"]} == {"pooler"}
+    assert {name.split(".")[0] for name in report["unexpected_keys"]} <= {"cls", "lm_head"}
+    assert not report["mismatched_keys"]
+
+
+def test_no_pooler_is_made_up(exported):
+    names = [name for path in exported[0].glob("*.safetensors") for name in load_file(path)]
+    assert names
+    assert not [name for name in names if "pooler" in name]
+
+
+def test_sentence_transformers_gives_the_vectors_of_flax(exported, texts):
+    out, config, params = exported
+    retriever = SentenceTransformer(str(out), device="cpu")
+    theirs = retriever.encode(texts)
+    batch = AutoTokenizer.from_pretrained(out)(
+        texts, padding=True, truncation=True, max_length=16, return_tensors="np"
+    )
+
+    @jax.jit
+    def encode(ids, mask):
+        return Condenser(config).apply({"params": params}, ids, mask, method="encode")
+
+    ours = encode(batch["input_ids"], batch["attention_mask"])
+    assert batch["attention_mask"].all(axis=1).any()  # truncated ones
+    assert not batch["attention_mask"].all()  # and padded ones
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4)
+    assert retriever.similarity_fn_name == "dot"
+    assert retriever.max_seq_length == 16
+    np.testing.assert_allclose(
+        retriever.similarity(theirs, theirs), theirs @ theirs.T, rtol=1e-5, atol=1e-4
+    )
+
+
+def test_the_head_of_the_research_layout_fits_torch_layers(research_folders, tmp_path):
+    source = research_folders["bert"]
+    config, params = load_folder(str(source))
+    export_folder(params, config, source, tmp_path / "out", {}, research_layout=True)
+    state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    original = torch.load(source / "model.pt", weights_only=True)
+
+    assert not (tmp_path / "out" / "condenser_head.safetensors").exists()
+    assert state.keys() == original.keys()
+    assert all(torch.equal(state[name], original[name]) for name in original)
+    lm = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    head = torch.nn.ModuleDict({"c_head": torch.nn.ModuleList([BertLayer(lm.config)] * 2)})
+    assert not any(head.load_state_dict(state, strict=True))
+
+
+def test_what_the_folder_says_of_itself(exported):
+    out, _, _ = exported
+    assert json.loads((out / "condenser.json").read_text()) == {
+        "n_head_layers": 2,
+        "skip_from": 1,
+        "late_mlm": False,
+    }
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+def test_the_programs_of_the_card_run_and_agree(exported, monkeypatch):
+    out, _, _ = exported
+    programs = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(out.parent)  # the card names the model by its folder
+    first, second = ({}, {})
+    for program, names in zip(programs, (first, second), strict=True):
+        exec(program, names)
+    np.testing.assert_allclose(first["vectors"], second["vectors"].detach(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(first["scores"], first["vectors"] @ first["vectors"].T, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fact", "cell"),
+    [
+        ("/home/ada/data/wiki.jsonl.xz", "wiki.jsonl.xz"),
+        ("text:/home/ada/a b/wiki.txt", "text:wiki.txt"),
+        ("~/data/wiki/", "wiki"),
+        ("run --workdir=/scratch/ada/x --n=1", "run --workdir=x --n=1"),
+        ("file:///home/ada/wiki.txt", "wiki.txt"),
+        ("https://ada:secret@host.org/wiki.txt?token=secret", "https://host.org/wiki.txt"),
+        ("user/dataset", "user/dataset"),
+        ("a | b\nc", "a \\| b c"),
+        ([1, 2], "[1, 2]"),
+        (Path("/home/ada/wiki.txt"), "wiki.txt"),
+        (1e-4, "0.0001"),
+    ],
+)
+def test_the_card_tells_facts_but_not_where_things_lay(
+    research_folders, flax_bert, tmp_path, fact, cell
+):
+    config, params = flax_bert
+    facts = {"data": {"source": fact}, "steps": 10}
+    export_folder(params, config, research_folders["bert"], tmp_path / "out", facts)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"| data.source | {cell} |\n| steps | 10 |\n" in card
+    assert str(tmp_path) not in card
+
+
+@pytest.fixture(scope="module")
+def flax_bert(research_folders):
+    return load_folder(str(research_folders["bert"]))
+
+
+def test_a_folder_that_holds_something_is_left_alone(research_folders, flax_bert, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    config, params = flax_bert
+    with pytest.raises(UserError, match="already exists"):
+        export_folder(params, config, research_folders["bert"], tmp_path, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(
+    research_folders, flax_bert, vocabulary_of_200, tmp_path
+):
+    config, params = flax_bert
+    with pytest.raises(UserError, match="token ids up to 199, but the model has 93"):
+        export_folder(params, config, vocabulary_of_200, tmp_path / "out", {})
+    with pytest.raises(UserError, match=r"expected a file tokenizer\.json"):
+        export_folder(params, config, tmp_path, tmp_path / "out", {})
+    with pytest.raises(UserError, match="max_seq_length is 25; expected 1 to 24"):
+        export_folder(
+            params, config, research_folders["bert"], tmp_path / "out", {}, max_seq_length=25
+        )
+    assert list(tmp_path.iterdir()) == [vocabulary_of_200]
+
+
+@pytest.fixture
+def vocabulary_of_200(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    folder = tmp_path / "large"
+    folder.mkdir()
+    vocabulary = {f"w{i}": i for i in range(200)}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_parameters_of_another_shape_are_a_programming_error(research_folders, flax_bert, tmp_path):
+    config, params = flax_bert
+    one_layer = {k: v for k, v in params.items() if k != "head_1"}
+    with pytest.raises(ValueError, match="head_1/query/kernel"):
+        export_folder(one_layer, config, research_folders["bert"], tmp_path / "out", {})
+    assert not list(tmp_path.iterdir())

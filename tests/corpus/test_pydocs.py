@@ -1,0 +1,100 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.corpus.pydocs import read_docstrings
+from cocondenser_jax.errors import UserError
+
+TWO = '"""{0}.\n\n    More about {0}.\n    """'
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    root = tmp_path / "inventory"
+    (root / "tests").mkdir(parents=True)
+    (root / "__init__.py").write_text(
+        f"{TWO.format('Inventory')}\nraise RuntimeError('must not be imported')\n"
+    )
+    (root / "shelf.py").write_text(
+        f'''"""One paragraph only."""
+
+class Shelf:
+    """A shelf.
+
+    Parameters
+    ----------
+    width : float
+
+    Examples
+    ========
+    >>> Shelf(1.0)
+    """
+
+    def __len__(self):
+        {TWO.format("Length")}
+
+    def _secret(self):
+        {TWO.format("Secret")}
+
+    @property
+    def width(self):
+        {TWO.format("Width")}
+
+    @width.setter
+    def width(self, value):
+        {TWO.format("Setter")}
+
+async def load():
+    {TWO.format("Load")}
+
+def copy_of_load():
+    {TWO.format("Load")}
+    def inner():
+        {TWO.format("Inner")}
+
+def half_a_character():
+    """Escapes.
+
+    \\ud800
+    """
+'''
+    )
+    (root / "a_broken.py").write_text(f"{TWO.format('Broken')}\ndef (")
+    (root / "b_latin.py").write_bytes(b'"""Caf\xe9.\n\nMore.\n"""')
+    (root / "test_shelf.py").write_text(TWO.format("Test"))
+    (root / "tests" / "helper.py").write_text(TWO.format("Test helper"))
+    monkeypatch.syspath_prepend(tmp_path)
+    return "inventory"
+
+
+def test_docstrings_of_a_package_in_order(package: str) -> None:
+    assert list(read_docstrings([package])) == [
+        ("inventory", "Inventory.\n\nMore about Inventory."),
+        (
+            "inventory.shelf.Shelf",
+            "A shelf.\n\nParameters\nwidth : float\n\nExamples\n>>> Shelf(1.0)",
+        ),
+        ("inventory.shelf.Shelf.__len__", "Length.\n\nMore about Length."),
+        ("inventory.shelf.Shelf.width", "Width.\n\nMore about Width."),
+        ("inventory.shelf.Shelf.width#2", "Setter.\n\nMore about Setter."),
+        ("inventory.shelf.load", "Load.\n\nMore about Load."),
+    ]
+
+
+def test_a_named_package_must_be_there(package: str) -> None:
+    for missing in ("no_such_package", "inventory.shelf", ""):
+        with pytest.raises(UserError, match="is installed"):
+            list(read_docstrings([package, missing]))
+
+
+def test_nothing_that_is_read_is_imported() -> None:
+    program = (
+        "import sys\n"
+        "from cocondenser_jax.corpus.pydocs import read_docstrings\n"
+        "names = [name for name, _ in read_docstrings(['optax'])]\n"
+        "assert 'optax._src.alias.adam' in names, names[:9]\n"
+        "assert not {'optax', 'jax', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

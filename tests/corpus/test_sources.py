@@ -1,0 +1,203 @@
+import gzip
+import json
+import lzma
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from cocondenser_jax.corpus import sources
+from cocondenser_jax.corpus.sources import Document, read_documents, source_bytes
+from cocondenser_jax.errors import UserError
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def write_jsonl(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_jsonl_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
+    plain = write_jsonl(
+        tmp_path / "plain.jsonl",
+        [
+            {"text": "no name"},
+            {"_id": "b", "title": "Title", "text": "and text"},
+            {"id": 7, "title": "Title", "text": "\nTitle comes again"},
+            {"id": "c", "title": "", "text": ""},
+            {"id": "d", "spans": ["one", "two"], "title": "ignored"},
+        ],
+    ).read_bytes()
+    path = tmp_path / f"corpus.jsonl{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix](plain.replace(b'{"id": 7', b'\n{"id": 7')))
+    counted: list[int] = []
+    assert list(read_documents(str(path), counted.append)) == [
+        Document("1", "no name"),
+        Document("b", "Title\nand text"),
+        Document("7", "Title comes again"),
+        Document("c", ""),
+        Document("d", "one\ntwo", ("one", "two")),
+    ]
+    assert sum(counted) == source_bytes(str(path)) == path.stat().st_size
+
+
+def test_frames_of_zstandard_are_read_to_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt.zst"
+    compress = zstandard.ZstdCompressor().compress
+    path.write_bytes(compress(b"one\n") + compress(b"two\n"))
+    assert [document.text for document in read_documents(str(path))] == ["one", "two"]
+
+
+def test_text_is_a_document_per_line_or_per_block(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_bytes("\ufefffirst é\r\nsecond\r\n\r\n".encode())
+    assert list(read_documents(str(path))) == [Document("1", "first é"), Document("2", "second")]
+    path.write_text("\nfirst\nsecond\n \n\nthird\n")
+    assert list(read_documents(str(path))) == [
+        Document("2", "first\nsecond"),
+        Document("6", "third"),
+    ]
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "b.jsonl", [{"text": "last"}])
+    (tmp_path / "a.txt").write_text("first\nsecond")
+    (tmp_path / "README.md").write_text("not read")
+    counted: list[int] = []
+    assert list(read_documents(str(tmp_path), counted.append)) == [
+        Document("a.txt:1", "first"),
+        Document("a.txt:2", "second"),
+        Document("b.jsonl:1", "last"),
+    ]
+    assert sum(counted) == source_bytes(str(tmp_path))
+
+
+def test_half_characters_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"id": "\\udc00", "text": "half \\ud83d of a smile"}')
+    assert list(read_documents(str(path))) == [Document("?", "half ? of a smile")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "good"}\n{"text": "bad"\n', r"corpus\.jsonl:2 is not valid JSON"),
+        (b'{"text": "good"}\n["bad"]\n', r"corpus\.jsonl:2: expected a JSON object"),
+        (b'{"title": "only"}\n', r"corpus\.jsonl:1 has no `text`"),
+        (b'{"text": 3}\n', r"corpus\.jsonl:1 has no `text`"),
+        (b'{"spans": ["a", 3]}\n', r"corpus\.jsonl:1: `spans` must be a list of strings"),
+        (b'{"text": "caf\xe9"}\n', r"corpus\.jsonl:1 is not UTF-8"),
+        (b"", "holds no documents"),
+        (b"\n\n", "holds no documents"),
+        (b"[" * 100_000, r"corpus\.jsonl:1 is not valid JSON"),
+    ],
+)
+def test_a_broken_record_is_named_by_file_and_line(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(read_documents(str(path)))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "garbage"])
+def test_a_broken_archive_is_named(tmp_path: Path, suffix: str, damage: str) -> None:
+    whole = COMPRESSIONS[suffix](b"".join(b"line %d\n" % i for i in range(10_000)))
+    path = tmp_path / f"corpus.txt{suffix}"
+    path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive at all")
+    with pytest.raises(UserError, match=r"corpus\.txt\.\w+ is broken"):
+        list(read_documents(str(path)))
+
+
+@pytest.mark.parametrize("name", ["corpus.txt", "corpus.jsonl", "blocks.txt"])
+def test_a_giant_document_is_refused_and_never_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sources, "MAX_DOCUMENT_BYTES", 1_000_000)
+    block = b"short\n\n" + (b"x" * 9_999 + b"\n") * 2000
+    (tmp_path / name).write_bytes(block if name == "blocks.txt" else b"x" * 20_000_000)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r":\d: a document is larger than 1 MB"):
+        list(read_documents(str(tmp_path / name)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("missing.txt", "no file missing.txt"),
+        ("corpus.csv", r"unknown source 'corpus\.csv': expected pydocs, .*tfds:NAME"),
+        ("docs:numpy", "unknown source"),
+        ("hf:", "expected a dataset's name"),
+        ("tfds:", "expected a dataset's name"),
+    ],
+)
+def test_an_unknown_source_gets_the_list_of_known_ones(source: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list(read_documents(source))
+
+
+def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no \.txt or \.jsonl file"):
+        list(read_documents(str(tmp_path)))
+
+
+def test_hugging_face_folders(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    saved = tmp_path / "saved"
+    columns = {"id": [4, 5], "title": ["T", "U"], "text": ["a", "b"]}
+    datasets.Dataset.from_dict(columns).save_to_disk(str(saved))
+    expected = [Document("4", "T\na"), Document("5", "U\nb")]
+    assert list(read_documents(f"hf:{saved}")) == expected
+
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    write_jsonl(loose / "train.jsonl", [{"text": "c"}, {"text": "d"}])
+    write_jsonl(loose / "test.jsonl", [{"text": "e"}])
+    assert list(read_documents(f"hf:{loose}")) == [Document("1", "c"), Document("2", "d")]
+    assert list(read_documents(f"hf:{loose}::test")) == [Document("1", "e")]
+    with pytest.raises(UserError, match=r"^hf:\S+: "):
+        list(read_documents(f"hf:{loose}::nosuchsplit"))
+
+
+def test_tensorflow_datasets_without_tensorflow(tmp_path: Path) -> None:
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class Tiny(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self) -> Any:
+            text = tfds.features.Text()
+            features = tfds.features.FeaturesDict({"title": text, "text": text})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager: Any) -> Any:
+            return {"train": ((i, {"title": f"T{i}", "text": f"é{i}"}) for i in range(3))}
+
+        def _generate_examples(self) -> Any:
+            raise NotImplementedError
+
+    builder = Tiny(data_dir=str(tmp_path), file_format="array_record")
+    builder.download_and_prepare()
+    for source in (f"tfds:{builder.data_dir}", f"tfds:{builder.data_dir}:train"):
+        documents = list(read_documents(source))
+        assert {document.text for document in documents} == {"T0\né0", "T1\né1", "T2\né2"}
+        assert [document.id for document in documents] == ["1", "2", "3"]
+    with pytest.raises(UserError, match="nosuchsplit"):
+        list(read_documents(f"tfds:{builder.data_dir}:nosuchsplit"))
+    with pytest.raises(UserError, match="nosuchdataset"):
+        list(read_documents("tfds:nosuchdataset"))

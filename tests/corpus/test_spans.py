@@ -1,0 +1,179 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocondenser_jax.corpus import spans
+from cocondenser_jax.corpus.sources import Document
+from cocondenser_jax.corpus.spans import Span, cut_documents, split_sentences
+from cocondenser_jax.corpus.vocabulary import Vocabulary
+
+# Words with accents, figures, quotes, several scripts and pieces that no vocabulary knows.
+WORDS = (
+    "the parser Argument (see) Dr. e.g. U.S. 3.14 don't “quoted” naïve École 漢字。 zzyzx_9 --help "
+    "'tis it's \"A statistics.mean ... ! what? [MASK] </s> x=1;y=2 unbelievably"
+)
+TEXTS = st.lists(
+    st.tuples(
+        st.sampled_from(WORDS.split(" ")),
+        st.sampled_from([" ", " ", " ", "  ", "\n", ". ", "? ", "\n\n"]),
+    )
+)
+DOCUMENTS = TEXTS.map(lambda words: "".join(word + space for word, space in words))
+
+
+@pytest.fixture(autouse=True)
+def _keep_short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "MIN_TOKENS", 1)
+
+
+def own_tokens(vocabulary: Vocabulary, text: str) -> tuple[list[int], list[bool]]:
+    encoding = vocabulary.tokenizer.encode(text, add_special_tokens=False)
+    words = encoding.word_ids
+    return encoding.ids, [i == 0 or words[i] != words[i - 1] for i in range(len(words))]
+
+
+def greedy_spans(vocabulary: Vocabulary, sentences: list[str], limit: int) -> list[str]:
+    """The longest runs of sentences that fit, by tokenising every candidate from scratch."""
+    texts: list[str] = []
+    for sentence in sentences:
+        longer = f"{texts[-1]} {sentence}" if texts else sentence
+        if texts and len(own_tokens(vocabulary, longer)[0]) <= limit:
+            texts[-1] = longer
+        else:
+            texts.append(sentence)
+    return texts
+
+
+def plain(span: Span) -> tuple[list[int], list[bool]]:
+    return span.tokens.tolist(), span.word_starts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One here. Two there? Yes! End", ["One here.", "Two there?", "Yes!", "End"]),
+        ("Dr. J. R. Smith met Mrs. Jones.", ["Dr. J. R. Smith met Mrs. Jones."]),
+        (
+            "See Fig. 3 (cf. No. 4). Then go.",
+            ["See Fig. 3 (cf. No. 4).", "Then go."],
+        ),
+        ("It cost 3.5 dollars, i.e. little. 7 men", ["It cost 3.5 dollars, i.e. little.", "7 men"]),
+        ("He said “Go.” She went.", ["He said “Go.”", "She went."]),
+        ("and so on ... or not. not this", ["and so on ... or not. not this"]),
+        ("wrapped\n  line goes on\nNew one\n\nand a block", [
+            "wrapped line goes on", "New one", "and a block",
+        ]),
+        ("一つ。二つ？ 三つ", ["一つ。", "二つ？", "三つ"]),  # noqa: RUF001
+        (" \n \n\t", []),
+    ],
+)  # fmt: skip
+def test_sentences(text: str, sentences: list[str]) -> None:
+    assert split_sentences(text) == sentences
+
+
+@given(DOCUMENTS)
+def test_sentences_keep_every_character_but_white_space(text: str) -> None:
+    sentences = split_sentences(text)
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+    assert all(sentence == " ".join(sentence.split()) != "" for sentence in sentences)
+
+
+def test_text_without_borders_is_cut_at_a_bound() -> None:
+    words = "word " * 10_000
+    pieces = split_sentences(words + "x" * 25_000)
+    assert max(map(len, pieces)) <= spans.MAX_SENTENCE_CHARACTERS
+    assert " ".join(pieces).startswith(words)
+    assert "".join(pieces).count("x") == 25_000
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=DOCUMENTS, limit=st.integers(30, 60), kind=st.sampled_from(["bert", "roberta"]))
+def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(
+    vocabularies: dict[str, Vocabulary], text: str, limit: int, kind: str
+) -> None:
+    vocabulary = vocabularies[kind]
+    sentences = [s for s in split_sentences(text) if len(own_tokens(vocabulary, s)[0]) <= limit]
+    text = "\n\n".join(sentences)
+    [found], lost = cut_documents([Document("d", text)], vocabulary, limit + 2)
+    expected = greedy_spans(vocabulary, split_sentences(text), limit)
+    assert [plain(span) for span in found] == [own_tokens(vocabulary, t) for t in expected]
+    assert lost == Counter(short_spans=0, truncated_spans=0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=DOCUMENTS, limit=st.integers(8, 30), kind=st.sampled_from(["bert", "roberta"]))
+def test_long_sentences_are_cut_between_words_and_nothing_is_lost(
+    vocabularies: dict[str, Vocabulary], text: str, limit: int, kind: str
+) -> None:
+    vocabulary = vocabularies[kind]
+    documents = [Document("d", text), Document("e", text)]
+    (found, again), lost = cut_documents(documents, vocabulary, limit + 2)
+    assert [plain(span) for span in found] == [plain(span) for span in again]
+    assert all(0 < len(span.tokens) <= limit for span in found)
+    assert all(span.word_starts[0] for span in found)
+    if lost["truncated_spans"]:
+        return  # the next test is about these
+    whole_ids, whole_starts = own_tokens(vocabulary, " ".join(split_sentences(text)))
+    if kind == "bert":
+        assert np.concatenate([[], *(span.tokens for span in found)]).tolist() == whole_ids
+        assert np.concatenate([[], *(span.word_starts for span in found)]).tolist() == whole_starts
+    else:
+        decode = vocabulary.tokenizer.decode
+        texts = [decode(span.tokens.tolist(), skip_special_tokens=False) for span in found]
+        assert "".join("".join(texts).split()) == "".join(text.split())
+        # Each reads as a text of its own, without the space that came before it.
+        assert [plain(span) for span in found] == [own_tokens(vocabulary, t) for t in texts]
+
+
+def test_a_word_longer_than_a_span_is_truncated_and_counted(vocabulary: Vocabulary) -> None:
+    word = "qxzj" * 20  # not in the vocabulary, within WordPiece's 100 characters
+    text = f"{word} after {word}"
+    ids, starts = own_tokens(vocabulary, text)
+    assert starts.index(True, 1) > 10
+    [found], lost = cut_documents([Document("d", text)], vocabulary, 12)
+    assert lost["truncated_spans"] == 2
+    assert plain(found[0])[0] == ids[:10]
+    assert plain(found[1]) == own_tokens(vocabulary, "after")
+    assert plain(found[2])[0] == own_tokens(vocabulary, word)[0][:10]
+    assert len(found) == 3
+
+
+def test_given_spans_stay_and_are_truncated_between_words(vocabulary: Vocabulary) -> None:
+    long = "the argument parser " * 8
+    given_spans = ("One. Two.", long, "", "end")
+    [found], lost = cut_documents([Document("d", "", given_spans)], vocabulary, 12)
+    ids, starts = own_tokens(vocabulary, long.strip())
+    stop = max(i for i in range(11) if starts[i])
+    assert [span.tokens.tolist() for span in found] == [
+        own_tokens(vocabulary, given_spans[0])[0],
+        ids[:stop],
+        own_tokens(vocabulary, "end")[0],
+    ]
+    assert lost["truncated_spans"] == 1
+
+
+def test_short_spans_are_dropped_and_counted(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "MIN_TOKENS", 3)
+    document = Document("d", "", ("one two three four", "a"))
+    [found], lost = cut_documents([document], vocabulary, 60)
+    assert [span.tokens.tolist() for span in found] == [
+        own_tokens(vocabulary, "one two three four")[0]
+    ]
+    assert lost["short_spans"] == 1
+
+
+def test_batches_of_the_tokenizer_do_not_matter(
+    vocabulary: Vocabulary, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [Document(str(i), text) for i, text in enumerate(paragraphs[:20])]
+    whole, _ = cut_documents(documents, vocabulary, 40)
+    monkeypatch.setattr(spans, "ENCODE_BATCH", 3)
+    monkeypatch.setattr(spans, "KNOWN_WORDS", 1)
+    for document, expected in zip(documents, whole, strict=True):
+        [found], _ = cut_documents([document], vocabulary, 40)
+        assert [plain(span) for span in found] == [plain(span) for span in expected]

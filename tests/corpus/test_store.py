@@ -1,0 +1,328 @@
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocondenser_jax.corpus.sources import read_documents
+from cocondenser_jax.corpus.spans import Span, cut_documents
+from cocondenser_jax.corpus.store import TokenStore, build_store, open_store, verify_store
+from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
+from cocondenser_jax.corpus.vocabulary import Vocabulary, load_tokenizer
+from cocondenser_jax.errors import UserError
+
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def corpus(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Real text with copies, an empty document, and two that are too short."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    unique = list(dict.fromkeys(paragraphs))
+    texts = [*unique, unique[0], unique[3], unique[0], "  ", "Short.", "Short too."]
+    records = [{"_id": f"näme {i}", "text": text} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(wordpiece_folder: Path, byte_level_folder: Path) -> dict[str, str]:
+    return {"bert": str(wordpiece_folder), "roberta": str(byte_level_folder)}
+
+
+@pytest.fixture(scope="module")
+def stores(
+    corpus: str, tokenizers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("stores")
+    for kind, tokenizer in tokenizers.items():
+        build_store(corpus, tokenizer, folder / kind, max_tokens=MAX_TOKENS)
+    return {kind: folder / kind for kind in tokenizers}
+
+
+@pytest.fixture(scope="module")
+def shards(
+    corpus: str, tokenizers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    for index in range(3):
+        build_store(corpus, tokenizers["bert"], folder, max_tokens=MAX_TOKENS, shard=(index, 3))
+    return folder
+
+
+def expected_documents(corpus: str, vocabulary: Vocabulary) -> dict[str, list[Span]]:
+    """Name -> spans of the first copy of each document that has two spans."""
+    first = {document.text: document for document in reversed(list(read_documents(corpus)))}
+    documents = [d for d in read_documents(corpus) if first[d.text].id == d.id]
+    spans_D, _ = cut_documents(documents, vocabulary, MAX_TOKENS)
+    return {d.id: spans for d, spans in zip(documents, spans_D, strict=True) if len(spans) > 1}
+
+
+def stored_documents(store: TokenStore) -> dict[str, list[tuple[list[int], list[bool]]]]:
+    documents = {}
+    for index in range(store.n_documents):
+        numbers = np.arange(store.first_span_D[index], store.first_span_D[index + 1])
+        ids, starts, n_tokens = store.read_spans(numbers, MAX_TOKENS)
+        documents[store.document_id(index)] = [
+            (i[:n].tolist(), s[:n].tolist()) for i, s, n in zip(ids, starts, n_tokens, strict=True)
+        ]
+    return documents
+
+
+def as_lists(documents: dict[str, list[Span]]) -> dict[str, list[tuple[list[int], list[bool]]]]:
+    return {
+        name: [(span.tokens.tolist(), span.word_starts.tolist()) for span in spans]
+        for name, spans in documents.items()
+    }
+
+
+def test_a_store_gives_back_the_spans_that_were_cut(
+    stores: dict[str, Path], corpus: str, vocabulary: Vocabulary, model_type: str
+) -> None:
+    store = open_store(stores[model_type])
+    expected = as_lists(expected_documents(corpus, vocabulary))
+    found = stored_documents(store)
+    assert found == expected
+    assert list(found) == list(expected)  # in the order of the source
+    assert store.n_documents > 30
+    assert store.n_tokens == sum(len(ids) for spans in found.values() for ids, _ in spans)
+
+
+def test_the_manifest_counts_what_is_there_and_what_is_not(
+    stores: dict[str, Path], corpus: str, vocabulary: Vocabulary, model_type: str
+) -> None:
+    manifest = json.loads((stores[model_type] / "manifest.json").read_text())
+    documents = expected_documents(corpus, vocabulary)
+    n_all = len(list(read_documents(corpus)))
+    dropped = manifest["dropped"]
+    assert manifest["counts"]["documents"] == len(documents)
+    assert (dropped["empty"], dropped["duplicate"]) == (1, 3)
+    assert dropped["single_span"] == n_all - 4 - len(documents) >= 2
+    assert manifest["source"] == corpus
+    assert manifest["tokenizer"]["sha256"] == vocabulary.sha256
+    assert load_tokenizer(str(stores[model_type] / "tokenizer")).sha256 == vocabulary.sha256
+    assert "digests.sqlite" not in manifest["files"]
+    on_disk = {
+        p.relative_to(stores[model_type]).as_posix()
+        for p in stores[model_type].rglob("*")
+        if p.is_file()
+    }
+    assert set(manifest["files"]) == on_disk - {"manifest.json"}
+    verify_store(stores[model_type])
+
+
+def test_the_store_knows_its_tokenizer(
+    stores: dict[str, Path], vocabulary: Vocabulary, model_type: str
+) -> None:
+    store = open_store(stores[model_type])
+    for field in ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id", "special_ids"):
+        assert getattr(store, field) == getattr(vocabulary, field)
+
+
+def test_shards_hold_what_one_store_holds(
+    shards: Path, stores: dict[str, Path], corpus: str
+) -> None:
+    whole, parts = open_store(stores["bert"]), open_store(shards)
+    assert stored_documents(parts) == stored_documents(whole)
+    assert (parts.n_spans, parts.n_tokens) == (whole.n_spans, whole.n_tokens)
+    totals = dict.fromkeys(whole.manifests[0]["dropped"], 0)
+    for manifest in parts.manifests:
+        assert manifest["counts"]["documents"] > 0
+        for reason, count in manifest["dropped"].items():
+            totals[reason] += count
+    assert totals == whole.manifests[0]["dropped"]
+    # Spans of all parts in one call, mixed, with repeats.
+    numbers = np.random.default_rng(0).integers(0, parts.n_spans, 500)
+    one_by_one = [parts.read_spans(np.array([n]), 30) for n in numbers]
+    for together, apart in zip(
+        parts.read_spans(numbers, 30), zip(*one_by_one, strict=True), strict=True
+    ):
+        assert np.array_equal(together, np.concatenate(apart))
+
+
+def test_one_shard_opens_by_itself(shards: Path) -> None:
+    store = open_store(shards / "shard-00001-of-00003")
+    assert store.n_documents == store.manifests[0]["counts"]["documents"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=30),
+    length=st.integers(1, 40),
+    seed=st.integers(0, 2**32 - 1),
+    vocab_size=st.sampled_from([500, 70_000]),
+)
+def test_reading_agrees_with_a_loop_over_spans(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    length: int,
+    seed: int,
+    vocab_size: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    spans = [
+        Span(rng.integers(0, vocab_size, n).astype(np.uint32), rng.random(n) < 0.4) for n in lengths
+    ]
+    for span in spans:
+        span.word_starts[0] = True
+    folder = tmp_path_factory.mktemp("files")
+    with TokenWriter(folder, vocab_size, max_tokens=22) as writer:
+        for span in spans:  # bits are carried from one call to the next
+            writer.write([("name", [span])])
+    width = min(length, 20)
+    numbers = rng.integers(0, len(spans), 40)
+    ids, starts, n_tokens = read_windows(map_files(folder, vocab_size), numbers, width)
+    assert (ids.dtype, starts.dtype, n_tokens.dtype) == (np.int32, bool, np.int32)
+    for row, number in enumerate(numbers):
+        tokens, word_starts = spans[number]
+        n = len(tokens)
+        if n > width:
+            n = max((i for i in range(1, width + 1) if word_starts[i]), default=width)
+        assert n_tokens[row] == n
+        assert ids[row].tolist() == [*tokens[:n].tolist(), *[0] * (width - n)]
+        assert starts[row].tolist() == [*word_starts[:n].tolist(), *[False] * (width - n)]
+
+
+def test_a_longer_row_than_any_span_is_padded(stores: dict[str, Path]) -> None:
+    store = open_store(stores["bert"])
+    numbers = np.arange(store.n_spans)
+    ids, starts, n_tokens = store.read_spans(numbers, 40)
+    assert ids.shape == starts.shape == (store.n_spans, 40)
+    assert not ids[:, MAX_TOKENS - 2 :].any()
+    assert n_tokens.max() <= MAX_TOKENS - 2
+    empty = store.read_spans(np.zeros(0, np.int64), 8)
+    assert [a.shape for a in empty] == [(0, 8), (0, 8), (0,)]
+
+
+def test_numbers_outside_the_store_are_refused(stores: dict[str, Path]) -> None:
+    store = open_store(stores["bert"])
+    for number in (-1, store.n_spans):
+        with pytest.raises(IndexError):
+            store.read_spans(np.array([number]), 8)
+        with pytest.raises(IndexError):
+            store.document_id(number)
+
+
+def test_a_store_pickles_as_its_path(shards: Path) -> None:
+    store = open_store(shards)
+    copy = pickle.dumps(store)
+    assert len(copy) < 1000
+    assert stored_documents(pickle.loads(copy)) == stored_documents(store)
+    assert pickle.loads(copy).sha256 == store.sha256
+
+
+def test_the_same_corpus_gives_the_same_store(
+    corpus: str, tokenizers: dict[str, str], stores: dict[str, Path], tmp_path: Path
+) -> None:
+    build_store(corpus, tokenizers["bert"], tmp_path / "again", max_tokens=MAX_TOKENS)
+    build_store(corpus, tokenizers["bert"], tmp_path / "other", max_tokens=MAX_TOKENS + 1)
+    again, other = open_store(tmp_path / "again"), open_store(tmp_path / "other")
+    assert again.sha256 == open_store(stores["bert"]).sha256 != other.sha256
+
+
+def test_a_damaged_store_does_not_open(stores: dict[str, Path], tmp_path: Path) -> None:
+    def damaged(name: str) -> Path:
+        shutil.copytree(stores["bert"], tmp_path / name)
+        return tmp_path / name
+
+    with pytest.raises(UserError, match="no store"):
+        open_store(tmp_path / "missing")
+    folder = damaged("unfinished")
+    (folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"no manifest\.json"):
+        open_store(folder)
+    folder = damaged("short")
+    with (folder / "tokens.bin").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(UserError, match=r"tokens\.bin has 100 bytes: expected \d+"):
+        open_store(folder)
+    folder = damaged("lacking")
+    (folder / "ids.txt").unlink()
+    with pytest.raises(UserError, match=r"ids\.txt is missing"):
+        open_store(folder)
+    folder = damaged("old")
+    (folder / "manifest.json").write_text('{"format_version": 0}')
+    with pytest.raises(UserError, match="format version 0: expected 1"):
+        open_store(folder)
+    folder = damaged("miscounted")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["counts"]["spans"] += 1
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="is damaged"):
+        open_store(folder)
+
+
+def test_verifying_finds_a_changed_byte(stores: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    shutil.copytree(stores["bert"], folder)
+    data = bytearray((folder / "tokens.bin").read_bytes())
+    data[17] ^= 1
+    (folder / "tokens.bin").write_bytes(data)
+    open_store(folder)
+    with pytest.raises(UserError, match=r"tokens\.bin has changed"):
+        verify_store(folder)
+
+
+def test_shards_that_do_not_belong_together_do_not_open(
+    shards: Path, corpus: str, tokenizers: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(shards, folder)
+    shutil.rmtree(folder / "shard-00001-of-00003")
+    with pytest.raises(UserError, match=r"lacks shard-00001-of-00003$"):
+        open_store(folder)
+    build_store(corpus, tokenizers["bert"], folder, max_tokens=MAX_TOKENS + 1, shard=(1, 3))
+    with pytest.raises(UserError, match="differs from shard-00000-of-00003 in its max_tokens"):
+        open_store(folder)
+    shutil.rmtree(folder / "shard-00001-of-00003")
+    build_store(corpus, tokenizers["roberta"], folder, max_tokens=MAX_TOKENS, shard=(1, 3))
+    with pytest.raises(UserError, match="in its tokenizer"):
+        open_store(folder)
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "message"),
+    [
+        ('{"text": "a"}\n{', {}, "corpus.jsonl:2 is not valid JSON"),
+        ('{"text": "Short."}', {}, r"no document with two spans remains \(.*1 single_span\)"),
+        ('{"text": "a"}', {"max_tokens": 9}, "max_tokens is 9: expected at least 10"),
+        ('{"text": "a"}', {"shard": (3, 3)}, "shard 3/3: expected i/n"),
+        ('{"text": "a"}', {"tokenizer": "nobody/nothing"}, "no folder nobody/nothing"),
+    ],
+)
+def test_what_fails_leaves_nothing_behind(
+    tmp_path: Path,
+    wordpiece_folder: Path,
+    lines: str,
+    arguments: dict,
+    message: str,
+) -> None:
+    corpus, out = tmp_path / "corpus.jsonl", tmp_path / "made" / "store"
+    corpus.write_text(lines)
+    tokenizer = arguments.pop("tokenizer", str(wordpiece_folder))
+    with pytest.raises(UserError, match=message):
+        build_store(str(corpus), tokenizer, out, **arguments)
+    assert not list(tmp_path.rglob("*store*"))
+
+
+def test_a_folder_in_use_is_refused(corpus: str, wordpiece_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("keep")
+    with pytest.raises(UserError, match="already exists"):
+        build_store(corpus, str(wordpiece_folder), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_names_may_hold_anything(
+    tmp_path: Path, wordpiece_folder: Path, paragraphs: list[str]
+) -> None:
+    names = ["line\nbreak", "", "名前", " spaces "]
+    corpus = tmp_path / "corpus.jsonl"
+    records = [{"id": n, "text": t} for n, t in zip(names, dict.fromkeys(paragraphs), strict=False)]
+    corpus.write_text("".join(json.dumps(record) + "\n" for record in records))
+    build_store(str(corpus), str(wordpiece_folder), tmp_path / "store", max_tokens=MAX_TOKENS)
+    store = open_store(tmp_path / "store")
+    assert [store.document_id(i) for i in range(store.n_documents)] == names

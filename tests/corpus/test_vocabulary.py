@@ -1,0 +1,160 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
+
+from cocondenser_jax.corpus.vocabulary import (
+    Vocabulary,
+    load_tokenizer,
+    save_tokenizer,
+    train_wordpiece,
+)
+from cocondenser_jax.errors import UserError
+
+TEXTS = [
+    "The Parser's arguments aren't parsed twice: see `add_argument` (v2.0).",
+    "  Naïve café, Ångström ÉCOLE — “quotes” … 3.14% of 1,000,000\ttabs\n\nand lines ",
+    "漢字かな交じり文。Привет мир! 👩‍🚀 emoji and \u200b zero width",
+    "",
+    "x" * 150,
+]
+
+
+def assert_same_ids(vocabulary: Vocabulary, reference) -> None:
+    assert len(set(TEXTS)) == len(TEXTS)
+    for text in TEXTS:
+        assert vocabulary.tokenizer.encode(text).ids == reference(text)["input_ids"]
+    pair = vocabulary.tokenizer.encode(TEXTS[0], TEXTS[1])
+    assert pair.ids == reference(TEXTS[0], TEXTS[1])["input_ids"]
+
+
+def test_vocab_txt_gives_the_ids_of_transformers(wordpiece_folder: Path) -> None:
+    vocabulary = load_tokenizer(str(wordpiece_folder))
+    assert vocabulary.kind == "bert"
+    assert_same_ids(vocabulary, BertTokenizer.from_pretrained(wordpiece_folder))
+
+
+def test_vocab_json_and_merges_give_the_ids_of_transformers(byte_level_folder: Path) -> None:
+    vocabulary = load_tokenizer(str(byte_level_folder))
+    assert vocabulary.kind == "roberta"
+    assert_same_ids(vocabulary, RobertaTokenizer.from_pretrained(byte_level_folder))
+
+
+def test_a_vocabulary_with_capitals_is_cased(wordpiece_folder: Path, tmp_path: Path) -> None:
+    entries = (wordpiece_folder / "vocab.txt").read_text() + "The\n"
+    (tmp_path / "vocab.txt").write_text(entries)
+    vocabulary = load_tokenizer(str(tmp_path))
+    assert vocabulary.tokenizer.encode("The", add_special_tokens=False).tokens == ["The"]
+    assert_same_ids(vocabulary, BertTokenizer.from_pretrained(tmp_path, do_lower_case=False))
+
+
+def test_the_config_beside_the_vocabulary_decides_about_case(
+    wordpiece_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copy(wordpiece_folder / "vocab.txt", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert_same_ids(
+        load_tokenizer(str(tmp_path)), BertTokenizer.from_pretrained(tmp_path, do_lower_case=False)
+    )
+
+
+def test_transformers_loads_what_was_saved(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    save_tokenizer(vocabulary, tmp_path, model_max_length=77)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    assert reference.is_fast
+    assert type(reference).__name__ in ("BertTokenizer", "RobertaTokenizer")
+    assert reference.model_max_length == 77
+    assert_same_ids(vocabulary, reference)
+    for role in ("cls", "sep", "pad", "mask"):
+        assert getattr(reference, f"{role}_token_id") == getattr(vocabulary, f"{role}_id")
+    assert sorted(reference.all_special_ids) == list(vocabulary.special_ids)
+    padded = reference(["a long text", "short"], padding=True)["input_ids"]
+    assert padded[1][-1] == vocabulary.pad_id
+
+
+def test_the_identity_outlives_saving_by_us_and_by_transformers(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    save_tokenizer(vocabulary, ours)
+    AutoTokenizer.from_pretrained(ours).save_pretrained(theirs)
+    assert load_tokenizer(str(ours)).sha256 == vocabulary.sha256
+    assert load_tokenizer(str(theirs)).sha256 == vocabulary.sha256
+
+
+def test_another_entry_or_rule_is_another_identity(wordpiece_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(wordpiece_folder / "vocab.txt", tmp_path)
+    identities = {load_tokenizer(str(tmp_path)).sha256}
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    identities.add(load_tokenizer(str(tmp_path)).sha256)
+    lines = (tmp_path / "vocab.txt").read_text().splitlines()
+    lines[-1], lines[-2] = lines[-2], lines[-1]
+    (tmp_path / "vocab.txt").write_text("\n".join(lines))
+    identities.add(load_tokenizer(str(tmp_path)).sha256)
+    assert len(identities) == 3
+
+
+def test_truncation_and_padding_of_a_published_file_are_switched_off(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.sha256 == vocabulary.sha256
+    text = "one two three four five six seven eight nine ten"
+    assert loaded.tokenizer.encode(text).ids == vocabulary.tokenizer.encode(text).ids
+
+
+def test_a_special_token_spelt_in_a_text_is_text(vocabulary: Vocabulary) -> None:
+    text = "[CLS] [SEP] [PAD] [MASK] <s> </s> <pad> <mask>"
+    encoding = vocabulary.tokenizer.encode(text, add_special_tokens=False)
+    unknown = vocabulary.tokenizer.token_to_id("[UNK]")
+    assert not set(encoding.ids) & (set(vocabulary.special_ids) - {unknown})
+
+
+def test_training_is_deterministic_and_numbers_the_special_tokens_first(
+    paragraphs: list[str],
+) -> None:
+    first, *others = (train_wordpiece(iter(paragraphs), 500) for _ in range(4))
+    assert [other.sha256 for other in others] == [first.sha256] * 3
+    assert first.vocab_size == 500
+    assert [first.tokenizer.id_to_token(i) for i in range(5)] == [
+        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
+    ]  # fmt: skip
+    assert first.special_ids == (0, 1, 2, 3, 4)
+    encoding = first.tokenizer.encode("PARSER")
+    assert (encoding.tokens[0], encoding.tokens[-1]) == ("[CLS]", "[SEP]")
+    assert encoding.ids == first.tokenizer.encode("parser").ids
+    assert max(first.tokenizer.get_vocab().values()) == 499
+
+
+def test_what_is_no_bert_or_roberta_tokenizer_is_refused(
+    wordpiece_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"expected tokenizer\.json, vocab\.txt"):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(UserError, match="is a file"):
+        load_tokenizer(str(wordpiece_folder / "vocab.txt"))
+    with pytest.raises(UserError, match="no folder nobody/nothing"):
+        load_tokenizer("nobody/nothing")
+
+    unigram = Tokenizer(models.Unigram([("a", 0.0)]))
+    unigram.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="of another kind"):
+        load_tokenizer(str(tmp_path))
+
+    plain = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel()
+    plain.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="has no <s>"):
+        load_tokenizer(str(tmp_path))
+
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(UserError, match="is no tokenizer"):
+        load_tokenizer(str(tmp_path))

@@ -1,0 +1,167 @@
+"""What the two passes of the gradient cache rely on: rows, chunks and dropout do not interact."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.encoder import TransformerLayer, dropout, take_rows
+
+CONFIG = ModelConfig(
+    vocab_size=90,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=48,
+    max_position_embeddings=16,
+    skip_from=1,
+    initializer_range=0.2,  # wide enough for the attention to be anything but flat
+)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Eight spans of 16 tokens, their attention mask, masked positions and dropout keys."""
+    rng = np.random.default_rng(0)
+    ids_BxL = rng.integers(5, 90, (8, 16), dtype=np.int32)
+    mask_BxL = np.arange(16)[None] < rng.integers(5, 17, (8, 1))
+    positions_BxM = rng.integers(1, 5, (8, 3), dtype=np.int32)
+    return ids_BxL, mask_BxL, positions_BxM, jax.random.split(jax.random.key(1), 8)
+
+
+@pytest.fixture(scope="module")
+def variables(batch):
+    return jax.jit(Condenser(CONFIG).init)(jax.random.key(0), *batch[:3])
+
+
+@functools.partial(jax.jit, static_argnames=("config", "method", "dtype"))
+def run(config, variables, *args, method="__call__", dtype="float32"):
+    return Condenser(config, jnp.dtype(dtype)).apply(variables, *args, method=method)
+
+
+@pytest.mark.parametrize(("skip_from", "late_mlm"), [(1, True), (1, False), (2, True)])
+def test_encode_is_the_cls_of_the_whole_forward_pass(batch, variables, skip_from, late_mlm):
+    ids, mask, positions, keys = batch
+    config = dataclasses.replace(CONFIG, skip_from=skip_from, late_mlm=late_mlm)
+    whole = run(config, variables, ids, mask, positions, keys).cls_BxD
+    alone = run(config, variables, ids, mask, keys, method="encode")
+
+    np.testing.assert_allclose(alone, whole, rtol=0, atol=2e-6)
+    other_keys = jax.random.split(jax.random.key(2), 8)
+    other = run(config, variables, ids, mask, other_keys, method="encode")
+    assert np.abs(alone - other).max() > 0.1  # dropout was on
+    assert alone.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_span_does_not_depend_on_its_chunk(batch, variables, chunk):
+    ids, mask, positions, keys = batch
+    whole = run(CONFIG, variables, ids, mask, positions, keys)
+    parts = [
+        run(CONFIG, variables, *(x[start : start + chunk] for x in (ids, mask, positions, keys)))
+        for start in range(0, 8, chunk)
+    ]
+    for ours, theirs in zip(whole, map(jnp.concatenate, zip(*parts, strict=True)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_padding_is_never_read(batch, variables):
+    ids, mask, positions, _ = batch
+    other_ids = np.where(mask, ids, 7)
+    ours = run(CONFIG, variables, ids, mask, positions)
+    theirs = run(CONFIG, variables, other_ids, mask, positions)
+    assert not np.array_equal(ids, other_ids)
+    for x, y in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_without_late_mlm_the_rest_is_the_same(batch, variables):
+    ids, mask, positions, _ = batch
+    both = run(CONFIG, variables, ids, mask, positions)
+    config = dataclasses.replace(CONFIG, late_mlm=False)
+    head_only = run(config, variables, ids, mask, positions)
+
+    assert head_only.late_logits_BxMxV is None
+    np.testing.assert_allclose(head_only.cls_BxD, both.cls_BxD, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        head_only.head_logits_BxMxV, both.head_logits_BxMxV, rtol=0, atol=1e-5
+    )
+
+
+def test_bfloat16_computes_near_float32_and_returns_float32_vectors(batch, variables):
+    ids, mask, positions, _ = batch
+    exact = run(CONFIG, variables, ids, mask, positions)
+    rough = run(CONFIG, variables, ids, mask, positions, dtype="bfloat16")
+    assert rough.cls_BxD.dtype == jnp.float32
+    assert rough.head_logits_BxMxV.dtype == jnp.bfloat16
+    error = np.linalg.norm(rough.cls_BxD - exact.cls_BxD) / np.linalg.norm(exact.cls_BxD)
+    assert 1e-4 < error < 3e-2  # bfloat16 has 8 bits, and was used
+
+
+def test_asked_rows_equal_those_of_the_whole_output(batch):
+    _, mask, _, keys = batch
+    rng = np.random.default_rng(2)
+    hidden = jnp.asarray(rng.standard_normal((8, 16, 32)), jnp.float32)
+    rows = rng.integers(0, 16, (8, 5))
+    layer = TransformerLayer(CONFIG, jnp.dtype("float32"))
+    variables = layer.init(jax.random.key(0), hidden, mask)
+    apply = jax.jit(layer.apply)
+    whole = apply(variables, hidden, mask, keys)
+    asked = apply(variables, hidden, mask, keys, rows)
+    np.testing.assert_allclose(asked, take_rows(whole, rows), rtol=0, atol=2e-6)
+
+
+def test_dropout_zeroes_the_rate_and_keeps_the_mean():
+    keys = jax.random.split(jax.random.key(0), 16)
+    out = np.asarray(dropout(jnp.ones((16, 50, 40)), 0.1, keys))
+    assert set(np.unique(out)) == {np.float32(0.0), np.float32(1 / 0.9)}
+    # 32,000 independent elements: four standard deviations are 0.0067.
+    assert np.mean(out == 0.0) == pytest.approx(0.1, abs=0.0067)
+    assert not np.array_equal(out[0], out[1])
+
+
+def test_dropout_sites_draw_different_masks(batch, variables):
+    """Two sites with one mask would show as the same zeros in the embedding and in layer 0."""
+    seen = []
+    original = jax.random.bernoulli
+
+    def spy(key, p, shape):
+        mask = original(key, p, shape)
+        jax.debug.callback(lambda m: seen.append(np.asarray(m)), mask)
+        return mask
+
+    ids, mask, _, keys = batch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.random, "bernoulli", spy)
+        run(CONFIG, variables, ids[:1], mask[:1], keys[:1], method="encode")
+        jax.effects_barrier()
+    # The embeddings, and after each of two layers the attention output and the feed-forward.
+    hidden_masks = [m for m in seen if m.shape[-2:] == (16, 32)]
+    assert len(hidden_masks) == 5
+    assert len({m.tobytes() for m in hidden_masks}) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"skip_from": 3}, "skip_from is 3; expected 0 to 2"),
+        ({"n_head_layers": 0}, "n_head_layers is 0; expected at least 1"),
+        ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
+        ({"model_type": "t5"}, "expected 'bert' or 'roberta'"),
+    ],
+)
+def test_impossible_shapes_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(CONFIG, **change)
+
+
+def test_roberta_positions_start_after_the_padding_index():
+    config = dataclasses.replace(CONFIG, model_type="roberta", pad_token_id=1)
+    assert (config.position_offset, config.max_length) == (2, 14)
+    assert (CONFIG.position_offset, CONFIG.max_length) == (0, 16)

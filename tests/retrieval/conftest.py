@@ -1,0 +1,89 @@
+"""A small world for retrieval: a BEIR folder of invented words, a tokenizer, BERTs at random."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+N_PASSAGES, N_QUERIES = 60, 24
+
+
+@pytest.fixture(scope="session")
+def words():
+    rng = np.random.default_rng(0)
+    return ["".join(rng.choice(list("abcdefgh"), 5)) for _ in range(120)]
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def beir(tmp_path_factory, words):
+    """Passages of 5 to 40 words; query i asks for passage i with three of its words."""
+    folder = tmp_path_factory.mktemp("beir")
+    rng = np.random.default_rng(1)
+    passages = [
+        {
+            "_id": f"d{i}",
+            "title": f"title {words[i]}",
+            "text": " ".join(rng.choice(words, rng.integers(5, 41))),
+        }
+        for i in range(N_PASSAGES)
+    ]
+    write_jsonl(folder / "corpus.jsonl", passages)
+    write_jsonl(
+        folder / "queries.jsonl",
+        [
+            {"_id": f"q{i}", "text": " ".join(rng.choice(passages[i]["text"].split(), 3))}
+            for i in range(N_QUERIES)
+        ],
+    )
+    (folder / "qrels").mkdir()
+    judgments = [f"q{i}\td{i}\t1\n" for i in range(N_QUERIES)]
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judgments))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory, words):
+    """Writes a Hugging Face folder of a small BERT or RoBERTa with random weights."""
+    import torch
+    import transformers
+    from tokenizers import BertWordPieceTokenizer
+
+    def make(kind="Bert", seed=0, **settings):
+        folder = tmp_path_factory.mktemp(kind)
+        wordpiece = BertWordPieceTokenizer()
+        wordpiece.train_from_iterator(words * 5, vocab_size=150, show_progress=False)
+        tokenizer = transformers.BertTokenizerFast(
+            tokenizer_object=wordpiece._tokenizer,
+            **{f"{n}_token": f"[{n.upper()}]" for n in ("unk", "pad", "cls", "sep", "mask")},
+        )
+        tokenizer.save_pretrained(folder)
+        config = {
+            "vocab_size": len(tokenizer),
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 64,
+            "pad_token_id": tokenizer.pad_token_id,
+            "initializer_range": 0.2,
+        } | settings
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{kind}Model")(
+            getattr(transformers, f"{kind}Config")(**config), add_pooling_layer=False
+        )
+        model.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model_folder(make_model):
+    return make_model()

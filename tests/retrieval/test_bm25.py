@@ -1,0 +1,82 @@
+"""BM25 against its formula."""
+
+import math
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.retrieval import bm25
+from cocondenser_jax.retrieval.data import Passage
+
+# Words that stemming and stop words leave alone.
+VOCABULARY = ["apr", "bik", "cron", "dur", "gorm", "hulk", "jank", "kolm"]
+
+
+def formula(passages, query, k1, b):
+    documents = [Counter(f"{p.title} {p.text}".split()) for p in passages]
+    lengths = [sum(counts.values()) for counts in documents]
+    mean = sum(lengths) / len(lengths)
+    scores = {}
+    for passage, counts, length in zip(passages, documents, lengths, strict=True):
+        score = 0.0
+        for term in query.split():
+            n = sum(term in other for other in documents)
+            idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
+            f = counts[term]
+            score += idf * f / (f + k1 * (1 - b + b * length / mean))
+        if score > 0:
+            scores[passage.id] = score
+    return scores
+
+
+@pytest.fixture(scope="module")
+def passages():
+    rng = np.random.default_rng(0)
+    return [
+        Passage(
+            f"d{i}", VOCABULARY[i % 8], " ".join(rng.choice(VOCABULARY[:7], rng.integers(1, 30)))
+        )
+        for i in range(40)
+    ]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_scores_are_lucenes_formula(passages, monkeypatch, compiled):
+    monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else math.inf)
+    # The first query has no known word, which bm25s' compiled scorer alone would not survive.
+    queries = {"none": "zzz of the", "q1": "apr bik apr", "q2": "kolm", "q3": "dur unknownword"}
+    for k1, b in ((0.9, 0.4), (0.82, 0.68)):
+        run = bm25.bm25_run(passages, queries, depth=100, k1=k1, b=b)
+        assert run["none"] == {}
+        for query in ("q1", "q2", "q3"):
+            assert run[query] == pytest.approx(formula(passages, queries[query], k1, b), rel=1e-5)
+            values = list(run[query].values())
+            assert values == sorted(values, reverse=True)
+    assert len(run["q2"]) == sum(passage.title == "kolm" for passage in passages)
+    top = bm25.bm25_run(passages, {"q1": "apr bik apr"}, depth=3, k1=k1, b=b)
+    assert list(top["q1"]) == list(run["q1"])[:3]
+
+
+def test_stems_and_stop_words():
+    passages = [Passage("d1", "", "Running engines"), Passage("d2", "", "the the the")]
+    run = bm25.bm25_run(passages, {"q1": "he runs an ENGINE", "q2": "the", "q3": "?"})
+    assert {query: list(results) for query, results in run.items()} == {
+        "q1": ["d1"],
+        "q2": [],
+        "q3": [],
+    }
+
+
+def test_a_corpus_without_words_finds_nothing():
+    assert bm25.bm25_run([Passage("d1", "", "?!")], {"q": "word"}) == {"q": {}}
+
+
+def test_jax_stays_out():
+    code = (
+        "import sys; from cocondenser_jax.retrieval import bm25; bm25._import_bm25s();"
+        "assert not any(name.split('.')[0] == 'jax' for name in sys.modules), sys.modules['jax']"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

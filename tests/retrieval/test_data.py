@@ -1,0 +1,136 @@
+"""The BEIR layout, its errors, and rows of training data."""
+
+import functools
+import gzip
+import lzma
+
+import pytest
+import zstandard
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval import data
+
+LINE = '{"_id": "d1", "title": "T", "text": "x y"}\n'
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"),
+    [
+        ("", bytes),
+        (".gz", gzip.compress),
+        (".xz", lzma.compress),
+        # Two frames, as parallel compressors write them.
+        (".zst", lambda b: zstandard.compress(b[:20]) + zstandard.compress(b[20:])),
+    ],
+)
+def test_corpus_in_every_compression(tmp_path, suffix, compress):
+    path = tmp_path / f"corpus.jsonl{suffix}"
+    path.write_bytes(compress((LINE + '\n{"_id": "d2", "text": "é"}\n').encode()))
+    expected = [data.Passage("d1", "T", "x y"), data.Passage("d2", "", "é")]
+    assert list(data.read_corpus(tmp_path)) == expected
+    assert list(data.read_corpus(path)) == expected
+    assert [data.passage_text(passage) for passage in expected] == ["T x y", "é"]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (b'{"_id": "d2", "text": \n', "corpus.jsonl:2: not valid JSON"),
+        (b'{"_id": "d2", "text": "\xff"}\n', "corpus.jsonl:2: not UTF-8"),
+        (b'{"_id": "d2"}\n', "corpus.jsonl:2: the field 'text' is missing"),
+        (b'{"_id": 7, "text": "x"}\n', "corpus.jsonl:2: the field '_id' must be a string"),
+        (b"[1]\n", "corpus.jsonl:2: expected a JSON object"),
+        (LINE.encode(), "corpus.jsonl:2: the id 'd1' occurs twice"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, second, message):
+    (tmp_path / "corpus.jsonl").write_bytes(LINE.encode() + second)
+    with pytest.raises(UserError, match=message):
+        list(data.read_corpus(tmp_path))
+
+
+def test_missing_empty_and_damaged_files(tmp_path):
+    with pytest.raises(UserError, match=r"holds no queries.jsonl \(or"):
+        data.read_queries(tmp_path)
+    (tmp_path / "queries.jsonl").write_text("\n")
+    with pytest.raises(UserError, match=r"queries.jsonl is empty"):
+        data.read_queries(tmp_path)
+    lines = "".join(f'{{"_id": "d{i}", "text": "x"}}\n' for i in range(2000))
+    (tmp_path / "corpus.jsonl.xz").write_bytes(lzma.compress(lines.encode())[:-40])
+    with pytest.raises(UserError, match=r"cannot read .*corpus.jsonl.xz after line"):
+        list(data.read_corpus(tmp_path))
+
+
+def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
+    queries, qrels = data.read_split(beir, "train")
+    assert list(queries) == list(qrels) == [f"q{i}" for i in range(24)]
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "x"}\n')
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("".join(f"q{i}\td1\t1\n" for i in range(6)))
+    with pytest.raises(UserError, match=r"test.tsv names 5 queries .*: q0, q2, q3, \.\.\.$"):
+        data.read_split(tmp_path, "test")
+    with pytest.raises(UserError, match=r"cannot read .*dev.tsv"):
+        data.read_split(tmp_path, "dev")
+
+
+def test_pairs_are_the_relevant_judgments(caplog):
+    rows = data.training_pairs({"q1": {"a": 2, "b": 0, "c": 1}, "q2": {"a": 0}})
+    assert rows.to_dict() == {"query_id": ["q1", "q1"], "positive_id": ["a", "c"]}
+    assert "1 of 2 queries have no positive" in caplog.text
+    with pytest.raises(UserError, match="no positive to train on"):
+        data.training_pairs({"q1": {"a": 0}})
+
+
+def test_candidates_are_the_best_results_that_are_not_relevant():
+    run = {"q1": {"a": 1.0, "b": 4.0, "c": 3.0, "d": 2.0}, "q9": {"a": 1.0}}
+    qrels = {"q1": {"b": 1, "c": 0}, "q2": {"a": 1}}
+    assert data.negative_candidates(run, qrels, 3) == {"q1": ["c", "d"], "q2": []}
+
+
+def fill(epoch, candidates, n_negatives, seed=0):
+    passages = {f"d{i}": f"text {i}" for i in range(50)}
+    return functools.partial(
+        data.fill_rows,
+        queries={"q1": "one", "q2": "two"},
+        passages=passages,
+        candidates=candidates,
+        n_negatives=n_negatives,
+        seed=seed,
+        epoch=epoch,
+    )
+
+
+def test_negatives_are_drawn_anew_every_epoch_and_only_depend_on_the_row():
+    candidates = {"q1": [f"d{i}" for i in range(10)], "q2": [f"d{i}" for i in range(10, 20)]}
+    both = {"query_id": ["q1", "q2"], "positive_id": ["d30", "d31"]}
+    epochs = []
+    for epoch in range(20):
+        rows = fill(epoch, candidates, 3)(both)
+        assert rows["query"] == ["one", "two"]
+        assert rows["positive"] == ["text 30", "text 31"]
+        alone = fill(epoch, candidates, 3)({"query_id": ["q2"], "positive_id": ["d31"]})
+        drawn = [rows[f"negative_{i}"] for i in (1, 2, 3)]
+        assert [column[1] for column in drawn] == [alone[f"negative_{i}"][0] for i in (1, 2, 3)]
+        epochs.append({column[0] for column in drawn})
+        assert len(epochs[-1]) == 3
+        assert epochs[-1] <= {f"text {i}" for i in range(10)}
+    assert set.union(*epochs) == {f"text {i}" for i in range(10)}
+    assert fill(0, candidates, 3)(both) != fill(0, candidates, 3, seed=1)(both)
+
+
+def test_few_candidates_come_twice_and_none_give_random_passages():
+    rows = fill(0, {"q1": ["d1"], "q2": []}, 4)(
+        {"query_id": ["q1", "q2"], "positive_id": ["d30", "d31"]}
+    )
+    assert {rows[f"negative_{i}"][0] for i in range(1, 5)} == {"text 1"}
+    assert len({rows[f"negative_{i}"][1] for i in range(1, 5)}) == 4
+
+
+def test_rows_without_negatives():
+    rows = fill(0, {}, 0)({"query_id": ["q1"], "positive_id": ["d30"]})
+    assert rows == {"query": ["one"], "positive": ["text 30"]}
+
+
+def test_unknown_passages_are_counted(tmp_path):
+    with pytest.raises(UserError, match=r"qrels.tsv names 2 passages .*: x, y$"):
+        data.require_known_passages({"q": {"a": 1, "x": 1, "y": 0}}, {"a": ""}, "qrels.tsv")

@@ -1,0 +1,96 @@
+"""Shards of vectors: their content, their order, and going on after an interruption."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval import data, encode, models
+
+
+def vectors(folder):
+    return np.concatenate([np.load(path) for path in sorted(folder.glob("embeddings-*.npy"))])
+
+
+def names(folder):
+    return [
+        json.loads(line)["_id"]
+        for path in sorted(folder.glob("passages-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+
+
+def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, tmp_path):
+    manifest = encode.encode_corpus(
+        model_folder, beir, tmp_path / "out", batch_size=7, passage_length=16, shard_size=25
+    )
+    model = models.load_retriever(model_folder, passage_length=16)
+    passages = list(data.read_corpus(beir))
+    alone = np.stack([model.encode_document(data.passage_text(p)) for p in passages])
+    np.testing.assert_allclose(vectors(tmp_path / "out"), alone, atol=5e-6)
+    assert names(tmp_path / "out") == [p.id for p in passages]
+    shapes = [np.load(p).shape for p in sorted((tmp_path / "out").glob("*.npy"))]
+    assert shapes == [(25, 32), (25, 32), (10, 32)]
+    assert manifest["model_sha256"] == models.model_sha256(model_folder)
+    assert (manifest["dimension"], manifest["passages"], manifest["shards"]) == (32, 60, 3)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
+
+
+def test_half_precision_on_disk(model_folder, beir, tmp_path):
+    encode.encode_corpus(model_folder, beir, tmp_path / "f16", dtype="float16")
+    encode.encode_corpus(model_folder, beir / "corpus.jsonl", tmp_path / "f32")
+    half, single = vectors(tmp_path / "f16"), vectors(tmp_path / "f32")
+    assert (half.dtype, single.dtype) == (np.float16, np.float32)
+    np.testing.assert_array_equal(half, single.astype(np.float16))
+
+
+def test_an_interrupted_run_goes_on_with_the_missing_shards(
+    model_folder, beir, tmp_path, monkeypatch
+):
+    out = tmp_path / "out"
+    encoded = []
+    compute = encode._encode
+
+    def stop_at_third(model, passages, *rest):
+        if len(encoded) == 2:
+            raise KeyboardInterrupt
+        encoded.append(passages[0].id)
+        return compute(model, passages, *rest)
+
+    monkeypatch.setattr(encode, "_encode", stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        encode.encode_corpus(model_folder, beir, out, shard_size=20)
+    assert not (out / "manifest.json").exists()
+    assert len(list(out.glob("*.npy"))) == 2
+
+    with pytest.raises(UserError, match="was begun with shard_size=20, now it is 30"):
+        encode.encode_corpus(model_folder, beir, out, shard_size=30)
+
+    encoded.clear()
+    encode.encode_corpus(model_folder, beir, out, shard_size=20)
+    assert encoded == ["d40"]
+    encode.encode_corpus(model_folder, beir, tmp_path / "whole", shard_size=1000)
+    np.testing.assert_allclose(vectors(out), vectors(tmp_path / "whole"), atol=5e-6)
+    assert names(out) == names(tmp_path / "whole")
+
+
+def test_another_model_does_not_go_on(model_folder, make_model, beir, tmp_path):
+    encode.encode_corpus(model_folder, beir, tmp_path / "out")
+    with pytest.raises(UserError, match="was begun with model_sha256="):
+        encode.encode_corpus(make_model(seed=1), beir, tmp_path / "out")
+
+
+def test_bad_input_leaves_nothing(model_folder, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"_id": "d1", "text": "x"}\n{"_id": \n')
+    with pytest.raises(UserError, match=r"corpus\.jsonl:2: not valid JSON"):
+        encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=1)
+    corpus.write_text('{"_id": "d1", "text": "x"}\n')
+    with pytest.raises(UserError, match="is not a folder"):
+        encode.encode_corpus(tmp_path / "none", corpus, tmp_path / "out")
+    with pytest.raises(UserError, match="expected at least 1"):
+        encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=0)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="already exists"):
+        encode.encode_corpus(model_folder, corpus, tmp_path)

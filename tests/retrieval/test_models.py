@@ -1,0 +1,106 @@
+"""Bi-encoders: which vector is the embedding, and what survives saving."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval import models
+
+TEXTS = ["abcde fgh", "hgfed cba aaaaa bbbbb ccccc ddddd eeeee"]
+
+
+def hidden_states(folder, texts, max_length):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    batch = tokenizer(
+        texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt"
+    )
+    with torch.no_grad():
+        return model(**batch)[0].numpy(), batch["attention_mask"].numpy()[..., None]
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_a_plain_folder_embeds_with_its_cls_vector(make_model, kind):
+    folder = make_model(kind)
+    model = models.load_retriever(folder, query_length=5, passage_length=12)
+    assert model.similarity_fn_name == "dot"
+    assert not any("pooler" in name for name, _ in model.named_parameters())
+    for encode, length in ((model.encode_query, 5), (model.encode_document, 12)):
+        hidden, _ = hidden_states(folder, TEXTS, length)
+        np.testing.assert_allclose(encode(TEXTS), hidden[:, 0], atol=2e-6)
+
+
+def test_saving_keeps_vectors_lengths_score_and_adds_no_pooler(model_folder, tmp_path):
+    model = models.load_retriever(model_folder, query_length=5, passage_length=12)
+    model.save_pretrained(str(tmp_path / "saved"))
+    for again in (
+        SentenceTransformer(str(tmp_path / "saved")),
+        models.load_retriever(tmp_path / "saved"),
+    ):
+        np.testing.assert_array_equal(again.encode_query(TEXTS), model.encode_query(TEXTS))
+        np.testing.assert_array_equal(again.encode_document(TEXTS), model.encode_document(TEXTS))
+        assert again.similarity_fn_name == "dot"
+        assert not any("pooler" in name for name, _ in again.named_parameters())
+
+
+def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder, tmp_path):
+    saved = tmp_path / "mean"
+    SentenceTransformer(
+        modules=[Transformer(str(model_folder)), Pooling(32, "mean"), Normalize()],
+        similarity_fn_name="cosine",
+    ).save_pretrained(str(saved))
+    hidden, mask = hidden_states(model_folder, TEXTS, 64)
+    mean = (hidden * mask).sum(1) / mask.sum(1)
+    kept = models.load_retriever(saved).encode_document(TEXTS)
+    np.testing.assert_allclose(kept, mean / np.linalg.norm(mean, axis=1)[:, None], atol=2e-6)
+    replaced = models.load_retriever(saved, pooling="cls")
+    np.testing.assert_allclose(replaced.encode_document(TEXTS), hidden[:, 0], atol=2e-6)
+    assert replaced.similarity_fn_name == "dot"
+
+
+def test_folders_that_are_no_model(model_folder, tmp_path):
+    with pytest.raises(UserError, match="is not a folder"):
+        models.load_retriever(tmp_path / "none")
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        models.load_retriever(tmp_path)
+    broken = tmp_path / "broken"
+    shutil.copytree(model_folder, broken)
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"holds no weights \(model\.safetensors"):
+        models.load_retriever(broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match="cannot be loaded as a bi-encoder") as raised:
+        models.load_retriever(broken)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("Bert", 64), ("Roberta", 63)])
+def test_lengths_beyond_the_positions_are_refused(make_model, kind, limit):
+    folder = make_model(kind)  # the padding id is 0, so RoBERTa counts positions from 1
+    model = models.load_retriever(folder, passage_length=limit)
+    assert model.encode_document(["abcde " * 100]).shape == (1, 32)
+    with pytest.raises(UserError, match=f"passage_length={limit + 1}: expected 3 to {limit}"):
+        models.load_retriever(folder, passage_length=limit + 1)
+    with pytest.raises(UserError, match="query_length=2: expected 3"):
+        models.load_retriever(folder, query_length=2)
+
+
+def test_the_hash_is_of_what_vectors_depend_on(model_folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(model_folder, copy)
+    (copy / "README.md").write_text("a card")
+    assert models.model_sha256(copy) == models.model_sha256(model_folder)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content + b" ")
+        assert models.model_sha256(copy) != models.model_sha256(model_folder)
+        (copy / name).write_bytes(content)
+    (copy / "1_Pooling").mkdir()
+    (copy / "1_Pooling" / "config.json").write_text("{}")
+    assert models.model_sha256(copy) != models.model_sha256(model_folder)

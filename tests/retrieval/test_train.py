@@ -1,0 +1,255 @@
+"""Fine-tuning: the loss, one step of the optimizer, the rows of a step, resuming."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation import trec
+from cocondenser_jax.retrieval import data, models, train
+from configs import finetune as finetune_config
+
+
+@pytest.fixture
+def config(model_folder, beir):
+    config = finetune_config.get_config()
+    config.update(
+        model=str(model_folder),
+        data=str(beir),
+        negatives_per_query=0,
+        batch_size=4,
+        query_length=8,
+        passage_length=16,
+        log_every=1,
+    )
+    return config
+
+
+@pytest.fixture(scope="module")
+def run_file(beir, tmp_path_factory):
+    """Ten passages for each query, its positive first."""
+    path = tmp_path_factory.mktemp("runs") / "bm25.trec"
+    run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
+    trec.write_run(path, run)
+    return path
+
+
+def metrics(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def loss_by_hand(queries_QxD, passages_PxD, scale=1.0):
+    """−1/Q Σ_q log softmax; query q's positive is passage q, whatever else follows."""
+    scores = scale * queries_QxD.astype(np.float64) @ passages_PxD.astype(np.float64).T
+    return np.mean([math.log(np.exp(row - row[q]).sum()) for q, row in enumerate(scores)])
+
+
+def test_the_loss_is_the_papers(model_folder, beir):
+    passages = [data.passage_text(passage) for passage in data.read_corpus(beir)]
+    queries = list(data.read_queries(beir).values())[:5]
+    model = models.load_retriever(model_folder, 8, 16).eval()
+    columns = [passages[:5], passages[20:25], passages[30:35]]  # positives and two negatives each
+    features = [
+        model.preprocess(texts, task="query" if i == 0 else "document")
+        for i, texts in enumerate([queries, *columns])
+    ]
+    queries_QxD = model.encode_query(queries)
+    passages_PxD = np.concatenate([model.encode_document(texts) for texts in columns])
+    for scale in (1.0, 0.1):
+        loss = MultipleNegativesRankingLoss(model, scale, train.inner_products)
+        with torch.no_grad():
+            value = loss([dict(feature) for feature in features], None).item()
+        assert value == pytest.approx(loss_by_hand(queries_QxD, passages_PxD, scale), rel=1e-5)
+
+
+def test_scores_stay_in_single_precision_under_autocast():
+    # 201.25 and 200.75 are the same bfloat16 number.
+    queries = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    passages = torch.tensor([[201.25, 0.0], [0.0, 200.75]])
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = train.inner_products(queries, passages)
+    assert scores.dtype == torch.float32
+    assert scores.diag().tolist() == [201.25, 200.75]
+
+
+def test_one_step_is_adamw_on_the_loss_of_all_pairs(make_model, beir, config, tmp_path):
+    folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config.update(
+        model=str(folder), batch_size=24, max_steps=1, warmup_ratio=0.0, learning_rate=1e-3
+    )
+    result = train.finetune(config, tmp_path / "run")
+
+    # The same step by hand: torch's autograd, Adam's first step and decoupled decay in plain sight.
+    queries, qrels = data.read_split(beir, "train")
+    passages = {p.id: data.passage_text(p) for p in data.read_corpus(beir)}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False)
+
+    def embed(texts, length):
+        batch = tokenizer(
+            texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
+        )
+        return model(**batch)[0][:, 0]
+
+    positives = [passages[p] for grades in qrels.values() for p in grades]
+    scores = embed(list(queries.values()), 8) @ embed(positives, 16).T
+    loss = -scores.log_softmax(1).diag().mean()
+    loss.backward()
+    assert result["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics(tmp_path / "run")[0]["learning_rate"] == pytest.approx(1e-3)
+
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    assert metrics(tmp_path / "run")[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    trained = safetensors.torch.load_file(tmp_path / "run" / "retriever" / "model.safetensors")
+    assert trained.keys() == before.keys()
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad * min(1.0, 1.0 / norm.item())
+        decay = 0.0 if name.endswith("bias") or "LayerNorm" in name else 0.01
+        expected = before[name] * (1 - 1e-3 * decay) - 1e-3 * gradient / (gradient.abs() + 1e-8)
+        # Adam's first step is nearly the gradient's sign, which is noise where that is all but 0.
+        clear = gradient.abs() > 1e-5
+        np.testing.assert_allclose(trained[name][clear], expected[clear].detach(), atol=2e-6)
+
+
+def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, beir):
+    config.update(max_steps=4, learning_rate=1e-3)
+    result = train.finetune(config, tmp_path / "run")
+    assert result["steps"] == 4
+    assert result["pairs"] == 24
+    model = SentenceTransformer(result["retriever"])
+    assert model[1].pooling_mode == "cls"
+    assert model.similarity_fn_name == "dot"
+    assert (model[0].query_length, model[0].document_length) == (8, 16)
+    assert [m["step"] for m in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    with pytest.raises(UserError, match="already exists"):
+        train.finetune(config, tmp_path / "run")
+
+
+def test_every_epoch_has_its_negatives_and_no_step_a_text_twice(
+    config, run_file, monkeypatch, tmp_path, beir
+):
+    batches = []
+
+    class Spy(train.SentenceTransformerDataCollator):
+        def __call__(self, features):
+            batches.append([dict(row) for row in features])
+            return super().__call__(features)
+
+    monkeypatch.setattr(train, "SentenceTransformerDataCollator", Spy)
+    config.update(epochs=3, batch_size=4, negatives_per_query=2, negatives_run=str(run_file))
+    train.finetune(config, tmp_path / "run")
+
+    names = {data.passage_text(p): p.id for p in data.read_corpus(beir)}
+    queries = {text: name for name, text in data.read_queries(beir).items()}
+    assert len(batches) == 3 * 6
+    negatives = {}
+    for i, batch in enumerate(batches):
+        texts = [text for row in batch for text in row.values()]
+        assert len(texts) == len(set(texts)) == 4 * 4
+        for row in batch:
+            number = int(queries[row["query"]][1:])
+            assert names[row["positive"]] == f"d{number}"
+            drawn = {names[row["negative_1"]], names[row["negative_2"]]}
+            # The run's first result is the positive, which is no negative.
+            assert drawn <= {f"d{(number + j) % 60}" for j in range(1, 10)}
+            negatives.setdefault(number, []).append((i // 6, drawn))
+    changed = [d for d in negatives.values() if any(a != d[0][1] for _, a in d)]
+    assert len(changed) > 0.8 * len(negatives)
+
+
+def test_an_interrupted_run_ends_as_if_it_had_not_been(config, run_file, monkeypatch, tmp_path):
+    config.update(
+        epochs=3,
+        learning_rate=1e-3,
+        negatives_per_query=1,
+        negatives_run=str(run_file),
+        checkpoint_every=4,
+    )
+    train.finetune(config, tmp_path / "whole")
+
+    step_end = train._Progress.on_step_end
+
+    def interrupt(self, args, state, control, **kwargs):
+        step_end(self, args, state, control, **kwargs)
+        if state.global_step == 11:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(train._Progress, "on_step_end", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train.finetune(config, tmp_path / "halves")
+    assert not (tmp_path / "halves" / "retriever").exists()
+    # A checkpoint that was being written when the process died.
+    torn = tmp_path / "halves" / "checkpoints" / "checkpoint-10"
+    torn.mkdir()
+    monkeypatch.undo()
+    config.seed += 1
+    with pytest.raises(UserError, match="was begun with seed=42, now it is 43"):
+        train.finetune(config, tmp_path / "halves")
+    config.seed -= 1
+    train.finetune(config, tmp_path / "halves")
+
+    whole, halves = metrics(tmp_path / "whole"), metrics(tmp_path / "halves")
+    assert [m["step"] for m in halves] == list(range(1, 19))
+    assert [m["loss"] for m in halves] == [m["loss"] for m in whole]
+    weights = [tmp_path / run / "retriever" / "model.safetensors" for run in ("whole", "halves")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_tokens_remembered_are_the_tokenizers(model_folder, words):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    tokenize = train.remembering_tokenizer(tokenizer)
+    texts = [" ".join(words[i : i + n]) for i, n in ((0, 1), (3, 20), (7, 4))]
+    for length in (6, 30, 6):
+        expected = tokenizer(
+            texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
+        )
+        got = tokenize(texts, max_length=length)
+        assert torch.equal(got["input_ids"], expected["input_ids"])
+        assert torch.equal(got["attention_mask"], expected["attention_mask"])
+    prompted = tokenize(texts[:1], prompt="query ", max_length=30)
+    assert prompted["input_ids"].tolist() == [tokenizer("query " + texts[0])["input_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": ""}, "config.model is not set"),
+        ({"model": "/nowhere"}, "/nowhere is not a folder"),
+        ({"data": "/nowhere"}, "cannot read /nowhere/qrels/train.tsv"),
+        ({"split": "dev"}, "cannot read .*dev.tsv"),
+        ({"negatives_per_query": 1}, "no config.negatives_run"),
+        ({"batch_size": 25}, "has 24 training pairs in split train: too few .*batch_size=25"),
+        ({"batch_size": 1}, "config.batch_size is 1: expected at least 2"),
+        ({"warmup_ratio": 1.0}, "config.warmup_ratio is 1.0"),
+        ({"passage_length": 65}, "passage_length=65: expected 3 to 64"),
+    ],
+)
+def test_bad_settings_leave_nothing(config, tmp_path, change, message):
+    config.update(change)
+    with pytest.raises(UserError, match=message):
+        train.finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_something_else_is_refused(config, tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="already exists"):
+        train.finetune(config, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_shipped_config_is_locked_and_the_papers():
+    config = finetune_config.get_config()
+    assert (config.batch_size, config.negatives_per_query, config.learning_rate) == (8, 7, 5e-6)
+    with pytest.raises(AttributeError):
+        config.learning_rat = 1.0

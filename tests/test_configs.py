@@ -1,0 +1,90 @@
+"""Every shipped experiment loads and fits together, and a typo in a setting is an error."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.step import check_shapes
+
+# The variants of a file.
+ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
+FINE_TUNING = {"finetune"}
+FOR_A_TPU = ["default", "condenser", "cocondenser"]
+
+NAMES = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("[!_]*.py"))
+EXPERIMENTS = [
+    f"{name}:{argument}".rstrip(":") for name in NAMES for argument in ARGUMENTS.get(name, [""])
+]
+PRETRAINING = [name for name in EXPERIMENTS if name.partition(":")[0] not in FINE_TUNING]
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(f"cocondenser_jax.configs.{name}")
+
+
+def load(experiment: str) -> ConfigDict:
+    name, colon, argument = experiment.partition(":")
+    return module(name).get_config(argument) if colon else module(name).get_config()
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Returns the settings under their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def test_the_files_are_found() -> None:
+    assert {"default", "condenser", "cocondenser", "quickstart"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_config_refuses_unknown_keys_on_every_level(experiment: str) -> None:
+    config = load(experiment)
+    sections = [config, *(value for value in config.values() if isinstance(value, ConfigDict))]
+    for section in sections:
+        assert section.is_locked
+        with pytest.raises(AttributeError):
+            section.no_such_setting = 1
+
+
+@pytest.mark.parametrize("experiment", [name for name in PRETRAINING if name != "default"])
+def test_pretraining_config_has_the_settings_of_the_default(experiment: str) -> None:
+    settings, defaults = flatten(load(experiment)), flatten(load("default"))
+    assert settings.keys() == defaults.keys()
+    types = {key: type(value) for key, value in settings.items()}
+    assert types == {key: type(value) for key, value in defaults.items()}
+    assert settings != defaults
+
+
+@pytest.mark.parametrize(
+    ("experiment", "n_devices"),
+    [*((name, 1) for name in PRETRAINING), *((name, 8) for name in FOR_A_TPU)],
+)
+def test_pretraining_config_fits_its_devices(experiment: str, n_devices: int) -> None:
+    config = load(experiment)
+    check_shapes(ModelConfig(**config.model.to_dict(), vocab_size=30522), config, n_devices)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "default"])
+def test_the_head_of_the_file_names_its_command(name: str) -> None:
+    head = module(name).__doc__ or ""
+    assert f"--config=configs/{name}.py" in head
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_each_call_returns_a_config_of_its_own(experiment: str) -> None:
+    first, second = load(experiment), load(experiment)
+    with first.unlocked():
+        first.changed = True
+    assert "changed" not in second
+    assert "changed" not in load(experiment)

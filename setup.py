@@ -28,7 +28,9 @@ setup(
         "transformers>=5",
         "safetensors>=0.6",
         "datasets>=5",
+        "huggingface_hub",
         "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
+        "importlib_resources",  # tensorflow-datasets imports it without asking for it
         "array_record",
         "zstandard",
         "torch>=2.8",

@@ -38,7 +38,7 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     config.model.late_mlm = False
 
     config.train.contrastive = argument == "cocondenser"
-    config.train.steps = 1000
+    config.train.steps = 1100 if config.train.contrastive else 700
     config.train.mlm_weight = 0.2 if config.train.contrastive else 1.0
     config.train.chunk_size = 0
     config.train.dtype = "float32"

@@ -30,8 +30,7 @@ ALLOWED_ROOMS = {
 # One file may import another of the same floor only here.
 EXCEPTIONS = {
     ("pretrain.loop", "evaluation"),
-    ("retrieval.mine", "evaluation.trec"),
-    ("retrieval.search", "evaluation.trec"),
+    ("retrieval", "evaluation.trec"),
 }
 # What a room must not load, not even through the modules of ours that it imports.
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
@@ -93,6 +92,7 @@ def may_import(importer: str, target: str) -> bool:
         target_room in {"", *ALLOWED_ROOMS.get(room, ())}  # "": the package itself, its version
         or (importer, target) in EXCEPTIONS
         or (importer, target_room) in EXCEPTIONS
+        or (room, target) in EXCEPTIONS
     )
 
 
@@ -240,9 +240,9 @@ def test_a_package_that_keeps_the_rules_gets_no_complaint() -> None:
             "retrieval/search.py:1: retrieval.search must not import evaluation.ranking",
         ),
         (
-            "retrieval/train.py",
+            "pretrain/metrics.py",
             "from cocondenser_jax.evaluation import trec\n",
-            "retrieval/train.py:1: retrieval.train must not import evaluation.trec",
+            "pretrain/metrics.py:1: pretrain.metrics must not import evaluation.trec",
         ),
         (
             "evaluation/trec.py",

@@ -123,7 +123,7 @@ def read_batches(
 
 def ordinary_ids(store: TokenStore) -> np.ndarray:
     """Returns every token id of the vocabulary that is not special."""
-    return np.setdiff1d(np.arange(store.vocab_size, dtype=np.int32), store.special_ids)
+    return np.delete(np.arange(store.vocab_size, dtype=np.int32), store.special_ids)
 
 
 def _draws(seed: int, step: int, first_row: int, n_rows: int, n_columns: int) -> np.ndarray:

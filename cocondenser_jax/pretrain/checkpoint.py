@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.store import TokenStore
+from cocondenser_jax.corpus.vocabulary import Vocabulary, save_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import read_json, write_json
+from cocondenser_jax.files import new_folder, read_json, write_json
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 
@@ -98,7 +100,7 @@ def restore_latest(manager: ocp.CheckpointManager, like: TrainState) -> TrainSta
         optimizer=ocp.args.StandardRestore(_zeros_like(like.optimizer_state)),
     )
     restored = manager.restore(step, args=items)
-    return TrainState(np.asarray(step, np.int32), restored["params"], restored["optimizer"])
+    return TrainState(jnp.asarray(step, jnp.int32), restored["params"], restored["optimizer"])
 
 
 def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, dict[str, Any]]:
@@ -114,6 +116,8 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
     Raises:
       UserError: if there is no such run or checkpoint.
     """
+    if not (workdir / "run.json").is_file():
+        raise UserError(f"{workdir} is not a run folder: it has no run.json")
     run = read_json(workdir / "run.json")
     model_config = ModelConfig(**run["model"])
     folder = workdir / "checkpoints"
@@ -128,6 +132,22 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
         items = ocp.args.Composite(params=ocp.args.StandardRestore(target))
         params = manager.restore(chosen, args=items)["params"]
     return model_config, params, {**run, "step": chosen}
+
+
+def save_converted(
+    out: Path, model_config: ModelConfig, params: Any, vocabulary: Vocabulary, source: str
+) -> None:
+    """Writes parameters that come from elsewhere as a run folder that a run can start from.
+
+    Raises:
+      UserError: if `out` already holds something.
+    """
+    with new_folder(out) as folder:
+        (folder / "tokenizer").mkdir()
+        save_tokenizer(vocabulary, folder / "tokenizer", model_config.max_length)
+        with ocp.CheckpointManager((folder / "checkpoints").absolute()) as manager:
+            manager.save(0, args=ocp.args.Composite(params=ocp.args.StandardSave(params)))
+        write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
 
 
 def _zeros_like(tree: Any) -> Any:

@@ -38,7 +38,7 @@ def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str | None = None) -> 
     """
     n_local = cls_SxD.shape[0]
     if axis_name is None:
-        all_AxD, first = cls_SxD, 0
+        all_AxD, first = cls_SxD, jnp.zeros((), jnp.int32)
     else:
         all_AxD = jax.lax.all_gather(cls_SxD, axis_name, tiled=True)
         # The index over all devices of all hosts, never the one within a host.

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.batches import Batch
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.condenser import Condenser, CondenserOutput
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
 from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum, masked_lm_sum
@@ -19,6 +19,7 @@ from cocondenser_jax.pretrain.optimizer import learning_rate_schedule, make_opti
 
 AXIS = "devices"
 MLM_REDUCTIONS = ("token_mean", "span_sum")
+DTYPES = ("float32", "bfloat16")
 
 
 class TrainState(NamedTuple):
@@ -62,13 +63,8 @@ def make_train_step(
 
         def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
             batch, keys_B = chunk
-            output = model.apply(
-                {"params": params},
-                batch.input_ids_SxL,
-                batch.attention_mask_SxL,
-                batch.masked_positions_SxM,
-                keys_B,
-            )
+            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
+            output = cast(CondenserOutput, model.apply({"params": params}, *inputs, keys_B))
             targets = batch.labels_SxM, batch.weights_SxM
             sums = {"head_mlm": masked_lm_sum(output.head_logits_BxMxV, *targets)}
             if output.late_logits_BxMxV is not None:
@@ -78,7 +74,7 @@ def make_train_step(
         def encode(params: Any, chunk: tuple) -> jax.Array:
             batch, keys_B = chunk
             inputs = batch.input_ids_SxL, batch.attention_mask_SxL, keys_B
-            return model.apply({"params": params}, *inputs, method=model.encode)
+            return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
 
         def contrast(cls_SxD: jax.Array) -> jax.Array:
             return corpus_contrastive_sum(cls_SxD, AXIS) / n_spans
@@ -142,6 +138,10 @@ def check_shapes(model_config: ModelConfig, config: ConfigDict, n_devices: int) 
         raise UserError(
             f"config.data.length {config.data.length} is longer than the model's"
             f" {model_config.max_length} positions"
+        )
+    if config.train.dtype not in DTYPES:
+        raise UserError(
+            f"config.train.dtype is {config.train.dtype!r}; expected one of {', '.join(DTYPES)}"
         )
     if config.train.mlm_reduction not in MLM_REDUCTIONS:
         raise UserError(

@@ -7,7 +7,6 @@ from types import ModuleType
 import Stemmer
 from tqdm import tqdm
 
-from cocondenser_jax.evaluation.trec import Run
 from cocondenser_jax.retrieval.data import Passage, passage_text
 
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
@@ -20,7 +19,7 @@ def bm25_run(
     depth: int = 100,
     k1: float = 0.9,
     b: float = 0.4,
-) -> Run:
+) -> dict[str, dict[str, float]]:
     """Ranks passages by BM25, in Lucene's formula.
 
     s(q, d) = Σ_t ln(1 + (N − n_t + ½) / (n_t + ½)) · f_td / (f_td + k1 (1 − b + b |d| / avg|d|)),
@@ -36,7 +35,8 @@ def bm25_run(
       b: strength of length normalisation.
 
     Returns:
-      The run, best first. A passage that shares no term with the query is not in it.
+      The run, query → passage → score, best first. A passage that shares no term with the query
+      is not in it.
     """
     bm25s = _import_bm25s()
     ids: list[str] = []
@@ -65,7 +65,7 @@ def bm25_run(
         for query, terms in zip(queries, map(index.get_tokens_ids, words), strict=True)
         if terms
     }
-    run: Run = {query: {} for query in queries}
+    run: dict[str, dict[str, float]] = {query: {} for query in queries}
     if not known:
         return run
     passages_QxK, scores_QxK = index.retrieve(

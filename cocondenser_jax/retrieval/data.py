@@ -10,7 +10,7 @@ import json
 import logging
 import lzma
 import zlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -20,7 +20,6 @@ import zstandard
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation import trec
-from cocondenser_jax.evaluation.trec import Qrels, Run
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ def read_queries(source: Path) -> dict[str, str]:
     return {r["_id"]: r["text"] for r in _read_records(path, required=("_id", "text"))}
 
 
-def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
+def read_split(folder: Path, split: str) -> tuple[dict[str, str], trec.Qrels]:
     """Reads the judgments of a split, and the queries they judge.
 
     Raises:
@@ -79,7 +78,7 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     return {query: queries[query] for query in qrels}, qrels
 
 
-def training_pairs(qrels: Qrels) -> datasets.Dataset:
+def training_pairs(qrels: trec.Qrels) -> datasets.Dataset:
     """Lists every relevant judgment as one row (`query_id`, `positive_id`).
 
     Raises:
@@ -100,13 +99,26 @@ def training_pairs(qrels: Qrels) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"query_id": list(queries), "positive_id": list(passages)})
 
 
-def negative_candidates(run: Run, qrels: Qrels, depth: int) -> dict[str, list[str]]:
-    """Takes each query's best `depth` results that are not judged relevant.
+def read_candidates(
+    run_file: Path, qrels: trec.Qrels, passages: Container[str], depth: int
+) -> dict[str, list[str]]:
+    """Reads the passages from which each query's negatives are drawn.
+
+    Args:
+      run_file: a TREC run, of BM25 for instance.
+      qrels: the judgments of the queries to train on.
+      passages: the ids of the corpus.
+      depth: results of the run, per query, to take.
 
     Returns:
-      query → passages, for the queries of `qrels`; an empty list where the run has none.
+      query → the passages among its best `depth` results that are not judged relevant; an empty
+      list where the run has none.
+
+    Raises:
+      UserError: for a run that cannot be read, or that names unknown passages.
     """
-    return {
+    run = trec.read_run(run_file)
+    candidates = {
         query: [
             passage
             for passage, _ in trec.ranked(run.get(query, {}))[:depth]
@@ -114,6 +126,8 @@ def negative_candidates(run: Run, qrels: Qrels, depth: int) -> dict[str, list[st
         ]
         for query, grades in qrels.items()
     }
+    require_known_passages(candidates, passages, run_file)
+    return candidates
 
 
 def fill_rows(
@@ -160,9 +174,9 @@ def fill_rows(
 
 
 def require_known_passages(
-    ids: Mapping[str, Mapping[str, Any]], passages: Container[str], source: Path
+    ids: Mapping[str, Iterable[str]], passages: Container[str], source: Path
 ) -> None:
-    """Raises a UserError if a run or judgments name passages that the corpus does not have."""
+    """Raises a UserError if candidates or judgments name passages that the corpus does not have."""
     named = {passage: None for results in ids.values() for passage in results}
     _require_known(named, passages, "passages", source)
 
@@ -218,11 +232,7 @@ def _open_binary(path: Path) -> IO[bytes]:
         case ".xz":
             return lzma.open(path)
         case ".zst":
-            # zstandard.open would stop silently after the first frame.
-            reader = zstandard.ZstdDecompressor().stream_reader(
-                path.open("rb"), read_across_frames=True
-            )
-            return io.BufferedReader(cast(io.RawIOBase, reader))
+            return io.BufferedReader(cast(io.RawIOBase, zstandard.open(path, "rb")))
         case _:
             return path.open("rb")
 

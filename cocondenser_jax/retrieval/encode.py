@@ -77,7 +77,7 @@ def encode_corpus(
     with tqdm(total=n_passages, desc="encode", unit=" passages") as progress:
         for shard, passages in enumerate(_shards(read_corpus(source), shard_size)):
             path = out / f"embeddings-{shard:05d}.npy"
-            if True:
+            if not path.exists():
                 _write_passages(out / f"passages-{shard:05d}.jsonl", passages)
                 _write_array(path, _encode(model, passages, batch_size, progress).astype(dtype))
             else:

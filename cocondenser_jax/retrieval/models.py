@@ -4,9 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
-import torch
 import transformers
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
@@ -43,9 +42,11 @@ def load_retriever(
       UserError: if the folder lacks something, or a length is more than the model can take.
     """
     _require_model(folder)
-    # Loading and saving take a moment: bars for them would only hide the ones that matter.
-    transformers.utils.logging.disable_progress_bar()
     kwargs = _model_kwargs(folder)
+    # Bars for a moment's work, and a report of every unused head, would hide what matters.
+    transformers.utils.logging.disable_progress_bar()
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
     try:
         if (folder / "modules.json").is_file() and pooling is None:
             model = SentenceTransformer(
@@ -64,9 +65,12 @@ def load_retriever(
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"{folder} cannot be loaded as a bi-encoder: {reason}") from error
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
     backbone = model[0]
     if not isinstance(backbone, Transformer):
         raise UserError(f"{folder} does not begin with a transformer: expected a BERT or RoBERTa")
+    _require_all_weights(backbone.model, folder)
     limit = _max_tokens(backbone)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None and not 3 <= length <= limit:
@@ -93,11 +97,6 @@ def model_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def default_device() -> str:
-    """Returns the device models run on when none is named."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _require_model(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected one with config.json and weights")
@@ -105,6 +104,25 @@ def _require_model(folder: Path) -> None:
         raise UserError(f"{folder} holds no config.json: expected a Hugging Face BERT or RoBERTa")
     if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         raise UserError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
+
+
+def _require_all_weights(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Raises a UserError if loading left a parameter at random, which is otherwise only logged."""
+    stored = {
+        name.removeprefix(f"{model.base_model_prefix}.")
+        for path in folder.glob("*.safetensors")
+        for name in safe_open(path, "pt").keys()  # noqa: SIM118 (it is no dict)
+    }
+    if not stored:
+        return  # pytorch_model.bin does not tell its names without being read
+    # Checkpoints from TensorFlow's time, such as bert-base-uncased, say gamma and beta.
+    stored |= {n.replace("gamma", "weight").replace("beta", "bias") for n in stored}
+    missing = [name for name, _ in model.named_parameters() if name not in stored]
+    if missing:
+        raise UserError(
+            f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:

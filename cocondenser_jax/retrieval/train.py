@@ -30,7 +30,6 @@ from transformers.integrations import TensorBoardCallback
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation import trec
 from cocondenser_jax.retrieval import data
 from cocondenser_jax.retrieval.models import load_retriever
 
@@ -157,12 +156,8 @@ def _training_rows(
     data.require_known_passages(qrels, passages, folder / "qrels" / f"{config.split}.tsv")
     candidates: dict[str, list[str]] = {}
     if config.negatives_per_query:
-        run = trec.read_run(Path(config.negatives_run))
-        candidates = data.negative_candidates(run, qrels, config.negatives_depth)
-        data.require_known_passages(
-            {query: dict.fromkeys(names) for query, names in candidates.items()},
-            passages,
-            Path(config.negatives_run),
+        candidates = data.read_candidates(
+            Path(config.negatives_run), qrels, passages, config.negatives_depth
         )
     rows = data.training_pairs(qrels)
     if len(rows) < config.batch_size:

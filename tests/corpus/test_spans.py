@@ -133,12 +133,13 @@ def test_a_word_longer_than_a_span_is_truncated_and_counted(vocabulary: Vocabula
     text = f"{word} after {word}"
     ids, starts = own_tokens(vocabulary, text)
     assert starts.index(True, 1) > 10
-    [found], lost = cut_documents([Document("d", text)], vocabulary, 12)
+    [found], lost = cut_documents([Document("d", f"{text}\nAnd on")], vocabulary, 12)
     assert lost["truncated_spans"] == 2
     assert plain(found[0])[0] == ids[:10]
     assert plain(found[1]) == own_tokens(vocabulary, "after")
     assert plain(found[2])[0] == own_tokens(vocabulary, word)[0][:10]
-    assert len(found) == 3
+    assert plain(found[3]) == own_tokens(vocabulary, "And on")
+    assert len(found) == 4
 
 
 def test_given_spans_stay_and_are_truncated_between_words(vocabulary: Vocabulary) -> None:

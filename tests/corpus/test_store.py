@@ -23,7 +23,7 @@ def corpus(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> s
     """Real text with copies, an empty document, and two that are too short."""
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     unique = list(dict.fromkeys(paragraphs))
-    texts = [*unique, unique[0], unique[3], unique[0], "  ", "Short.", "Short too."]
+    texts = [*unique, unique[0], unique[3], unique[0], "  ", "Short.", "the parser " * 6]
     records = [{"_id": f"näme {i}", "text": text} for i, text in enumerate(texts)]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
@@ -59,6 +59,7 @@ def expected_documents(corpus: str, vocabulary: Vocabulary) -> dict[str, list[Sp
     first = {document.text: document for document in reversed(list(read_documents(corpus)))}
     documents = [d for d in read_documents(corpus) if first[d.text].id == d.id]
     spans_D, _ = cut_documents(documents, vocabulary, MAX_TOKENS)
+    assert {0, 1, 2} <= {len(spans) for spans in spans_D}
     return {d.id: spans for d, spans in zip(documents, spans_D, strict=True) if len(spans) > 1}
 
 

@@ -49,6 +49,8 @@ def test_a_vocabulary_with_capitals_is_cased(wordpiece_folder: Path, tmp_path: P
     vocabulary = load_tokenizer(str(tmp_path))
     assert vocabulary.tokenizer.encode("The", add_special_tokens=False).tokens == ["The"]
     assert_same_ids(vocabulary, BertTokenizer.from_pretrained(tmp_path, do_lower_case=False))
+    save_tokenizer(vocabulary, tmp_path)
+    assert_same_ids(vocabulary, AutoTokenizer.from_pretrained(tmp_path))
 
 
 def test_the_config_beside_the_vocabulary_decides_about_case(

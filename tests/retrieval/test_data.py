@@ -81,10 +81,14 @@ def test_pairs_are_the_relevant_judgments(caplog):
         data.training_pairs({"q1": {"a": 0}})
 
 
-def test_candidates_are_the_best_results_that_are_not_relevant():
-    run = {"q1": {"a": 1.0, "b": 4.0, "c": 3.0, "d": 2.0}, "q9": {"a": 1.0}}
+def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
+    path = tmp_path / "run.trec"
+    scores = {"a": 1.0, "b": 4.0, "c": 3.0, "d": 2.0}
+    path.write_text("".join(f"q1 Q0 {p} 0 {score} t\n" for p, score in scores.items()))
     qrels = {"q1": {"b": 1, "c": 0}, "q2": {"a": 1}}
-    assert data.negative_candidates(run, qrels, 3) == {"q1": ["c", "d"], "q2": []}
+    assert data.read_candidates(path, qrels, "abcd", 3) == {"q1": ["c", "d"], "q2": []}
+    with pytest.raises(UserError, match=r"run.trec names 1 passages .*: d$"):
+        data.read_candidates(path, qrels, "abc", 3)
 
 
 def fill(epoch, candidates, n_negatives, seed=0):

@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
@@ -78,6 +79,23 @@ def test_folders_that_are_no_model(model_folder, tmp_path):
     with pytest.raises(UserError, match="cannot be loaded as a bi-encoder") as raised:
         models.load_retriever(broken)
     assert "\n" not in str(raised.value)
+
+
+def test_parameters_left_at_random_are_an_error(model_folder, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    # Heads beside the backbone are no fault, nor is the prefix they come with.
+    full = {f"bert.{name}": weight for name, weight in weights.items()} | {"cls.x": torch.ones(2)}
+    safetensors.torch.save_file(full, folder / "model.safetensors", {"format": "pt"})
+    np.testing.assert_array_equal(
+        models.load_retriever(folder).encode_query(TEXTS),
+        models.load_retriever(model_folder).encode_query(TEXTS),
+    )
+    del full["bert.encoder.layer.1.output.dense.bias"]
+    safetensors.torch.save_file(full, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lack 1 parameters .*: encoder.layer.1.output.dense.bias"):
+        models.load_retriever(folder)
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("Bert", 64), ("Roberta", 63)])

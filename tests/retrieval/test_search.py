@@ -67,7 +67,7 @@ def test_missing_neighbours_are_left_out(model_folder, embeddings, tmp_path):
     run = search.search_run(searcher, {"q": "abcde", "r": "hgfed"}, depth=60)
     for results in run.values():
         assert 0 < len(results) < 60
-        assert results.keys() <= {f"d{i}" for i in range(60)}
+        assert min(results.values()) > -1e30  # what faiss gives where there is no neighbour
     assert 0 < len(search.search_text(searcher, "abcde", k=60)) < 60
 
 

@@ -182,10 +182,10 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, run_file, monkeyp
     def interrupt(self, args, state, control, **kwargs):
         step_end(self, args, state, control, **kwargs)
         if state.global_step == 11:
-            raise KeyboardInterrupt
+            raise RuntimeError("killed")
 
     monkeypatch.setattr(train._Progress, "on_step_end", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RuntimeError, match="killed"):
         train.finetune(config, tmp_path / "halves")
     assert not (tmp_path / "halves" / "retriever").exists()
     # A checkpoint that was being written when the process died.
@@ -196,7 +196,12 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, run_file, monkeyp
     with pytest.raises(UserError, match="was begun with seed=42, now it is 43"):
         train.finetune(config, tmp_path / "halves")
     config.seed -= 1
+    steps = []
+    monkeypatch.setattr(
+        train._Progress, "on_step_begin", lambda *args, **kwargs: steps.append(1), raising=False
+    )
     train.finetune(config, tmp_path / "halves")
+    assert len(steps) == 18 - 8
 
     whole, halves = metrics(tmp_path / "whole"), metrics(tmp_path / "halves")
     assert [m["step"] for m in halves] == list(range(1, 19))

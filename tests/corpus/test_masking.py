@@ -1,0 +1,112 @@
+"""Whole-word masking against its definition, counted one token at a time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocondenser_jax.corpus.masking import (
+    MaskedSpans,
+    draws_per_span,
+    mask_capacity,
+    mask_whole_words,
+)
+
+MASK, FIRST_ORDINARY, VOCAB = 4, 5, 1000
+ORDINARY = np.arange(FIRST_ORDINARY, VOCAB, dtype=np.int32)
+
+
+def masked(
+    n_spans: int, length: int, word_share: float, seed: int, n_tokens_N: np.ndarray | None = None
+) -> tuple[MaskedSpans, np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    content, capacity = length - 2, mask_capacity(length)
+    ids_NxC = rng.integers(FIRST_ORDINARY, VOCAB, (n_spans, content)).astype(np.int32)
+    word_start_NxC = rng.random((n_spans, content)) < word_share
+    word_start_NxC[:, 0] = True
+    if n_tokens_N is None:
+        n_tokens_N = rng.integers(1, content + 1, n_spans)
+    draws = rng.integers(0, 2**64, (n_spans, draws_per_span(content, capacity)), np.uint64)
+    spans = mask_whole_words(
+        ids_NxC, word_start_NxC, n_tokens_N, draws, mask_id=MASK, ordinary_ids=ORDINARY,
+        capacity=capacity,
+    )  # fmt: skip
+    return spans, ids_NxC, word_start_NxC, n_tokens_N
+
+
+def words(word_start_C: np.ndarray, n_tokens: int) -> list[set[int]]:
+    """The words of a span as sets of positions; the slow way."""
+    found: list[set[int]] = []
+    for position in range(n_tokens):
+        if word_start_C[position]:
+            found.append(set())
+        found[-1].add(position)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n_spans=st.integers(1, 6),
+    length=st.integers(4, 70),
+    word_share=st.floats(0.05, 1.0),
+    seed=st.integers(0, 2**32),
+)
+def test_masks_whole_words_inside_the_span_and_nothing_else(
+    n_spans: int, length: int, word_share: float, seed: int
+) -> None:
+    spans, ids, word_start, n_tokens = masked(n_spans, length, word_share, seed)
+    for n in range(n_spans):
+        used = spans.weights_NxM[n] > 0
+        chosen = spans.positions_NxM[n][used].tolist()
+        assert len(set(chosen)) == len(chosen)
+        assert all(position < n_tokens[n] for position in chosen)
+        for word in words(word_start[n], n_tokens[n]):
+            assert word <= set(chosen) or not word & set(chosen)
+        np.testing.assert_array_equal(spans.labels_NxM[n][used], ids[n][chosen])
+        untouched = np.setdiff1d(np.arange(ids.shape[1]), chosen)
+        np.testing.assert_array_equal(spans.ids_NxC[n][untouched], ids[n][untouched])
+        assert not spans.positions_NxM[n][~used].any()
+        assert not spans.labels_NxM[n][~used].any()
+
+
+@pytest.mark.parametrize("length", [16, 32, 128])
+@pytest.mark.parametrize("word_share", [0.6, 1.0])
+def test_masks_fifteen_percent_of_the_tokens(length: int, word_share: float) -> None:
+    spans, _, _, n_tokens = masked(6000, length, word_share, seed=1)
+    assert spans.weights_NxM.sum() / n_tokens.sum() == pytest.approx(0.15, abs=0.005)
+
+
+def test_short_spans_are_masked_as_much_as_long_ones() -> None:
+    spans, _, _, n_tokens = masked(20000, 32, 0.8, seed=2, n_tokens_N=np.full(20000, 5))
+    assert spans.weights_NxM.sum() / n_tokens.sum() == pytest.approx(0.15, abs=0.005)
+
+
+def test_replaces_eighty_ten_ten() -> None:
+    spans, _, _, _ = masked(6000, 64, 0.8, seed=3)
+    used = spans.weights_NxM > 0
+    shown = np.take_along_axis(spans.ids_NxC, spans.positions_NxM.astype(int), axis=1)[used]
+    kept, hidden = shown == spans.labels_NxM[used], shown == MASK
+    other = shown[~kept & ~hidden]
+    assert hidden.mean() == pytest.approx(0.8, abs=0.005)
+    assert kept.mean() == pytest.approx(0.1, abs=0.005)
+    assert np.isin(other, ORDINARY).all()
+    # Random tokens come from the whole vocabulary, evenly.
+    assert other.mean() == pytest.approx(ORDINARY.mean(), rel=0.03)
+
+
+def test_every_word_is_masked_equally_often() -> None:
+    n_spans = 20000
+    rng = np.random.default_rng(5)
+    word_start = np.tile(np.array([1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1], bool), (n_spans, 1))
+    ids = np.tile(np.arange(14, dtype=np.int32) + FIRST_ORDINARY, (n_spans, 1))
+    draws = rng.integers(0, 2**64, (n_spans, draws_per_span(14, 4)), np.uint64)
+    spans = mask_whole_words(
+        ids, word_start, np.full(n_spans, 14), draws, mask_id=MASK, ordinary_ids=ORDINARY,
+        capacity=4,
+    )  # fmt: skip
+    chosen = np.zeros(14)
+    np.add.at(chosen, spans.positions_NxM[spans.weights_NxM > 0], 1)
+    shares = chosen / n_spans
+    single = [i for i, word in enumerate(words(word_start[0], 14)) if len(word) == 1]
+    first_of = [min(words(word_start[0], 14)[i]) for i in single]
+    np.testing.assert_allclose(shares[first_of], shares[first_of].mean(), atol=0.01)

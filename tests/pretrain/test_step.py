@@ -1,0 +1,128 @@
+"""The step: cut and spread in any way, it is the same step."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.loop import scratch_model
+from cocondenser_jax.pretrain.step import TrainState, check_shapes, initial_state, pmap_step
+
+
+def steps(
+    config: ConfigDict, n_devices: int, n_steps: int = 1, empty_spans: int = 0
+) -> tuple[list[dict[str, float]], Any]:
+    """Runs some steps on the first devices; returns metrics and parameters."""
+    store = open_store(Path(config.data.store))
+    model_config = scratch_model(config, store)
+    devices = jax.devices()[:n_devices]
+    train_step = pmap_step(model_config, config, devices)
+    state = initial_state(model_config, config)
+    states = jax.tree.map(lambda x: np.broadcast_to(x, (n_devices, *x.shape)), state)
+    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    metrics = []
+    for step in range(n_steps):
+        batch = make_batch(store, spec, step)
+        batch.weights_SxM[:empty_spans] = 0.0
+        parts = Batch(*(x.reshape(n_devices, -1, *x.shape[1:]) for x in batch))
+        states, values = train_step(states, parts)
+        metrics.append({name: float(value[0]) for name, value in values.items()})
+    return metrics, jax.tree.map(lambda x: np.asarray(x[0]), TrainState(*states).params)
+
+
+def changed(config: ConfigDict, **settings: Any) -> ConfigDict:
+    config = config.copy_and_resolve_references().unlock()
+    for key, value in settings.items():
+        section, name = key.split("__")
+        config[section][name] = value
+    return config.lock()
+
+
+def assert_same(left: tuple, right: tuple, rtol: float = 1e-5) -> None:
+    for a, b in zip(left[0], right[0], strict=True):
+        assert a.keys() == b.keys()
+        for name, value in a.items():
+            assert value == pytest.approx(b[name], rel=rtol), name
+    for a, b in zip(jax.tree.leaves(left[1]), jax.tree.leaves(right[1]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("chunk_size", [2, 8])
+def test_two_passes_are_one_direct_pass(
+    config: ConfigDict, chunk_size: int, dropout: float
+) -> None:
+    config = changed(
+        config,
+        model__hidden_dropout_prob=dropout,
+        model__attention_probs_dropout_prob=dropout,
+        train__chunk_size=0,
+    )
+    direct = steps(config, n_devices=1)
+    cached = steps(changed(config, train__chunk_size=chunk_size), n_devices=1)
+    assert_same(direct, cached)
+
+
+def test_eight_devices_are_one(config: ConfigDict) -> None:
+    assert_same(steps(config, n_devices=8, n_steps=3), steps(config, n_devices=1, n_steps=3))
+
+
+def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config: ConfigDict) -> None:
+    one_chunk = changed(config, train__chunk_size=0, train__contrastive=False)
+    chunks = changed(config, train__chunk_size=2, train__contrastive=False)
+    whole = steps(one_chunk, n_devices=1, empty_spans=6)
+    assert_same(whole, steps(chunks, n_devices=1, empty_spans=6))
+    assert_same(whole, steps(chunks, n_devices=8, empty_spans=6))
+    assert np.isfinite(whole[0][0]["loss"])
+
+
+def test_span_sum_divides_by_spans(config: ConfigDict) -> None:
+    mean, _ = steps(changed(config, train__contrastive=False), n_devices=8)
+    total, _ = steps(
+        changed(config, train__contrastive=False, train__mlm_reduction="span_sum"), n_devices=8
+    )
+    store = open_store(Path(config.data.store))
+    n_masked = make_batch(store, BatchSpec(0, 16, 16), 0).weights_SxM.sum()
+    assert total[0]["loss"] == pytest.approx(mean[0]["loss"] * n_masked / 32, rel=1e-5)
+    assert total[0]["head_mlm_loss"] == pytest.approx(mean[0]["head_mlm_loss"], rel=1e-5)
+
+
+def test_the_loss_is_the_sum_of_its_parts(config: ConfigDict) -> None:
+    (metrics,), _ = steps(changed(config, train__mlm_weight=0.3), n_devices=8)
+    expected = (
+        0.3 * (metrics["head_mlm_loss"] + metrics["late_mlm_loss"]) + metrics["contrastive_loss"]
+    )
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
+    # A new model cannot tell spans apart: chance is one in 2n - 1.
+    assert metrics["contrastive_loss"] == pytest.approx(np.log(31), rel=0.15)
+
+
+def test_training_lowers_both_losses(config: ConfigDict) -> None:
+    config = changed(config, optimizer__learning_rate=1e-2, train__steps=40)
+    metrics, _ = steps(config, n_devices=1, n_steps=40)
+    assert metrics[-1]["head_mlm_loss"] < 0.95 * metrics[0]["head_mlm_loss"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("train__chunk_size", 3, "3 does not divide the 4 spans of a device"),
+        ("data__documents_per_step", 12, "12 is not a multiple of 8 devices"),
+        ("data__length", 40, "longer than the model's 16 positions"),
+        ("train__mlm_reduction", "mean", "expected one of token_mean, span_sum"),
+        ("train__dtype", "float31", "float31"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    config: ConfigDict, key: str, value: Any, message: str
+) -> None:
+    sizes = config.model.to_dict()
+    with pytest.raises(UserError, match=message):
+        check_shapes(ModelConfig(**sizes, vocab_size=80), changed(config, **{key: value}), 8)

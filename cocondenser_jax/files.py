@@ -68,6 +68,17 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON: {error}") from error
 
 
+def forget_steps_after(path: Path, step: int) -> None:
+    """Cuts a `metrics.jsonl` back to the steps up to `step`, for a run that goes on from there.
+
+    What an interrupted run logged after its last checkpoint will be logged again; a last line that
+    a kill cut short goes too. A file that is not there becomes an empty one.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
 def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:

@@ -7,6 +7,8 @@ from typing import Self
 
 from tensorboardX import SummaryWriter
 
+from cocondenser_jax.files import forget_steps_after
+
 
 class MetricsLog:
     """Appends to `metrics.jsonl` and `tensorboard/` in a run folder.
@@ -18,8 +20,7 @@ class MetricsLog:
     def __init__(self, workdir: Path, first_step: int) -> None:
         """Opens the log of a run that goes on after `first_step` steps."""
         path = workdir / "metrics.jsonl"
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= first_step]
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        forget_steps_after(path, first_step)
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
 
@@ -43,10 +44,3 @@ class MetricsLog:
         """Closes both files."""
         self._file.close()
         self._board.close()
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """Returns the lines of a file without a last one that a kill cut short."""
-    if not path.exists():
-        return []
-    return path.read_text(encoding="utf-8").split("\n")[:-1]

@@ -239,10 +239,7 @@ class _Progress(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # What an interrupted run wrote after its last checkpoint will be written again.
-        lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
-        self._path.write_text("".join(f"{line}\n" for line in kept), "utf-8")
+        files.forget_steps_after(self._path, state.global_step)
         self._bar = tqdm(
             total=state.max_steps, initial=state.global_step, desc="finetune", unit=" steps"
         )

@@ -18,7 +18,7 @@ types: .venv/installed
 	$(BIN)/mypy
 
 unit: .venv/installed
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests
 
 # The stamp is renewed whenever the requirements change.
 .venv/installed: setup.py constraints.txt

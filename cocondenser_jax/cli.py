@@ -218,7 +218,9 @@ def _evaluate(arguments: Arguments) -> None:
 def _quickstart(arguments: Arguments) -> None:
     from cocondenser_jax.quickstart import quickstart
 
-    outcome = quickstart(arguments.workdir, compare_all=arguments.compare == "all")
+    program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"
+    compare_all = arguments.compare == "all"
+    outcome = quickstart(arguments.workdir, compare_all=compare_all, program=program)
     print(f"\n{'':<28}{'MRR@10':>8}{'Recall@100':>12}{'seconds':>9}")
     for row in outcome.rows:
         print(f"{row.name:<28}{row.mrr_at_10:8.3f}{row.recall_at_100:12.3f}{row.seconds:9.0f}")

@@ -11,6 +11,7 @@ docstrings are held out as test queries; their first paragraphs are in no traini
     DIR/model/         the coCondenser, as a Hugging Face folder
     DIR/retriever/     the same, fine-tuned
     DIR/index/         its index over the passages
+    DIR/test.trec      what it finds for the test queries
     DIR/compare/       the retrievers it is compared with
     DIR/results.json   DIR/report.html
 
@@ -43,7 +44,7 @@ from cocondenser_jax.corpus.store import build_store, open_store
 from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.evaluation.trec import Run
+from cocondenser_jax.evaluation.trec import Run, read_run, write_run
 from cocondenser_jax.files import new_folder, read_json, write_json
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import scratch_model, train
@@ -76,12 +77,15 @@ class Outcome(NamedTuple):
     report: Path
 
 
-def quickstart(workdir: Path, *, compare_all: bool = False) -> Outcome:
+def quickstart(
+    workdir: Path, *, compare_all: bool = False, program: str = "cocondenser"
+) -> Outcome:
     """Runs the whole road; goes on where an earlier call stopped.
 
     Args:
       workdir: see the head of this module for what it will hold.
       compare_all: add a Condenser to the comparison, and two more seeds.
+      program: what the user types to run the command line.
 
     Returns:
       The comparison (BM25, the retriever without pre-training, coCondenser), example searches, and
@@ -90,16 +94,16 @@ def quickstart(workdir: Path, *, compare_all: bool = False) -> Outcome:
     Raises:
       UserError: if `workdir` holds something else.
     """
-    with _new_or_known(workdir) as seconds:
-        with seconds.count("corpus"):
-            _make_corpus(workdir)
-        rows = [_bm25_row(workdir, seconds)]
-        for seed in (0, 1, 2) if compare_all else (0,):
-            rows += _seed_rows(workdir, seed, compare_all, seconds)
+    seconds = _open_workdir(workdir)
+    with seconds.count("corpus"):
+        _make_corpus(workdir)
+    rows = [_bm25_row(workdir, seconds)]
+    for seed in (0, 1, 2) if compare_all else (0,):
+        rows += _seed_rows(workdir, seed, compare_all, seconds)
     write_json(workdir / "results.json", [dataclasses.asdict(row) for row in rows])
     examples = _search_examples(workdir)
     command = (
-        f"cocondenser search --index={workdir}/index --model={workdir}/retriever"
+        f"{program} search --index={workdir}/index --model={workdir}/retriever"
         f' --query="{EXAMPLE_QUERIES[0]}"'
     )
     _report(workdir, rows, examples, command)
@@ -161,14 +165,16 @@ class _Seconds:
             write_json(self._path, self.spent)
 
 
-@contextlib.contextmanager
-def _new_or_known(workdir: Path) -> Iterator[_Seconds]:
-    """Opens the folder of a quickstart; anything else that is there is left alone."""
+def _open_workdir(workdir: Path) -> _Seconds:
+    """Makes the folder, or goes on in that of an earlier quickstart."""
     record = workdir / "seconds.json"
     if workdir.exists() and not record.exists() and (workdir.is_file() or any(workdir.iterdir())):
         raise UserError(f"{workdir} already holds something else: choose a new folder")
-    workdir.mkdir(parents=True, exist_ok=True)
-    yield _Seconds(record)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create {workdir}: {error.strerror}") from error
+    return _Seconds(record)
 
 
 def _once(folder: Path, make: Callable[[Path], object]) -> None:
@@ -247,10 +253,21 @@ def _export(run: Path, out: Path) -> None:
 
 
 def _bm25_row(workdir: Path, seconds: _Seconds) -> ResultRow:
-    queries, _ = read_split(workdir / "data", "test")
     with seconds.count("BM25"):
-        run = bm25_run(read_corpus(workdir / "data"), queries, depth=100)
+        run = _run_once(
+            workdir / "bm25.trec",
+            lambda queries: bm25_run(read_corpus(workdir / "data"), queries, depth=100),
+            workdir / "data",
+        )
     return _row("BM25", workdir, run, seconds.spent["BM25"])
+
+
+def _run_once(path: Path, search: Callable[[dict[str, str]], Run], data: Path) -> Run:
+    """Returns the run over the test queries, from the file if it is there."""
+    if not path.exists():
+        queries, _ = read_split(data, "test")
+        write_run(path, search(queries))
+    return read_run(path)
 
 
 def _retriever_row(
@@ -282,8 +299,11 @@ def _retriever_row(
             encode_corpus(place / "retriever", data, place / "embeddings")
             build_index(place / "embeddings", place / "index")
             shutil.rmtree(place / "embeddings")
-        queries, _ = read_split(data, "test")
-        run = search_run(open_index(place / "index", place / "retriever"), queries, depth=100)
+
+        def search(queries: dict[str, str]) -> Run:
+            return search_run(open_index(place / "index", place / "retriever"), queries, depth=100)
+
+        run = _run_once(place / "test.trec", search, data)
     total = sum(seconds.spent[clock] for clock in [*(stages or []), str(place)])
     return _row(name, workdir, run, total)
 

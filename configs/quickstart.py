@@ -38,12 +38,12 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     config.model.late_mlm = False
 
     config.train.contrastive = argument == "cocondenser"
-    config.train.steps = 1100 if config.train.contrastive else 700
+    config.train.steps = 1300 if config.train.contrastive else 500
     config.train.mlm_weight = 0.2 if config.train.contrastive else 1.0
     config.train.chunk_size = 0
     config.train.dtype = "float32"
 
-    config.optimizer.learning_rate = 3e-3
+    config.optimizer.learning_rate = 1e-3
     config.checkpoint.every = 500
     config.checkpoint.keep_every = 0
     config.log_every = 10

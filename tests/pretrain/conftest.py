@@ -61,6 +61,7 @@ def config(store_folder: Path) -> ConfigDict:
     config.model.intermediate_size = 32
     config.model.max_position_embeddings = 16
     config.model.skip_from = 1
+    config.model.n_head_layers = 1
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0
     config.train.steps = 6

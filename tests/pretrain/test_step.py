@@ -54,10 +54,9 @@ def assert_same(left: tuple, right: tuple, rtol: float = 1e-5) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("chunk_size", [2, 8])
+@pytest.mark.parametrize(("dropout", "chunk_sizes"), [(0.0, (2, 8)), (0.1, (4,))])
 def test_two_passes_are_one_direct_pass(
-    config: ConfigDict, chunk_size: int, dropout: float
+    config: ConfigDict, dropout: float, chunk_sizes: tuple[int, ...]
 ) -> None:
     config = changed(
         config,
@@ -66,8 +65,9 @@ def test_two_passes_are_one_direct_pass(
         train__chunk_size=0,
     )
     direct = steps(config, n_devices=1)
-    cached = steps(changed(config, train__chunk_size=chunk_size), n_devices=1)
-    assert_same(direct, cached)
+    for chunk_size in chunk_sizes:
+        cached = steps(changed(config, train__chunk_size=chunk_size), n_devices=1)
+        assert_same(direct, cached)
 
 
 def test_eight_devices_are_one(config: ConfigDict) -> None:
@@ -78,16 +78,14 @@ def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config: ConfigD
     one_chunk = changed(config, train__chunk_size=0, train__contrastive=False)
     chunks = changed(config, train__chunk_size=2, train__contrastive=False)
     whole = steps(one_chunk, n_devices=1, empty_spans=6)
-    assert_same(whole, steps(chunks, n_devices=1, empty_spans=6))
-    assert_same(whole, steps(chunks, n_devices=8, empty_spans=6))
+    assert_same(whole, steps(chunks, n_devices=4, empty_spans=6))
     assert np.isfinite(whole[0][0]["loss"])
 
 
 def test_span_sum_divides_by_spans(config: ConfigDict) -> None:
-    mean, _ = steps(changed(config, train__contrastive=False), n_devices=8)
-    total, _ = steps(
-        changed(config, train__contrastive=False, train__mlm_reduction="span_sum"), n_devices=8
-    )
+    config = changed(config, train__contrastive=False, train__chunk_size=0)
+    mean, _ = steps(config, n_devices=1)
+    total, _ = steps(changed(config, train__mlm_reduction="span_sum"), n_devices=1)
     store = open_store(Path(config.data.store))
     n_masked = make_batch(store, BatchSpec(0, 16, 16), 0).weights_SxM.sum()
     assert total[0]["loss"] == pytest.approx(mean[0]["loss"] * n_masked / 32, rel=1e-5)
@@ -95,7 +93,8 @@ def test_span_sum_divides_by_spans(config: ConfigDict) -> None:
 
 
 def test_the_loss_is_the_sum_of_its_parts(config: ConfigDict) -> None:
-    (metrics,), _ = steps(changed(config, train__mlm_weight=0.3), n_devices=8)
+    config = changed(config, train__mlm_weight=0.3, train__chunk_size=0)
+    (metrics,), _ = steps(config, n_devices=1)
     expected = (
         0.3 * (metrics["head_mlm_loss"] + metrics["late_mlm_loss"]) + metrics["contrastive_loss"]
     )
@@ -104,10 +103,11 @@ def test_the_loss_is_the_sum_of_its_parts(config: ConfigDict) -> None:
     assert metrics["contrastive_loss"] == pytest.approx(np.log(31), rel=0.15)
 
 
-def test_training_lowers_both_losses(config: ConfigDict) -> None:
-    config = changed(config, optimizer__learning_rate=1e-2, train__steps=40)
-    metrics, _ = steps(config, n_devices=1, n_steps=40)
-    assert metrics[-1]["head_mlm_loss"] < 0.95 * metrics[0]["head_mlm_loss"]
+def test_training_lowers_the_mlm_loss(config: ConfigDict) -> None:
+    settings = {"optimizer__learning_rate": 1e-2, "train__steps": 60, "train__chunk_size": 0}
+    metrics, _ = steps(changed(config, **settings), n_devices=1, n_steps=60)
+    # 15 words: from one in 80 tokens to about one in 15, the chance among words.
+    assert metrics[-1]["head_mlm_loss"] < 0.75 * metrics[0]["head_mlm_loss"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ runs both with `condenser` and `cocondenser` as the argument, and is the same as
     --config.data.store=STORE --config.warm_start=runs/condenser
 
 Batch: 64 documents x 2 spans of 32 tokens = 4,096 tokens a step, in one direct pass.
+Stage 1 is 500 steps, stage 2 is 1,500: about two and five minutes on two cores.
 """
 
 from ml_collections import ConfigDict
@@ -38,7 +39,7 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     config.model.late_mlm = False
 
     config.train.contrastive = argument == "cocondenser"
-    config.train.steps = 1300 if config.train.contrastive else 500
+    config.train.steps = 1500 if config.train.contrastive else 500
     config.train.mlm_weight = 0.2 if config.train.contrastive else 1.0
     config.train.chunk_size = 0
     config.train.dtype = "float32"

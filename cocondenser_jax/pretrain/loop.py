@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -17,7 +16,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint
 from cocondenser_jax.pretrain.metrics import MetricsLog
-from cocondenser_jax.pretrain.step import Metrics, TrainState, initial_state, pmap_step
+from cocondenser_jax.pretrain.step import Metrics, initial_state, pmap_step, replicate
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +77,6 @@ def train(
                 bar.update()
             if unread is not None:
                 _log(log, bar, meter, n_steps, unread)
-
-
-def replicate(state: TrainState) -> TrainState:
-    """Gives every local device a copy: a new leading axis of devices."""
-    n_devices = jax.local_device_count()
-    return jax.tree.map(lambda x: np.broadcast_to(x, (n_devices, *x.shape)), state)
 
 
 def first_replica(tree: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -119,6 +120,14 @@ def pmap_step(
     check_shapes(model_config, config, len(devices) if devices else jax.device_count())
     step = make_train_step(model_config, config)
     return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=0)
+
+
+def replicate(state: TrainState) -> TrainState:
+    """Gives every local device a copy: a new leading axis of devices."""
+    n_devices = jax.local_device_count()
+    copies = jax.tree.map(lambda x: np.broadcast_to(x, (n_devices, *x.shape)), state)
+    # Laid out as the step lays out its result; else the second step would be compiled again.
+    return cast(TrainState, jax.pmap(lambda x: x, axis_name=AXIS)(copies))
 
 
 def check_shapes(model_config: ModelConfig, config: ConfigDict, n_devices: int) -> None:

@@ -335,11 +335,12 @@ def _report(
         "Condenser": read_metrics(workdir / "pretraining" / "condenser" / "metrics.jsonl"),
         "coCondenser": read_metrics(workdir / "pretraining" / "cocondenser" / "metrics.jsonl"),
     }
+    # coCondenser comes second in every panel, and so has one colour.
     tuning = {
-        "coCondenser": read_metrics(workdir / "finetuning" / "metrics.jsonl"),
         "no pre-training": read_metrics(
             workdir / "compare" / "no-pretraining-0" / "finetuning" / "metrics.jsonl"
         ),
+        "coCondenser": read_metrics(workdir / "finetuning" / "metrics.jsonl"),
     }
 
     def lines(runs: dict[str, dict[str, np.ndarray]], key: str) -> list:
@@ -354,8 +355,8 @@ def _report(
         summary="A small coCondenser, pre-trained from scratch on the docstrings of this machine"
         " and fine-tuned to find the passage that a docstring's first paragraph belongs to.",
         facts={
-            "passages": f"{data['documents']:,}",
-            "pre-training text": f"{data['tokens']:,} tokens in {data['spans']:,} spans",
+            "pre-training text": f"{data['documents']:,} documents, {data['spans']:,} spans,"
+            f" {data['tokens']:,} tokens",
             "model": f"{model['num_hidden_layers']} layers x {model['hidden_size']},"
             f" vocabulary {model['vocab_size']:,}",
             "seed": str(run["config"]["seed"]),

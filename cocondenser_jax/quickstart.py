@@ -26,7 +26,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,7 +95,7 @@ def quickstart(
       UserError: if `workdir` holds something else.
     """
     seconds = _open_workdir(workdir)
-    with seconds.count("corpus"):
+    with seconds.count(workdir / "store"):
         _make_corpus(workdir)
     rows = [_bm25_row(workdir, seconds)]
     for seed in (0, 1, 2) if compare_all else (0,):
@@ -147,22 +147,26 @@ def write_task(folder: Path) -> None:
 
 
 class _Seconds:
-    """Seconds of each step, kept in a file so that they survive an interruption."""
+    """Seconds that each result took, kept in a file so that they survive an interruption."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.spent: dict[str, float] = read_json(path) if path.exists() else {}
+    def __init__(self, workdir: Path) -> None:
+        self._workdir, self._path = workdir, workdir / "seconds.json"
+        self._spent: dict[str, float] = read_json(self._path) if self._path.exists() else {}
 
     @contextlib.contextmanager
-    def count(self, *names: str) -> Iterator[None]:
-        """Adds the time that the block takes to each of the names."""
+    def count(self, result: Path) -> Iterator[None]:
+        """Adds the time that the block takes to that of a file or folder in the workdir."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            for name in names:
-                self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - start
-            write_json(self._path, self.spent)
+            name = result.relative_to(self._workdir).as_posix()
+            self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - start
+            write_json(self._path, self._spent)
+
+    def of(self, *results: Path) -> float:
+        """Returns the seconds of all the results together."""
+        return sum(self._spent[path.relative_to(self._workdir).as_posix()] for path in results)
 
 
 def _open_workdir(workdir: Path) -> _Seconds:
@@ -174,7 +178,7 @@ def _open_workdir(workdir: Path) -> _Seconds:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create {workdir}: {error.strerror}") from error
-    return _Seconds(record)
+    return _Seconds(workdir)
 
 
 def _once(folder: Path, make: Callable[[Path], object]) -> None:
@@ -218,23 +222,23 @@ def _seed_rows(workdir: Path, seed: int, compare_all: bool, seconds: _Seconds) -
 
     condenser = main / "pretraining" / "condenser"
     if not (main / "model").exists():
-        with seconds.count(f"{condenser}"):
+        with seconds.count(condenser):
             train(config, condenser, label=f"Condenser{suffix}")
     if compare_all:
         place = compare / f"condenser-{seed}"
         _export(condenser, place / "model")
         rows.append(
-            _retriever_row(f"Condenser{suffix}", workdir, place, seed, seconds, [str(condenser)])
+            _retriever_row(f"Condenser{suffix}", workdir, place, seed, seconds, [condenser])
         )
 
     cocondenser = main / "pretraining" / "cocondenser"
     if not (main / "model").exists():
-        with seconds.count(f"{cocondenser}"):
+        with seconds.count(cocondenser):
             config = _pretraining_config("cocondenser", workdir, seed)
             warm_start = load_run(condenser)[:2]
             train(config, cocondenser, warm_start=warm_start, label=f"coCondenser{suffix}")
         _export(cocondenser, main / "model")
-    stages = [str(condenser), str(cocondenser)]
+    stages = [condenser, cocondenser]
     rows.append(_retriever_row(f"coCondenser{suffix}", workdir, main, seed, seconds, stages))
     return rows
 
@@ -253,13 +257,14 @@ def _export(run: Path, out: Path) -> None:
 
 
 def _bm25_row(workdir: Path, seconds: _Seconds) -> ResultRow:
-    with seconds.count("BM25"):
+    path = workdir / "bm25.trec"
+    with seconds.count(path):
         run = _run_once(
-            workdir / "bm25.trec",
+            path,
             lambda queries: bm25_run(read_corpus(workdir / "data"), queries, depth=100),
             workdir / "data",
         )
-    return _row("BM25", workdir, run, seconds.spent["BM25"])
+    return _row("BM25", workdir, run, seconds.of(path))
 
 
 def _run_once(path: Path, search: Callable[[dict[str, str]], Run], data: Path) -> Run:
@@ -276,7 +281,7 @@ def _retriever_row(
     place: Path,
     seed: int,
     seconds: _Seconds,
-    stages: list[str] | None = None,
+    stages: Sequence[Path] = (),
 ) -> ResultRow:
     """Fine-tunes `place/model`, indexes the passages with it, and evaluates it.
 
@@ -286,15 +291,17 @@ def _retriever_row(
       place: where `model` lies, and `retriever` and `index` go.
       seed: of the fine-tuning.
       seconds: the clock.
-      stages: clocks of the pre-training that the row's time includes.
+      stages: runs of pre-training whose time the row includes.
     """
     data = workdir / "data"
     config = finetuning.get_config().unlock()
     config.model, config.data, config.seed = str(place / "model"), str(data), seed
-    with seconds.count(str(place)):
+    with seconds.count(place / "retriever"):
         if not (place / "retriever").exists():
-            finetune(config.lock(), place / "finetuning")
-            (place / "finetuning" / "retriever").rename(place / "retriever")
+            trained = place / "finetuning" / "retriever"
+            if not trained.exists():  # it does if a kill came between these lines
+                finetune(config.lock(), trained.parent)
+            trained.rename(place / "retriever")
         if not (place / "index").exists():
             encode_corpus(place / "retriever", data, place / "embeddings")
             build_index(place / "embeddings", place / "index")
@@ -304,7 +311,7 @@ def _retriever_row(
             return search_run(open_index(place / "index", place / "retriever"), queries, depth=100)
 
         run = _run_once(place / "test.trec", search, data)
-    total = sum(seconds.spent[clock] for clock in [*(stages or []), str(place)])
+    total = seconds.of(*stages, place / "retriever")
     return _row(name, workdir, run, total)
 
 

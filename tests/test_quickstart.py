@@ -1,9 +1,11 @@
 """The quickstart on the docstrings of one package, with a few steps of each training."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 from cocondenser_jax import quickstart as module
 from cocondenser_jax.configs import quickstart as pretraining
@@ -19,10 +21,11 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+def small() -> Iterator[None]:
+    """A quickstart on one package, with a small model and a few steps."""
     pretraining_config, finetuning_config = pretraining.get_config, finetuning.get_config
 
-    def small(argument: str = "cocondenser") -> object:
+    def small(argument: str = "cocondenser") -> ConfigDict:
         config = pretraining_config(argument).unlock()
         config.train.steps = 3
         config.data.documents_per_step = 16
@@ -30,21 +33,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
         config.model.intermediate_size = 16
         return config.lock()
 
-    def short(argument: str = "") -> object:
+    def short(argument: str = "") -> ConfigDict:
         config = finetuning_config(argument).unlock()
         config.max_steps = 2
         config.batch_size = 4
         return config.lock()
 
-    workdir = tmp_path_factory.mktemp("quickstart") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "read_docstrings", lambda: read_docstrings(["optax"]))
         patch.setattr(module, "N_TEST_QUERIES", 30)
         patch.setattr(module, "VOCAB_SIZE", 600)
         patch.setattr(pretraining, "get_config", small)
         patch.setattr(finetuning, "get_config", short)
-        outcome = quickstart(workdir)
-    return workdir, outcome
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    workdir = tmp_path_factory.mktemp("quickstart") / "run"
+    return workdir, quickstart(workdir)
 
 
 def test_the_folder_holds_what_was_promised(finished: tuple[Path, Outcome]) -> None:
@@ -92,6 +99,17 @@ def test_called_again_it_trains_nothing(finished: tuple[Path, Outcome]) -> None:
         assert (old.name, old.mrr_at_10, old.recall_at_100) == (
             new.name, new.mrr_at_10, new.recall_at_100,
         )  # fmt: skip
+
+
+def test_the_whole_comparison_adds_a_condenser_and_two_seeds(
+    finished: tuple[Path, Outcome],
+) -> None:
+    workdir, outcome = finished
+    rows = quickstart(workdir, compare_all=True).rows
+    names = ("no pre-training", "Condenser", "coCondenser")
+    expected = ["BM25", *(f"{name}, seed {seed}" for seed in range(3) for name in names)]
+    assert [row.name for row in rows] == expected
+    assert rows[3].mrr_at_10 == outcome.rows[2].mrr_at_10  # seed 0 is not trained again
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def _warm_start(config: Any) -> tuple[Any, Any] | None:
         from cocondenser_jax.pretrain.checkpoint import load_run
 
         model_config, params, _ = load_run(Path(config.warm_start))
+        _require_same_vocabulary(str(Path(config.warm_start) / "tokenizer"), config.data.store)
     else:
         from cocondenser_jax.convert.from_torch import load_folder
 
@@ -97,12 +98,26 @@ def _warm_start(config: Any) -> tuple[Any, Any] | None:
             skip_from=config.model.skip_from,
             init_head_seed=config.seed if config.init_head else None,
         )
+        _require_same_vocabulary(config.warm_start, config.data.store)
     return dataclasses.replace(
         model_config,
         late_mlm=config.model.late_mlm,
         hidden_dropout_prob=config.model.hidden_dropout_prob,
         attention_probs_dropout_prob=config.model.attention_probs_dropout_prob,
     ), params
+
+
+def _require_same_vocabulary(name_or_folder: str, store: str) -> None:
+    """Raises a UserError where the store's token ids mean other words than the model's."""
+    from cocondenser_jax.corpus.store import open_store
+    from cocondenser_jax.corpus.vocabulary import load_tokenizer
+
+    of_store = load_tokenizer(str(open_store(Path(store)).tokenizer_folder))
+    if load_tokenizer(name_or_folder).tokenizer.get_vocab() != of_store.tokenizer.get_vocab():
+        raise UserError(
+            f"the store {store} was made with another tokenizer than {name_or_folder}:"
+            " build the store with the model's own tokenizer"
+        )
 
 
 def _convert(arguments: Arguments) -> None:

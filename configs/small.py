@@ -1,7 +1,7 @@
 r"""A small Condenser and coCondenser from scratch, for a laptop or two cores of a server.
 
-6,640 English Wikipedia articles (26 million tokens) in spans of 64, the vocabulary of
-bert-base-uncased; docs/results.md has the commands, what they cost and what came out.
+Meant for a corpus of some 25 million tokens, such as 6,600 English Wikipedia articles, in spans of
+64 with the vocabulary of bert-base-uncased. About two hours on two cores; not measured to the end.
 
   cocondenser pretrain --config=configs/small.py:condenser --workdir=runs/wiki-condenser \
     --config.data.store=stores/wiki

@@ -4,7 +4,6 @@ Libraries are imported where a verb needs them, so that `--help` and mistakes an
 """
 
 import argparse
-import dataclasses
 import logging
 import os
 import sys
@@ -68,56 +67,13 @@ def _corpus(arguments: Arguments) -> None:
 
 
 def _pretrain(arguments: Arguments) -> None:
-    from cocondenser_jax.experiments import load_config
+    from cocondenser_jax.experiments import load_config, load_warm_start
     from cocondenser_jax.pretrain.loop import train
 
     config = load_config(arguments.config, arguments.overrides)
     if not config.data.store:
         raise UserError("no data: give --config.data.store=FOLDER, made by cocondenser corpus")
-    train(config, arguments.workdir, warm_start=_warm_start(config))
-
-
-def _warm_start(config: Any) -> tuple[Any, Any] | None:
-    """Reads what a run begins with: one of our run folders, or a Hugging Face model.
-
-    The head's shape and the dropout rates are the experiment's; all else is the model's own.
-    """
-    if not config.warm_start:
-        return None
-    if (Path(config.warm_start) / "run.json").is_file():
-        from cocondenser_jax.pretrain.checkpoint import load_run
-
-        model_config, params, _ = load_run(Path(config.warm_start))
-        _require_same_vocabulary(str(Path(config.warm_start) / "tokenizer"), config.data.store)
-    else:
-        from cocondenser_jax.convert.from_torch import load_folder
-
-        model_config, params = load_folder(
-            config.warm_start,
-            n_head_layers=config.model.n_head_layers,
-            skip_from=config.model.skip_from,
-            init_head_seed=config.seed if config.init_head else None,
-        )
-        _require_same_vocabulary(config.warm_start, config.data.store)
-    return dataclasses.replace(
-        model_config,
-        late_mlm=config.model.late_mlm,
-        hidden_dropout_prob=config.model.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.model.attention_probs_dropout_prob,
-    ), params
-
-
-def _require_same_vocabulary(name_or_folder: str, store: str) -> None:
-    """Raises a UserError where the store's token ids mean other words than the model's."""
-    from cocondenser_jax.corpus.store import open_store
-    from cocondenser_jax.corpus.vocabulary import load_tokenizer
-
-    of_store = load_tokenizer(str(open_store(Path(store)).tokenizer_folder))
-    if load_tokenizer(name_or_folder).tokenizer.get_vocab() != of_store.tokenizer.get_vocab():
-        raise UserError(
-            f"the store {store} was made with another tokenizer than {name_or_folder}:"
-            " build the store with the model's own tokenizer"
-        )
+    train(config, arguments.workdir, warm_start=load_warm_start(config))
 
 
 def _convert(arguments: Arguments) -> None:

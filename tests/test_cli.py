@@ -16,23 +16,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
 
 README = Path(__file__).parents[1] / "README.md"
-WORDS = [
-    "red",
-    "green",
-    "blue",
-    "stone",
-    "river",
-    "cloud",
-    "tree",
-    "house",
-    "bird",
-    "fish",
-    "salt",
-    "iron",
-    "wind",
-    "snow",
-    "fire",
-]
+WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 # The road of the README at a size for tests: the same commands, with these settings added.
 SMALLER = {
     "corpus": "--max_tokens=16",

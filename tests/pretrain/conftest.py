@@ -11,23 +11,7 @@ from cocondenser_jax.configs import default
 from cocondenser_jax.corpus.store import build_store
 from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
 
-WORDS = [
-    "red",
-    "green",
-    "blue",
-    "stone",
-    "river",
-    "cloud",
-    "tree",
-    "house",
-    "bird",
-    "fish",
-    "salt",
-    "iron",
-    "wind",
-    "snow",
-    "fire",
-]
+WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 
 
 @pytest.fixture(scope="session")

@@ -10,20 +10,24 @@ quickstart: .venv/installed
 
 test: lint types unit
 
-lint: .venv/installed
+lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/installed
+types: .venv/tools
 	$(BIN)/mypy
 
-unit: .venv/installed
+unit: .venv/tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests
 
-# The stamp is renewed whenever the requirements change.
+# The stamps are renewed whenever the requirements change.
 .venv/installed: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/tools: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 

@@ -48,6 +48,13 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]"],
-        "test": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
+        "test": [
+            "hypothesis",
+            "libtpu; platform_system == 'Linux' and platform_machine == 'x86_64'",
+            "mypy",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+        ],
     },
 )

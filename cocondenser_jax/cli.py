@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"unknown argument {rest[0]!r} (see cocondenser {arguments.verb} --help)"
             )
         arguments.overrides = rest
-        arguments.run(arguments)
+        return int(arguments.run(arguments) or 0)
     except UserError as error:
         print(f"cocondenser: {error}", file=sys.stderr)
         return 2
@@ -49,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    return 0
 
 
 def _corpus(arguments: Arguments) -> None:
@@ -74,6 +73,16 @@ def _pretrain(arguments: Arguments) -> None:
     if not config.data.store:
         raise UserError("no data: give --config.data.store=FOLDER, made by cocondenser corpus")
     train(config, arguments.workdir, warm_start=load_warm_start(config))
+
+
+def _plan(arguments: Arguments) -> None:
+    from cocondenser_jax.experiments import load_config
+    from cocondenser_jax.pretrain.plan import largest_chunk, plan, planned_model
+
+    config = load_config(arguments.config, arguments.overrides)
+    find = largest_chunk if arguments.search_chunk else plan
+    figures = find(config, planned_model(config), arguments.topology)
+    _print_figures(figures, arguments.json_out)
 
 
 def _convert(arguments: Arguments) -> None:
@@ -103,6 +112,27 @@ def _convert(arguments: Arguments) -> None:
         model_config, params = load_folder(name, init_head_seed=seed)
         save_converted(arguments.out, model_config, params, load_tokenizer(name), name)
     print(arguments.out)
+
+
+def _verify(arguments: Arguments) -> int:
+    from cocondenser_jax.verify import verify
+
+    rows = verify(
+        arguments.checkpoint,
+        step=arguments.step,
+        pytorch_folder=arguments.pytorch_folder,
+        store=arguments.store,
+        n_documents=arguments.documents,
+        batch_out=arguments.batch_out,
+    )
+    print(f"{'':<26}{'two-pass':>12}{'direct':>12}{'PyTorch':>12}   relative differences")
+    for row in rows:
+        values = f"{row.two_pass:12.6g}{row.direct:12.6g}{row.pytorch:12.6g}"
+        errors = f"{row.two_pass_error:12.1e}{row.pytorch_error:12.1e}"
+        print(f"{row.name:<26}{values}{errors}{'' if row.passes else '   TOO LARGE'}")
+    if arguments.json_out:
+        write_json(arguments.json_out, [row._asdict() for row in rows])
+    return int(not all(row.passes for row in rows))
 
 
 def _finetune(arguments: Arguments) -> None:
@@ -233,7 +263,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
 
-    def verb(name: str, run: Callable[[Arguments], None], does: str, example: str) -> _Parser:
+    def verb(name: str, run: Callable[[Arguments], int | None], does: str, example: str) -> _Parser:
         added: _Parser = verbs.add_parser(
             name,
             help=does,
@@ -245,10 +275,12 @@ def _make_parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    def config_arguments(added: _Parser, folder_of: str) -> None:
+    def config_argument(added: _Parser) -> None:
         config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"
         added.add_argument("--config", required=True, help=config)
-        added.add_argument("--workdir", required=True, type=Path, help=folder_of)
+
+    def workdir(added: _Parser, does: str) -> None:
+        added.add_argument("--workdir", required=True, type=Path, help=does)
 
     def json_out(added: _Parser) -> None:
         added.add_argument("--json_out", type=Path, help="also write the figures to this file")
@@ -279,7 +311,21 @@ def _make_parser() -> argparse.ArgumentParser:
         "--config=configs/cocondenser.py --workdir=runs/cocondenser"
         " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
     )
-    config_arguments(added, "the run folder: checkpoints, metrics, what the run decided")
+    config_argument(added)
+    workdir(added, "the run folder: checkpoints, metrics, what the run decided")
+
+    added = verb(
+        "plan",
+        _plan,
+        "Compile the training step for a TPU, on any machine, and say what it needs.",
+        "--config=configs/cocondenser.py --topology=v3-8",
+    )
+    config_argument(added)
+    topology = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or a slice of more hosts such as v3:4x4"
+    added.add_argument("--topology", required=True, help=topology)
+    search_chunk = "find the largest train.chunk_size that fits (several compilations)"
+    added.add_argument("--search_chunk", action="store_true", help=search_chunk)
+    json_out(added)
 
     added = verb(
         "convert",
@@ -299,13 +345,31 @@ def _make_parser() -> argparse.ArgumentParser:
     added.add_argument("--init_head", action="store_true", help=init_head)
 
     added = verb(
+        "verify",
+        _verify,
+        "Compare losses and gradients of a checkpoint with plain PyTorch; exit status 1 if they"
+        " differ.",
+        "--checkpoint=runs/cocondenser --pytorch_folder=runs/model",
+    )
+    added.add_argument("--checkpoint", required=True, type=Path, help="a run folder of pretrain")
+    added.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
+    exported = "the same checkpoint, converted (default: converts it for this once)"
+    added.add_argument("--pytorch_folder", type=Path, help=exported)
+    added.add_argument("--store", type=Path, help="the token store (default: where the run had it)")
+    added.add_argument("--documents", type=int, default=8, help="size of the batch (default: 8)")
+    batch_out = "write inputs, labels, losses, vectors and gradient norms to this .npz file"
+    added.add_argument("--batch_out", type=Path, help=batch_out)
+    json_out(added)
+
+    added = verb(
         "finetune",
         _finetune,
         "Fine-tune a retriever on queries and their passages.",
         "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
         " --config.data=data/msmarco",
     )
-    config_arguments(added, "gets retriever/, metrics and, while running, checkpoints")
+    config_argument(added)
+    workdir(added, "gets retriever/, metrics and, while running, checkpoints")
     json_out(added)
 
     added = verb(
@@ -364,7 +428,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "The whole road in one command, on the docstrings of this machine's Python packages.",
         "--workdir=runs/quickstart",
     )
-    added.add_argument("--workdir", required=True, type=Path, help="the folder to work in")
+    workdir(added, "the folder to work in")
     compare = "all: also a Condenser, and two more seeds (about three times as long)"
     added.add_argument("--compare", choices=("baseline", "all"), default="baseline", help=compare)
     return parser

@@ -45,6 +45,7 @@ from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.trec import Run, read_run, write_run
+from cocondenser_jax.experiments import load_warm_start
 from cocondenser_jax.files import new_folder, read_json, write_json
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import scratch_model, train
@@ -234,19 +235,21 @@ def _seed_rows(workdir: Path, seed: int, compare_all: bool, seconds: _Seconds) -
     cocondenser = main / "pretraining" / "cocondenser"
     if not (main / "model").exists():
         with seconds.count(cocondenser):
-            config = _pretraining_config("cocondenser", workdir, seed)
-            warm_start = load_run(condenser)[:2]
-            train(config, cocondenser, warm_start=warm_start, label=f"coCondenser{suffix}")
+            config = _pretraining_config("cocondenser", workdir, seed, warm_start=str(condenser))
+            start = load_warm_start(config)
+            train(config, cocondenser, warm_start=start, label=f"coCondenser{suffix}")
         _export(cocondenser, main / "model")
     stages = [condenser, cocondenser]
     rows.append(_retriever_row(f"coCondenser{suffix}", workdir, main, seed, seconds, stages))
     return rows
 
 
-def _pretraining_config(stage: str, workdir: Path, seed: int) -> ConfigDict:
+def _pretraining_config(
+    stage: str, workdir: Path, seed: int, *, warm_start: str = ""
+) -> ConfigDict:
     config = pretraining.get_config(stage).unlock()
     config.data.store = str(workdir / "store")
-    config.seed = seed
+    config.seed, config.warm_start = seed, warm_start
     return config.lock()
 
 

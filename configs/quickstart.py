@@ -36,9 +36,11 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     config.model.attention_probs_dropout_prob = 0.0
     config.model.n_head_layers = 1
     config.model.skip_from = 1
-    config.model.late_mlm = False
 
     config.train.contrastive = argument == "cocondenser"
+    # From scratch, MLM through the head alone leaves the late layers without a signal, and the CLS
+    # vectors collapse into one. Once the contrastive loss teaches them, it is not worth its time.
+    config.model.late_mlm = not config.train.contrastive
     config.train.steps = 1500 if config.train.contrastive else 500
     config.train.mlm_weight = 0.2 if config.train.contrastive else 1.0
     config.train.chunk_size = 0

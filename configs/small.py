@@ -25,6 +25,9 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
         raise UserError(f"small.py:{argument}: expected 'condenser' or 'cocondenser'")
     config = default.get_config().unlock()
     config.train.contrastive = argument == "cocondenser"
+    # From scratch, MLM through the head alone leaves the late layers without a signal, and the CLS
+    # vectors collapse into one. Once the contrastive loss teaches them, it is not worth its time.
+    config.model.late_mlm = not config.train.contrastive
     config.data.length = 64
     config.data.documents_per_step = 64 if config.train.contrastive else 32
 
@@ -36,7 +39,6 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     config.model.attention_probs_dropout_prob = 0.0
     config.model.n_head_layers = 1
     config.model.skip_from = 2
-    config.model.late_mlm = False
 
     config.train.steps = 790 if config.train.contrastive else 1650
     config.train.chunk_size = 0

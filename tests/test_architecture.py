@@ -18,7 +18,7 @@ CATCH_ALLS = {"common", "helpers", "misc", "util", "utils"}
 FOUNDATION = {"errors", "files"}
 BOTTOM = {"corpus", "model"}
 MIDDLE = {"pretrain", "convert", "retrieval", "evaluation", "analysis"}
-TOP = {"cli", "quickstart", "experiments"}
+TOP = {"cli", "quickstart", "experiments", "verify"}
 ALLOWED_ROOMS = {
     "": set[str](),
     **dict.fromkeys(FOUNDATION, FOUNDATION),

@@ -94,6 +94,24 @@ def load_folder(
     return config, from_tensors(tensors, config)
 
 
+def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
+    """Reads the Condenser head alone, as PyTorch tensors by name.
+
+    Returns:
+      {name within the head, such as `0.output.dense.weight`: values}, and `skip_from`.
+
+    Raises:
+      UserError: if the folder has no head, or it cannot be read.
+    """
+    tensors = _read_head(folder)
+    if not tensors:
+        raise UserError(f"{folder} has no Condenser head")
+    default = _read_backbone_config(folder)["num_hidden_layers"] // 2
+    written = _read_head_config(folder, _count_head_layers(tensors), {})
+    named = {name.removeprefix(HEAD_PREFIX): value for name, value in tensors.items()}
+    return named, written.get("skip_from", default)
+
+
 def _find(name_or_folder: str) -> Path:
     """Returns the local folder, downloading a model of the hub once."""
     path = Path(name_or_folder).expanduser()

@@ -39,6 +39,33 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the per-device step, to be mapped with the axis name `AXIS`.
 
+    Args:
+      model_config: the network.
+      config: the experiment, see `configs/default.py`.
+    """
+    loss_and_gradient = make_gradient(model_config, config)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    schedule = learning_rate_schedule(config.optimizer, config.train.steps)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        losses, grads = loss_and_gradient(state.params, state.step, batch)
+        updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
+        metrics = {
+            **losses,
+            "learning_rate": schedule(state.step),
+            "gradient_norm": optax.global_norm(grads),
+        }
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, optimizer_state), metrics
+
+    return train_step
+
+
+def make_gradient(
+    model_config: ModelConfig, config: ConfigDict
+) -> Callable[[Any, jax.Array, Batch], tuple[Metrics, Any]]:
+    """Returns the per-device loss and its gradient, to be mapped with the axis name `AXIS`.
+
     L = mean over the spans of all devices of (mlm_weight * L_mlm + L_co); without `contrastive`
     only the first. L_mlm is the head's masked-token loss plus, with `late_mlm`, the backbone's,
     averaged over all masked tokens of the global batch (`token_mean`), or summed within a span as
@@ -47,20 +74,22 @@ def make_train_step(
     Args:
       model_config: the network.
       config: the experiment, see `configs/default.py`.
+
+    Returns:
+      A function of parameters, step (it seeds the dropout) and a device's part of the batch. It
+      gives the losses and the gradient of the whole batch, the same on every device.
     """
     model = Condenser(model_config, dtype=jnp.dtype(config.train.dtype))
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
-    schedule = learning_rate_schedule(config.optimizer, config.train.steps)
     has_dropout = (
         model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0
     )
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def loss_and_gradient(params: Any, step: jax.Array, batch: Batch) -> tuple[Metrics, Any]:
         n_local = batch.input_ids_SxL.shape[0]
         n_spans = n_local * jax.lax.axis_size(AXIS)
-        n_masked = jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS)
+        n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)
         per_token = config.train.mlm_reduction == "token_mean"
-        mlm_scale = config.train.mlm_weight / (jnp.maximum(n_masked, 1.0) if per_token else n_spans)
+        mlm_scale = config.train.mlm_weight / (n_masked if per_token else n_spans)
 
         def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
             batch, keys_B = chunk
@@ -80,9 +109,9 @@ def make_train_step(
         def contrast(cls_SxD: jax.Array) -> jax.Array:
             return corpus_contrastive_sum(cls_SxD, AXIS) / n_spans
 
-        keys_S = _dropout_keys(config, state.step, n_local) if has_dropout else None
+        keys_S = _dropout_keys(config, step, n_local) if has_dropout else None
         contrastive_loss, sums, grads = loss_gradient(
-            state.params,
+            params,
             _cut((batch, keys_S), config.train.chunk_size or n_local),
             forward=forward,
             encode=encode,
@@ -90,21 +119,16 @@ def make_train_step(
         )
         # Every device holds its own share of sums over the global batch: add them once.
         contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
-
-        updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
-        metrics = {
+        losses = {
             "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
             # Per masked token, whatever the reduction, so that runs can be compared.
-            **{f"{name}_loss": total / jnp.maximum(n_masked, 1.0) for name, total in sums.items()},
-            "learning_rate": schedule(state.step),
-            "gradient_norm": optax.global_norm(grads),
+            **{f"{name}_loss": total / n_masked for name, total in sums.items()},
         }
         if config.train.contrastive:
-            metrics["contrastive_loss"] = contrastive_loss
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, optimizer_state), metrics
+            losses["contrastive_loss"] = contrastive_loss
+        return losses, grads
 
-    return train_step
+    return loss_and_gradient
 
 
 def pmap_step(

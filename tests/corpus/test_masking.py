@@ -69,6 +69,59 @@ def test_masks_whole_words_inside_the_span_and_nothing_else(
         assert not spans.labels_NxM[n][~used].any()
 
 
+def mask_slowly(
+    ids: list[int], word_start: list[bool], draws: list[int], capacity: int
+) -> tuple[list[int], list[int]]:
+    """The definition of the masking, one token at a time; returns positions and ids."""
+    length = len(ids)
+    choice, order, action = draws[0], draws[1:-capacity], draws[-capacity:]
+    spans = sorted(map(sorted, words(np.array(word_start), length)))
+    spans.sort(key=lambda word: (order[word[0]] >> 33, word[0]))
+    budget = 0.15 * length
+    positions: list[int] = []
+    for word in spans:
+        after = len(positions) + len(word)
+        if after <= budget:
+            positions += word
+            continue
+        share = (budget - len(positions)) / len(word)
+        if after <= capacity and choice / 2**64 < share:
+            positions += word
+        break
+    shown = list(ids)
+    for position, draw in zip(positions, action, strict=False):
+        share = (draw >> 32) / 2**32
+        if share < 0.8:
+            shown[position] = MASK
+        elif share < 0.9:
+            shown[position] = int(ORDINARY[(draw & 0xFFFFFFFF) % len(ORDINARY)])
+    return positions, shown
+
+
+@settings(max_examples=100, deadline=None)
+@given(length=st.integers(4, 60), word_share=st.floats(0.05, 1.0), seed=st.integers(0, 2**32))
+def test_is_what_a_slow_masker_does(length: int, word_share: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    content, capacity = length - 2, mask_capacity(length)
+    n_tokens = int(rng.integers(1, content + 1))
+    ids = rng.integers(FIRST_ORDINARY, VOCAB, (1, content)).astype(np.int32)
+    word_start = rng.random((1, content)) < word_share
+    word_start[:, 0] = True
+    used = min(capacity, content)
+    draws = rng.integers(0, 2**64, (1, draws_per_span(content, capacity)), np.uint64)
+    fast = mask_whole_words(
+        ids, word_start, np.array([n_tokens]), draws, mask_id=MASK, ordinary_ids=ORDINARY,
+        capacity=capacity,
+    )  # fmt: skip
+    positions, shown = mask_slowly(
+        ids[0, :n_tokens].tolist(), word_start[0, :n_tokens].tolist(),
+        draws[0, : 1 + content + used].tolist(), used,
+    )  # fmt: skip
+    chosen = fast.weights_NxM[0] > 0
+    assert fast.positions_NxM[0][chosen].tolist() == positions
+    assert fast.ids_NxC[0, :n_tokens].tolist() == shown
+
+
 @pytest.mark.parametrize("length", [16, 32, 128])
 @pytest.mark.parametrize("word_share", [0.6, 1.0])
 def test_masks_fifteen_percent_of_the_tokens(length: int, word_share: float) -> None:

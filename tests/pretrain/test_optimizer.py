@@ -2,11 +2,13 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
+import torch
 
 from cocondenser_jax.configs import default
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.optimizer import decay_mask, learning_rate_schedule
+from cocondenser_jax.pretrain.optimizer import decay_mask, learning_rate_schedule, make_optimizer
 from cocondenser_jax.pretrain.step import initial_params
 
 
@@ -27,3 +29,40 @@ def test_decay_spares_biases_and_layer_norm() -> None:
     for path, decays in jax.tree_util.tree_leaves_with_path(decay_mask(params)):
         leaf = dict(jax.tree_util.tree_leaves_with_path(params))[path]
         assert decays == (leaf.ndim == 2), path
+
+
+def test_steps_are_those_of_torch_adamw() -> None:
+    """Clipping by the global norm, AdamW, and the decay of matrices only, over three steps."""
+    config = default.get_config().unlock().optimizer
+    config.update({"learning_rate": 1e-2, "weight_decay": 0.1})
+    rng = np.random.default_rng(0)
+    shapes = {"kernel": (5, 4), "bias": (4,), "scale": (4,)}
+    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    gradients = [
+        {name: scale * rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        for scale in (5.0, 0.01, 1.0)  # clipped, not clipped, clipped
+    ]
+
+    theirs = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in params.items()}
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [theirs["kernel"]], "weight_decay": 0.1},
+            {"params": [theirs["bias"], theirs["scale"]], "weight_decay": 0.0},
+        ]
+    )
+    schedule = learning_rate_schedule(config, 20)
+    ours, ours_optimizer = params, make_optimizer(config, 20)
+    state = ours_optimizer.init(ours)
+    for step, gradient in enumerate(gradients):
+        for name, parameter in theirs.items():
+            parameter.grad = torch.tensor(gradient[name])
+        torch.nn.utils.clip_grad_norm_(theirs.values(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = float(schedule(step))
+        optimizer.step()
+        updates, state = ours_optimizer.update(gradient, state, ours)
+        ours = optax.apply_updates(ours, updates)
+
+    for name, parameter in theirs.items():
+        moved = parameter.detach().numpy() - params[name]
+        assert np.linalg.norm(ours[name] - params[name] - moved) <= 1e-4 * np.linalg.norm(moved)

@@ -1,0 +1,95 @@
+"""The Condenser in plain PyTorch, made of Hugging Face's own modules: what ours is compared with.
+
+It is written as one would write it without a thought for speed: full sequences through every layer,
+logits at every position, and the losses as the papers print them.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers.models.bert.modeling_bert import BertLayer
+from transformers.models.roberta.modeling_roberta import RobertaLayer
+
+from cocondenser_jax.convert.from_torch import load_head
+
+LAYERS = {"bert": BertLayer, "roberta": RobertaLayer}
+IGNORED = -100  # the label of positions that are not to be predicted
+
+
+class TorchOutput(NamedTuple):
+    """Like `CondenserOutput`, for all positions."""
+
+    late_BxLxD: torch.Tensor
+    head_logits_BxLxV: torch.Tensor
+    late_logits_BxLxV: torch.Tensor | None
+
+
+class TorchCondenser(torch.nn.Module):
+    """A masked language model of transformers, and the Condenser head on top."""
+
+    def __init__(self, lm: PreTrainedModel, head: torch.nn.ModuleList, skip_from: int) -> None:
+        super().__init__()
+        self.lm, self.c_head, self.skip_from = lm, head, skip_from
+
+    def project(self, hidden_BxLxD: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of the MLM projection that backbone and head share."""
+        projection: Any = self.lm.cls if self.lm.config.model_type == "bert" else self.lm.lm_head
+        return projection(hidden_BxLxD)
+
+    def forward(
+        self, ids_BxL: torch.Tensor, mask_BxL: torch.Tensor, late_mlm: bool = True
+    ) -> TorchOutput:
+        """Computes all outputs; `mask_BxL` is boolean, true at tokens."""
+        states = self.lm.base_model(
+            input_ids=ids_BxL, attention_mask=mask_BxL, output_hidden_states=True
+        ).hidden_states
+        late = states[-1]
+        hidden = torch.cat([late[:, :1], states[self.skip_from][:, 1:]], dim=1)
+        blocked = torch.where(mask_BxL, 0.0, torch.finfo(late.dtype).min)[:, None, None, :]
+        for layer in self.c_head:
+            hidden = layer(hidden, blocked.to(late.dtype))
+        late_logits = self.project(late) if late_mlm else None
+        return TorchOutput(late, self.project(hidden), late_logits)
+
+    def encode(self, ids_BxL: torch.Tensor, mask_BxL: torch.Tensor) -> torch.Tensor:
+        """Returns the late CLS vectors, `cls_BxD`, in float32."""
+        output = self.lm.base_model(input_ids=ids_BxL, attention_mask=mask_BxL)
+        return output.last_hidden_state[:, 0].float()
+
+
+def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
+    """Loads an exported folder with transformers, and its Condenser head into transformers' layers.
+
+    Args:
+      folder: what `export_folder` wrote, in either layout, or a published research checkpoint.
+      attention: transformers' `attn_implementation`.
+
+    Returns:
+      The model in evaluation mode.
+
+    Raises:
+      UserError: if the folder is not a model, or has no Condenser head.
+    """
+    tensors, skip_from = load_head(folder)
+    lm = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention)
+    n_layers = len({name.split(".")[0] for name in tensors})
+    layer = LAYERS[lm.config.model_type]
+    head = torch.nn.ModuleList(layer(lm.config) for _ in range(n_layers))
+    head.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
+    return TorchCondenser(lm, head, skip_from).eval()
+
+
+def mlm_loss(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tensor:
+    """Returns the mean cross-entropy over all positions whose label is not `IGNORED`."""
+    return torch.nn.functional.cross_entropy(
+        logits_BxLxV.flatten(0, 1).float(), labels_BxL.flatten(), ignore_index=IGNORED
+    )
+
+
+def contrastive_loss(cls_SxD: torch.Tensor) -> torch.Tensor:
+    """Returns the mean over spans of equation 6 of arXiv 2108.05540; rows 2i and 2i + 1 pair up."""
+    logits_SxS = (cls_SxD @ cls_SxD.T).fill_diagonal_(-torch.inf)
+    partner_S = torch.arange(len(cls_SxD), device=cls_SxD.device) ^ 1
+    return torch.nn.functional.cross_entropy(logits_SxS, partner_S)

@@ -1,0 +1,45 @@
+"""Floating-point operations of a forward pass, counted from the shapes: two per multiply-add.
+
+Only matrix products are counted, as is usual; the rows that nobody reads are not computed and not
+counted. Training costs three times the forward pass, one for the pass and two for its gradient.
+"""
+
+from cocondenser_jax.model.config import ModelConfig
+
+
+def encode_flops(config: ModelConfig, length: int) -> int:
+    """Returns the operations for the CLS vector of one span of `length` tokens."""
+    return _backbone(config, length, rows=1)
+
+
+def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
+    """Returns the operations of the whole Condenser for one span.
+
+    Args:
+      config: the network.
+      length: tokens of the span, padding included.
+      n_masked: slots for masked tokens.
+    """
+    predictions = n_masked * (1 + config.late_mlm)
+    late_rows = 1 + (n_masked if config.late_mlm else 0)
+    head = (config.n_head_layers - 1) * _layer(config, length, length)
+    head += _layer(config, length, n_masked)
+    per_prediction = 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
+    return _backbone(config, length, late_rows) + head + predictions * per_prediction
+
+
+def _backbone(config: ModelConfig, length: int, rows: int) -> int:
+    if config.skip_from == config.num_hidden_layers:
+        rows = length  # the head reads all of the last layer
+    full = (config.num_hidden_layers - 1) * _layer(config, length, length)
+    return full + _layer(config, length, rows)
+
+
+def _layer(config: ModelConfig, length: int, rows: int) -> int:
+    """One layer whose output is computed at `rows` of `length` positions."""
+    size, inner = config.hidden_size, config.intermediate_size
+    keys_and_values = 2 * length * 2 * size * size
+    queries_and_output = 2 * rows * 2 * size * size
+    attention = 2 * rows * length * 2 * size
+    feed_forward = 2 * rows * 2 * size * inner
+    return keys_and_values + queries_and_output + attention + feed_forward

@@ -1,0 +1,309 @@
+"""What a training step will need on a TPU, found out without one.
+
+libtpu compiles for TPUs that are not there. The step compiled here is the one that training runs,
+under the same `pmap`, so what the compiler says of its memory and its collectives is what will be.
+Time is not measured: the roofline is the least that arithmetic, memory and network allow.
+"""
+
+import copy
+import importlib.util
+import logging
+import math
+import os
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from ml_collections import ConfigDict
+
+from cocondenser_jax.corpus.batches import Batch
+from cocondenser_jax.corpus.masking import mask_capacity
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.pretrain.step import check_shapes, initial_state, pmap_step
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+VOCAB_SIZES = {"bert": 30522, "roberta": 50265}
+
+
+class Core(NamedTuple):
+    """What one JAX device of a generation can do: half a chip of v2 and v3, else a chip."""
+
+    memory: float  # GiB of HBM
+    compute: float  # bfloat16 TFLOP/s
+    bandwidth: float  # GB/s from HBM
+    network: float  # GB/s, all links to other chips together
+    chip_config: str = "default"
+
+
+# Google Cloud's TPU documentation; the links of v2 and v3 from Jouppi et al., *A domain-specific
+# supercomputer for training deep neural networks*, CACM 2020: four of 496 and 656 Gbit/s a chip.
+CORES = {
+    "v2": Core(8, 22.5, 350, 124),
+    "v3": Core(16, 61.5, 450, 164),
+    "v4": Core(32, 275, 1228, 300, "megacore"),
+    "v5e": Core(16, 197, 819, 200),
+    "v5p": Core(95, 459, 2765, 600),
+    "v6e": Core(32, 918, 1640, 448),
+}
+# The machines that are rented as one VM, by the names under which they are.
+MACHINES = {
+    "v2-8": "v2:2x2",
+    "v3-8": "v3:2x2",
+    "v4-8": "v4:2x2x1",
+    "v5e-8": "v5e:2x4",
+    "v5p-8": "v5p:2x2x1",
+    "v6e-8": "v6e:2x4",
+}
+
+
+def planned_model(config: ConfigDict) -> ModelConfig:
+    """Returns the model of `config.model` with the vocabulary of the published BERT or RoBERTa."""
+    sizes = config.model.to_dict()
+    roberta = sizes["model_type"] == "roberta"
+    return ModelConfig(
+        **sizes, vocab_size=VOCAB_SIZES.get(sizes["model_type"], 0), pad_token_id=int(roberta)
+    )
+
+
+def plan(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[str, Any]:
+    """Compiles the training step for a TPU and says what it needs.
+
+    Args:
+      config: the experiment, see `configs/default.py`.
+      model_config: the network.
+      topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
+
+    Returns:
+      {figure: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
+      collectives per step with their bytes, and the roofline of a step and of the whole run. Where
+      it does not fit, only what is known without a compiled program.
+
+    Raises:
+      UserError: if libtpu is missing, or topology, batch and chunk do not fit each other.
+    """
+    core, devices = _topology(topology)
+    check_shapes(model_config, config, len(devices))
+    n_spans = 2 * config.data.documents_per_step // len(devices)
+    logger.info("compiling for %d x %s ...", len(devices), devices[0].device_kind)
+    state, batch = _arguments(config, model_config, n_spans)
+    work = _work(config, model_config, n_spans, _bytes(state.params) // 4)
+    figures = {
+        "topology": topology,
+        "cores": len(devices),
+        "hosts": len({device.process_index for device in devices}),
+        "spans per core": n_spans,
+        "chunk size": config.train.chunk_size or n_spans,
+        "model GFLOP per span": work.model_flops / 1e9,
+        "computed GFLOP per span, with the gradient cache": work.computed_flops / 1e9,
+        "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
+    }
+    try:
+        step: Any = pmap_step(model_config, config, devices)
+        compiled = step.lower(*_replicas((state, batch), len(devices))).compile()
+    except jax.errors.JaxRuntimeError as error:
+        _, exhausted, told = str(error).partition("RESOURCE_EXHAUSTED: ")
+        if not exhausted:
+            raise
+        return {"fits": f"no: {told.splitlines()[0]}", **figures}
+    text = compiled.as_text()
+    found = collectives(text)
+    seconds = _roofline(core, work, n_spans, found, len(devices))
+    return {
+        "fits": "yes",
+        **figures,
+        **_memory(core, compiled.memory_analysis(), state),
+        **{f"per step, {kind}": told for kind, told in _tell(found).items()},
+        "per step, transfers to or from the host": host_transfers(text),
+        **{f"roofline, {what} (ms)": 1e3 * value for what, value in seconds.items()},
+        "roofline, whole run (hours)": seconds["step"] * config.train.steps / 3600,
+    }
+
+
+def largest_chunk(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[str, Any]:
+    """Finds the largest `config.train.chunk_size` that fits, by bisection; returns its plan.
+
+    Raises:
+      UserError: as `plan` does; or if not even single spans fit.
+    """
+    n_spans = 2 * config.data.documents_per_step // len(_topology(topology)[1])
+    sizes = [size for size in range(1, n_spans + 1) if n_spans % size == 0]
+    best = None
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        tried = copy.deepcopy(config).unlock()
+        tried.train.chunk_size = sizes[middle]
+        figures = plan(tried.lock(), model_config, topology)
+        logger.info("chunk size %d: fits: %s", sizes[middle], figures["fits"])
+        if figures["fits"] == "yes":
+            low, best = middle + 1, figures
+        else:
+            high = middle
+    if best is None:
+        raise UserError(f"not even chunks of one span fit on {topology}")
+    return best
+
+
+class Collective(NamedTuple):
+    """An exchange between devices."""
+
+    kind: str  # all-gather, all-reduce, ...
+    dtype: str  # of its largest array, in XLA's notation: f32, bf16
+    n_bytes: int  # of its result
+
+
+def collectives(compiled_text: str) -> list[Collective]:
+    """Returns the collectives of a compiled program, from its text."""
+    found = []
+    pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
+    for result, kind in re.findall(pattern + r"(?:-start)?\(", compiled_text):
+        arrays = re.findall(r"(\w+)\[([\d,]*)\]", result)
+        sizes = [
+            (_bits(dtype) * math.prod(int(n) for n in shape.split(",") if n) // 8, dtype)
+            for dtype, shape in arrays
+        ]
+        found.append(Collective(kind, max(sizes)[1], sum(size for size, _ in sizes)))
+    return found
+
+
+def host_transfers(compiled_text: str) -> int:
+    """Returns how many instructions of a compiled program exchange data with the host."""
+    operations = r" (?:infeed|outfeed|send|recv|send-start|recv-start)\("
+    calls = r'custom_call_target="[^"]*(?:[Hh]ost|callback)[^"]*"'
+    return len(re.findall(f"{operations}|{calls}", compiled_text))
+
+
+class _Work(NamedTuple):
+    """What one core's step has to do at least."""
+
+    model_flops: int  # floating-point operations of one span: forward pass and gradient
+    computed_flops: int  # of one span, with the forward pass that the gradient cache repeats
+    traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
+
+
+def _work(config: ConfigDict, model_config: ModelConfig, n_spans: int, n_params: int) -> _Work:
+    """Counts the work of a step.
+
+    Of the memory traffic only what cannot be avoided: in each chunk the parameters are read once
+    for every pass and direction, and the gradient sum is read and written; AdamW reads four arrays
+    and writes three.
+    """
+    length = config.data.length
+    forward = forward_flops(model_config, length, mask_capacity(length))
+    n_chunks = n_spans // (config.train.chunk_size or n_spans)
+    cached = config.train.contrastive and n_chunks > 1
+    extra = encode_flops(model_config, length) if cached else 0
+    reads = (3 if cached else 2) * jnp.dtype(config.train.dtype).itemsize
+    return _Work(3 * forward, 3 * forward + extra, n_params * (n_chunks * (reads + 8) + 28))
+
+
+def _topology(name: str) -> tuple[Core, list[Any]]:
+    """Returns what a core can do, and the devices of a machine that is not here."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            "planning needs libtpu, which compiles for TPUs without having one:"
+            " pip install -c constraints.txt -e '.[tpu]'"
+        )
+    layout = MACHINES.get(name, name)
+    generation = layout.partition(":")[0]
+    expected = f"expected one of {', '.join(MACHINES)}, or a slice such as v3:4x4"
+    if generation not in CORES or ":" not in layout:
+        raise UserError(f"unknown topology {name!r}: {expected}")
+    jax.config.update("jax_platforms", "cpu")  # a TPU that is here stays free
+    # Keeps libtpu from asking the network which machine this is, and from claiming its TPU.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v3-8")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    core = CORES[generation]
+    try:
+        description = topologies.get_topology_desc(
+            platform="tpu", topology_name=layout, chip_config_name=core.chip_config
+        )
+    except jax.errors.JaxRuntimeError as error:
+        told = str(error).splitlines()[0].partition(": ")[2]
+        raise UserError(f"unknown topology {name!r} ({told}): {expected}") from error
+    return core, list(description.devices)
+
+
+def _arguments(config: ConfigDict, model_config: ModelConfig, n_spans: int) -> tuple[Any, Batch]:
+    """Returns the shapes of one core's state and batch."""
+    shape: Any = jax.ShapeDtypeStruct
+    rows = n_spans, config.data.length
+    slots = n_spans, mask_capacity(config.data.length)
+    batch = Batch(
+        input_ids_SxL=shape(rows, jnp.int32),
+        attention_mask_SxL=shape(rows, jnp.bool_),
+        masked_positions_SxM=shape(slots, jnp.int32),
+        labels_SxM=shape(slots, jnp.int32),
+        weights_SxM=shape(slots, jnp.float32),
+    )
+    return jax.eval_shape(lambda: initial_state(model_config, config)), batch
+
+
+def _replicas(tree: Any, n_devices: int) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((n_devices, *x.shape), x.dtype), tree)
+
+
+def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:
+    """Returns the memory of one core by kind; XLA lays out temporaries as one block."""
+    parameters, optimizer = _bytes(state.params), _bytes(state.optimizer_state)
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    whole = (
+        analysis.argument_size_in_bytes
+        + outputs
+        + analysis.temp_size_in_bytes
+        + analysis.generated_code_size_in_bytes
+    )
+    kinds = {
+        "parameters": parameters,
+        "optimizer": optimizer,
+        "batch and padding of the above": analysis.argument_size_in_bytes - parameters - optimizer,
+        "gradient sum": parameters,
+        "activations and temporaries": analysis.temp_size_in_bytes - parameters,
+        "program": analysis.generated_code_size_in_bytes,
+        "in all": whole,
+    }
+    told = {f"memory, {kind} (GiB)": size / GIB for kind, size in kinds.items()}
+    return {**told, "memory of a core (GiB)": float(core.memory)}
+
+
+def _roofline(
+    core: Core, work: _Work, n_spans: int, found: list[Collective], n_devices: int
+) -> dict[str, float]:
+    """Returns the seconds that a step takes at least, and its three bounds.
+
+    Arithmetic and memory overlap; collectives are counted as rings that overlap with nothing.
+    """
+    share = (n_devices - 1) / n_devices
+    moved = sum(x.n_bytes * share * (2 if x.kind == "all-reduce" else 1) for x in found)
+    bounds = {
+        "arithmetic": work.computed_flops * n_spans / (core.compute * 1e12),
+        "memory": work.traffic / (core.bandwidth * 1e9),
+        "network": moved / (core.network * 1e9),
+    }
+    return {**bounds, "step": max(bounds["arithmetic"], bounds["memory"]) + bounds["network"]}
+
+
+def _tell(found: list[Collective]) -> dict[str, str]:
+    """Returns {kind and type: how many, of how many bytes}."""
+    groups: dict[str, list[int]] = {}
+    for each in found:
+        groups.setdefault(f"{each.kind} {each.dtype}", []).append(each.n_bytes)
+    return {name: f"{len(sizes)} ({sum(sizes) / 1e6:,.3f} MB)" for name, sizes in groups.items()}
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _bits(dtype: str) -> int:
+    """The size of an element in XLA's notation: f32, bf16, s32, pred."""
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 8

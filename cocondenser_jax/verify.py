@@ -1,0 +1,236 @@
+"""A checkpoint checked on a real batch: our two-pass step, our direct pass, and plain PyTorch.
+
+All three compute the same losses and the gradient of every tensor, in float32, without dropout and
+with the same masks. Two of them share no code: PyTorch's side is made of transformers' modules.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from ml_collections import ConfigDict
+
+from cocondenser_jax.convert.names import to_tensors
+from cocondenser_jax.convert.reference import (
+    IGNORED,
+    TorchCondenser,
+    contrastive_loss,
+    mlm_loss,
+    open_reference,
+)
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.step import AXIS, make_gradient
+
+TWO_PASS_TOLERANCE = 1e-5  # two passes against one, relative
+TORCH_TOLERANCE = 1e-4  # Flax against PyTorch, relative
+GRADIENT = "gradient"
+
+Tensors = dict[str, np.ndarray]  # by their names in a Hugging Face checkpoint
+
+
+class Sided(NamedTuple):
+    """What one side computes."""
+
+    losses: dict[str, float]
+    cls_SxD: np.ndarray
+    gradients: Tensors
+
+
+class Row(NamedTuple):
+    """One quantity on all three sides, and how far two of them are from the direct pass.
+
+    The differences are relative to the quantity, those of a part of the gradient to the whole
+    gradient: a part can be next to nothing, a sum of terms that cancel.
+    """
+
+    name: str
+    two_pass: float
+    direct: float
+    pytorch: float
+    two_pass_error: float
+    pytorch_error: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether both differences are within tolerance."""
+        within = self.two_pass_error <= TWO_PASS_TOLERANCE
+        return within and self.pytorch_error <= TORCH_TOLERANCE
+
+
+def verify(
+    checkpoint: Path,
+    *,
+    step: int | None = None,
+    pytorch_folder: Path | None = None,
+    store: Path | None = None,
+    n_documents: int = 8,
+    batch_out: Path | None = None,
+) -> list[Row]:
+    """Compares the three sides on the first documents of the run's data.
+
+    Args:
+      checkpoint: a run folder.
+      step: which checkpoint; None for the latest.
+      pytorch_folder: the exported checkpoint; None to export it for this once.
+      store: where the token store is; None for where the run had it.
+      n_documents: size of the batch; two spans of each.
+      batch_out: .npz file to write the batch and our results to.
+
+    Returns:
+      The losses, the CLS vectors, and the gradient, as a whole and by part of the network. Of
+      vectors the norm is shown, but all numbers are compared.
+
+    Raises:
+      UserError: if run, store or folder cannot be read, or belong to different models.
+    """
+    model_config, params, run = load_run(checkpoint, step)
+    model_config = dataclasses.replace(
+        model_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    config = _experiment(run, checkpoint)
+    tokens = open_store(store or Path(config.data.store))
+    if not 2 <= n_documents <= tokens.n_documents:
+        raise UserError(f"{n_documents} documents: expected 2 to {tokens.n_documents}")
+    batch = make_batch(tokens, BatchSpec(config.seed, n_documents, config.data.length), step=0)
+    config.train.chunk_size = n_documents  # of 2 * n_documents spans: two chunks
+    cached = _flax_side(model_config, config, params, batch)
+    config.train.chunk_size = 0
+    direct = _flax_side(model_config, config, params, batch)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pytorch_folder or Path(temporary) / "model"
+        if pytorch_folder is None:
+            export_folder(params, model_config, checkpoint / "tokenizer", folder, {})
+        reference = open_reference(folder)
+    theirs = _torch_side(reference, model_config, config, batch)
+    if direct.gradients.keys() != theirs.gradients.keys():
+        odd = sorted(direct.gradients.keys() ^ theirs.gradients.keys())
+        raise UserError(f"{folder} has not the tensors of {checkpoint}: {', '.join(odd[:3])}")
+    if batch_out:
+        _write(batch_out, batch, direct)
+    return _compare(cached, direct, theirs)
+
+
+def _experiment(run: Mapping[str, Any], checkpoint: Path) -> ConfigDict:
+    """Returns the run's settings, with both losses, in float32."""
+    if "config" not in run:
+        raise UserError(f"{checkpoint} was converted, not trained: it says nothing about its data")
+    config = ConfigDict(run["config"])
+    config.train.contrastive = True
+    config.train.dtype = "float32"
+    return config
+
+
+def _flax_side(model_config: ModelConfig, config: ConfigDict, params: Any, batch: Batch) -> Sided:
+    # One device is enough here; vmap gives the axis that the step is mapped over.
+    gradient = jax.vmap(
+        make_gradient(model_config, config), in_axes=(None, None, 0), axis_name=AXIS
+    )
+    whole = Batch(*(x[None] for x in batch))
+    losses, grads = jax.jit(gradient)(params, jnp.zeros((), jnp.int32), whole)
+    grads = jax.tree.map(lambda x: np.asarray(x[0]), grads)
+    encode = jax.jit(lambda *inputs: Condenser(model_config).apply(*inputs, method="encode"))
+    cls_SxD = encode({"params": params}, batch.input_ids_SxL, batch.attention_mask_SxL)
+    return Sided(
+        {name: float(value[0]) for name, value in losses.items()},
+        np.asarray(cls_SxD),
+        to_tensors(grads, model_config),
+    )
+
+
+def _torch_side(
+    model: TorchCondenser, model_config: ModelConfig, config: ConfigDict, batch: Batch
+) -> Sided:
+    ids, mask, labels = (torch.from_numpy(x) for x in full_labels(batch))
+    output = model(ids, mask, model_config.late_mlm)
+    cls_SxD = output.late_BxLxD[:, 0]
+    losses = {"head_mlm_loss": mlm_loss(output.head_logits_BxLxV, labels)}
+    if output.late_logits_BxLxV is not None:
+        losses["late_mlm_loss"] = mlm_loss(output.late_logits_BxLxV, labels)
+    mlm = config.train.mlm_weight * sum(losses.values())
+    if config.train.mlm_reduction == "span_sum":
+        mlm = mlm * (labels != IGNORED).sum() / len(labels)
+    losses["contrastive_loss"] = contrastive_loss(cls_SxD)
+    losses["loss"] = mlm + losses["contrastive_loss"]
+    losses["loss"].backward()
+    gradients = {
+        name.removeprefix("lm."): parameter.grad.numpy()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return Sided(
+        {name: value.item() for name, value in losses.items()}, cls_SxD.detach().numpy(), gradients
+    )
+
+
+def full_labels(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns ids, attention mask and labels of all positions, `IGNORED` where nothing is asked."""
+    labels_SxL = np.full(batch.input_ids_SxL.shape, IGNORED, np.int64)
+    span_N, slot_N = np.nonzero(batch.weights_SxM)
+    labels_SxL[span_N, batch.masked_positions_SxM[span_N, slot_N]] = batch.labels_SxM[
+        span_N, slot_N
+    ]
+    return batch.input_ids_SxL.astype(np.int64), batch.attention_mask_SxL, labels_SxL
+
+
+def _compare(cached: Sided, direct: Sided, theirs: Sided) -> list[Row]:
+    sides = [_quantities(side) for side in (cached, direct, theirs)]
+
+    def row(name: str) -> Row:
+        two_pass, one_pass, pytorch = (side[name] for side in sides)
+        norms = [float(np.linalg.norm(x)) for x in (two_pass, one_pass, pytorch)]
+        size = float(np.linalg.norm(sides[1][GRADIENT if name.startswith(GRADIENT) else name]))
+        errors = [float(np.linalg.norm(one_pass - x)) / size for x in (two_pass, pytorch)]
+        return Row(name, *norms, *errors)
+
+    return [row(name) for name in sides[1]]
+
+
+def _quantities(side: Sided) -> Tensors:
+    """Returns what is compared, each as one vector: losses, CLS vectors, gradients by part."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for name, gradient in sorted(side.gradients.items()):
+        for part in (GRADIENT, f"{GRADIENT}, {_part(name)}"):
+            parts.setdefault(part, []).append(gradient.ravel().astype(np.float64))
+    return {
+        **{name.replace("_", " "): np.array(side.losses[name]) for name in sorted(side.losses)},
+        "CLS vectors": side.cls_SxD.ravel(),
+        **{part: np.concatenate(vectors) for part, vectors in parts.items()},
+    }
+
+
+def _part(tensor_name: str) -> str:
+    """Names the part of the network: the embeddings, a layer, the head, the MLM projection."""
+    words = tensor_name.split(".")
+    if words[0] == "c_head":
+        return f"head layer {words[1]}"
+    if "layer" in words:
+        return f"layer {words[words.index('layer') + 1]}"
+    return "embeddings" if "embeddings" in words else "MLM projection"
+
+
+def _write(path: Path, batch: Batch, side: Sided) -> None:
+    ids, mask, labels = full_labels(batch)
+    names = sorted(side.gradients)
+    arrays: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": labels,
+        "cls": side.cls_SxD,
+        "tensor_names": np.array(names),
+        "gradient_norms": np.array([np.linalg.norm(side.gradients[name]) for name in names]),
+        **side.losses,
+    }
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)

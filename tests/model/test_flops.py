@@ -1,0 +1,58 @@
+"""The count of floating-point operations against the matrix products that JAX traces."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.flops import encode_flops, forward_flops
+
+LENGTH, MASKED = 12, 3
+
+
+def traced_flops(jaxpr: Any) -> int:
+    """Two for each multiply-add of every matrix product, also in inner functions."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            inner = math.prod(left[axis] for axis in contracted)
+            total += 2 * inner * math.prod(equation.outvars[0].aval.shape)
+        for inner_jaxpr in jax.core.jaxprs_in_params(equation.params):
+            total += traced_flops(inner_jaxpr)
+    return total
+
+
+@pytest.mark.parametrize("skip_from", [1, 3])
+@pytest.mark.parametrize("late_mlm", [True, False])
+@pytest.mark.parametrize("n_head_layers", [1, 2])
+def test_counts_the_products_that_are_computed(
+    skip_from: int, late_mlm: bool, n_head_layers: int
+) -> None:
+    config = ModelConfig(
+        vocab_size=50,
+        hidden_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=20,
+        max_position_embeddings=LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        n_head_layers=n_head_layers,
+        skip_from=skip_from,
+        late_mlm=late_mlm,
+    )
+    model = Condenser(config)
+    ids, mask = jnp.ones((1, LENGTH), jnp.int32), jnp.ones((1, LENGTH), bool)
+    positions = jnp.zeros((1, MASKED), jnp.int32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), ids, mask, positions)
+
+    whole = jax.make_jaxpr(model.apply)(variables, ids, mask, positions)
+    assert traced_flops(whole.jaxpr) == forward_flops(config, LENGTH, MASKED)
+    alone = jax.make_jaxpr(lambda v: model.apply(v, ids, mask, method="encode"))(variables)
+    assert traced_flops(alone.jaxpr) == encode_flops(config, LENGTH)

@@ -1,0 +1,65 @@
+"""The gradient cache on a toy encoder, against one gradient of the whole loss."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocondenser_jax.pretrain.grad_cache import loss_gradient
+from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum
+
+
+def encode(params: Any, chunk: Any) -> jax.Array:
+    return jnp.tanh(chunk @ params["in"]) @ params["out"]
+
+
+def forward(params: Any, chunk: Any) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    reps = encode(params, chunk)
+    own = jnp.sum(jnp.cos(chunk @ params["in"]))
+    return reps, 0.3 * own, {"own": own}
+
+
+def whole_loss(params: Any, inputs: Any, contrastive: bool) -> jax.Array:
+    reps, own, _ = forward(params, inputs)
+    return own + (corpus_contrastive_sum(reps) if contrastive else 0.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n_chunks=st.integers(1, 6),
+    pairs_per_chunk=st.integers(1, 3),
+    size=st.integers(1, 5),
+    contrastive=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_cut_gives_the_gradient_of_the_whole(
+    n_chunks: int, pairs_per_chunk: int, size: int, contrastive: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    params = {
+        "in": rng.normal(size=(3, 4)).astype(np.float32),
+        "out": rng.normal(size=(4, size)).astype(np.float32),
+    }
+    chunks = rng.normal(size=(n_chunks, 2 * pairs_per_chunk, 3)).astype(np.float32)
+    inputs = chunks.reshape(-1, 3)
+
+    value, sums, grads = loss_gradient(
+        params,
+        chunks,
+        forward=forward,
+        encode=encode,
+        contrast=corpus_contrastive_sum if contrastive else None,
+    )
+
+    expected = jax.grad(whole_loss)(params, inputs, contrastive)
+    for ours, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
+        error = np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-3)
+        assert error <= 1e-5
+    reps, _, own = forward(params, inputs)
+    assert float(sums["own"]) == pytest.approx(float(own["own"]), rel=1e-5, abs=1e-5)
+    told = float(corpus_contrastive_sum(reps)) if contrastive else 0.0
+    assert float(value) == pytest.approx(told, rel=1e-5, abs=1e-5)

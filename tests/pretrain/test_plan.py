@@ -1,0 +1,114 @@
+"""Plans: the real step, compiled for a TPU v3-8 that is not here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_collections import ConfigDict
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain import plan as module
+from cocondenser_jax.pretrain.plan import (
+    Collective,
+    collectives,
+    host_transfers,
+    largest_chunk,
+    plan,
+    planned_model,
+)
+
+GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
+REDUCE = (
+    "%z = (f32[]{:T(256)}, bf16[8,2]{1,0}, /*index=2*/f32[4]{0}) all-reduce-start(%a, %b, %c)\n"
+    "%w = (f32[]{:T(256)}, bf16[8,2]{1,0}, f32[4]{0}) all-reduce-done(%z)"
+)
+
+
+def test_collectives_are_read_with_type_and_bytes() -> None:
+    assert collectives(f"{GATHER}\n%d = f32[2]{{0}} add(%a, %b)\n{REDUCE}") == [
+        Collective("all-gather", "f32", 4 * 512 * 256),
+        Collective("all-reduce", "bf16", 4 + 2 * 16 + 4 * 4),
+    ]
+
+
+def test_transfers_to_the_host_are_found() -> None:
+    assert host_transfers(GATHER + REDUCE) == 0
+    outfeed = "%o = token[] outfeed(%x, %token)"
+    callback = '%c = f32[] custom-call(%x), custom_call_target="xla_python_cpu_callback"'
+    assert host_transfers(f"{GATHER}\n{outfeed}\n{callback}") == 2
+
+
+def small_plan(tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    """Plans through the command line, in a process where XLA's optimisations are not turned off."""
+    pytest.importorskip("libtpu")
+    out = tmp_path / "plan.json"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-m", "cocondenser_jax.cli", "plan", "--topology=v3-8"]
+    command += ["--config=configs/quickstart.py", f"--json_out={out}", *overrides]
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    return dict(json.loads(out.read_text()))
+
+
+def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path: Path) -> None:
+    overrides = ("train.chunk_size=4", "train.dtype='bfloat16'", "model.hidden_dropout_prob=0.1")
+    figures = small_plan(tmp_path, *(f"--config.{x}".replace("'", "") for x in overrides))
+    assert figures["fits"] == "yes"
+    assert (figures["cores"], figures["spans per core"], figures["chunk size"]) == (8, 16, 4)
+    exchanged = {k.split(", ")[1]: v for k, v in figures.items() if k.startswith("per step, all")}
+    # 128 vectors of 128 numbers in float32; their cotangents; 4.5 million parameters.
+    assert set(exchanged) == {"all-gather f32", "all-reduce f32"}
+    assert exchanged["all-gather f32"] == "1 (0.066 MB)"
+    assert exchanged["all-reduce f32"].startswith("2 (")
+    assert figures["per step, transfers to or from the host"] == 0
+    assert 0 < figures["memory, in all (GiB)"] < figures["memory of a core (GiB)"] == 16
+
+
+def test_a_batch_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    # 8,192 spans a core, each with 26 rows of logits over 30,522 tokens: 26 GB.
+    overrides = ("data.documents_per_step=32768", "train.chunk_size=8192", "data.length=64")
+    figures = small_plan(tmp_path, *(f"--config.{x}" for x in overrides))
+    assert figures["fits"].startswith("no: Ran out of memory")
+    assert "memory, in all (GiB)" not in figures
+
+
+def test_the_largest_chunk_is_found_by_bisection(
+    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    limit = 0
+
+    def pretend(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[str, Any]:
+        tried.append(config.train.chunk_size)
+        return {"fits": "yes" if tried[-1] <= limit else "no", "chunk size": tried[-1]}
+
+    monkeypatch.setattr(module, "plan", pretend)
+    monkeypatch.setattr(module, "_topology", lambda name: (None, [None] * 8))
+    config = config.copy_and_resolve_references().unlock()
+    config.data.documents_per_step = 96  # 24 spans a core
+    with pytest.raises(UserError, match="not even chunks of one span fit"):
+        largest_chunk(config, ModelConfig(), "v3-8")
+    for largest_that_fits, largest in [(7, 6), (24, 24), (1, 1), (23, 12)]:
+        limit = largest_that_fits
+        tried.clear()
+        assert largest_chunk(config, ModelConfig(), "v3-8")["chunk size"] == largest
+        assert len(tried) <= 4
+
+
+@pytest.mark.parametrize("topology", ["v9-8", "v3:7x9", "v3", "tpu"])
+def test_unknown_machines_are_refused(config: ConfigDict, topology: str) -> None:
+    pytest.importorskip("libtpu")
+    with pytest.raises(UserError, match=f"unknown topology '{topology}'.*expected one of v2-8"):
+        plan(config, planned_model(config), topology)
+
+
+def test_without_libtpu_it_says_how_to_get_it(
+    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install .*\[tpu\]"):
+        plan(config, planned_model(config), "v3-8")

@@ -1,0 +1,112 @@
+"""Checking a checkpoint: agreement is seen, and so is the smallest lie."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ml_collections import ConfigDict
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMaskedLM
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.configs import default
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.corpus.store import build_store
+from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.verify import verify
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, with a head of two layers and the late MLM."""
+    folder = tmp_path_factory.mktemp("verify")
+    rng = np.random.default_rng(0)
+    words = [f"{a}{b}" for a in ("ka", "lo", "mi", "ru") for b in ("ten", "vas", "dor", "pel")]
+    texts = [
+        ". ".join(" ".join(rng.choice(words, rng.integers(3, 12))) for _ in range(5)) + "."
+        for _ in range(12)
+    ]
+    (folder / "text.txt").write_text("\n\n".join(texts))
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(train_wordpiece(texts, 90), folder / "tokenizer")
+    build_store(
+        str(folder / "text.txt"), str(folder / "tokenizer"), folder / "store", max_tokens=24
+    )
+    train(experiment(folder / "store"), folder / "run")
+    return folder / "run"
+
+
+def experiment(store: Path) -> ConfigDict:
+    config = default.get_config().unlock()
+    config.data.update({"store": str(store), "documents_per_step": 8, "length": 24})
+    config.model.update({"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2})
+    config.model.update({"intermediate_size": 32, "max_position_embeddings": 24, "skip_from": 1})
+    config.train.update({"steps": 2, "chunk_size": 0, "mlm_weight": 0.5})
+    return config.lock()
+
+
+def test_all_sides_agree_on_a_real_batch(run: Path, tmp_path: Path) -> None:
+    rows = {row.name: row for row in verify(run, batch_out=tmp_path / "batch.npz")}
+    assert all(row.passes for row in rows.values())
+    assert rows["loss"].direct == pytest.approx(
+        0.5 * (rows["head mlm loss"].direct + rows["late mlm loss"].direct)
+        + rows["contrastive loss"].direct,
+        rel=1e-5,
+    )
+    for part in ("embeddings", "layer 0", "layer 2", "head layer 1", "MLM projection"):
+        assert rows[f"gradient, {part}"].direct > 0
+
+    # The file is enough to repeat the comparison: here with transformers alone.
+    batch = np.load(tmp_path / "batch.npz")
+    config, params, _ = load_run(run)
+    export_folder(params, config, run / "tokenizer", tmp_path / "model", {})
+    lm = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    with torch.no_grad():
+        out = lm(
+            input_ids=torch.tensor(batch["input_ids"]),
+            attention_mask=torch.tensor(batch["attention_mask"]).long(),
+            labels=torch.tensor(batch["labels"]),
+            output_hidden_states=True,
+        )
+    np.testing.assert_allclose(out.hidden_states[-1][:, 0].numpy(), batch["cls"], atol=1e-5)
+    assert out.loss.item() == pytest.approx(float(batch["late_mlm_loss"]), rel=1e-5)
+    norms = dict(zip(batch["tensor_names"], batch["gradient_norms"], strict=True))
+    total = np.sqrt(sum(norm**2 for norm in norms.values()))
+    assert total == pytest.approx(rows["gradient"].direct, rel=1e-5)
+
+
+def test_a_changed_weight_is_noticed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, params, _ = load_run(run)
+    folder = tmp_path / "model"
+    export_folder(params, config, run / "tokenizer", folder, {})
+    command = ["verify", f"--checkpoint={run}", f"--pytorch_folder={folder}"]
+    assert main(command) == 0
+    assert "TOO LARGE" not in capsys.readouterr().out
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.1.output.dense.weight"][0, 0] += 0.05
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert main(command) == 1
+    assert "TOO LARGE" in capsys.readouterr().out
+
+
+def test_mistakes_are_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", f"--checkpoint={tmp_path}"]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+    assert main(["verify", f"--checkpoint={run}", f"--store={tmp_path}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["verify", f"--checkpoint={run}", f"--pytorch_folder={tmp_path}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    moved = tmp_path / "moved"
+    shutil.copytree(run.parent / "store", moved)
+    assert main(["verify", f"--checkpoint={run}", f"--store={moved}", "--documents=2"]) == 0
+    assert main(["verify", f"--checkpoint={run}", "--documents=13"]) == 2
+    assert "13 documents: expected 2 to 12" in capsys.readouterr().err

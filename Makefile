@@ -1,9 +1,10 @@
 # make quickstart   install and run the whole road on the docstrings of this machine
 # make test         install and run what CI runs: lint, types, tests
+# make bench        measure, and renew the tables of benchmarks/README.md (an idle machine, 15 minutes)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit clean
+.PHONY: quickstart test lint types unit bench clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -19,6 +20,12 @@ types: .venv/tools
 
 unit: .venv/tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests
+
+bench: .venv/tools
+	for name in step input convert corpus; do \
+	  $(BIN)/python -m benchmarks.$$name --json_out=benchmarks/results/$$name.json || exit 1; \
+	done
+	$(BIN)/python -m benchmarks.results
 
 # The stamps are renewed whenever the requirements change.
 .venv/installed: setup.py constraints.txt

@@ -67,12 +67,15 @@ def _corpus(arguments: Arguments) -> None:
 
 def _pretrain(arguments: Arguments) -> None:
     from cocondenser_jax.experiments import load_config, load_warm_start
+    from cocondenser_jax.pretrain.checkpoint import started_model
     from cocondenser_jax.pretrain.loop import train
 
     config = load_config(arguments.config, arguments.overrides)
     if not config.data.store:
         raise UserError("no data: give --config.data.store=FOLDER, made by cocondenser corpus")
-    train(config, arguments.workdir, warm_start=load_warm_start(config))
+    # A run that goes on needs its beginning no more; it may be gone, or the hub out of reach.
+    goes_on = started_model(arguments.workdir) is not None
+    train(config, arguments.workdir, warm_start=None if goes_on else load_warm_start(config))
 
 
 def _plan(arguments: Arguments) -> None:

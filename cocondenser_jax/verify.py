@@ -31,7 +31,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.step import AXIS, make_gradient
+from cocondenser_jax.pretrain.step import pmap_gradient
 
 TWO_PASS_TOLERANCE = 1e-5  # two passes against one, relative
 TORCH_TOLERANCE = 1e-4  # Flax against PyTorch, relative
@@ -104,6 +104,7 @@ def verify(
     if not 2 <= n_documents <= tokens.n_documents:
         raise UserError(f"{n_documents} documents: expected 2 to {tokens.n_documents}")
     batch = make_batch(tokens, BatchSpec(config.seed, n_documents, config.data.length), step=0)
+    config.data.documents_per_step = n_documents
     config.train.chunk_size = n_documents  # of 2 * n_documents spans: two chunks
     cached = _flax_side(model_config, config, params, batch)
     config.train.chunk_size = 0
@@ -133,12 +134,8 @@ def _experiment(run: Mapping[str, Any], checkpoint: Path) -> ConfigDict:
 
 
 def _flax_side(model_config: ModelConfig, config: ConfigDict, params: Any, batch: Batch) -> Sided:
-    # One device is enough here; vmap gives the axis that the step is mapped over.
-    gradient = jax.vmap(
-        make_gradient(model_config, config), in_axes=(None, None, 0), axis_name=AXIS
-    )
-    whole = Batch(*(x[None] for x in batch))
-    losses, grads = jax.jit(gradient)(params, jnp.zeros((), jnp.int32), whole)
+    gradient = pmap_gradient(model_config, config, jax.local_devices()[:1])
+    losses, grads = gradient(params, jnp.zeros((), jnp.int32), Batch(*(x[None] for x in batch)))
     grads = jax.tree.map(lambda x: np.asarray(x[0]), grads)
     encode = jax.jit(lambda *inputs: Condenser(model_config).apply(*inputs, method="encode"))
     cls_SxD = encode({"params": params}, batch.input_ids_SxL, batch.attention_mask_SxL)

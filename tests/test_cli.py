@@ -137,6 +137,26 @@ def test_pretraining_goes_on_from_an_exported_folder(walked: Path, tmp_path: Pat
     headless = [f"--config.warm_start={tmp_path}/headless", f"--workdir={tmp_path}/other"]
     assert main(["pretrain", *arguments, *headless]) == 2
     assert main(["pretrain", *arguments, *headless, "--config.init_head=True"]) == 0
+    # Once there is a checkpoint, what the run began with may go.
+    shutil.rmtree(tmp_path / "headless")
+    assert main(["pretrain", *arguments, *headless, "--config.init_head=True"]) == 0
+
+
+def test_a_converted_model_is_not_a_run_to_go_on(
+    walked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = walked / "runs" / "model"
+    assert main(["convert", f"--pytorch_folder={folder}", f"--out={tmp_path}/run"]) == 0
+    arguments = [
+        "--config=configs/small.py",
+        f"--workdir={tmp_path}/run",
+        f"--config.data.store={walked}/stores/wiki",
+        *SMALLER["pretrain"].split(),
+    ]
+    assert main(["pretrain", *arguments]) == 2
+    assert "holds a converted model" in capsys.readouterr().err
+    assert main(["verify", f"--checkpoint={tmp_path}/run"]) == 2
+    assert "says nothing about its data" in capsys.readouterr().err
 
 
 def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     attention_mask_SxL: np.ndarray  # bool
     masked_positions_SxM: np.ndarray  # int32
     labels_SxM: np.ndarray  # int32
-    weights_SxM: np.ndarray  # float32, 1 where a slot is used
+    weights_SxM: np.ndarray  # float32, 1 where a slot is used; a span's used slots come first
 
 
 class BatchSpec(NamedTuple):

@@ -4,11 +4,11 @@ Shape legend of the model: B spans, L tokens of a span, Q rows of a span that ar
 D hidden size, N attention heads, H size of a head, F intermediate size, V vocabulary,
 M masked positions of a span.
 
-Dropout draws one mask per span from that span's own key, so that what a span sees does not depend
-on the spans it is computed with; that is what lets two passes over differently cut batches agree.
+Dropout draws every row's mask from a key of its own, made of the span's key and the row's
+position. So what a token sees depends neither on the spans it is computed with, nor on the rows
+that are asked for, nor on how much padding follows: two passes over differently cut batches agree.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -24,40 +24,36 @@ def fold_in(keys_B: jax.Array | None, site: int) -> jax.Array | None:
     return None if keys_B is None else jax.vmap(jax.random.fold_in, (0, None))(keys_B, site)
 
 
+def fold_in_each(keys_B: jax.Array | None, numbers_BxK: jax.Array) -> jax.Array | None:
+    """Returns a key `keys_BxK` for each of the numbers of a span."""
+    if keys_B is None:
+        return None
+    of_span = jax.vmap(jax.random.fold_in, (None, 0))
+    return jax.vmap(of_span)(keys_B, numbers_BxK)
+
+
 def take_rows(hidden_BxLxD: jax.Array, rows_BxQ: jax.Array) -> jax.Array:
     """Returns `hidden_BxQxD`: the rows of each span at the given positions."""
     return jnp.take_along_axis(hidden_BxLxD, rows_BxQ[:, :, None], axis=1)
 
 
-def dropout(
-    x_BxQx_: jax.Array,
-    rate: float,
-    keys_B: jax.Array | None,
-    *,
-    rows_BxQ: jax.Array | None = None,
-    length: int = 0,
-) -> jax.Array:
-    """Dropout with one key per span.
+def dropout(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Array:
+    """Dropout with many keys.
 
     Args:
-      x_BxQx_: activations; the second axis counts token rows.
+      x: activations.
       rate: the probability of zeroing an element.
-      keys_B: one PRNG key per span; None turns dropout off.
-      rows_BxQ: which of the `length` rows of the span are present. The mask of all rows is drawn
-        and these are taken from it, so a row is dropped alike whoever else is asked for.
-      length: the number of rows of the whole span; only read with `rows_BxQ`.
+      keys: an array of PRNG keys, whose axes are the first axes of `x`; each key decides over the
+        elements below it. None turns dropout off.
 
     Returns:
-      An array like `x_BxQx_`.
+      An array like `x`.
     """
-    if keys_B is None or rate == 0.0:
-        return x_BxQx_
-    n_rows = x_BxQx_.shape[1] if rows_BxQ is None else length
-    shape = (n_rows, *x_BxQx_.shape[2:])
-    keep_BxLx_ = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))(keys_B)
-    if rows_BxQ is not None:
-        keep_BxLx_ = jax.vmap(lambda keep, rows: keep[rows])(keep_BxLx_, rows_BxQ)
-    return jnp.where(keep_BxLx_, x_BxQx_ / (1.0 - rate), jnp.zeros((), x_BxQx_.dtype))
+    if keys is None or rate == 0.0:
+        return x
+    below = x.shape[keys.ndim :]
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, below))(keys.reshape(-1))
+    return jnp.where(keep.reshape(x.shape), x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
 def dense(
@@ -112,7 +108,9 @@ class Embeddings(nn.Module):
         positions_L = jnp.arange(input_ids_BxL.shape[1]) + self.config.position_offset
         constant_LxD = self.position(positions_L) + self.token_type(jnp.zeros((1,), jnp.int32))
         hidden_BxLxD = self.norm(self.word(input_ids_BxL) + constant_LxD[None])
-        return dropout(hidden_BxLxD, self.config.hidden_dropout_prob, keys_B)
+        rows_BxL = jnp.broadcast_to(jnp.arange(input_ids_BxL.shape[1]), input_ids_BxL.shape)
+        keys_BxL = fold_in_each(keys_B, rows_BxL)
+        return dropout(hidden_BxLxD, self.config.hidden_dropout_prob, keys_BxL)
 
 
 class TransformerLayer(nn.Module):
@@ -144,13 +142,19 @@ class TransformerLayer(nn.Module):
         config = self.config
         n_spans, length, _ = hidden_BxLxD.shape
         queries_BxQxD = hidden_BxLxD if rows_BxQ is None else take_rows(hidden_BxLxD, rows_BxQ)
-        drop = functools.partial(dropout, rows_BxQ=rows_BxQ, length=length)
+        head_size = config.hidden_size // config.num_attention_heads
 
         def project(x_BxSxD: jax.Array, name: str) -> jax.Array:
             out_BxSxD = dense(config, config.hidden_size, self.dtype, name)(x_BxSxD)
             return out_BxSxD.reshape(n_spans, -1, config.num_attention_heads, head_size)
 
-        head_size = config.hidden_size // config.num_attention_heads
+        def drop(x_BxQxD: jax.Array, site: int) -> jax.Array:
+            keys_BxQ = fold_in_each(fold_in(keys_B, site), numbers_BxQ)
+            return dropout(x_BxQxD, config.hidden_dropout_prob, keys_BxQ)
+
+        numbers_BxQ = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
+        if rows_BxQ is not None:
+            numbers_BxQ = rows_BxQ
         query_BxQxNxH = project(queries_BxQxD, "query") / jnp.sqrt(head_size).astype(self.dtype)
         key_BxLxNxH = project(hidden_BxLxD, "key")
         value_BxLxNxH = project(hidden_BxLxD, "value")
@@ -162,22 +166,27 @@ class TransformerLayer(nn.Module):
             jnp.finfo(jnp.float32).min,
         )
         weights_BxNxQxL = jax.nn.softmax(scores_BxNxQxL, axis=-1).astype(self.dtype)
-        weights_BxQxNxL = drop(
-            jnp.swapaxes(weights_BxNxQxL, 1, 2),
+        weights_BxNxQxL = dropout(
+            weights_BxNxQxL,
             config.attention_probs_dropout_prob,
-            fold_in(keys_B, 0),
+            self._attention_keys(fold_in(keys_B, 0), numbers_BxQ),
         )
-        context_BxQxNxH = jnp.einsum("bqnl,blnh->bqnh", weights_BxQxNxL, value_BxLxNxH)
+        context_BxQxNxH = jnp.einsum("bnql,blnh->bqnh", weights_BxNxQxL, value_BxLxNxH)
         context_BxQxD = context_BxQxNxH.reshape(n_spans, -1, config.hidden_size)
 
         attended_BxQxD = dense(config, config.hidden_size, self.dtype, "output")(context_BxQxD)
-        attended_BxQxD = drop(attended_BxQxD, config.hidden_dropout_prob, fold_in(keys_B, 1))
         attended_BxQxD = layer_norm(config, self.dtype, "attention_norm")(
-            queries_BxQxD + attended_BxQxD
+            queries_BxQxD + drop(attended_BxQxD, 1)
         )
 
         inner_BxQxF = dense(config, config.intermediate_size, self.dtype, "mlp_in")(attended_BxQxD)
         inner_BxQxF = gelu(inner_BxQxF)
         mlp_BxQxD = dense(config, config.hidden_size, self.dtype, "mlp_out")(inner_BxQxF)
-        mlp_BxQxD = drop(mlp_BxQxD, config.hidden_dropout_prob, fold_in(keys_B, 2))
-        return layer_norm(config, self.dtype, "mlp_norm")(attended_BxQxD + mlp_BxQxD)
+        return layer_norm(config, self.dtype, "mlp_norm")(attended_BxQxD + drop(mlp_BxQxD, 2))
+
+    def _attention_keys(self, keys_B: jax.Array | None, numbers_BxQ: jax.Array) -> jax.Array | None:
+        """Returns `keys_BxNxQ`: one for the attention weights of each head and row."""
+        n_heads = self.config.num_attention_heads
+        numbers_BxNxQ = numbers_BxQ[:, None] * n_heads + jnp.arange(n_heads)[None, :, None]
+        keys_BxK = fold_in_each(keys_B, numbers_BxNxQ.reshape(len(numbers_BxQ), -1))
+        return None if keys_BxK is None else keys_BxK.reshape(numbers_BxNxQ.shape)

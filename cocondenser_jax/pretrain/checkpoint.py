@@ -69,6 +69,12 @@ def open_run(
     write_json(path, run)
 
 
+def started_model(workdir: Path) -> ModelConfig | None:
+    """Returns the model of a run that has a checkpoint to go on from; None where it has none."""
+    run = workdir / "run.json"
+    return ModelConfig(**read_json(run)["model"]) if run.is_file() and _steps(workdir) else None
+
+
 def checkpoint_manager(workdir: Path, config: ConfigDict) -> ocp.CheckpointManager:
     """Opens the checkpoints of a run for writing; saving happens in the background."""
     options = ocp.CheckpointManagerOptions(
@@ -120,15 +126,14 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
         raise UserError(f"{workdir} is not a run folder: it has no run.json")
     run = read_json(workdir / "run.json")
     model_config = ModelConfig(**run["model"])
-    folder = workdir / "checkpoints"
-    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    steps = _steps(workdir)
     if not steps:
         raise UserError(f"{workdir} holds no checkpoint yet")
     if step is not None and step not in steps:
         raise UserError(f"{workdir} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
     chosen = steps[-1] if step is None else step
     target = _zeros_like(jax.eval_shape(lambda: initial_params(model_config, 0)))
-    with ocp.CheckpointManager(folder.absolute()) as manager:
+    with ocp.CheckpointManager((workdir / "checkpoints").absolute()) as manager:
         items = ocp.args.Composite(params=ocp.args.StandardRestore(target))
         params = manager.restore(chosen, args=items)["params"]
     return model_config, params, {**run, "step": chosen}
@@ -150,6 +155,12 @@ def save_converted(
         write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
 
 
+def _steps(workdir: Path) -> list[int]:
+    """Returns the steps of the checkpoints of a run, in order."""
+    names = (path.name for path in (workdir / "checkpoints").glob("*"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
 def _zeros_like(tree: Any) -> Any:
     """Returns NumPy arrays of the same shapes: Orbax restores into what it is shown."""
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
@@ -157,6 +168,11 @@ def _zeros_like(tree: Any) -> Any:
 
 def _require_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises a UserError naming the settings in which two runs differ."""
+    if "config" not in saved:
+        raise UserError(
+            "this folder holds a converted model: start from it with --config.warm_start, in a"
+            " new folder"
+        )
     free = {("config", *path) for path in FREE_SETTINGS}
     differences = [
         f"{'.'.join(path)} was {old!r}, is {new!r}"

@@ -8,6 +8,7 @@ of chunk c. The first pass computes all r_c and v_c = d contrast / d r_c; the se
 the chunks again and back-propagates local(c) + <v_c, r_c>, whose gradient is the whole one.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ Chunk = Any  # a pytree of arrays with one leading axis: the examples of a chunk
 Sums = dict[str, jax.Array]  # scalars to be added up over chunks
 
 Encode = Callable[[Params, Chunk], jax.Array]
+OnChunk = Callable[[Callable[[Chunk], Any], Chunk], Any]
 Contrast = Callable[[jax.Array], jax.Array]
 Forward = Callable[[Params, Chunk], tuple[jax.Array, jax.Array, Sums]]
 
@@ -30,6 +32,7 @@ def loss_gradient(
     forward: Forward,
     encode: Encode,
     contrast: Contrast | None,
+    on_chunk: OnChunk = lambda function, chunk: function(chunk),
 ) -> tuple[jax.Array, Sums, Params]:
     """Computes the gradient of `contrast` over all chunks plus the chunks' own losses.
 
@@ -43,21 +46,25 @@ def loss_gradient(
       encode: (params, chunk) to the same representations, without anything else.
       contrast: representations of all chunks [chunks * examples, size] to a scalar. It may gather
         from other devices; the gradient then holds their contributions to these representations.
+      on_chunk: calls a function on a chunk of several, and may change the chunk's arrays before, if
+        that changes no result: leave away what is padding in all examples, say.
 
     Returns:
       The value of `contrast` (0 without), the sums added up over chunks, and the gradient.
     """
     n_chunks = jax.tree.leaves(chunks)[0].shape[0]
     if contrast is None:
-        sums, grads = _accumulate(params, chunks, None, forward)
+        sums, grads = _accumulate(params, chunks, None, forward, on_chunk)
         return jnp.zeros(()), sums, grads
     if n_chunks == 1:
         return _direct(params, jax.tree.map(lambda x: x[0], chunks), forward, contrast)
 
-    reps_CxBxD = jax.lax.map(lambda chunk: encode(params, chunk), chunks)
+    encode_chunk = functools.partial(encode, params)
+    reps_CxBxD = jax.lax.map(lambda chunk: on_chunk(encode_chunk, chunk), chunks)
     flat = (-1, reps_CxBxD.shape[-1])
     value, cotangents_AxD = jax.value_and_grad(contrast)(reps_CxBxD.reshape(flat))
-    sums, grads = _accumulate(params, chunks, cotangents_AxD.reshape(reps_CxBxD.shape), forward)
+    cotangents_CxBxD = cotangents_AxD.reshape(reps_CxBxD.shape)
+    sums, grads = _accumulate(params, chunks, cotangents_CxBxD, forward, on_chunk)
     return value, sums, grads
 
 
@@ -74,7 +81,11 @@ def _direct(
 
 
 def _accumulate(
-    params: Params, chunks: Chunk, cotangents_CxBxD: jax.Array | None, forward: Forward
+    params: Params,
+    chunks: Chunk,
+    cotangents_CxBxD: jax.Array | None,
+    forward: Forward,
+    on_chunk: OnChunk,
 ) -> tuple[Sums, Params]:
     """Adds up the gradient of local(c) + <v_c, r_c> over the chunks."""
 
@@ -84,14 +95,21 @@ def _accumulate(
             return loss, sums
         return loss + jnp.vdot(cotangents_BxD, reps_BxD), sums
 
-    def step(grads: Params, xs: tuple[Chunk, Any]) -> tuple[Params, Sums]:
-        chunk_grads, sums = jax.grad(surrogate, has_aux=True)(params, *xs)
-        return jax.tree.map(jnp.add, grads, chunk_grads), sums
-
+    gradient = jax.grad(surrogate, has_aux=True)
     if jax.tree.leaves(chunks)[0].shape[0] == 1:
-        first = jax.tree.map(lambda x: x[0], (chunks, cotangents_CxBxD))
-        grads, sums = jax.grad(surrogate, has_aux=True)(params, *first)
+        first, cotangents_BxD = jax.tree.map(lambda x: x[0], (chunks, cotangents_CxBxD))
+        grads, sums = gradient(params, first, cotangents_BxD)
         return sums, grads
+
+    def step(grads: Params, xs: tuple[Chunk, Any]) -> tuple[Params, Sums]:
+        chunk, cotangents_BxD = xs
+
+        def add(chunk: Chunk) -> tuple[Params, Sums]:
+            chunk_grads, sums = gradient(params, chunk, cotangents_BxD)
+            return jax.tree.map(jnp.add, grads, chunk_grads), sums
+
+        return on_chunk(add, chunk)
+
     zeros = jax.tree.map(jnp.zeros_like, params)
     grads, sums_C = jax.lax.scan(step, zeros, (chunks, cotangents_CxBxD))
     return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C), grads

@@ -33,14 +33,17 @@ def train(
     Args:
       config: the experiment, see `configs/default.py`.
       workdir: the run folder; `checkpoint.py` says what it holds.
-      warm_start: model and parameters to begin with; None for a new model of `config.model`.
+      warm_start: model and parameters to begin with; None for a new model of `config.model`. A
+        run that goes on from a checkpoint does not need it.
       label: what the progress bar says.
 
     Raises:
       UserError: if the settings do not fit each other, the data, or the run that is there.
     """
     store = open_store(Path(config.data.store))
-    model_config = warm_start[0] if warm_start else scratch_model(config, store)
+    model_config = checkpoint.started_model(workdir) or (
+        warm_start[0] if warm_start else scratch_model(config, store)
+    )
     _require_tokenizer(model_config, store)
     train_step = pmap_step(model_config, config)
     checkpoint.open_run(workdir, config, model_config, store)

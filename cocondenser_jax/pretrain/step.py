@@ -1,6 +1,7 @@
 """One training step, written for one device and mapped over all of them."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +12,7 @@ import optax
 from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.batches import Batch
+from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser, CondenserOutput
 from cocondenser_jax.model.config import ModelConfig
@@ -19,6 +21,10 @@ from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum, masked_l
 from cocondenser_jax.pretrain.optimizer import learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
+# Of the full length: a chunk is computed at the first of these that holds all of its spans. On
+# Wikipedia, with 128 tokens and chunks of 64, padding falls from 14 % to 8.5 %; finer steps compile
+# longer and save little more (7 % with seven lengths).
+LENGTH_SHARES = (3 / 4, 7 / 8, 1)
 MLM_REDUCTIONS = ("token_mean", "span_sum")
 DTYPES = ("float32", "bfloat16")
 
@@ -106,16 +112,21 @@ def make_gradient(
             inputs = batch.input_ids_SxL, batch.attention_mask_SxL, keys_B
             return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
 
-        def contrast(cls_SxD: jax.Array) -> jax.Array:
-            return corpus_contrastive_sum(cls_SxD, AXIS) / n_spans
+        def contrast(in_order_SxD: jax.Array) -> jax.Array:
+            return corpus_contrastive_sum(in_order_SxD[place_S], AXIS) / n_spans
 
         keys_S = _dropout_keys(config, step, n_local) if has_dropout else None
+        # Neighbours in length share a chunk, so that chunks of short spans can be computed short.
+        order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
+        place_S = jnp.argsort(order_S)
+        in_order = jax.tree.map(lambda x: x[order_S], (batch, keys_S))
         contrastive_loss, sums, grads = loss_gradient(
             params,
-            _cut((batch, keys_S), config.train.chunk_size or n_local),
+            _cut(in_order, config.train.chunk_size or n_local),
             forward=forward,
             encode=encode,
             contrast=contrast if config.train.contrastive else None,
+            on_chunk=_at_shortest_length,
         )
         # Every device holds its own share of sums over the global batch: add them once.
         contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
@@ -144,6 +155,15 @@ def pmap_step(
     check_shapes(model_config, config, len(devices) if devices else jax.device_count())
     step = make_train_step(model_config, config)
     return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=0)
+
+
+def pmap_gradient(
+    model_config: ModelConfig, config: ConfigDict, devices: list[jax.Device]
+) -> Callable[[Any, jax.Array, Batch], tuple[Metrics, Any]]:
+    """Returns `make_gradient`'s function mapped over devices, which share parameters and step."""
+    check_shapes(model_config, config, len(devices))
+    gradient = make_gradient(model_config, config)
+    return jax.pmap(gradient, axis_name=AXIS, devices=devices, in_axes=(None, None, 0))
 
 
 def replicate(state: TrainState) -> TrainState:
@@ -206,6 +226,40 @@ def _dropout_keys(config: ConfigDict, step: jax.Array, n_local: int) -> jax.Arra
     key = jax.random.fold_in(jax.random.key(config.seed, impl=config.train.prng), step)
     spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
     return jax.vmap(functools.partial(jax.random.fold_in, key))(spans_S)
+
+
+def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
+    """Calls a function on a chunk without the columns that are padding in all of its spans.
+
+    XLA needs static shapes, so there are a few lengths to choose from, and one program for each;
+    likewise the slots for masked tokens. Devices choose on their own: the function must not
+    communicate.
+    """
+    batch, _ = chunk
+    full_length, full_slots = batch.input_ids_SxL.shape[1], batch.weights_SxM.shape[1]
+    lengths = [math.ceil(full_length * share) for share in LENGTH_SHARES]
+    slots = [min(mask_capacity(length), full_slots) for length in lengths[:-1]] + [full_slots]
+
+    def cut(length: int, n_slots: int, chunk: tuple) -> Any:
+        batch, keys_B = chunk
+        return function(
+            (
+                Batch(
+                    batch.input_ids_SxL[:, :length],
+                    batch.attention_mask_SxL[:, :length],
+                    batch.masked_positions_SxM[:, :n_slots],
+                    batch.labels_SxM[:, :n_slots],
+                    batch.weights_SxM[:, :n_slots],
+                ),
+                keys_B,
+            )
+        )
+
+    longest = jnp.max(jnp.sum(batch.attention_mask_SxL, axis=1))
+    most_masked = jnp.max(jnp.sum(batch.weights_SxM > 0, axis=1))
+    fits = (longest <= jnp.array(lengths)) & (most_masked <= jnp.array(slots))
+    branches = [functools.partial(cut, *sizes) for sizes in zip(lengths, slots, strict=True)]
+    return jax.lax.switch(jnp.argmax(fits), branches, chunk)
 
 
 def _cut(tree: Any, chunk_size: int) -> Any:

@@ -118,7 +118,7 @@ def test_asked_rows_equal_those_of_the_whole_output(batch):
 
 
 def test_dropout_zeroes_the_rate_and_keeps_the_mean():
-    keys = jax.random.split(jax.random.key(0), 16)
+    keys = jax.random.split(jax.random.key(0), (16, 50))
     out = np.asarray(dropout(jnp.ones((16, 50, 40)), 0.1, keys))
     assert set(np.unique(out)) == {np.float32(0.0), np.float32(1 / 0.9)}
     # 32,000 independent elements: four standard deviations are 0.0067.
@@ -126,13 +126,12 @@ def test_dropout_zeroes_the_rate_and_keeps_the_mean():
     assert not np.array_equal(out[0], out[1])
 
 
-def test_dropout_sites_draw_different_masks(batch, variables):
-    """Two sites with one mask would show as the same zeros in the embedding and in layer 0."""
+def test_dropout_draws_a_mask_of_its_own_for_every_site_row_and_head(batch, variables):
     seen = []
     original = jax.random.bernoulli
 
     def spy(key, p, shape):
-        mask = original(key, p, shape)
+        mask = original(key, 0.5, shape)  # two masks are equal once in billions
         jax.debug.callback(lambda m: seen.append(np.asarray(m)), mask)
         return mask
 
@@ -141,10 +140,22 @@ def test_dropout_sites_draw_different_masks(batch, variables):
         patch.setattr(jax.random, "bernoulli", spy)
         run(CONFIG, variables, ids[:1], mask[:1], keys[:1], method="encode")
         jax.effects_barrier()
-    # The embeddings, and after each of two layers the attention output and the feed-forward.
-    hidden_masks = [m for m in seen if m.shape[-2:] == (16, 32)]
-    assert len(hidden_masks) == 5
-    assert len({m.tobytes() for m in hidden_masks}) == 5
+    n_heads = CONFIG.num_attention_heads
+    # Embeddings, then two sites in each layer; the last layer is computed for [CLS] alone.
+    expected = {32: 16 + 2 * 16 + 2 * 1, 16: n_heads * 16 + n_heads * 1}
+    for size, count in expected.items():
+        masks = [m.tobytes() for m in seen if m.shape == (size,)]
+        assert len(masks) == len(set(masks)) == count
+
+
+def test_dropout_does_not_depend_on_the_padding(batch, variables):
+    ids, mask, positions, keys = batch
+    mask = mask & (np.arange(16) < 12)
+    positions = positions % 12
+    long = run(CONFIG, variables, ids, mask, positions, keys)
+    short = run(CONFIG, variables, ids[:, :12], mask[:, :12], positions, keys)
+    for ours, theirs in zip(short, long, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

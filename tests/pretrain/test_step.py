@@ -18,6 +18,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import (
     TrainState,
+    _at_shortest_length,
     check_shapes,
     initial_params,
     initial_state,
@@ -93,6 +94,31 @@ def test_two_passes_are_one_direct_pass(
     for chunk_size in chunk_sizes:
         cached = steps(changed(config, train__chunk_size=chunk_size), n_devices=1)
         assert_same(direct, cached)
+
+
+@pytest.mark.parametrize(
+    ("longest", "most_masked", "length"),
+    [(4, 2, 12), (12, 3, 12), (13, 3, 14), (14, 2, 14), (16, 1, 16), (5, 4, 16)],
+)
+def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(
+    longest: int, most_masked: int, length: int
+) -> None:
+    """Of 16, and 4 slots: 12, 14 and 16 tokens with 3, 3 and 4 slots."""
+    lengths_S = np.array([3, longest, 4])
+    masked_S = np.array([1, most_masked, 1])
+    batch = Batch(
+        input_ids_SxL=np.zeros((3, 16), np.int32),
+        attention_mask_SxL=np.arange(16) < lengths_S[:, None],
+        masked_positions_SxM=np.zeros((3, 4), np.int32),
+        labels_SxM=np.zeros((3, 4), np.int32),
+        weights_SxM=(np.arange(4) < masked_S[:, None]).astype(np.float32),
+    )
+
+    def shape(chunk: tuple) -> jax.Array:
+        return jnp.array([chunk[0].input_ids_SxL.shape[1], chunk[0].weights_SxM.shape[1]])
+
+    found = _at_shortest_length(shape, (batch, None)).tolist()
+    assert found == [length, {12: 3, 14: 3, 16: 4}[length]]
 
 
 def test_eight_devices_are_one(config: ConfigDict) -> None:

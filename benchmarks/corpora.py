@@ -1,0 +1,28 @@
+"""Text, a tokenizer and a store for the benchmarks: the docstrings of the installed packages."""
+
+import json
+from pathlib import Path
+
+from cocondenser_jax.corpus.pydocs import read_docstrings
+from cocondenser_jax.corpus.store import TokenStore, build_store, open_store
+from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+
+
+def docstrings() -> list[str]:
+    """Returns about 14,000 texts, 17 MB."""
+    return [text for _, text in read_docstrings()]
+
+
+def write_tokenizer(texts: list[str], folder: Path) -> Path:
+    """Trains a WordPiece vocabulary of 30,522 entries on the texts."""
+    folder.mkdir()
+    save_tokenizer(train_wordpiece(texts, 30522), folder)
+    return folder
+
+
+def make_store(texts: list[str], tokenizer: Path, folder: Path, max_tokens: int) -> TokenStore:
+    """Builds and opens a store of the texts."""
+    source = folder.with_suffix(".jsonl")
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    build_store(str(source), str(tokenizer), folder, max_tokens=max_tokens)
+    return open_store(folder)

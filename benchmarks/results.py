@@ -1,0 +1,54 @@
+"""Results on disk, and the tables of README.md made from them.
+
+  python -m benchmarks.results
+
+puts the rows of every `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and
+`<!-- end -->` of the README.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+
+Rows = list[dict[str, Any]]
+
+
+def report(rows: Rows, json_out: Path | None) -> None:
+    """Prints the rows, and writes them where asked."""
+    for row in rows:
+        print(json.dumps(row))
+    if json_out:
+        json_out.parent.mkdir(parents=True, exist_ok=True)
+        json_out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def table(rows: Rows) -> str:
+    """Returns the rows as a Markdown table."""
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.2e}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def main() -> None:
+    """Renews the tables of README.md."""
+    readme = FOLDER / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    for path in sorted((FOLDER / "results").glob("*.json")):
+        start, mark, rest = text.partition(f"<!-- {path.stem} -->\n")
+        if not mark:
+            raise SystemExit(f"{readme} has no place for {path.name}")
+        rows = table(json.loads(path.read_text()))
+        text = start + mark + rows + rest[rest.index("<!-- end -->") :]
+    readme.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

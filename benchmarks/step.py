@@ -1,0 +1,341 @@
+"""The training step against a plain PyTorch coCondenser: the same weights, batch, losses, machine.
+
+The other side is what one would write today: Hugging Face's model with logits at every position,
+the Condenser head of Hugging Face's layers, a gradient cache in two passes (the first through the
+backbone alone), scaled dot-product attention, AdamW. Both sides run in processes of their own, one
+after the other, and have to report the same loss before anything is timed.
+
+  python -m benchmarks.step --json_out=benchmarks/results/step.json
+  python -m benchmarks.step --sizes=BERT-base --documents=256 --chunk_size=64 --dtype=bfloat16
+
+Spans are full: no padding on either side. On a GPU both sides run there.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.results import report
+
+LENGTH = 128
+LOSS_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+class Size(NamedTuple):
+    """A network and a batch for it."""
+
+    layers: int
+    hidden: int
+    documents: int
+    chunk_size: int
+
+
+SIZES = {"4x256": Size(4, 256, 32, 16), "BERT-base": Size(12, 768, 4, 4)}
+
+
+class Measured(NamedTuple):
+    """What one side reports."""
+
+    loss: float
+    seconds: float  # a step, median
+    peak_bytes: int  # of the GPU; on CPU of the process, above what its libraries take
+    device: str
+    matmul_flops: float  # per second, of the best of some large matrix products
+
+
+def main() -> None:
+    """Measures all sizes and prints them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default=",".join(SIZES), help="default: %(default)s")
+    parser.add_argument("--documents", type=int, help="per step, instead of the size's own")
+    parser.add_argument("--chunk_size", type=int, help="spans, instead of the size's own")
+    parser.add_argument("--dtype", choices=LOSS_TOLERANCE, default="float32")
+    parser.add_argument("--steps", type=int, default=5, help="timed on each side")
+    parser.add_argument("--sweep", action="store_true", help="ours alone, over batch and chunk")
+    parser.add_argument("--json_out", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.sizes.split(","):
+        size = SIZES[name]._replace(
+            **{
+                key: value
+                for key in ("documents", "chunk_size")
+                if (value := getattr(arguments, key))
+            }
+        )
+        rows += (_sweep if arguments.sweep else _compare)(name, size, arguments)
+    report(rows, arguments.json_out)
+
+
+def _compare(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), size)
+        ours = _alone(flax_side, Path(folder), size, arguments.dtype, arguments.steps)
+        theirs = _alone(torch_side, Path(folder), size, arguments.dtype, arguments.steps)
+    tolerance = LOSS_TOLERANCE[arguments.dtype]
+    if abs(ours.loss - theirs.loss) > tolerance * abs(theirs.loss):
+        raise SystemExit(f"{name}: the losses differ: {ours.loss} and {theirs.loss}")
+    tokens = 2 * size.documents * LENGTH
+    work = model_flops(size)
+    return [
+        {
+            "size": name,
+            "documents": size.documents,
+            "chunk size": size.chunk_size,
+            "dtype": arguments.dtype,
+            "device": ours.device,
+            "loss": ours.loss,
+            "tokens/s": round(tokens / ours.seconds),
+            "tokens/s, PyTorch": round(tokens / theirs.seconds),
+            "times PyTorch": round(theirs.seconds / ours.seconds, 2),
+            "peak MiB": round(ours.peak_bytes / 2**20),
+            "peak MiB, PyTorch": round(theirs.peak_bytes / 2**20),
+            "model FLOP/s": work / ours.seconds,
+            "of the matmul peak": round(work / ours.seconds / ours.matmul_flops, 3),
+            "work per span, of full sequences": round(work_ratio(size), 3),
+        }
+    ]
+
+
+def _sweep(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for documents in (size.documents // 2, size.documents, 2 * size.documents):
+        for chunk_size in (size.chunk_size // 2, size.chunk_size, 2 * size.chunk_size):
+            tried = size._replace(documents=documents, chunk_size=chunk_size)
+            with tempfile.TemporaryDirectory() as folder:
+                write_model(Path(folder), tried)
+                ours = _alone(flax_side, Path(folder), tried, arguments.dtype, arguments.steps)
+            rows.append(
+                {
+                    "size": name,
+                    "documents": documents,
+                    "chunk size": chunk_size,
+                    "tokens/s": round(2 * documents * LENGTH / ours.seconds),
+                    "peak MiB": round(ours.peak_bytes / 2**20),
+                }
+            )
+    return rows
+
+
+def _alone(side: Callable[..., Measured], *arguments: Any) -> Measured:
+    """Runs one side in a new process, so that neither its memory nor its threads are shared."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(side, *arguments).result()
+
+
+def model_flops(size: Size) -> float:
+    """Floating-point operations of a step's forward passes and gradients, without repetition."""
+    from cocondenser_jax.corpus.masking import mask_capacity
+    from cocondenser_jax.model.flops import forward_flops
+
+    span = 3 * forward_flops(model_config(size), LENGTH, mask_capacity(LENGTH))
+    return float(2 * size.documents * span)
+
+
+def work_ratio(size: Size) -> float:
+    """Our two passes over a span against those with every layer and head at every position."""
+    from cocondenser_jax.corpus.masking import mask_capacity
+    from cocondenser_jax.model.flops import encode_flops, forward_flops
+
+    config = model_config(size)
+    ours = 3 * forward_flops(config, LENGTH, mask_capacity(LENGTH)) + encode_flops(config, LENGTH)
+    # Every position predicted, and the first pass through the whole model as well.
+    full = dataclasses.replace(config, skip_from=config.num_hidden_layers)
+    return ours / (4 * forward_flops(full, LENGTH, LENGTH))
+
+
+def model_config(size: Size) -> Any:
+    """The network of a size, with the vocabulary of bert-base-uncased."""
+    from cocondenser_jax.model.config import ModelConfig
+
+    return ModelConfig(
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.hidden // 64,
+        intermediate_size=4 * size.hidden,
+        skip_from=size.layers // 2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+
+
+def write_model(folder: Path, size: Size) -> None:
+    """Writes random weights as a Hugging Face folder with `model.pt`, and a batch as .npz."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    from cocondenser_jax.corpus.masking import mask_capacity
+
+    config = model_config(size)
+    shapes = {k: v for k, v in config.to_dict().items() if hasattr(BertConfig(), k)}
+    torch.manual_seed(0)
+    lm = BertForMaskedLM(BertConfig(**shapes))
+    lm.save_pretrained(folder)
+    head = torch.nn.ModuleList(BertLayer(lm.config) for _ in range(config.n_head_layers))
+    torch.save({f"c_head.{k}": v for k, v in head.state_dict().items()}, folder / "model.pt")
+
+    rng = np.random.default_rng(0)
+    n_spans, capacity = 2 * size.documents, mask_capacity(LENGTH)
+    ids_SxL = rng.integers(1000, config.vocab_size, (n_spans, LENGTH))
+    positions_SxM = np.stack([1 + rng.permutation(LENGTH - 2)[:capacity] for _ in range(n_spans)])
+    used_SxM = np.arange(capacity) < round(0.15 * LENGTH) + np.zeros((n_spans, 1))
+    np.savez(
+        folder / "batch.npz",
+        ids=ids_SxL,
+        positions=np.where(used_SxM, positions_SxM, 0),
+        labels=np.where(used_SxM, rng.integers(1000, config.vocab_size, positions_SxM.shape), 0),
+        weights=used_SxM,
+    )
+
+
+def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
+    """Times our step on one device."""
+    import jax
+    import jax.numpy as jnp
+
+    from cocondenser_jax.configs import default
+    from cocondenser_jax.convert.from_torch import load_folder
+    from cocondenser_jax.corpus.batches import Batch
+    from cocondenser_jax.pretrain.step import initial_state, pmap_step
+
+    device = jax.devices()[0]
+    before = _resident_bytes()
+    config = default.get_config().unlock()
+    config.data.update({"documents_per_step": size.documents, "length": LENGTH})
+    config.train.update({"chunk_size": size.chunk_size, "dtype": dtype})
+    loaded, params = load_folder(str(folder), skip_from=model_config(size).skip_from)
+    loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    data = np.load(folder / "batch.npz")
+    batch = Batch(
+        input_ids_SxL=data["ids"].astype(np.int32),
+        attention_mask_SxL=np.ones(data["ids"].shape, bool),
+        masked_positions_SxM=data["positions"].astype(np.int32),
+        labels_SxM=data["labels"].astype(np.int32),
+        weights_SxM=data["weights"].astype(np.float32),
+    )
+    state = initial_state(loaded, config, params)
+    states, batches = jax.tree.map(lambda x: jnp.asarray(x)[None], (state, batch))
+    step: Any = pmap_step(loaded, config, [device])
+    states = jax.pmap(lambda x: x, devices=[device])(states)
+
+    losses, seconds = [], []
+    for _ in range(n_steps + 1):
+        start = time.perf_counter()
+        states, metrics = step(states, batches)
+        losses.append(float(metrics["loss"][0]))
+        seconds.append(time.perf_counter() - start)
+    on_gpu = device.platform == "gpu"
+    used = device.memory_stats()["peak_bytes_in_use"] if on_gpu else _resident_bytes() - before
+
+    width = 8192 if on_gpu else 2048
+    square = jnp.ones((width, width), dtype)
+    multiply = jax.jit(lambda x: x @ x)
+    best = _best(lambda: multiply(square).block_until_ready())
+    return Measured(
+        losses[0], statistics.median(seconds[1:]), used, _device_name(), 2 * width**3 / best
+    )
+
+
+def torch_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
+    """Times the plain PyTorch implementation."""
+    import torch
+
+    from cocondenser_jax.convert.reference import IGNORED, contrastive_loss, open_reference
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    before = _resident_bytes()
+    model = open_reference(folder, attention="sdpa").to(device)
+    decayed = [p for name, p in model.named_parameters() if p.ndim == 2]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+        lr=1e-6,
+    )
+    data = np.load(folder / "batch.npz")
+    labels_SxL = np.full(data["ids"].shape, IGNORED, np.int64)
+    span_N, slot_N = np.nonzero(data["weights"])
+    labels_SxL[span_N, data["positions"][span_N, slot_N]] = data["labels"][span_N, slot_N]
+    ids, labels = (torch.from_numpy(x).to(device) for x in (data["ids"], labels_SxL))
+    chunks = list(zip(ids.split(size.chunk_size), labels.split(size.chunk_size), strict=True))
+    n_masked = int((labels_SxL != IGNORED).sum())
+
+    def mlm_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def cotangents_of(cls: Any) -> Any:
+        return cls.grad.split(size.chunk_size)
+
+    def train_step() -> float:
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+            with torch.no_grad():
+                cls = torch.cat([model.encode(x, torch.ones_like(x).bool()) for x, _ in chunks])
+            cls.requires_grad_()
+            with torch.autocast(device, enabled=False):
+                total = contrastive_loss(cls)
+                total.backward()
+            value = total.item()
+            for (x, y), cotangents in zip(chunks, cotangents_of(cls), strict=True):
+                out = model(x, torch.ones_like(x).bool())
+                mlm = mlm_sum(out.head_logits_BxLxV, y) + mlm_sum(out.late_logits_BxLxV, y)
+                surrogate = (out.late_BxLxD[:, 0].float() * cotangents).sum()
+                (mlm / n_masked + surrogate).backward()
+                value += mlm.item() / n_masked
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return value
+
+    losses, seconds = [], []
+    for _ in range(n_steps + 1):
+        start = time.perf_counter()
+        losses.append(train_step())
+        seconds.append(time.perf_counter() - start)
+    on_gpu = device == "cuda"
+    used = torch.cuda.max_memory_allocated() if on_gpu else _resident_bytes() - before
+    return Measured(losses[0], statistics.median(seconds[1:]), used, _device_name(), 0.0)
+
+
+def _resident_bytes() -> int:
+    """Returns the most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _best(run: Callable[[], Any], n_runs: int = 10) -> float:
+    """Returns the shortest time of some runs, in seconds."""
+    run()
+    times = []
+    for _ in range(n_runs):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _device_name() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return f"{line.partition(': ')[2]}, {os.cpu_count()} cores"
+    return "CPU"
+
+
+if __name__ == "__main__":
+    main()

@@ -134,7 +134,13 @@ def _write_sentence_transformers_files(folder: Path, hidden_size: int, length: i
         },
     )
     write_json(
-        folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False}
+        folder / "sentence_bert_config.json",
+        {
+            "max_seq_length": length,
+            "do_lower_case": False,
+            # A CLS vector needs no pooler, and the folder has no weights for one.
+            "model_args": {"add_pooling_layer": False},
+        },
     )
     write_json(
         folder / "config_sentence_transformers.json",

@@ -57,6 +57,7 @@ def test_no_pooler_is_made_up(exported):
 def test_sentence_transformers_gives_the_vectors_of_flax(exported, texts):
     out, config, params = exported
     retriever = SentenceTransformer(str(out), device="cpu")
+    assert not any("pooler" in name for name, _ in retriever.named_parameters())
     theirs = retriever.encode(texts)
     batch = AutoTokenizer.from_pretrained(out)(
         texts, padding=True, truncation=True, max_length=16, return_tensors="np"

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import math
 import sqlite3
 import time
 from collections import Counter
@@ -258,6 +259,16 @@ class TokenStore:
                 break
             index -= n_documents
         return read_id(part, index)
+
+    def token_counts(self, n_spans: int = 100_000) -> np.ndarray:
+        """Returns how often each token id occurs, `counts_V`, in spans taken evenly from all."""
+        chosen_N = np.linspace(0, self.n_spans - 1, min(n_spans, self.n_spans)).astype(np.int64)
+        counts_V = np.zeros(self.vocab_size, np.int64)
+        for spans_N in np.array_split(chosen_N, math.ceil(len(chosen_N) / 10_000)):
+            ids_NxL, _, n_tokens_N = self.read_spans(spans_N, self.max_tokens - 2)
+            inside_NxL = np.arange(ids_NxL.shape[1]) < n_tokens_N[:, None]
+            counts_V += np.bincount(ids_NxL[inside_NxL], minlength=self.vocab_size)
+        return counts_V
 
     def read_spans(
         self, spans_N: np.ndarray, length: int

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -16,7 +17,13 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint
 from cocondenser_jax.pretrain.metrics import MetricsLog
-from cocondenser_jax.pretrain.step import Metrics, initial_state, pmap_step, replicate
+from cocondenser_jax.pretrain.step import (
+    Metrics,
+    initial_params,
+    initial_state,
+    pmap_step,
+    replicate,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +48,15 @@ def train(
       UserError: if the settings do not fit each other, the data, or the run that is there.
     """
     store = open_store(Path(config.data.store))
-    model_config = checkpoint.started_model(workdir) or (
-        warm_start[0] if warm_start else scratch_model(config, store)
-    )
+    model_config, params = warm_start or (scratch_model(config, store), None)
+    model_config = checkpoint.started_model(workdir) or model_config
     _require_tokenizer(model_config, store)
     train_step = pmap_step(model_config, config)
     checkpoint.open_run(workdir, config, model_config, store)
 
     with checkpoint.checkpoint_manager(workdir, config.checkpoint) as manager:
-        state = initial_state(model_config, config, warm_start[1] if warm_start else None)
+        params = params or scratch_params(model_config, config.seed, store)
+        state = initial_state(model_config, config, params)
         state = checkpoint.restore_latest(manager, like=state) or state
         first_step, n_steps = int(state.step), config.train.steps
         if first_step:
@@ -134,6 +141,19 @@ def scratch_model(config: ConfigDict, store: TokenStore) -> ModelConfig:
     """Returns the shape of a new model: `config.model`, with the store's vocabulary."""
     sizes = config.model.to_dict()
     return ModelConfig(**sizes, vocab_size=store.vocab_size, pad_token_id=store.pad_id)
+
+
+def scratch_params(model_config: ModelConfig, seed: int, store: TokenStore) -> Any:
+    """Returns new parameters, with the bias of the MLM projection at each token's log frequency.
+
+    The projection is tied to the word embeddings. Where the bias has yet to learn that most words
+    are rare, the embeddings learn it in its place: all those of rare words move in one direction,
+    and can hardly be told apart afterwards.
+    """
+    params = initial_params(model_config, seed)
+    counts_V = store.token_counts() + 1.0
+    params["mlm"]["bias"] = np.log(counts_V / counts_V.sum()).astype(np.float32)
+    return params
 
 
 def _require_tokenizer(model_config: ModelConfig, store: TokenStore) -> None:

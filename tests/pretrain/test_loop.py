@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -86,6 +87,31 @@ def test_a_finished_run_holds_everything_it_decided(config: ConfigDict, tmp_path
     other.train.chunk_size = 4
     other.checkpoint.every = 3
     train(other, tmp_path / "run")
+
+
+def test_a_new_model_begins_with_the_frequencies_of_the_words(
+    config: ConfigDict, tmp_path: Path
+) -> None:
+    config = config.copy_and_resolve_references().unlock()
+    config.train.contrastive = False
+    config.train.steps = 1
+    config.optimizer.learning_rate = 0.0
+    train(config, tmp_path / "run")
+    _, params, _ = load_run(tmp_path / "run")
+    store = open_store(Path(config.data.store))
+    tokens = [
+        token
+        for span in range(store.n_spans)
+        for token in store.read_spans(np.array([span]), 14)[0][0].tolist()
+        if token != store.pad_id
+    ]
+    for token in (store.mask_id, tokens[0], tokens[7]):
+        share = (tokens.count(token) + 1) / (len(tokens) + store.vocab_size)
+        assert params["mlm"]["bias"][token] == pytest.approx(np.log(share), rel=1e-5)
+    # Every token is as hard to guess as by its frequency alone, and no harder.
+    counts = np.bincount(tokens) / len(tokens)
+    entropy = -sum(share * np.log(share) for share in counts if share > 0)
+    assert logged(tmp_path / "run")[0]["head_mlm_loss"] == pytest.approx(entropy, rel=0.15)
 
 
 def test_stage_two_begins_with_stage_one(config: ConfigDict, tmp_path: Path) -> None:

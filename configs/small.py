@@ -1,7 +1,8 @@
 r"""A small Condenser and coCondenser from scratch, for a laptop or two cores of a server.
 
-Meant for a corpus of some 25 million tokens, such as 6,600 English Wikipedia articles, in spans of
-64 with the vocabulary of bert-base-uncased. About two hours on two cores; not measured to the end.
+For a corpus of some 25 million tokens, such as 6,600 English Wikipedia articles, in spans of 64
+with the vocabulary of bert-base-uncased. About 35 and 25 minutes on two idle cores; figures are in
+docs/results.md.
 
   cocondenser pretrain --config=configs/small.py:condenser --workdir=runs/wiki-condenser \
     --config.data.store=stores/wiki

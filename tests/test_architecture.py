@@ -167,7 +167,10 @@ def test_the_architecture_page_names_every_module_and_no_other() -> None:
     page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = page[page.index("## The rooms") : page.index("## One training step")]
     named = set(re.findall(r"`(\w+\.py)`", rooms))
-    modules = {path.rpartition("/")[2] for path in read_package(root / PACKAGE)} - {"__init__.py"}
+    modules = {path.rpartition("/")[2] for path in read_package(root / PACKAGE)} - {
+        "__init__.py",
+        "__main__.py",
+    }
     configs = {path.name for path in (root / "configs").glob("*.py")}
     assert sorted(modules - named) == []
     assert sorted(named - modules - configs) == []

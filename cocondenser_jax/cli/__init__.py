@@ -1,0 +1,55 @@
+"""`cocondenser <verb>`: parses the command line, calls one function, prints.
+
+Each module here declares some verbs: their flags, and beside them the call. Libraries are imported
+where a verb needs them, so that `--help` and mistakes answer at once.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from cocondenser_jax import __version__
+from cocondenser_jax.cli import evaluation, pretraining, retrieval, road
+from cocondenser_jax.cli.flags import Parser
+from cocondenser_jax.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    # Before torch is loaded: beside other work on the machine, OpenMP threads that wait by spinning
+    # made fine-tuning a hundred times slower; threads that sleep cost nothing measurable.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for name in ("absl", "orbax", "jax", "httpx", "sentence_transformers", "faiss", "bm25s"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        parser = _make_parser()
+        arguments, rest = parser.parse_known_args(argv)
+        if rest and not hasattr(arguments, "config"):
+            raise UserError(
+                f"unknown argument {rest[0]!r} (see cocondenser {arguments.verb} --help)"
+            )
+        arguments.overrides = rest
+        return int(arguments.run(arguments) or 0)
+    except UserError as error:
+        print(f"cocondenser: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("cocondenser: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _make_parser() -> Parser:
+    parser = Parser(
+        prog="cocondenser",
+        description="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    for module in (pretraining, retrieval, evaluation, road):
+        module.add_verbs(verbs)
+    return parser

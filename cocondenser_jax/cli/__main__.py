@@ -1,0 +1,7 @@
+"""`python -m cocondenser_jax.cli`."""
+
+import sys
+
+from cocondenser_jax.cli import main
+
+sys.exit(main())

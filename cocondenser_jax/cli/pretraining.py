@@ -1,0 +1,210 @@
+"""Verbs from a corpus to a checkpoint and its PyTorch folder."""
+
+import argparse
+from pathlib import Path
+
+from cocondenser_jax.cli.flags import (
+    Arguments,
+    Verbs,
+    add_config,
+    add_json_out,
+    add_verb,
+    add_workdir,
+    print_figures,
+)
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import write_json
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Adds them to the command line."""
+    _add_corpus(verbs)
+    _add_pretrain(verbs)
+    _add_plan(verbs)
+    _add_convert(verbs)
+    _add_verify(verbs)
+
+
+def _add_corpus(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "corpus",
+        _corpus,
+        "Cut and tokenise documents into a store that pretrain reads.",
+        "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
+    )
+    verb.add_argument(
+        "--source",
+        required=True,
+        help="a .txt or .jsonl file (also .gz, .xz, .zst) or a folder of them,"
+        " pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT]",
+    )
+    verb.add_argument("--tokenizer", required=True, help="BERT or RoBERTa: a folder or hub name")
+    verb.add_argument("--out", required=True, type=Path, help="the store to make")
+    verb.add_argument("--max_tokens", type=int, default=128, help="of a span (default: 128)")
+    shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"
+    verb.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help=shard)
+    add_json_out(verb)
+
+
+def _corpus(arguments: Arguments) -> None:
+    from cocondenser_jax.corpus.store import build_store
+
+    manifest = build_store(
+        arguments.source,
+        arguments.tokenizer,
+        arguments.out,
+        max_tokens=arguments.max_tokens,
+        shard=arguments.shard,
+    )
+    figures = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
+    print_figures(figures, arguments.json_out)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected i/n with 0 <= i < n, such as 0/8")
+    return int(index), int(count)
+
+
+def _add_pretrain(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "pretrain",
+        _pretrain,
+        "Pre-train a Condenser or coCondenser; started again, it goes on where it stopped.",
+        "--config=configs/cocondenser.py --workdir=runs/cocondenser"
+        " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
+    )
+    add_config(verb)
+    add_workdir(verb, "the run folder: checkpoints, metrics, what the run decided")
+
+
+def _pretrain(arguments: Arguments) -> None:
+    from cocondenser_jax.experiments import load_config, load_warm_start
+    from cocondenser_jax.pretrain.checkpoint import started_model
+    from cocondenser_jax.pretrain.loop import train
+
+    config = load_config(arguments.config, arguments.overrides)
+    if not config.data.store:
+        raise UserError("no data: give --config.data.store=FOLDER, made by cocondenser corpus")
+    # A run that goes on needs its beginning no more; it may be gone, or the hub out of reach.
+    goes_on = started_model(arguments.workdir) is not None
+    train(config, arguments.workdir, warm_start=None if goes_on else load_warm_start(config))
+
+
+def _add_plan(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "plan",
+        _plan,
+        "Compile the training step for a TPU, on any machine, and say what it needs.",
+        "--config=configs/cocondenser.py --topology=v3-8",
+    )
+    add_config(verb)
+    topology = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or a slice of more hosts such as v3:4x4"
+    verb.add_argument("--topology", required=True, help=topology)
+    search_chunk = "find the largest train.chunk_size that fits (several compilations)"
+    verb.add_argument("--search_chunk", action="store_true", help=search_chunk)
+    add_json_out(verb)
+
+
+def _plan(arguments: Arguments) -> None:
+    from cocondenser_jax.experiments import load_config
+    from cocondenser_jax.pretrain.plan import largest_chunk, plan, planned_model
+
+    config = load_config(arguments.config, arguments.overrides)
+    find = largest_chunk if arguments.search_chunk else plan
+    figures = find(config, planned_model(config), arguments.topology)
+    print_figures(figures, arguments.json_out)
+
+
+def _add_convert(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "convert",
+        _convert,
+        "Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint.",
+        "--checkpoint=runs/cocondenser --out=runs/model",
+    )
+    verb.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
+    verb.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
+    verb.add_argument("--pytorch_folder", help="a Hugging Face folder or hub name")
+    verb.add_argument("--out", required=True, type=Path, help="the folder to make")
+    length = "where sentence-transformers cuts texts (default: all positions of the model)"
+    verb.add_argument("--max_seq_length", type=int, metavar="TOKENS", help=length)
+    layout = "put the Condenser head into model.pt, as published research checkpoints have it"
+    verb.add_argument("--research_layout", action="store_true", help=layout)
+    init_head = "with --pytorch_folder: draw a new Condenser head where the folder has none"
+    verb.add_argument("--init_head", action="store_true", help=init_head)
+
+
+def _convert(arguments: Arguments) -> None:
+    if (arguments.checkpoint is None) == (arguments.pytorch_folder is None):
+        raise UserError("give either --checkpoint (to PyTorch) or --pytorch_folder (to Flax)")
+    if arguments.checkpoint is not None:
+        from cocondenser_jax.convert.to_torch import export_folder
+        from cocondenser_jax.pretrain.checkpoint import load_run
+
+        model_config, params, facts = load_run(arguments.checkpoint, arguments.step)
+        export_folder(
+            params,
+            model_config,
+            arguments.checkpoint / "tokenizer",
+            arguments.out,
+            facts,
+            max_seq_length=arguments.max_seq_length,
+            research_layout=arguments.research_layout,
+        )
+    else:
+        from cocondenser_jax.convert.from_torch import load_folder
+        from cocondenser_jax.corpus.vocabulary import load_tokenizer
+        from cocondenser_jax.pretrain.checkpoint import save_converted
+
+        name = arguments.pytorch_folder
+        seed = 0 if arguments.init_head else None
+        model_config, params = load_folder(name, init_head_seed=seed)
+        save_converted(arguments.out, model_config, params, load_tokenizer(name), name)
+    print(arguments.out)
+
+
+def _add_verify(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "verify",
+        _verify,
+        "Compare losses and gradients of a checkpoint with plain PyTorch; exit status 1 if they"
+        " differ.",
+        "--checkpoint=runs/cocondenser --pytorch_folder=runs/model",
+    )
+    verb.add_argument("--checkpoint", required=True, type=Path, help="a run folder of pretrain")
+    verb.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
+    exported = "the same checkpoint, converted (default: converts it for this once)"
+    verb.add_argument("--pytorch_folder", type=Path, help=exported)
+    verb.add_argument("--store", type=Path, help="the token store (default: where the run had it)")
+    verb.add_argument("--documents", type=int, default=8, help="size of the batch (default: 8)")
+    batch_out = "write inputs, labels, losses, vectors and gradient norms to this .npz file"
+    verb.add_argument("--batch_out", type=Path, help=batch_out)
+    add_json_out(verb)
+
+
+def _verify(arguments: Arguments) -> int:
+    from cocondenser_jax.verify import verify
+
+    rows = verify(
+        arguments.checkpoint,
+        step=arguments.step,
+        pytorch_folder=arguments.pytorch_folder,
+        store=arguments.store,
+        n_documents=arguments.documents,
+        batch_out=arguments.batch_out,
+    )
+    print(f"{'':<26}{'two-pass':>12}{'direct':>12}{'PyTorch':>12}   relative differences")
+    for row in rows:
+        values = f"{row.two_pass:12.6g}{row.direct:12.6g}{row.pytorch:12.6g}"
+        errors = f"{row.two_pass_error:12.1e}{row.pytorch_error:12.1e}"
+        print(f"{row.name:<26}{values}{errors}{'' if row.passes else '   TOO LARGE'}")
+    if arguments.json_out:
+        write_json(arguments.json_out, [row._asdict() for row in rows])
+    return int(not all(row.passes for row in rows))

@@ -89,7 +89,9 @@ def plan(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[s
     core, devices = _topology(topology)
     check_shapes(model_config, config, len(devices))
     n_spans = 2 * config.data.documents_per_step // len(devices)
-    logger.info("compiling for %d x %s ...", len(devices), devices[0].device_kind)
+    logger.info(
+        "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
+    )
     state, batch = _arguments(config, model_config, n_spans)
     work = _work(config, model_config, n_spans, _bytes(state.params) // 4)
     figures = {

@@ -129,6 +129,6 @@ def _print_comparisons(comparisons: Mapping[str, Mapping[str, Any]]) -> None:
     )
     for name, row in comparisons.items():
         means = f"{row['mean']:8.4f}{row['other_mean']:8.4f}{row['difference']:+12.4f}"
-        p_values = f"{row['t_test_p']:12.4f}{row['randomisation_p']:19.4f}"
+        p_values = f"{row['t_test_p']:12.3g}{row['randomisation_p']:19.3g}"
         counts = f"{row['better']:8,}{row['worse']:8,}{row['equal']:8,}"
         print(f"{name:<{width}}{means}{p_values}{counts}")

@@ -24,7 +24,7 @@ def read_qrels(path: Path) -> Qrels:
       UserError: with file and line, for a missing or empty file or a malformed line.
     """
     qrels: Qrels = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         fields = line.split("\t") if line.count("\t") == 2 else line.split()
         if len(fields) == 3:
             query, passage, grade = fields
@@ -56,7 +56,7 @@ def read_run(path: Path) -> Run:
         a finite number, or a passage that a query has twice.
     """
     run: Run = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         fields = line.split()
         if len(fields) != 6:
             raise UserError(
@@ -128,8 +128,12 @@ def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
     return [(passages[i], value) for i, value in zip(order, values, strict=True)]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields line number, from 1, and text of every line that is not blank."""
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields line number, from 1, and text of every line that is not blank.
+
+    Raises:
+      UserError: with file and line, for a missing file or bytes that are not UTF-8.
+    """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):

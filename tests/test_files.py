@@ -24,8 +24,9 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 def test_lines_and_json_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
     compress = COMPRESSIONS[suffix]
     path = tmp_path / f"text{suffix}"
-    # Two archives, end to end, as parallel compressors write them.
-    path.write_bytes(compress("\ufeffé\r\n\n".encode()) + compress(b" last"))
+    # Archives end to end, as parallel compressors write them; the empty ones fill a buffer.
+    text = compress("\ufeffé\r\n\n".encode()) + compress(b" last\n")
+    path.write_bytes(text + compress(b"") * 10_000)
     counted: list[int] = []
     assert list(read_lines(path, on_bytes=counted.append)) == [(1, "é"), (2, ""), (3, " last")]
     assert sum(counted) == path.stat().st_size
@@ -38,8 +39,9 @@ def test_a_cut_or_overwritten_archive_is_an_error(tmp_path: Path, suffix: str) -
     text = json.dumps([f"{i * 7919 % 10007}\n" for i in range(20_000)], indent=0).encode()
     whole = COMPRESSIONS[suffix](text)
     path = tmp_path / f"text{suffix}"
-    middle = len(whole) // 2
-    for damaged in (whole[:middle], whole[:middle] + bytes(50) + whole[middle + 50 :], b"text"):
+    # What follows the header, at 10 to 12 bytes, is then no block of any of the formats.
+    overwritten = whole[:12] + b"\xff" * 50 + whole[62:]
+    for damaged in (whole[: len(whole) // 2], overwritten, b"text"):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"cannot read .*text\.\w+( after line \d+)?: \w"):
             list(read_lines(path))

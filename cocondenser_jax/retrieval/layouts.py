@@ -17,11 +17,10 @@ question of DPR has no id: it gets its number in the file, from 0. Judgments in 
 """
 
 import csv
-import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +42,7 @@ class Passage(NamedTuple):
 
 
 class TrainingFile(NamedTuple):
-    """What DPR's .json files say of their questions: none of them has to have a passage."""
+    """What a .json file of DPR says, by question; any of them may be without passages."""
 
     queries: dict[str, str]
     qrels: Qrels
@@ -73,17 +72,13 @@ def read_passages(path: Path) -> Iterator[Passage]:
       UserError: with file and line, for a missing, damaged or empty file, a line of another form,
         or an id that occurs twice.
     """
-    lines = numbered_lines(path)
-    parse: Callable[[str, str], Passage] = _jsonl_passage
-    if plain_name(path).endswith(".tsv"):
-        first = next(lines, (0, ""))
-        if first[1].split("\t") == [*_DPR_HEADER]:
-            parse = _dpr_passage
-        else:
-            parse = _msmarco_passage
-            lines = itertools.chain([first] if first[0] else [], lines)
+    is_tsv = plain_name(path).endswith(".tsv")
+    parse = _msmarco_passage if is_tsv else _jsonl_passage
     seen: set[str] = set()
-    for number, line in lines:
+    for number, line in numbered_lines(path):
+        if is_tsv and number == 1 and line.replace('"', "").split("\t") == [*_DPR_HEADER]:
+            parse = _dpr_passage
+            continue
         where = f"{path}:{number}"
         passage = parse(line, where)
         _require_new(passage.id, seen, where)

@@ -14,7 +14,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation import trec
 from cocondenser_jax.retrieval.data import read_best_passages, read_split, with_positives
 
-# Whether a passage, the second, is no negative of a query, the first.
+# f(query, passage) says whether the passage is no negative of the query.
 Objection = Callable[[str, str], bool]
 
 
@@ -32,7 +32,8 @@ def mine(
 ) -> dict[str, Any]:
     """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
 
-    A passage judged relevant is never in it.
+    A passage judged relevant is never in it. The corpus is not read: that it has all passages is
+    checked where the pool is.
 
     Args:
       sources: runs, or published negatives: see `data.read_best_passages`.

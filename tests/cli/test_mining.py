@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     with (made["dpr"] / "psgs_w100.tsv").open("w", newline="") as file:
         rows = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_ALL)
-        file.write("id\ttext\ttitle\n")
+        rows.writerow(["id", "text", "title"])
         rows.writerows((i, text, "") for i, text in enumerate(texts))
     questions = [
         {

@@ -219,3 +219,20 @@ def test_bad_triples_are_named(tmp_path, line, message):
     path.write_text(f"q\td1\td2\n{line}\n")
     with pytest.raises(UserError, match=message):
         layouts.read_triples(path, 10)
+
+
+def test_triples_are_kept_to_the_depth(tmp_path):
+    path = tmp_path / "triples.tsv"
+    triples = ("q1 a x", "q2 c x", "q1 b x", "q1 a y", "q1 b z")
+    path.write_text("".join(triple.replace(" ", "\t") + "\n" for triple in triples))
+    positives = {"q1": {"a", "b"}, "q2": {"c"}}
+    assert layouts.read_triples(path, 9) == (positives, {"q1": ["x", "y", "z"], "q2": ["x"]})
+    assert layouts.read_triples(path, 2) == (positives, {"q1": ["x", "y"], "q2": ["x"]})
+
+
+def test_a_plain_file_goes_before_its_archive(tmp_path):
+    for name in ("collection.tsv", "nq-test.qa.csv"):
+        (tmp_path / name).write_text("plain\t['x']\n")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"archive\t['x']\n"))
+    assert [passage.id for passage in data.read_corpus(tmp_path)] == ["plain"]
+    assert data.read_queries(tmp_path) == {"0": "plain"}

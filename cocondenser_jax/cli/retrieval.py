@@ -162,7 +162,9 @@ def _add_mine(verbs: Verbs) -> None:
         " --out=runs/negatives.trec",
     )
     run = "TREC run, or published negatives (triples of ids, biencoder file); may be repeated"
-    verb.add_argument("--run", dest="runs", action="append", required=True, type=Path, help=run)
+    verb.add_argument(
+        "--run", dest="runs", metavar="RUN", action="append", required=True, type=Path, help=run
+    )
     verb.add_argument("--data", required=True, type=Path, help="the folder of queries and qrels")
     verb.add_argument("--split", default="train", help="of the queries (default: train)")
     verb.add_argument("--out", required=True, type=Path, help="TREC run to write")

@@ -32,8 +32,8 @@ def mine(
 ) -> dict[str, Any]:
     """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
 
-    A passage judged relevant is never in it. The corpus is not read: that it has all passages is
-    checked where the pool is.
+    A passage judged relevant is never in it. Whether the corpus has the passages is checked by
+    `data.read_candidates`, which reads the pool.
 
     Args:
       sources: runs, or published negatives: see `data.read_best_passages`.

@@ -1,4 +1,4 @@
-"""Verbs of the retriever: fine-tune, encode, search."""
+"""Verbs of the retriever: fine-tune, encode, search, mine negatives."""
 
 from pathlib import Path
 
@@ -21,6 +21,7 @@ def add_verbs(verbs: Verbs) -> None:
     _add_finetune(verbs)
     _add_encode(verbs)
     _add_search(verbs)
+    _add_mine(verbs)
 
 
 def _add_finetune(verbs: Verbs) -> None:
@@ -149,3 +150,46 @@ def _print_hits(arguments: Arguments) -> None:
     if arguments.json_out:
         found = [{"score": s, "title": title, "text": text} for s, title, text in hits]
         write_json(arguments.json_out, {"query": arguments.query, "hits": found})
+
+
+def _add_mine(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "mine",
+        _mine,
+        "Make the pool of negatives that finetune draws from, of one run or several.",
+        "--run=runs/bm25.train.trec --run=runs/round1.train.trec --data=data/msmarco"
+        " --out=runs/negatives.trec",
+    )
+    run = "TREC run, or published negatives (triples of ids, biencoder file); may be repeated"
+    verb.add_argument(
+        "--run", dest="runs", metavar="RUN", action="append", required=True, type=Path, help=run
+    )
+    verb.add_argument("--data", required=True, type=Path, help="the folder of queries and qrels")
+    verb.add_argument("--split", default="train", help="of the queries (default: train)")
+    verb.add_argument("--out", required=True, type=Path, help="TREC run to write")
+    depth = "rank, in each run, of the last passage taken (default: 200)"
+    verb.add_argument("--depth", type=int, default=200, help=depth)
+    skip_top = "passages at the top of each run not taken (default: 0)"
+    verb.add_argument("--skip_top", type=int, default=0, help=skip_top)
+    denoise_run = "TREC run of a cross-encoder: keep only what it scores below --denoise_below"
+    verb.add_argument("--denoise_run", type=Path, help=denoise_run)
+    below = "in the unit of its scores (default: 0.1)"
+    verb.add_argument("--denoise_below", type=float, default=0.1, help=below)
+    add_json_out(verb)
+
+
+def _mine(arguments: Arguments) -> None:
+    from cocondenser_jax.retrieval.mine import mine
+
+    figures = mine(
+        arguments.runs,
+        arguments.data,
+        arguments.split,
+        arguments.out,
+        depth=arguments.depth,
+        skip_top=arguments.skip_top,
+        denoise_run=arguments.denoise_run,
+        denoise_below=arguments.denoise_below,
+    )
+    print_figures(figures, arguments.json_out)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import read_lines
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
@@ -21,7 +22,8 @@ def read_qrels(path: Path) -> Qrels:
       path: the file. BEIR's header line may be there or not.
 
     Raises:
-      UserError: with file and line, for a missing or empty file or a malformed line.
+      UserError: with file and line, for a missing or empty file, a malformed line, or a passage
+        that a query has twice with different grades.
     """
     qrels: Qrels = {}
     for number, line in numbered_lines(path):
@@ -38,11 +40,13 @@ def read_qrels(path: Path) -> Qrels:
                 f"or TREC's 4, found {len(fields)}"
             )
         try:
-            qrels.setdefault(query, {})[passage] = int(grade)
+            value = int(grade)
         except ValueError:
             raise UserError(
                 f"{path}:{number}: the score must be an integer, not {grade!r}"
             ) from None
+        if qrels.setdefault(query, {}).setdefault(passage, value) != value:
+            raise UserError(f"{path}:{number}: query {query} has passage {passage} with two scores")
     if not qrels:
         raise UserError(f"{path} holds no judgments")
     return qrels
@@ -134,17 +138,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
       UserError: with file and line, for a missing file or bytes that are not UTF-8.
     """
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    text = line.decode("utf-8").strip("\r\n")
-                except UnicodeDecodeError:
-                    raise UserError(f"{path}:{number}: not UTF-8") from None
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return ((number, line) for number, line in read_lines(path) if line.strip())
 
 
 def _require_one_word(name: str) -> None:

@@ -22,7 +22,7 @@ from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
-from cocondenser_jax.pretrain.step import check_shapes, initial_state, pmap_step
+from cocondenser_jax.pretrain.step import TrainState, check_shapes, initial_state, pmap_step
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def plan(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[s
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
-    state, batch = _arguments(config, model_config, n_spans)
+    state, batch = argument_shapes(config, model_config, n_spans)
     work = _work(config, model_config, n_spans, _bytes(state.params) // 4)
     figures = {
         "topology": topology,
@@ -106,7 +106,7 @@ def plan(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[s
     }
     try:
         step: Any = pmap_step(model_config, config, devices)
-        compiled = step.lower(*_replicas((state, batch), len(devices))).compile()
+        compiled = step.lower(*replicated((state, batch), len(devices))).compile()
     except jax.errors.JaxRuntimeError as error:
         _, exhausted, told = str(error).partition("RESOURCE_EXHAUSTED: ")
         if not exhausted:
@@ -149,6 +149,28 @@ def largest_chunk(config: ConfigDict, model_config: ModelConfig, topology: str) 
     if best is None:
         raise UserError(f"not even chunks of one span fit on {topology}")
     return best
+
+
+def argument_shapes(
+    config: ConfigDict, model_config: ModelConfig, n_spans: int
+) -> tuple[TrainState, Batch]:
+    """Returns the shapes of one device's state and batch, for `n_spans` spans a device."""
+    shape: Any = jax.ShapeDtypeStruct
+    rows = n_spans, config.data.length
+    slots = n_spans, mask_capacity(config.data.length)
+    batch = Batch(
+        input_ids_SxL=shape(rows, jnp.int32),
+        attention_mask_SxL=shape(rows, jnp.bool_),
+        masked_positions_SxM=shape(slots, jnp.int32),
+        labels_SxM=shape(slots, jnp.int32),
+        weights_SxM=shape(slots, jnp.float32),
+    )
+    return jax.eval_shape(lambda: initial_state(model_config, config)), batch
+
+
+def replicated(shapes: Any, n_devices: int) -> Any:
+    """Returns the shapes with a leading axis of devices, as the mapped step takes them."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((n_devices, *x.shape), x.dtype), shapes)
 
 
 class Collective(NamedTuple):
@@ -231,25 +253,6 @@ def _topology(name: str) -> tuple[Core, list[Any]]:
         told = str(error).splitlines()[0].partition(": ")[2]
         raise UserError(f"unknown topology {name!r} ({told}): {expected}") from error
     return core, list(description.devices)
-
-
-def _arguments(config: ConfigDict, model_config: ModelConfig, n_spans: int) -> tuple[Any, Batch]:
-    """Returns the shapes of one core's state and batch."""
-    shape: Any = jax.ShapeDtypeStruct
-    rows = n_spans, config.data.length
-    slots = n_spans, mask_capacity(config.data.length)
-    batch = Batch(
-        input_ids_SxL=shape(rows, jnp.int32),
-        attention_mask_SxL=shape(rows, jnp.bool_),
-        masked_positions_SxM=shape(slots, jnp.int32),
-        labels_SxM=shape(slots, jnp.int32),
-        weights_SxM=shape(slots, jnp.float32),
-    )
-    return jax.eval_shape(lambda: initial_state(model_config, config)), batch
-
-
-def _replicas(tree: Any, n_devices: int) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((n_devices, *x.shape), x.dtype), tree)
 
 
 def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:

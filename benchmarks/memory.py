@@ -1,0 +1,61 @@
+"""Device memory while the batch grows at one chunk size: what the compiler lays out for the step.
+
+Eight devices, as many documents as given over all of them. It is the memory of one device beside
+its parameters, optimizer and batch: activations, the gradient sum and other temporaries.
+
+  python -m benchmarks.memory --json_out=benchmarks/results/memory.json
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import report
+from benchmarks.step import SIZES, model_config
+
+N_DEVICES = 8
+DOCUMENTS = (256, 512, 1024, 2048, 4096)
+
+
+def main() -> None:
+    """Compiles the step for each batch and prints its memory."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, default="4x256")
+    parser.add_argument("--chunk_size", type=int, default=32, help="default: %(default)s spans")
+    parser.add_argument("--json_out", type=Path)
+    arguments = parser.parse_args()
+    # Before JAX is loaded: the devices of one CPU.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={N_DEVICES}"
+    rows = [
+        {
+            "size": arguments.size,
+            "chunk size": arguments.chunk_size,
+            "documents": n_documents,
+            "MiB per device": round(temporaries(arguments, n_documents) / 2**20, 1),
+        }
+        for n_documents in DOCUMENTS
+    ]
+    report(rows, arguments.json_out)
+
+
+def temporaries(arguments: argparse.Namespace, n_documents: int) -> int:
+    """Returns the bytes of one device that the compiled step needs beside its arguments."""
+    import jax
+
+    from cocondenser_jax.configs import default
+    from cocondenser_jax.pretrain.plan import argument_shapes, replicated
+    from cocondenser_jax.pretrain.step import pmap_step
+
+    config = default.get_config().unlock()
+    config.data.documents_per_step = n_documents
+    config.train.chunk_size = arguments.chunk_size
+    model = model_config(SIZES[arguments.size])
+    shapes = replicated(argument_shapes(config, model, 2 * n_documents // N_DEVICES), N_DEVICES)
+    step: Any = pmap_step(model, config, jax.devices())
+    return int(step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes)
+
+
+if __name__ == "__main__":
+    main()

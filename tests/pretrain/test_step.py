@@ -98,12 +98,12 @@ def test_two_passes_are_one_direct_pass(
 
 @pytest.mark.parametrize(
     ("longest", "most_masked", "length"),
-    [(4, 2, 12), (12, 3, 12), (13, 3, 14), (14, 2, 14), (16, 1, 16), (5, 4, 16)],
+    [(4, 2, 14), (13, 3, 14), (14, 2, 14), (15, 2, 16), (16, 1, 16), (5, 4, 16)],
 )
 def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(
     longest: int, most_masked: int, length: int
 ) -> None:
-    """Of 16, and 4 slots: 12, 14 and 16 tokens with 3, 3 and 4 slots."""
+    """Of 16, and 4 slots: 14 and 16 tokens with 3 and 4 slots."""
     lengths_S = np.array([3, longest, 4])
     masked_S = np.array([1, most_masked, 1])
     batch = Batch(
@@ -118,7 +118,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(
         return jnp.array([chunk[0].input_ids_SxL.shape[1], chunk[0].weights_SxM.shape[1]])
 
     found = _at_shortest_length(shape, (batch, None)).tolist()
-    assert found == [length, {12: 3, 14: 3, 16: 4}[length]]
+    assert found == [length, {14: 3, 16: 4}[length]]
 
 
 def test_eight_devices_are_one(config: ConfigDict) -> None:

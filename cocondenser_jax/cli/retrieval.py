@@ -177,20 +177,20 @@ def _write_run(arguments: Arguments) -> None:
         queries, _ = read_split(arguments.data, arguments.split)
     else:
         queries = read_queries(arguments.data)
+    figures: dict[str, float] = {"queries": len(queries)}
     if arguments.bm25:
         from cocondenser_jax.retrieval.bm25 import bm25_run
 
         started = time.perf_counter()
         passages = read_corpus(arguments.data)
         run = bm25_run(passages, queries, arguments.depth, arguments.k1, arguments.b)
-        seconds = time.perf_counter() - started
-        figures = {"queries": len(queries), "seconds, indexing included": seconds}
+        figures["seconds_with_indexing"] = time.perf_counter() - started
     else:
         from cocondenser_jax.retrieval.search import timed_run
 
         searcher = _open(arguments)
         run, seconds = timed_run(searcher, queries, arguments.depth)
-        figures = {"queries": len(queries), "passages": searcher.n_passages}
+        figures["passages"] = searcher.n_passages
         for part, value in seconds._asdict().items():
             figures[f"{part}_seconds"] = value
             figures[f"{part}_ms_per_query"] = 1000 * value / len(queries)
@@ -230,6 +230,8 @@ def _answer_lines(arguments: Arguments) -> None:
                 print_search(query, _to_hits(results))
                 encoding, search = (1000 * value for value in seconds)
                 print(f"  encoding {encoding:.1f} ms, search {search:.1f} ms", flush=True)
+    if prompt:
+        print()  # Ctrl-D leaves the cursor behind the prompt
 
 
 def _to_hits(results: "list[Result]") -> list[tuple[float, str, str]]:

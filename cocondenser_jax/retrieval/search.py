@@ -28,6 +28,7 @@ from cocondenser_jax.retrieval.shards import (
     BLOCK_ROWS,
     MANIFEST,
     Lines,
+    map_array,
     nearest,
     open_shards,
     read_manifest,
@@ -124,7 +125,9 @@ def open_index(
         index = faiss.read_index(str(index_folder / "index.faiss"))
     except RuntimeError as error:
         raise UserError(f"{index_folder}/index.faiss is missing or damaged") from error
-    offsets = np.load(index_folder / "offsets.npy", mmap_mode="r")
+    offsets = map_array(index_folder / "offsets.npy")
+    if offsets is None or len(offsets) != index.ntotal:
+        raise UserError(f"{index_folder}/offsets.npy is missing or damaged")
     lines = [Lines(index_folder / "passages.jsonl", offsets)]
     return Searcher(model, partial(_nearest_in_index, index), index.ntotal, lines)
 
@@ -183,6 +186,8 @@ def timed_run(
     """Does what `search_run` does, and says how long all queries together took."""
     if depth < 1:
         raise UserError(f"depth={depth}: expected at least 1")
+    if not queries:
+        return {}, Seconds(0.0, 0.0)
     scores_QxK, rows_QxK, seconds = _find(searcher, list(queries.values()), depth, batch_size)
     ids = {row: passage.id for row, passage in _read_passages(searcher, rows_QxK)}
     run: Run = {

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
-import pyarrow
-import pyarrow.parquet
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from cocondenser_jax import files
@@ -41,16 +41,19 @@ def passages_file(folder: Path, shard: int) -> Path:
     return folder / f"passages-{shard:05d}.jsonl"
 
 
-def map_vectors(path: Path, shape: tuple[int, int], dtype: str) -> np.ndarray | None:
-    """Maps the vectors of a shard; None if the file is missing, cut short or of another shape."""
+def map_array(path: Path) -> np.ndarray | None:
+    """Maps an .npy file; None if it is missing, cut short or no such file."""
     try:
-        vectors_NxD = np.load(path, mmap_mode="r")
-        whole = vectors_NxD.offset + vectors_NxD.nbytes == path.stat().st_size
+        array: np.memmap = np.load(path, mmap_mode="r")
+        return array if array.offset + array.nbytes == path.stat().st_size else None
     except (OSError, ValueError, EOFError):
         return None
-    return (
-        vectors_NxD if whole and (vectors_NxD.shape, vectors_NxD.dtype) == (shape, dtype) else None
-    )
+
+
+def map_vectors(path: Path, shape: tuple[int, int], dtype: str) -> np.ndarray | None:
+    """Maps the vectors of a shard; None if the file is damaged or holds anything else."""
+    array = map_array(path)
+    return array if array is not None and (array.shape, array.dtype) == (shape, dtype) else None
 
 
 def read_manifest(folder: Path, advice: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def _add_evaluate(verbs: Verbs) -> None:
     truth.add_argument("--answers", type=Path, help=answers)
     measures = f"with --qrels: names, separated by commas (default: {_MEASURES})"
     verb.add_argument("--measures", help=measures)
-    corpus = "with --answers: the passages, a BEIR folder or a .jsonl file (_id, title, text)"
+    corpus = "with --answers: the passages, a data folder or its file of passages"
     verb.add_argument("--corpus", type=Path, help=corpus)
     regex = "with --answers: they are regular expressions, as in CuratedTREC"
     verb.add_argument("--regex", action="store_true", help=regex)

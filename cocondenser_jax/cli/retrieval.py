@@ -1,7 +1,11 @@
 """Verbs of the retriever: fine-tune, encode, search, mine negatives."""
 
+import contextlib
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cocondenser_jax.cli.flags import (
     Arguments,
@@ -14,7 +18,10 @@ from cocondenser_jax.cli.flags import (
     print_search,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import write_json
+from cocondenser_jax.files import require_absent, write_json
+
+if TYPE_CHECKING:
+    from cocondenser_jax.retrieval.search import Result, Searcher
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -56,35 +63,49 @@ def _add_encode(verbs: Verbs) -> None:
         "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/index",
     )
     verb.add_argument("--model", required=True, type=Path, help="the retriever's folder")
-    corpus = "a BEIR folder, or a .jsonl file (_id, title, text), also compressed"
+    corpus = "a folder in BEIR, MS MARCO or DPR layout, or its file of passages"
     verb.add_argument("--corpus", required=True, type=Path, help=corpus)
     out = "the index; embedding shards go beside it, into OUT.embeddings"
     verb.add_argument("--out", required=True, type=Path, help=out)
-    verb.add_argument("--factory", default="Flat", help="faiss index string (default: Flat)")
+    factory = "faiss index string (default: Flat); none: only the shards, for search --embeddings"
+    verb.add_argument("--factory", default="Flat", help=factory)
     verb.add_argument("--batch_size", type=int, default=128, help="passages (default: 128)")
     length = "tokens of a passage (default: as the retriever was trained)"
     verb.add_argument("--passage_length", type=int, help=length)
-    verb.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+    shard = "passages per shard, which is what an interrupted run may lose (default: 5000)"
+    verb.add_argument("--shard_size", type=int, default=5_000, help=shard)
+    dtype = "of the numbers in the shards (default: float32)"
+    verb.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
     pooling = "instead of the folder's own; a plain folder has cls"
     verb.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
+    parquet = "also write ids and vectors to this file, for a vector database"
+    verb.add_argument("--parquet", type=Path, metavar="FILE", help=parquet)
     add_json_out(verb)
 
 
 def _encode(arguments: Arguments) -> None:
     from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.retrieval.search import build_index
+    from cocondenser_jax.retrieval.shards import write_parquet
 
+    if arguments.factory != "none":
+        require_absent(arguments.out)  # now, and not after hours of encoding
     embeddings = arguments.out.with_name(arguments.out.name + ".embeddings")
-    encode_corpus(
+    manifest = encode_corpus(
         arguments.model,
         arguments.corpus,
         embeddings,
         batch_size=arguments.batch_size,
         passage_length=arguments.passage_length,
+        shard_size=arguments.shard_size,
         dtype=arguments.dtype,
         pooling=arguments.pooling,
     )
-    print_figures(build_index(embeddings, arguments.out, arguments.factory), arguments.json_out)
+    if arguments.parquet:
+        write_parquet(embeddings, arguments.parquet)
+    if arguments.factory != "none":
+        manifest = build_index(embeddings, arguments.out, arguments.factory)
+    print_figures(manifest, arguments.json_out)
 
 
 def _add_search(verbs: Verbs) -> None:
@@ -92,65 +113,131 @@ def _add_search(verbs: Verbs) -> None:
         verbs,
         "search",
         _search,
-        "Search an index for one query, or for all queries of a data set.",
+        "Search passages for one query, for those of a data set, or for what is typed.",
         '--index=runs/index --model=runs/finetune/retriever --query="who won the oscar in 1953"',
     )
-    verb.add_argument("--index", type=Path, help="a folder that encode made")
-    verb.add_argument("--model", type=Path, help="the retriever it was made with")
-    verb.add_argument("--query", help="print the passages found for this text")
-    verb.add_argument("--top_k", type=int, default=10, help="passages printed (default: 10)")
-    verb.add_argument("--data", type=Path, help="a BEIR folder: search for all of its queries")
-    verb.add_argument("--split", help="only the queries that qrels/SPLIT.tsv judges")
-    verb.add_argument("--run_out", type=Path, help="TREC run to write, with --data")
-    verb.add_argument("--depth", type=int, default=100, help="passages per query (default: 100)")
-    bm25 = "rank the passages of --data by BM25, without index and model"
-    verb.add_argument("--bm25", action="store_true", help=bm25)
+    where = verb.add_argument_group("where: --model with --index or --embeddings, or --bm25")
+    where.add_argument("--model", type=Path, help="the retriever that encoded the passages")
+    where.add_argument("--index", type=Path, help="a folder that encode made")
+    embeddings = "shards that encode made: exact, without an index, in little memory"
+    where.add_argument("--embeddings", type=Path, help=embeddings)
+    bm25 = "rank the passages of --data by BM25, without a model"
+    where.add_argument("--bm25", action="store_true", help=bm25)
+    k1 = "BM25: saturation of term frequency (default: 0.9; tuned on MS MARCO: 0.82)"
+    where.add_argument("--k1", type=float, default=0.9, help=k1)
+    b = "BM25: length normalisation (default: 0.4; tuned on MS MARCO: 0.68)"
+    where.add_argument("--b", type=float, default=0.4, help=b)
+    text = verb.add_argument_group("one query, or typed ones: passages are printed")
+    text.add_argument("--query", help="the text to search for")
+    typed = "read queries from standard input, a line each, until it ends (Ctrl-D)"
+    text.add_argument("--interactive", action="store_true", help=typed)
+    text.add_argument("--top_k", type=int, default=10, help="passages printed (default: 10)")
+    many = verb.add_argument_group("queries of a data set: a run is written")
+    many.add_argument("--data", type=Path, help="a folder of queries: search for them all")
+    many.add_argument("--split", help="only the queries that this split judges")
+    many.add_argument("--run_out", type=Path, help="the TREC run to write")
+    many.add_argument("--depth", type=int, default=100, help="passages per query (default: 100)")
     add_json_out(verb)
 
 
 def _search(arguments: Arguments) -> None:
+    if (arguments.query is not None) + (arguments.data is not None) + arguments.interactive != 1:
+        raise UserError("give one of --query TEXT, --interactive, and --data FOLDER")
+    vectors = (arguments.index is not None) + (arguments.embeddings is not None)
+    if arguments.bm25:
+        wrong = vectors or arguments.model is not None or arguments.data is None
+    else:
+        wrong = vectors != 1 or arguments.model is None
+    if wrong:
+        raise UserError("give --model with --index or --embeddings, or --bm25 with --data")
+    for flag in ("top_k", "depth"):
+        if getattr(arguments, flag) < 1:
+            raise UserError(f"--{flag}={getattr(arguments, flag)}: expected at least 1")
+    if arguments.data is not None:
+        _write_run(arguments)
+    elif arguments.interactive:
+        _answer_lines(arguments)
+    else:
+        _answer(arguments)
+
+
+def _open(arguments: Arguments) -> "Searcher":
+    from cocondenser_jax.retrieval.search import open_embeddings, open_index
+
+    if arguments.index is not None:
+        return open_index(arguments.index, arguments.model)
+    return open_embeddings(arguments.embeddings, arguments.model)
+
+
+def _write_run(arguments: Arguments) -> None:
     from cocondenser_jax.evaluation.trec import write_run
     from cocondenser_jax.retrieval.data import read_corpus, read_queries, read_split
 
-    if (arguments.query is None) == (arguments.data is None):
-        raise UserError("give either --query TEXT or --data FOLDER (queries in BEIR layout)")
-    if arguments.bm25 == (arguments.index is not None and arguments.model is not None):
-        raise UserError("give either --index and --model, or --bm25 with --data")
-    if arguments.query is not None:
-        _print_hits(arguments)
-        return
     if arguments.run_out is None:
         raise UserError("--data needs --run_out FILE, where the run is written")
     if arguments.split:
         queries, _ = read_split(arguments.data, arguments.split)
     else:
         queries = read_queries(arguments.data)
+    figures: dict[str, float] = {"queries": len(queries)}
     if arguments.bm25:
         from cocondenser_jax.retrieval.bm25 import bm25_run
 
-        run = bm25_run(read_corpus(arguments.data), queries, arguments.depth)
+        started = time.perf_counter()
+        passages = read_corpus(arguments.data)
+        run = bm25_run(passages, queries, arguments.depth, arguments.k1, arguments.b)
+        figures["seconds_with_indexing"] = time.perf_counter() - started
     else:
-        from cocondenser_jax.retrieval.search import open_index, search_run
+        from cocondenser_jax.retrieval.search import timed_run
 
-        run = search_run(open_index(arguments.index, arguments.model), queries, arguments.depth)
+        searcher = _open(arguments)
+        run, seconds = timed_run(searcher, queries, arguments.depth)
+        figures["passages"] = searcher.n_passages
+        for part, value in seconds._asdict().items():
+            figures[f"{part}_seconds"] = value
+            figures[f"{part}_ms_per_query"] = 1000 * value / len(queries)
     write_run(arguments.run_out, run)
     print(arguments.run_out)
+    print_figures(figures, arguments.json_out)
 
 
-def _print_hits(arguments: Arguments) -> None:
-    from cocondenser_jax.retrieval.search import open_index, search_text
+def _answer(arguments: Arguments) -> None:
+    from cocondenser_jax.retrieval.search import search_text
 
-    if arguments.bm25:
-        raise UserError("--query searches an index: give --index and --model")
-    searcher = open_index(arguments.index, arguments.model)
-    hits = [
-        (result.score, result.passage.title or result.passage.id, result.passage.text)
-        for result in search_text(searcher, arguments.query, arguments.top_k)
-    ]
+    if not arguments.query.strip():
+        raise UserError("--query is empty: expected some words")
+    hits = _to_hits(search_text(_open(arguments), arguments.query, arguments.top_k))
     print_search(arguments.query, hits)
     if arguments.json_out:
         found = [{"score": s, "title": title, "text": text} for s, title, text in hits]
         write_json(arguments.json_out, {"query": arguments.query, "hits": found})
+
+
+def _answer_lines(arguments: Arguments) -> None:
+    """Answers each line of standard input; asks for it only where someone is there to read."""
+    from cocondenser_jax.retrieval.search import timed_text
+
+    if arguments.json_out:
+        raise UserError("--interactive prints its answers: --json_out goes with --query or --data")
+    searcher = _open(arguments)
+    prompt = "query: " if sys.stdin.isatty() else ""
+    with contextlib.suppress(EOFError):
+        while True:
+            try:
+                query = input(prompt).strip()
+            except UnicodeDecodeError as error:
+                raise UserError("standard input is not UTF-8") from error
+            if query:
+                results, seconds = timed_text(searcher, query, arguments.top_k)
+                print_search(query, _to_hits(results))
+                encoding, search = (1000 * value for value in seconds)
+                print(f"  encoding {encoding:.1f} ms, search {search:.1f} ms", flush=True)
+    if prompt:
+        print()  # Ctrl-D leaves the cursor behind the prompt
+
+
+def _to_hits(results: "list[Result]") -> list[tuple[float, str, str]]:
+    return [(score, passage.title or passage.id, passage.text) for score, passage in results]
 
 
 def _add_mine(verbs: Verbs) -> None:

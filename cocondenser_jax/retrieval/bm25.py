@@ -7,6 +7,7 @@ from types import ModuleType
 import Stemmer
 from tqdm import tqdm
 
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.data import Passage, passage_text
 
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
@@ -37,7 +38,14 @@ def bm25_run(
     Returns:
       The run, query → passage → score, best first. A passage that shares no term with the query
       is not in it.
+
+    Raises:
+      UserError: for a depth below 1, a negative k1, or a b outside 0 to 1.
     """
+    if depth < 1:
+        raise UserError(f"depth={depth}: expected at least 1")
+    if not (0 <= k1 < float("inf") and 0 <= b <= 1):
+        raise UserError(f"k1={k1}, b={b}: expected a k1 of at least 0 and a b of 0 to 1")
     bm25s = _import_bm25s()
     ids: list[str] = []
 

@@ -15,10 +15,13 @@ from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.data import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
+from cocondenser_jax.retrieval.shards import MANIFEST, map_vectors, passages_file, vectors_file
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
+# At most this much is lost to a kill: 110 TFLOP with BERT-base and 128 tokens, minutes of a CPU.
+# Still many batches to sort by length, and MS MARCO's 8.8 million passages are only 1,769 shards.
+SHARD_SIZE = 5_000
 # Written before the first shard: what a resumed run must agree with.
 _SETTINGS = "settings.json"
 
@@ -30,15 +33,15 @@ def encode_corpus(
     *,
     batch_size: int = 128,
     passage_length: int | None = None,
-    shard_size: int = 50_000,
+    shard_size: int = SHARD_SIZE,
     dtype: Literal["float32", "float16"] = "float32",
     pooling: str | None = None,
 ) -> dict[str, Any]:
     """Encodes all passages into `out`, shard by shard, going on where an earlier run stopped.
 
-    Shard i is `embeddings-<i>.npy`, of shape (passages, hidden), beside `passages-<i>.jsonl` with
-    id, title and text in the same order. `manifest.json` comes last: without it, the folder is
-    not complete.
+    The folder is described in `shards.py`; its rows are in the order of the corpus. `manifest.json`
+    comes last: without it, the folder is not complete. A shard that was cut short or whose passages
+    differ from the corpus is encoded again.
 
     Args:
       model_folder: see `models.load_retriever`.
@@ -74,16 +77,22 @@ def encode_corpus(
         "dtype": dtype,
     }
     _start_or_resume(out, settings)
+    dimension = model.get_embedding_dimension() or 0
     with tqdm(total=n_passages, desc="encode", unit=" passages") as progress:
         for shard, passages in enumerate(_shards(read_corpus(source), shard_size)):
-            path = out / f"embeddings-{shard:05d}.npy"
-            if not path.exists():
-                _write_passages(out / f"passages-{shard:05d}.jsonl", passages)
-                _write_array(path, _encode(model, passages, batch_size, progress).astype(dtype))
-            else:
-                progress.update(len(passages))
+            path, beside = vectors_file(out, shard), passages_file(out, shard)
+            lines = _to_lines(passages)
+            if path.exists():
+                shape = len(passages), dimension
+                if map_vectors(path, shape, dtype) is not None and _holds(beside, lines):
+                    progress.update(len(passages))
+                    continue
+                log.warning("%s or its passages are damaged: encoding them again", path)
+                path.unlink()
+            beside.write_bytes(lines)
+            _write_array(path, _encode(model, passages, batch_size, progress).astype(dtype))
     manifest = settings | {
-        "dimension": model.get_embedding_dimension(),
+        "dimension": dimension,
         "shards": -(-n_passages // shard_size),
     }
     files.write_json(out / MANIFEST, manifest)
@@ -133,11 +142,13 @@ def _shards(passages: Iterator[Passage], size: int) -> Iterator[list[Passage]]:
         yield shard
 
 
-def _write_passages(path: Path, passages: list[Passage]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for passage in passages:
-            record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+def _to_lines(passages: list[Passage]) -> bytes:
+    records = ({"_id": p.id, "title": p.title, "text": p.text} for p in passages)
+    return "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
 
 
 def _write_array(path: Path, array: np.ndarray) -> None:

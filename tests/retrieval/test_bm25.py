@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import bm25
 from cocondenser_jax.retrieval.data import Passage
 
@@ -72,6 +73,12 @@ def test_stems_and_stop_words():
 
 def test_a_corpus_without_words_finds_nothing():
     assert bm25.bm25_run([Passage("d1", "", "?!")], {"q": "word"}) == {"q": {}}
+
+
+def test_settings_out_of_range_are_refused(passages):
+    for wrong in ({"depth": 0}, {"k1": -0.1}, {"k1": math.nan}, {"b": 1.1}, {"b": -0.1}):
+        with pytest.raises(UserError, match="expected"):
+            bm25.bm25_run(passages, {"q": "apr"}, **wrong)
 
 
 def test_jax_stays_out():

@@ -75,6 +75,59 @@ def test_an_interrupted_run_goes_on_with_the_missing_shards(
     assert names(out) == names(tmp_path / "whole")
 
 
+def cut_vectors(out):
+    path = out / "embeddings-00001.npy"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def lengthen_vectors(out):
+    with (out / "embeddings-00001.npy").open("ab") as file:
+        file.write(b"more")
+
+
+def other_vectors(out):
+    np.save(out / "embeddings-00001.npy", np.zeros((19, 32), np.float32))
+
+
+def no_array(out):
+    (out / "embeddings-00001.npy").write_bytes(b"")
+
+
+def cut_passages(out):
+    path = out / "passages-00001.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def no_passages(out):
+    (out / "passages-00001.jsonl").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut_vectors, lengthen_vectors, other_vectors, no_array, cut_passages, no_passages],
+)
+def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, monkeypatch, damage):
+    out = tmp_path / "out"
+    encode.encode_corpus(model_folder, beir, out, shard_size=20)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    damage(out)
+    encoded = []
+    compute = encode._encode
+
+    def note(model, passages, *rest):
+        encoded.append(passages[0].id)
+        return compute(model, passages, *rest)
+
+    monkeypatch.setattr(encode, "_encode", note)
+    encode.encode_corpus(model_folder, beir, out, shard_size=20)
+    assert encoded == ["d20"]
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_corpus_of_20000_is_not_one_shard():
+    assert encode.SHARD_SIZE <= 20_000 / 4
+
+
 def test_another_model_does_not_go_on(model_folder, make_model, beir, tmp_path):
     encode.encode_corpus(model_folder, beir, tmp_path / "out")
     with pytest.raises(UserError, match="was begun with model_sha256="):

@@ -52,12 +52,74 @@ def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index
         assert result.score == pytest.approx(score)
 
 
+def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings, index):
+    queries = data.read_queries(beir)
+    flat = search.open_index(index, model_folder)
+    shards = search.open_embeddings(embeddings, model_folder)
+    for depth in (3, 30, 1000):  # shards hold 25 passages
+        expected = search.search_run(flat, queries, depth)
+        run = search.search_run(shards, queries, depth)
+        assert {q: list(found) for q, found in run.items()} == {
+            q: list(found) for q, found in expected.items()
+        }
+        for query, found in run.items():
+            assert found == pytest.approx(expected[query], rel=1e-6)
+    for left, right in zip(
+        search.search_text(shards, "abcde", k=40),
+        search.search_text(flat, "abcde", k=40),
+        strict=True,
+    ):
+        assert left.passage == right.passage
+        assert left.score == pytest.approx(right.score, rel=1e-6)
+
+
+def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    texts = ["abcde"] * 5 + ["hgfed hgf"] * 4
+    lines = [f'{{"_id": "d{i}", "text": "{text}"}}\n' for i, text in enumerate(texts)]
+    corpus.write_text("".join(lines))
+    # One passage a batch: rows of a batch may differ in the last bit.
+    encode.encode_corpus(model_folder, corpus, tmp_path / "e", batch_size=1, shard_size=2)
+    search.build_index(tmp_path / "e", tmp_path / "index")
+    for searcher in (
+        search.open_index(tmp_path / "index", model_folder),
+        search.open_embeddings(tmp_path / "e", model_folder),
+    ):
+        run = search.search_run(searcher, {"q": "abcde"}, depth=9)["q"]
+        same = [[f"d{i}" for i in range(5)], [f"d{i}" for i in range(5, 9)]]
+        assert list(run) in (same[0] + same[1], same[1] + same[0])
+        assert [result.passage.id for result in search.search_text(searcher, "abcde")] == list(run)
+        assert search.search_run(searcher, {}) == {}
+
+
+def test_times_are_those_of_the_parts(model_folder, embeddings, monkeypatch):
+    clock = iter([10.0, 12.0, 17.0])
+    monkeypatch.setattr(search.time, "perf_counter", lambda: next(clock))
+    searcher = search.open_embeddings(embeddings, model_folder)
+    _, seconds = search.timed_run(searcher, {"q": "abcde"})
+    assert seconds == search.Seconds(encoding=2.0, search=5.0)
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF4,Flat", "PQ8x4", "IVF2,PQ8x4"])
+def test_every_kind_of_index_is_built_and_searched(model_folder, embeddings, tmp_path, factory):
+    manifest = search.build_index(embeddings, tmp_path / "index", factory)
+    assert manifest["factory"] == factory
+    searcher = search.open_index(tmp_path / "index", model_folder)
+    scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
+    assert len(scores) == 5
+    assert scores == sorted(scores, reverse=True)
+
+
 def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
     searcher = search.open_index(index, model_folder)
     assert len(search.search_run(searcher, {"q": "abcde"}, depth=1000)["q"]) == 60
     assert len(search.search_text(searcher, "abcde", k=1000)) == 60
     with pytest.raises(UserError, match="depth=0"):
         search.search_run(searcher, {"q": "abcde"}, depth=0)
+    with pytest.raises(UserError, match="0 passages to find"):
+        search.search_text(searcher, "abcde", k=0)
+    with pytest.raises(UserError, match="the query is empty"):
+        search.search_text(searcher, " \n")
 
 
 def test_missing_neighbours_are_left_out(model_folder, embeddings, tmp_path):
@@ -82,7 +144,11 @@ def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):
     assert found == search.search_text(search.open_index(index, model_folder), "abcde", k=3)
 
 
-def test_another_model_is_refused(make_model, index):
+def test_another_model_is_refused(make_model, embeddings, index):
+    with pytest.raises(UserError, match="was built with another model"):
+        search.open_embeddings(embeddings, make_model(seed=1))
+    with pytest.raises(UserError, match=r"gives vectors of 16 numbers.*vectors of 32"):
+        search.open_embeddings(embeddings, make_model(hidden_size=16))
     with pytest.raises(UserError, match="was built with another model"):
         search.open_index(index, make_model(seed=1))
     with pytest.raises(UserError, match=r"gives vectors of 16 numbers.*vectors of 32"):
@@ -98,6 +164,10 @@ def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
         search.build_index(embeddings, tmp_path / "index", factory="Flt")
     with pytest.raises(UserError, match="60 passages are too few to train"):
         search.build_index(embeddings, tmp_path / "index", factory="IVF100,Flat")
+    with pytest.raises(UserError, match="60 passages are too few to train the index 'PQ8'"):
+        search.build_index(embeddings, tmp_path / "index", factory="PQ8")
+    with pytest.raises(UserError, match="'PQ5' for vectors of 32 numbers"):
+        search.build_index(embeddings, tmp_path / "index", factory="PQ5")
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="already exists"):
         search.build_index(embeddings, index)
@@ -105,3 +175,16 @@ def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
     (tmp_path / "broken" / "index.faiss").unlink()
     with pytest.raises(UserError, match=r"index\.faiss is missing or damaged"):
         search.open_index(tmp_path / "broken", model_folder)
+    shutil.copy(index / "index.faiss", tmp_path / "broken")
+    np.save(tmp_path / "broken" / "offsets.npy", np.zeros(59, np.int64))
+    with pytest.raises(UserError, match=r"offsets\.npy is missing or damaged"):
+        search.open_index(tmp_path / "broken", model_folder)
+
+
+def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
+    shutil.copytree(embeddings, tmp_path / "embeddings")
+    path = tmp_path / "embeddings" / "embeddings-00002.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"embeddings-00002\.npy is missing or damaged"):
+        search.build_index(tmp_path / "embeddings", tmp_path / "index")
+    assert not (tmp_path / "index").exists()

@@ -1,0 +1,166 @@
+"""A folder of embeddings: what a shard looks like, whether it is whole, and searching them all.
+
+Shard i is `embeddings-<i>.npy`, of shape (passages, hidden), beside `passages-<i>.jsonl` with id,
+title and text of the same rows. Vectors are memory-mapped: a folder may be larger than memory.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import faiss
+import numpy as np
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+from tqdm import tqdm
+
+from cocondenser_jax import files
+from cocondenser_jax.errors import UserError
+
+MANIFEST = "manifest.json"
+# Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
+BLOCK_ROWS = 65_536
+_DAMAGED = "is missing or damaged: encode again with the same flags, which renews such shards only"
+
+
+class Lines(NamedTuple):
+    """A jsonl file of passages and where each of its lines begins."""
+
+    path: Path
+    offsets: np.ndarray
+
+
+def vectors_file(folder: Path, shard: int) -> Path:
+    """Returns where the vectors of a shard lie."""
+    return folder / f"embeddings-{shard:05d}.npy"
+
+
+def passages_file(folder: Path, shard: int) -> Path:
+    """Returns where the passages of a shard lie."""
+    return folder / f"passages-{shard:05d}.jsonl"
+
+
+def map_array(path: Path) -> np.ndarray | None:
+    """Maps an .npy file; None if it is missing, cut short or no such file."""
+    try:
+        array: np.memmap = np.load(path, mmap_mode="r")
+        return array if array.offset + array.nbytes == path.stat().st_size else None
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def map_vectors(path: Path, shape: tuple[int, int], dtype: str) -> np.ndarray | None:
+    """Maps the vectors of a shard; None if the file is damaged or holds anything else."""
+    array = map_array(path)
+    return array if array is not None and (array.shape, array.dtype) == (shape, dtype) else None
+
+
+def read_manifest(folder: Path, advice: str) -> dict[str, Any]:
+    """Reads the manifest of a folder of embeddings or of an index.
+
+    Raises:
+      UserError: if there is none, with the advice.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} holds no {MANIFEST}: {advice}")
+    manifest: dict[str, Any] = files.read_json(folder / MANIFEST)
+    return manifest
+
+
+def open_shards(folder: Path, manifest: Mapping[str, Any]) -> tuple[list[np.ndarray], list[Lines]]:
+    """Maps the vectors of all shards and finds the lines of their passages.
+
+    Args:
+      folder: of `encode.encode_corpus`.
+      manifest: its manifest.
+
+    Returns:
+      For each shard, vectors (passages, hidden) and the lines of the same rows.
+
+    Raises:
+      UserError: for a shard that is missing, cut short or damaged.
+    """
+    vectors, lines = [], []
+    for shard in range(manifest["shards"]):
+        n_rows = min(manifest["shard_size"], manifest["passages"] - shard * manifest["shard_size"])
+        path = vectors_file(folder, shard)
+        vectors_NxD = map_vectors(path, (n_rows, manifest["dimension"]), manifest["dtype"])
+        if vectors_NxD is None:
+            raise UserError(f"{path} {_DAMAGED}")
+        vectors.append(vectors_NxD)
+        lines.append(_find_lines(passages_file(folder, shard), n_rows))
+    return vectors, lines
+
+
+def nearest(
+    shards: Sequence[np.ndarray], queries_QxD: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the vectors with the largest inner products, exactly, one block after another.
+
+    Args:
+      shards: vectors (passages, hidden) each.
+      queries_QxD: float32.
+      k: neighbours per query, at most as many as there are passages.
+
+    Returns:
+      Scores (queries, k), decreasing, and rows (queries, k), counted through all shards. Of
+      several that tie for the last place, any may be there.
+    """
+    best = faiss.ResultHeap(len(queries_QxD), k, keep_max=True)
+    first_row = 0
+    for shard in tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1):
+        for start in range(0, len(shard), BLOCK_ROWS):
+            block_NxD = np.asarray(shard[start : start + BLOCK_ROWS], np.float32)
+            scores_QxK, rows_QxK = faiss.knn(
+                queries_QxD, block_NxD, min(k, len(block_NxD)), faiss.METRIC_INNER_PRODUCT
+            )
+            best.add_result(scores_QxK, rows_QxK + first_row)
+            first_row += len(block_NxD)
+    best.finalize()
+    return best.D, best.I
+
+
+def write_parquet(folder: Path, out: Path) -> None:
+    """Writes ids and vectors as one parquet file, for vector databases.
+
+    Columns `id` (string) and `vector` (a list of float32, all of one length), a row group per
+    shard: one shard is held in memory.
+
+    Args:
+      folder: of `encode.encode_corpus`.
+      out: the file, written whole or not at all.
+
+    Raises:
+      UserError: if the folder is not complete, a shard is damaged, or `out` cannot be written.
+    """
+    manifest = read_manifest(folder, "encode the corpus first, or again until it ends")
+    vectors, lines = open_shards(folder, manifest)
+    vector = pyarrow.list_(pyarrow.float32(), manifest["dimension"])
+    schema = pyarrow.schema([("id", pyarrow.string()), ("vector", vector)])
+    partial = out.with_name(out.name + ".partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+            for vectors_NxD, (path, _) in zip(vectors, lines, strict=True):
+                with path.open("rb") as file:
+                    ids = [json.loads(line)["_id"] for line in file]
+                numbers = pyarrow.array(np.asarray(vectors_NxD, np.float32).ravel())
+                column = pyarrow.FixedSizeListArray.from_arrays(numbers, type=vector)
+                writer.write_table(pyarrow.table([ids, column], schema=schema))
+        partial.replace(out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _find_lines(path: Path, n_rows: int) -> Lines:
+    ends, line = [0], b""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                ends.append(ends[-1] + len(line))
+    except OSError as error:
+        raise UserError(f"{path} {_DAMAGED}") from error
+    if len(ends) != n_rows + 1 or not line.endswith(b"\n"):
+        raise UserError(f"{path} {_DAMAGED}")
+    return Lines(path, np.array(ends[:-1], np.int64))

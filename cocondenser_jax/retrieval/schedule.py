@@ -335,16 +335,17 @@ def _grow_all(indptr, indices, values, order_P, key_N, width, batches_MxB):  # t
                 for j in touched_N[:n_touched]:
                     h, key = h_W[w] + gain_N[j], key_W[w] + key_N[j]
                     gain_N[j], seen_N[j] = 0.0, False
-                    if n_best < width or h > best_h_W[n_best - 1]:
-                        if not (best_key_W[:n_best] == key).any():
-                            n_best = min(n_best + 1, width)
-                            at = n_best - 1
-                            while at > 0 and best_h_W[at - 1] < h:
-                                best_h_W[at], best_key_W[at] = best_h_W[at - 1], best_key_W[at - 1]
-                                parent_W[at], pair_W[at] = parent_W[at - 1], pair_W[at - 1]
-                                at -= 1
-                            best_h_W[at], best_key_W[at] = h, key
-                            parent_W[at], pair_W[at] = w, j
+                    if (n_best < width or h > best_h_W[n_best - 1]) and not (
+                        best_key_W[:n_best] == key
+                    ).any():
+                        n_best = min(n_best + 1, width)
+                        at = n_best - 1
+                        while at > 0 and best_h_W[at - 1] < h:
+                            best_h_W[at], best_key_W[at] = best_h_W[at - 1], best_key_W[at - 1]
+                            parent_W[at], pair_W[at] = parent_W[at - 1], pair_W[at - 1]
+                            at -= 1
+                        best_h_W[at], best_key_W[at] = h, key
+                        parent_W[at], pair_W[at] = w, j
                 for m in members_WxB[w, :step]:
                     free_N[m] = True
             for w in range(n_best):

@@ -6,6 +6,7 @@ python -m benchmarks.schedule --json_out=benchmarks/results/schedule.json
 import argparse
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from cocondenser_jax.retrieval.schedule import Candidates
 
 BATCH_SIZE, DEPTH, CLUSTER, DIMENSIONS = 64, 100, 200, 32
 
-METHODS = {
+METHODS: dict[str, Callable[..., np.ndarray]] = {
     "random": schedule.random_plan,
     "beam 1": schedule.beam_plan,
     "beam 4": functools.partial(schedule.beam_plan, width=4),

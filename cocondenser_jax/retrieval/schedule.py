@@ -289,7 +289,7 @@ def _penalised(
     return matrix
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _grow_all(indptr, indices, values, order_P, key_N, width, batches_MxB):  # type: ignore
     """Fills the batches; the pairs' random keys add up to the identity of a set."""
     n, size = len(indptr) - 1, batches_MxB.shape[1]
@@ -359,7 +359,7 @@ def _grow_all(indptr, indices, values, order_P, key_N, width, batches_MxB):  # t
         n_left -= n_members
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _attraction(indptr, indices, values, batch_N, pair, batch):  # type: ignore
     """Returns what the scores of a pair with the members of a batch add up to."""
     total = 0.0
@@ -369,7 +369,7 @@ def _attraction(indptr, indices, values, batch_N, pair, batch):  # type: ignore
     return total
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _swap(indptr, indices, values, batches_MxB, order_P, only_conflicts):  # type: ignore
     """Goes through the pairs once, swaps each where that raises Σ h; returns how many it did."""
     n_batches = len(batches_MxB)

@@ -41,6 +41,8 @@ setup(
         "numba",
         "PyStemmer",
         "ir-measures>=0.4",
+        "regex",
+        "scipy>=1.15",
         "matplotlib",
         "tensorboardX",
         "tqdm",

@@ -194,10 +194,11 @@ def write_model(folder: Path, size: Size) -> None:
     used_SxM = np.arange(capacity) < round(0.15 * LENGTH) + np.zeros((n_spans, 1))
     np.savez(
         folder / "batch.npz",
-        ids=ids_SxL,
-        positions=np.where(used_SxM, positions_SxM, 0),
-        labels=np.where(used_SxM, rng.integers(1000, config.vocab_size, positions_SxM.shape), 0),
-        weights=used_SxM,
+        input_ids_SxL=ids_SxL.astype(np.int32),
+        attention_mask_SxL=np.ones(ids_SxL.shape, bool),
+        masked_positions_SxM=np.where(used_SxM, positions_SxM, 0).astype(np.int32),
+        labels_SxM=rng.integers(1000, config.vocab_size, used_SxM.shape, np.int32) * used_SxM,
+        weights_SxM=used_SxM.astype(np.float32),
     )
 
 
@@ -218,14 +219,7 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     config.train.update({"chunk_size": size.chunk_size, "dtype": dtype})
     loaded, params = load_folder(str(folder), skip_from=model_config(size).skip_from)
     loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    data = np.load(folder / "batch.npz")
-    batch = Batch(
-        input_ids_SxL=data["ids"].astype(np.int32),
-        attention_mask_SxL=np.ones(data["ids"].shape, bool),
-        masked_positions_SxM=data["positions"].astype(np.int32),
-        labels_SxM=data["labels"].astype(np.int32),
-        weights_SxM=data["weights"].astype(np.float32),
-    )
+    batch = Batch(**np.load(folder / "batch.npz"))
     state = initial_state(loaded, config, params)
     states, batches = jax.tree.map(lambda x: jnp.asarray(x)[None], (state, batch))
     step: Any = pmap_step(loaded, config, [device])
@@ -253,7 +247,13 @@ def torch_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     """Times the plain PyTorch implementation."""
     import torch
 
-    from cocondenser_jax.convert.reference import IGNORED, contrastive_loss, open_reference
+    from cocondenser_jax.convert.reference import (
+        contrastive_loss,
+        full_labels,
+        mlm_sum,
+        open_reference,
+    )
+    from cocondenser_jax.corpus.batches import Batch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     before = _resident_bytes()
@@ -264,35 +264,23 @@ def torch_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
         [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
         lr=1e-6,
     )
-    data = np.load(folder / "batch.npz")
-    labels_SxL = np.full(data["ids"].shape, IGNORED, np.int64)
-    span_N, slot_N = np.nonzero(data["weights"])
-    labels_SxL[span_N, data["positions"][span_N, slot_N]] = data["labels"][span_N, slot_N]
-    ids, labels = (torch.from_numpy(x).to(device) for x in (data["ids"], labels_SxL))
-    chunks = list(zip(ids.split(size.chunk_size), labels.split(size.chunk_size), strict=True))
-    n_masked = int((labels_SxL != IGNORED).sum())
-
-    def mlm_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-
-    def cotangents_of(cls: Any) -> Any:
-        return cls.grad.split(size.chunk_size)
+    batch = Batch(**np.load(folder / "batch.npz"))
+    ids, mask = torch.from_numpy(batch.input_ids_SxL), torch.from_numpy(batch.attention_mask_SxL)
+    inputs = [x.to(device).split(size.chunk_size) for x in (ids, mask, full_labels(batch))]
+    n_masked = int(batch.weights_SxM.sum())
 
     def train_step() -> float:
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             with torch.no_grad():
-                cls = torch.cat([model.encode(x, torch.ones_like(x).bool()) for x, _ in chunks])
-            cls.requires_grad_()
+                cls = torch.cat([model.encode(x, m) for x, m, _ in zip(*inputs, strict=True)])
             with torch.autocast(device, enabled=False):
-                total = contrastive_loss(cls)
-                total.backward()
-            value = total.item()
-            for (x, y), cotangents in zip(chunks, cotangents_of(cls), strict=True):
-                out = model(x, torch.ones_like(x).bool())
+                contrast = contrastive_loss(cls.requires_grad_())
+                cotangents = torch.autograd.grad(contrast, cls)[0].split(size.chunk_size)
+            value = contrast.item()
+            for x, m, y, cotangent in zip(*inputs, cotangents, strict=True):
+                out = model(x, m)
                 mlm = mlm_sum(out.head_logits_BxLxV, y) + mlm_sum(out.late_logits_BxLxV, y)
-                surrogate = (out.late_BxLxD[:, 0].float() * cotangents).sum()
+                surrogate = (out.late_BxLxD[:, 0].float() * cotangent).sum()
                 (mlm / n_masked + surrogate).backward()
                 value += mlm.item() / n_masked
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,14 +1,65 @@
-"""Output folders that are whole or absent, JSON files, and checksums."""
+"""Reading plain and compressed files; output folders that are whole or absent; checksums."""
 
 import contextlib
+import gzip
 import hashlib
+import io
 import json
+import lzma
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import zstandard
 
 from cocondenser_jax.errors import UserError
+
+_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+
+
+def read_lines(
+    path: Path,
+    *,
+    max_bytes: int | None = None,
+    on_bytes: Callable[[int], object] = lambda n_bytes: None,
+) -> Iterator[tuple[int, str]]:
+    """Yields number, from 1, and text of every line, without its end.
+
+    Args:
+      path: UTF-8 text, plain or compressed (.gz, .xz, .zst).
+      max_bytes: a longer line is an error, and never held whole.
+      on_bytes: called with the number of bytes of the file consumed since the last call; they add
+        up to its size.
+
+    Raises:
+      UserError: with file and line, for a file that is missing or damaged, or a line that is too
+        long or not UTF-8.
+    """
+    number = consumed = 0
+    try:
+        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
+            while data := file.readline(-1 if max_bytes is None else max_bytes + 1):
+                number += 1
+                if max_bytes is not None and len(data) > max_bytes:
+                    raise UserError(
+                        f"{path}:{number}: a line is larger than {max_bytes // 1_000_000} MB; "
+                        "split it first"
+                    )
+                try:
+                    text = data.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise UserError(f"{path}:{number}: not UTF-8") from None
+                yield number, text.rstrip("\r\n")
+                position = raw.tell()
+                if position > consumed:
+                    on_bytes(position - consumed)
+                    consumed = position
+            on_bytes(path.stat().st_size - consumed)
+    except _UNREADABLE as error:
+        after = f" after line {number}" if number else ""
+        raise UserError(f"cannot read {path}{after}: {_reason(error)}") from error
 
 
 @contextlib.contextmanager
@@ -55,15 +106,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file.
+    """Reads a JSON file, plain or compressed.
 
     Raises:
-      UserError: if it is missing, not UTF-8, or not JSON.
+      UserError: if it is missing, damaged, not UTF-8, or not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
+            return json.loads(file.read().decode("utf-8"))
+    except _UNREADABLE as error:
+        raise UserError(f"cannot read {path}: {_reason(error)}") from error
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
 
@@ -83,3 +135,49 @@ def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
+    match suffix:
+        case ".gz":
+            return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+        case ".xz":
+            return lzma.LZMAFile(raw)
+        case ".zst":
+            return io.BufferedReader(_ZstdFile(raw), 1 << 20)
+        case _:
+            return raw
+
+
+class _ZstdFile(io.RawIOBase):
+    """Reads zstandard frames. The library's own reader takes a cut file for a whole one."""
+
+    def __init__(self, raw: IO[bytes]):
+        self._raw = raw
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._compressed = self._text = b""
+        self._within_frame = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            self._compressed = self._compressed or self._raw.read(1 << 14)
+            if not self._compressed:
+                if self._within_frame:
+                    raise EOFError("the file ends within a frame")
+                return 0
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._text = self._frame.decompress(self._compressed)
+            self._compressed = self._frame.unused_data
+            self._within_frame = not self._frame.eof
+        size = min(len(buffer), len(self._text))
+        buffer[:size] = self._text[:size]
+        self._text = self._text[size:]
+        return size
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)

@@ -20,6 +20,7 @@ Every step is skipped where its result is there, so an interrupted quickstart go
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -236,7 +237,7 @@ def _seed_rows(workdir: Path, seed: int, compare_all: bool, seconds: _Seconds) -
     if not (main / "model").exists():
         with seconds.count(cocondenser):
             config = _pretraining_config("cocondenser", workdir, seed, warm_start=str(condenser))
-            start = load_warm_start(config)
+            start = functools.partial(load_warm_start, config)
             train(config, cocondenser, warm_start=start, label=f"coCondenser{suffix}")
         _export(cocondenser, main / "model")
     stages = [condenser, cocondenser]

@@ -5,6 +5,7 @@ with the same masks. Two of them share no code: PyTorch's side is made of transf
 """
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,8 @@ from cocondenser_jax.convert.reference import (
     IGNORED,
     TorchCondenser,
     contrastive_loss,
-    mlm_loss,
+    full_labels,
+    mlm_sum,
     open_reference,
 )
 from cocondenser_jax.convert.to_torch import export_folder
@@ -105,10 +107,9 @@ def verify(
         raise UserError(f"{n_documents} documents: expected 2 to {tokens.n_documents}")
     batch = make_batch(tokens, BatchSpec(config.seed, n_documents, config.data.length), step=0)
     config.data.documents_per_step = n_documents
-    config.train.chunk_size = n_documents  # of 2 * n_documents spans: two chunks
-    cached = _flax_side(model_config, config, params, batch)
-    config.train.chunk_size = 0
-    direct = _flax_side(model_config, config, params, batch)
+    # Of 2 * n_documents spans: two chunks.
+    cached = _flax_side(model_config, config, params, batch, chunk_size=n_documents)
+    direct = _flax_side(model_config, config, params, batch, chunk_size=0)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pytorch_folder or Path(temporary) / "model"
         if pytorch_folder is None:
@@ -133,31 +134,40 @@ def _experiment(run: Mapping[str, Any], checkpoint: Path) -> ConfigDict:
     return config
 
 
-def _flax_side(model_config: ModelConfig, config: ConfigDict, params: Any, batch: Batch) -> Sided:
+def _flax_side(
+    model_config: ModelConfig, config: ConfigDict, params: Any, batch: Batch, chunk_size: int
+) -> Sided:
+    """Ours: with chunks in two passes, whose CLS vectors are those of the headless first one."""
+    config.train.chunk_size = chunk_size
     gradient = pmap_gradient(model_config, config, jax.local_devices()[:1])
     losses, grads = gradient(params, jnp.zeros((), jnp.int32), Batch(*(x[None] for x in batch)))
-    grads = jax.tree.map(lambda x: np.asarray(x[0]), grads)
-    encode = jax.jit(lambda *inputs: Condenser(model_config).apply(*inputs, method="encode"))
-    cls_SxD = encode({"params": params}, batch.input_ids_SxL, batch.attention_mask_SxL)
+    model, variables = Condenser(model_config), {"params": params}
+    ids, mask = batch.input_ids_SxL, batch.attention_mask_SxL
+    if chunk_size:
+        cls_SxD = jax.jit(functools.partial(model.apply, method="encode"))(variables, ids, mask)
+    else:
+        cls_SxD = jax.jit(model.apply)(variables, ids, mask, batch.masked_positions_SxM).cls_BxD
     return Sided(
         {name: float(value[0]) for name, value in losses.items()},
         np.asarray(cls_SxD),
-        to_tensors(grads, model_config),
+        to_tensors(jax.tree.map(lambda x: np.asarray(x[0]), grads), model_config),
     )
 
 
 def _torch_side(
     model: TorchCondenser, model_config: ModelConfig, config: ConfigDict, batch: Batch
 ) -> Sided:
-    ids, mask, labels = (torch.from_numpy(x) for x in full_labels(batch))
+    ids, mask = torch.from_numpy(batch.input_ids_SxL), torch.from_numpy(batch.attention_mask_SxL)
+    labels = full_labels(batch)
+    n_masked = (labels != IGNORED).sum()
     output = model(ids, mask, model_config.late_mlm)
     cls_SxD = output.late_BxLxD[:, 0]
-    losses = {"head_mlm_loss": mlm_loss(output.head_logits_BxLxV, labels)}
+    losses = {"head_mlm_loss": mlm_sum(output.head_logits_BxLxV, labels) / n_masked}
     if output.late_logits_BxLxV is not None:
-        losses["late_mlm_loss"] = mlm_loss(output.late_logits_BxLxV, labels)
+        losses["late_mlm_loss"] = mlm_sum(output.late_logits_BxLxV, labels) / n_masked
     mlm = config.train.mlm_weight * sum(losses.values())
     if config.train.mlm_reduction == "span_sum":
-        mlm = mlm * (labels != IGNORED).sum() / len(labels)
+        mlm = mlm * n_masked / len(labels)
     losses["contrastive_loss"] = contrastive_loss(cls_SxD)
     losses["loss"] = mlm + losses["contrastive_loss"]
     losses["loss"].backward()
@@ -169,16 +179,6 @@ def _torch_side(
     return Sided(
         {name: value.item() for name, value in losses.items()}, cls_SxD.detach().numpy(), gradients
     )
-
-
-def full_labels(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns ids, attention mask and labels of all positions, `IGNORED` where nothing is asked."""
-    labels_SxL = np.full(batch.input_ids_SxL.shape, IGNORED, np.int64)
-    span_N, slot_N = np.nonzero(batch.weights_SxM)
-    labels_SxL[span_N, batch.masked_positions_SxM[span_N, slot_N]] = batch.labels_SxM[
-        span_N, slot_N
-    ]
-    return batch.input_ids_SxL.astype(np.int64), batch.attention_mask_SxL, labels_SxL
 
 
 def _compare(cached: Sided, direct: Sided, theirs: Sided) -> list[Row]:
@@ -218,12 +218,11 @@ def _part(tensor_name: str) -> str:
 
 
 def _write(path: Path, batch: Batch, side: Sided) -> None:
-    ids, mask, labels = full_labels(batch)
     names = sorted(side.gradients)
     arrays: dict[str, Any] = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "labels": labels,
+        "input_ids": batch.input_ids_SxL,
+        "attention_mask": batch.attention_mask_SxL,
+        "labels": full_labels(batch).numpy(),
         "cls": side.cls_SxD,
         "tensor_names": np.array(names),
         "gradient_norms": np.array([np.linalg.norm(side.gradients[name]) for name in names]),

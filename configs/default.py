@@ -46,7 +46,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.train.mlm_reduction = "token_mean"  # or "span_sum", the paper's literal equations
     config.train.chunk_size = 64  # spans per forward pass on a device; 0: the whole batch at once
     config.train.dtype = "bfloat16"  # of the computation; parameters are always float32
-    config.train.prng = "threefry2x32"  # dropout: "rbg" is faster on TPU, but depends on the layout
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = 1e-4  # peak

@@ -29,11 +29,14 @@ def get_config(argument: str = "") -> ml_collections.ConfigDict:
     config.query_length = 32  # tokens
     config.passage_length = 128  # tokens, of title and text
 
-    config.data = ""  # folder in the BEIR layout
-    config.split = "train"  # qrels/<split>.tsv
-    config.negatives_run = ""  # TREC run file to draw negatives from
+    config.data = ""  # folder in the layout of BEIR, MS MARCO passage or DPR
+    config.split = "train"  # qrels/<split>.tsv, qrels.<split>.tsv or biencoder-*-<split>.json
+    config.train_queries = 0  # queries drawn from those of the split, by seed; 0: all
+    config.strict = False  # refuse queries without a positive, in place of counting them
+    # To draw negatives from: a TREC run, MS MARCO's triples of ids, or DPR's biencoder file.
+    config.negatives_run = ""
     config.negatives_per_query = 7  # per step; drawn anew every epoch
-    config.negatives_depth = 200  # best results of the run, per query, to draw from
+    config.negatives_depth = 200  # best passages of it, per query, to draw from
 
     config.batch_size = 8  # queries per step
     config.epochs = 3  # over all (query, relevant passage) pairs

@@ -220,7 +220,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             ["evaluate", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
             "none.tsv",
         ),
-        "missing flag": (["evaluate"], "required: --run, --qrels"),
+        "missing flag": (["evaluate"], "required: --run"),
         "no verb": ([], "VERB"),
     }
 

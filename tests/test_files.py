@@ -1,12 +1,65 @@
-"""Folders that are whole or absent, and metrics cut back to a checkpoint."""
+"""Compressed files, folders that are whole or absent, and metrics cut back to a checkpoint."""
 
+import gzip
 import json
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import forget_steps_after, new_folder, read_json, write_json
+from cocondenser_jax.files import forget_steps_after, new_folder, read_json, read_lines, write_json
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_lines_and_json_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
+    compress = COMPRESSIONS[suffix]
+    path = tmp_path / f"text{suffix}"
+    # Archives end to end, as parallel compressors write them; the empty ones fill a buffer.
+    text = compress("\ufeffé\r\n\n".encode()) + compress(b" last\n")
+    path.write_bytes(text + compress(b"") * 10_000)
+    counted: list[int] = []
+    assert list(read_lines(path, on_bytes=counted.append)) == [(1, "é"), (2, ""), (3, " last")]
+    assert sum(counted) == path.stat().st_size
+    path.write_bytes(compress('{"ä": 1}'.encode()))
+    assert read_json(path) == {"ä": 1}
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_a_cut_or_overwritten_archive_is_an_error(tmp_path: Path, suffix: str) -> None:
+    text = json.dumps([f"{i * 7919 % 10007}\n" for i in range(20_000)], indent=0).encode()
+    whole = COMPRESSIONS[suffix](text)
+    path = tmp_path / f"text{suffix}"
+    # What follows the header, at 10 to 12 bytes, is then no block of any of the formats.
+    overwritten = whole[:12] + b"\xff" * 50 + whole[62:]
+    for damaged in (whole[: len(whole) // 2], overwritten, b"text"):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"cannot read .*text\.\w+( after line \d+)?: \w"):
+            list(read_lines(path))
+        with pytest.raises(UserError, match=r"cannot read .*text\.\w+: \w"):
+            read_json(path)
+
+
+def test_bad_lines_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"good\n\xff\n")
+    with pytest.raises(UserError, match=r"text:2: not UTF-8"):
+        list(read_lines(path))
+    path.write_bytes(b"1234\n12345\n")
+    assert len(list(read_lines(path, max_bytes=6))) == 2
+    with pytest.raises(UserError, match=r"text:2: a line is larger"):
+        list(read_lines(path, max_bytes=5))
+    with pytest.raises(UserError, match=r"cannot read .*none: No such file"):
+        list(read_lines(tmp_path / "none"))
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:

@@ -1,9 +1,16 @@
 """Verbs that turn results into figures."""
 
+import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cocondenser_jax.cli.flags import Arguments, Verbs, add_json_out, add_verb, print_figures
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
+
+_MEASURES = "MRR@10,Recall@100,nDCG@10"
+_TOP_K = "1,5,20,100"
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -16,22 +23,112 @@ def _add_evaluate(verbs: Verbs) -> None:
         verbs,
         "evaluate",
         _evaluate,
-        "Compute the figures of a run.",
+        "Compute the figures of a run, by judgments or by answers; compare two runs.",
         "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
     )
     verb.add_argument("--run", dest="run_file", required=True, type=Path, help="TREC run")
-    verb.add_argument("--qrels", required=True, type=Path, help="TREC or BEIR judgments")
-    measures = "names, separated by commas (default: %(default)s)"
-    verb.add_argument("--measures", default="MRR@10,Recall@100,nDCG@10", help=measures)
+    truth = verb.add_mutually_exclusive_group(required=True)
+    truth.add_argument("--qrels", type=Path, help="TREC or BEIR judgments")
+    answers = "answers to the questions, .jsonl (_id, answers) or DPR's .csv: gives Accuracy@k"
+    truth.add_argument("--answers", type=Path, help=answers)
+    measures = f"with --qrels: names, separated by commas (default: {_MEASURES})"
+    verb.add_argument("--measures", help=measures)
+    corpus = "with --answers: the passages, a BEIR folder or a .jsonl file (_id, title, text)"
+    verb.add_argument("--corpus", type=Path, help=corpus)
+    regex = "with --answers: they are regular expressions, as in CuratedTREC"
+    verb.add_argument("--regex", action="store_true", help=regex)
+    top_k = f"with --answers: numbers of passages, separated by commas (default: {_TOP_K})"
+    verb.add_argument("--top_k", type=_whole_numbers, metavar="K", help=top_k)
+    other = "another TREC run: print both, p-values of two paired tests, and queries better, worse"
+    verb.add_argument("--compare_with", type=Path, metavar="RUN", help=other)
     add_json_out(verb)
 
 
 def _evaluate(arguments: Arguments) -> None:
-    from cocondenser_jax.evaluation.ranking import evaluate_run
-    from cocondenser_jax.evaluation.trec import read_qrels, read_run
+    from cocondenser_jax.evaluation.trec import read_run
 
-    qrels, run = read_qrels(arguments.qrels), read_run(arguments.run_file)
-    figures = evaluate_run(qrels, run, arguments.measures.split(","))
-    print_figures(figures["mean"], None)
+    _require_flags_that_fit(arguments)
+    files = [file for file in (arguments.run_file, arguments.compare_with) if file]
+    runs = {file: read_run(file) for file in files}
+    by = _by_judgments if arguments.qrels else _by_answers
+    figures = by(arguments, runs)
+    result = figures[arguments.run_file]
+    if arguments.compare_with is None:
+        print_figures(result["mean"], None)
+    else:
+        from cocondenser_jax.evaluation.significance import compare
+
+        other = figures[arguments.compare_with]
+        comparisons = compare(result["per_query"], other["per_query"])
+        _print_comparisons(comparisons)
+        result = {**result, "compared_with": other, "comparisons": comparisons}
     if arguments.json_out:
-        write_json(arguments.json_out, figures)
+        write_json(arguments.json_out, result)
+
+
+def _by_judgments(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, Any]:
+    """Returns the figures of each run, by --qrels."""
+    from cocondenser_jax.evaluation.ranking import evaluate_run
+    from cocondenser_jax.evaluation.trec import read_qrels
+
+    qrels = read_qrels(arguments.qrels)
+    measures = (arguments.measures or _MEASURES).split(",")
+    return {file: evaluate_run(qrels, run, measures) for file, run in runs.items()}
+
+
+def _by_answers(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, Any]:
+    """Returns the figures of each run, by --answers in the passages of --corpus."""
+    from cocondenser_jax.evaluation.answers import answer_accuracy, first_passages, read_answers
+    from cocondenser_jax.retrieval.data import read_corpus, require_known_passages
+
+    answers = read_answers(arguments.answers)
+    top_k = arguments.top_k or _whole_numbers(_TOP_K)
+    first = {file: first_passages(run, answers, max(top_k)) for file, run in runs.items()}
+    # A corpus may be larger than the memory; what the runs found of it is not.
+    wanted = {id for found in first.values() for ids in found.values() for id in ids}
+    texts = {
+        passage.id: passage.text
+        for passage in read_corpus(arguments.corpus)
+        if passage.id in wanted
+    }
+    for file, found in first.items():
+        require_known_passages(found, texts, file)
+    return {
+        file: answer_accuracy(run, answers, texts, top_k, arguments.regex)
+        for file, run in runs.items()
+    }
+
+
+def _require_flags_that_fit(arguments: Arguments) -> None:
+    if arguments.answers and arguments.corpus is None:
+        raise UserError("--answers needs --corpus, the passages to look for them in")
+    unfit = (
+        {"measures": "--qrels"}
+        if arguments.answers
+        else dict.fromkeys(("corpus", "regex", "top_k"), "--answers")
+    )
+    for flag, needed in unfit.items():
+        if getattr(arguments, flag):
+            raise UserError(f"--{flag} goes with {needed}")
+
+
+def _whole_numbers(text: str) -> list[int]:
+    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers from 1, separated by commas, not {text!r}"
+        )
+    return numbers
+
+
+def _print_comparisons(comparisons: Mapping[str, Mapping[str, Any]]) -> None:
+    width = max(map(len, comparisons))
+    print(
+        f"{'':<{width}}     run   other  difference  p (t-test)  p (randomisation)"
+        "  better   worse   equal"
+    )
+    for name, row in comparisons.items():
+        means = f"{row['mean']:8.4f}{row['other_mean']:8.4f}{row['difference']:+12.4f}"
+        p_values = f"{row['t_test_p']:12.3g}{row['randomisation_p']:19.3g}"
+        counts = f"{row['better']:8,}{row['worse']:8,}{row['equal']:8,}"
+        print(f"{name:<{width}}{means}{p_values}{counts}")

@@ -1,6 +1,7 @@
 """Verbs from a corpus to a checkpoint and its PyTorch folder."""
 
 import argparse
+import functools
 from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
@@ -83,15 +84,12 @@ def _add_pretrain(verbs: Verbs) -> None:
 
 def _pretrain(arguments: Arguments) -> None:
     from cocondenser_jax.experiments import load_config, load_warm_start
-    from cocondenser_jax.pretrain.checkpoint import started_model
     from cocondenser_jax.pretrain.loop import train
 
     config = load_config(arguments.config, arguments.overrides)
     if not config.data.store:
         raise UserError("no data: give --config.data.store=FOLDER, made by cocondenser corpus")
-    # A run that goes on needs its beginning no more; it may be gone, or the hub out of reach.
-    goes_on = started_model(arguments.workdir) is not None
-    train(config, arguments.workdir, warm_start=None if goes_on else load_warm_start(config))
+    train(config, arguments.workdir, warm_start=functools.partial(load_warm_start, config))
 
 
 def _add_plan(verbs: Verbs) -> None:

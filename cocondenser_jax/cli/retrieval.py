@@ -1,5 +1,6 @@
-"""Verbs of the retriever: fine-tune, encode, search."""
+"""Verbs of the retriever: fine-tune, encode, search, mine negatives."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
@@ -21,6 +22,7 @@ def add_verbs(verbs: Verbs) -> None:
     _add_finetune(verbs)
     _add_encode(verbs)
     _add_search(verbs)
+    _add_mine(verbs)
 
 
 def _add_finetune(verbs: Verbs) -> None:
@@ -149,3 +151,68 @@ def _print_hits(arguments: Arguments) -> None:
     if arguments.json_out:
         found = [{"score": s, "title": title, "text": text} for s, title, text in hits]
         write_json(arguments.json_out, {"query": arguments.query, "hits": found})
+
+
+def _add_mine(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "mine",
+        _mine,
+        "Make the pool of negatives that finetune draws from, of one run or several.",
+        "--run=runs/bm25.train.trec --run=runs/round1.train.trec --data=data/msmarco"
+        " --out=runs/negatives.trec",
+    )
+    run = "TREC run, or published negatives (triples of ids, biencoder file); may be repeated"
+    verb.add_argument(
+        "--run", dest="runs", metavar="RUN", action="append", required=True, type=Path, help=run
+    )
+    verb.add_argument("--data", required=True, type=Path, help="the folder of queries and qrels")
+    verb.add_argument("--split", default="train", help="of the queries (default: train)")
+    verb.add_argument("--out", required=True, type=Path, help="TREC run to write")
+    depth = "rank, in each run, of the last passage taken (default: 200)"
+    verb.add_argument("--depth", type=int, default=200, help=depth)
+    skip_top = "passages at the top of each run not taken (default: 0)"
+    verb.add_argument("--skip_top", type=int, default=0, help=skip_top)
+    answers = (
+        "answers to the queries, .jsonl or DPR's .csv: passages that hold one are no negatives"
+    )
+    verb.add_argument("--answers", type=Path, help=answers)
+    denoise_run = "TREC run of a cross-encoder: keep only what it scores below --denoise_below"
+    verb.add_argument("--denoise_run", type=Path, help=denoise_run)
+    below = "in the unit of its scores (default: 0.1)"
+    verb.add_argument("--denoise_below", type=float, default=0.1, help=below)
+    add_json_out(verb)
+
+
+def _mine(arguments: Arguments) -> None:
+    from cocondenser_jax.retrieval.mine import mine
+
+    figures = mine(
+        arguments.runs,
+        arguments.data,
+        arguments.split,
+        arguments.out,
+        depth=arguments.depth,
+        skip_top=arguments.skip_top,
+        holds_answer=_answer_test(arguments) if arguments.answers else None,
+        denoise_run=arguments.denoise_run,
+        denoise_below=arguments.denoise_below,
+    )
+    print_figures(figures, arguments.json_out)
+
+
+def _answer_test(arguments: Arguments) -> Callable[[str, str], bool]:
+    """Returns f(query, passage): whether the passage holds an answer of --answers."""
+    from cocondenser_jax.evaluation.answers import make_matcher, read_answers
+    from cocondenser_jax.retrieval.data import read_corpus
+
+    answers = read_answers(arguments.answers)
+    matchers = {query: make_matcher(found) for query, found in answers.items()}
+    texts = {passage.id: passage.text for passage in read_corpus(arguments.data)}
+
+    def holds_answer(query: str, passage: str) -> bool:
+        if passage not in texts:
+            raise UserError(f"the corpus of {arguments.data} has no passage {passage!r}")
+        return query in matchers and matchers[query](texts[passage])
+
+    return holds_answer

@@ -7,12 +7,14 @@ logits at every position, and the losses as the papers print them.
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.bert.modeling_bert import BertLayer
 from transformers.models.roberta.modeling_roberta import RobertaLayer
 
 from cocondenser_jax.convert.from_torch import load_head
+from cocondenser_jax.corpus.batches import Batch
 
 LAYERS = {"bert": BertLayer, "roberta": RobertaLayer}
 IGNORED = -100  # the label of positions that are not to be predicted
@@ -81,10 +83,22 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
     return TorchCondenser(lm, head, skip_from).eval()
 
 
-def mlm_loss(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tensor:
-    """Returns the mean cross-entropy over all positions whose label is not `IGNORED`."""
+def full_labels(batch: Batch) -> torch.Tensor:
+    """Returns the labels of all positions, `labels_SxL`, `IGNORED` where nothing is predicted."""
+    labels_SxL = np.full(batch.input_ids_SxL.shape, IGNORED, np.int64)
+    span_N, slot_N = np.nonzero(batch.weights_SxM)
+    position_N = batch.masked_positions_SxM[span_N, slot_N]
+    labels_SxL[span_N, position_N] = batch.labels_SxM[span_N, slot_N]
+    return torch.from_numpy(labels_SxL)
+
+
+def mlm_sum(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tensor:
+    """Returns the cross-entropy summed over all positions whose label is not `IGNORED`."""
     return torch.nn.functional.cross_entropy(
-        logits_BxLxV.flatten(0, 1).float(), labels_BxL.flatten(), ignore_index=IGNORED
+        logits_BxLxV.flatten(0, 1).float(),
+        labels_BxL.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
     )
 
 

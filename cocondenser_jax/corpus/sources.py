@@ -1,18 +1,14 @@
 """Documents from installed packages, files, folders and published datasets, as a stream."""
 
-import gzip
-import io
 import json
-import lzma
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-import zstandard
+from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus import pydocs
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import read_lines
 
 MAX_DOCUMENT_BYTES = 50_000_000
 ACCEPTED = (
@@ -20,7 +16,6 @@ ACCEPTED = (
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
 _FILE_NAME = re.compile(r".*\.(txt|jsonl)(\.(gz|xz|zst))?")
-_COMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 # What the dataset libraries raise for a wrong name, a dead network or a missing dependency.
 _DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
 
@@ -157,72 +152,8 @@ def _has_blank_lines(path: Path) -> bool:
 
 
 def _lines(path: Path, on_bytes: Callable[[int], object]) -> Iterator[_Line]:
-    """Reads lines without their ends; one longer than a document may be is never held whole."""
-    consumed = number = 0
-    try:
-        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-            while data := file.readline(MAX_DOCUMENT_BYTES + 2):
-                number += 1
-                where = f"{path}:{number}"
-                _check_size(len(data), where)
-                try:
-                    text = data.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise UserError(f"{where} is not UTF-8 ({error.reason})") from error
-                yield _Line(where, number, text.rstrip("\r\n"))
-                position = raw.tell()
-                if position > consumed:
-                    on_bytes(position - consumed)
-                    consumed = position
-            on_bytes(path.stat().st_size - consumed)
-    except OSError as error:
-        if isinstance(error, _COMPRESSION_ERRORS):
-            raise UserError(f"{path} is broken after line {number}: {error}") from error
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except _COMPRESSION_ERRORS as error:
-        raise UserError(f"{path} is broken after line {number}: {error}") from error
-
-
-def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
-    match suffix:
-        case ".gz":
-            return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-        case ".xz":
-            return lzma.LZMAFile(raw)
-        case ".zst":
-            return io.BufferedReader(_ZstdFile(raw), 1 << 20)
-        case _:
-            return raw
-
-
-class _ZstdFile(io.RawIOBase):
-    """Reads zstandard frames. The library's own reader takes a cut file for a whole one."""
-
-    def __init__(self, raw: IO[bytes]):
-        self._raw = raw
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._compressed = self._text = b""
-        self._within_frame = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._text:
-            self._compressed = self._compressed or self._raw.read(1 << 14)
-            if not self._compressed:
-                if self._within_frame:
-                    raise EOFError("the file ends within a frame")
-                return 0
-            if self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._text = self._frame.decompress(self._compressed)
-            self._compressed = self._frame.unused_data
-            self._within_frame = not self._frame.eof
-        size = min(len(buffer), len(self._text))
-        buffer[:size] = self._text[:size]
-        self._text = self._text[size:]
-        return size
+    for number, text in read_lines(path, max_bytes=MAX_DOCUMENT_BYTES, on_bytes=on_bytes):
+        yield _Line(f"{path}:{number}", number, text)
 
 
 def _parse_json(line: _Line, prefix: str) -> Document:

@@ -1,7 +1,8 @@
 """Figures of a ranking against relevance judgments."""
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict
 
 import ir_measures
@@ -16,9 +17,14 @@ DEFAULT_MEASURES = ("MRR@10", "Recall@20", "Recall@100", "nDCG@10")
 # ir-measures' names for what papers call otherwise.
 _ALIASES = {"MRR": "RR", "Recall": "R"}
 
+# ir-measures' default would also start programs that fail on ids which trec_eval takes.
+_PROVIDER = ir_measures.providers.FallbackProvider(
+    [ir_measures.pytrec_eval, ir_measures.msmarco, ir_measures.judged]
+)
+
 
 class Figures(TypedDict):
-    """Result of `evaluate_run`: measure → mean, and query → measure → value."""
+    """What a run scores: measure → mean, and query → measure → value."""
 
     mean: dict[str, float]
     per_query: dict[str, dict[str, float]]
@@ -27,24 +33,23 @@ class Figures(TypedDict):
 def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASURES) -> Figures:
     """Computes retrieval measures, averaged over all judged queries.
 
-    A judged query without results counts 0; results of queries that are not judged are ignored.
-    Ties in the run are broken by its own order, as `trec.write_run` would write it.
+    A judged query without results counts 0, and so does one whose judgments name no relevant
+    passage: this is what trec_eval does when asked (-c) to average over all judged queries. Results
+    of queries that are not judged are ignored. Ties in the run are broken by its own order, as
+    `trec.write_run` would write it.
 
     Args:
       qrels: the judgments.
       run: the results.
-      measures: names such as MRR@10, Recall@100, nDCG@10, Success@20, or any other that
-        ir-measures knows.
+      measures: names such as MRR@10, Recall@100, nDCG@10, Success@20, or any other that trec_eval
+        has, as ir-measures spells it.
 
     Raises:
-      UserError: for no judged query, or a measure that is not known.
+      UserError: for no judged query, a run that has results but none for a judged query, or a
+        measure that is not known.
     """
-    if not qrels:
-        raise UserError("there are no judged queries to evaluate")
     names = {_parse(name): name for name in measures}
-    without = sum(not run.get(query) for query in qrels)
-    if without:
-        log.warning("%d of %d judged queries have no result: they count 0", without, len(qrels))
+    require_results(run, qrels, "judged")
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
     by_rank = {
         query: {passage: -float(rank) for rank, (passage, _) in enumerate(ranked(run[query]))}
@@ -53,20 +58,57 @@ def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASU
     }
     per_query = {query: dict.fromkeys(names.values(), 0.0) for query in qrels}
     if by_rank:
-        for metric in ir_measures.iter_calc(list(names), qrels, by_rank):
+        for metric in _PROVIDER.iter_calc(list(names), qrels, by_rank):
             per_query[metric.query_id][names[metric.measure]] = float(metric.value)
-    mean = {
-        name: sum(values[name] for values in per_query.values()) / len(per_query)
-        for name in names.values()
+    return {"mean": mean_over_queries(per_query), "per_query": per_query}
+
+
+def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Averages each measure of query → measure → value."""
+    measures = next(iter(per_query.values()))
+    return {
+        name: math.fsum(values[name] for values in per_query.values()) / len(per_query)
+        for name in measures
     }
-    return {"mean": mean, "per_query": per_query}
+
+
+def require_results(run: Run, queries: Collection[str], having: str) -> None:
+    """Warns of queries without results, for they count as if nothing relevant had been found.
+
+    Args:
+      run: the results.
+      queries: those to evaluate.
+      having: what distinguishes them, for the messages: "judged", "answered".
+
+    Raises:
+      UserError: if there is no query, or if the run has results for other queries only: it belongs
+        to other data.
+    """
+    if not queries:
+        raise UserError(f"there are no {having} queries to evaluate")
+    without = sum(not run.get(query) for query in queries)
+    if without == len(queries) and any(run.values()):
+        raise UserError(
+            f"the run has no result for any of the {len(queries)} {having} queries: it names "
+            f"{next(iter(run))}, they are {next(iter(queries))} and so on"
+        )
+    if without:
+        log.warning(
+            "%d of %d %s queries have no result: they count 0", without, len(queries), having
+        )
 
 
 def _parse(name: str) -> ir_measures.Measure:
     head, at, cutoff = name.partition("@")
     try:
-        return ir_measures.parse_measure(_ALIASES.get(head, head) + at + cutoff)
-    except (ValueError, NameError, SyntaxError, KeyError):
+        measure = ir_measures.parse_measure(_ALIASES.get(head, head) + at + cutoff)
+        # ir-measures lets a cutoff of 0 through, at which trec_eval ends the whole process.
+        numbers = [measure.params.get(name, 1) for name in ("cutoff", "rel")]
+        known = _PROVIDER.supports(measure) and all(type(n) is int and n > 0 for n in numbers)
+    except (AssertionError, KeyError, NameError, SyntaxError, ValueError):
+        known = False
+    if not known:
         raise UserError(
             f"unknown measure {name!r}: expected, for instance, {', '.join(DEFAULT_MEASURES)}"
-        ) from None
+        )
+    return measure

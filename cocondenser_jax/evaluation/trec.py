@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import read_lines
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
@@ -21,10 +22,11 @@ def read_qrels(path: Path) -> Qrels:
       path: the file. BEIR's header line may be there or not.
 
     Raises:
-      UserError: with file and line, for a missing or empty file or a malformed line.
+      UserError: with file and line, for a missing or empty file, a malformed line, or a passage
+        that a query has twice with different grades.
     """
     qrels: Qrels = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         fields = line.split("\t") if line.count("\t") == 2 else line.split()
         if len(fields) == 3:
             query, passage, grade = fields
@@ -38,11 +40,13 @@ def read_qrels(path: Path) -> Qrels:
                 f"or TREC's 4, found {len(fields)}"
             )
         try:
-            qrels.setdefault(query, {})[passage] = int(grade)
+            value = int(grade)
         except ValueError:
             raise UserError(
                 f"{path}:{number}: the score must be an integer, not {grade!r}"
             ) from None
+        if qrels.setdefault(query, {}).setdefault(passage, value) != value:
+            raise UserError(f"{path}:{number}: query {query} has passage {passage} with two scores")
     if not qrels:
         raise UserError(f"{path} holds no judgments")
     return qrels
@@ -56,7 +60,7 @@ def read_run(path: Path) -> Run:
         a finite number, or a passage that a query has twice.
     """
     run: Run = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         fields = line.split()
         if len(fields) != 6:
             raise UserError(
@@ -128,19 +132,13 @@ def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
     return [(passages[i], value) for i, value in zip(order, values, strict=True)]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields line number, from 1, and text of every line that is not blank."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    text = line.decode("utf-8").strip("\r\n")
-                except UnicodeDecodeError:
-                    raise UserError(f"{path}:{number}: not UTF-8") from None
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields line number, from 1, and text of every line that is not blank.
+
+    Raises:
+      UserError: with file and line, for a missing file or bytes that are not UTF-8.
+    """
+    return ((number, line) for number, line in read_lines(path) if line.strip())
 
 
 def _require_one_word(name: str) -> None:

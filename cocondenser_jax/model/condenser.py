@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.encoder import Embeddings, TransformerLayer, fold_in, take_rows
+from cocondenser_jax.model.dropout import fold_in
+from cocondenser_jax.model.encoder import Embeddings, TransformerLayer, take_rows
 from cocondenser_jax.model.heads import MaskedLMHead
 
 
@@ -48,7 +49,7 @@ class Condenser(nn.Module):
         input_ids_BxL: jax.Array,
         attention_mask_BxL: jax.Array,
         masked_positions_BxM: jax.Array,
-        keys_B: jax.Array | None = None,
+        seeds_B: jax.Array | None = None,
     ) -> CondenserOutput:
         """The whole forward pass.
 
@@ -57,7 +58,7 @@ class Condenser(nn.Module):
           attention_mask_BxL: true at tokens, false at padding.
           masked_positions_BxM: positions to predict; slots that a span does not need may hold any
             position, their logits are to be given weight 0 by the loss.
-          keys_B: one dropout key per span; None for no dropout.
+          seeds_B: one dropout seed per span (uint32); None for no dropout.
 
         Returns:
           CLS vectors and logits, see `CondenserOutput`.
@@ -68,7 +69,7 @@ class Condenser(nn.Module):
         if config.late_mlm:
             rows_BxQ = jnp.concatenate([cls_Bx1, masked_positions_BxM], axis=1)
         early_BxLxD, late_BxQxD = self._backbone(
-            input_ids_BxL, attention_mask_BxL, keys_B, rows_BxQ
+            input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ
         )
 
         hidden_BxLxD = jnp.concatenate([late_BxQxD[:, :1], early_BxLxD[:, 1:]], axis=1)
@@ -77,7 +78,7 @@ class Condenser(nn.Module):
             hidden_BxLxD = layer(
                 hidden_BxLxD,
                 attention_mask_BxL,
-                fold_in(keys_B, 1 + config.num_hidden_layers + index),
+                fold_in(seeds_B, 1 + config.num_hidden_layers + index),
                 masked_positions_BxM if last else None,
             )
         words_VxD = self.embeddings.word.embedding
@@ -91,11 +92,11 @@ class Condenser(nn.Module):
         self,
         input_ids_BxL: jax.Array,
         attention_mask_BxL: jax.Array,
-        keys_B: jax.Array | None = None,
+        seeds_B: jax.Array | None = None,
     ) -> jax.Array:
         """Returns `cls_BxD` (float32), as `__call__` does but without head and MLM projection."""
         cls_Bx1 = jnp.zeros_like(input_ids_BxL[:, :1])
-        _, late_Bx1xD = self._backbone(input_ids_BxL, attention_mask_BxL, keys_B, cls_Bx1)
+        _, late_Bx1xD = self._backbone(input_ids_BxL, attention_mask_BxL, seeds_B, cls_Bx1)
         return late_Bx1xD[:, 0].astype(jnp.float32)
 
     def hidden_states(self, input_ids_BxL: jax.Array, attention_mask_BxL: jax.Array) -> jax.Array:
@@ -106,22 +107,22 @@ class Condenser(nn.Module):
         self,
         input_ids_BxL: jax.Array,
         attention_mask_BxL: jax.Array,
-        keys_B: jax.Array | None,
+        seeds_B: jax.Array | None,
         rows_BxQ: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns `early_BxLxD` and `late_BxQxD` (all rows with `rows_BxQ=None`)."""
-        hidden_BxLxD = self.embeddings(input_ids_BxL, fold_in(keys_B, 0))
+        hidden_BxLxD = self.embeddings(input_ids_BxL, fold_in(seeds_B, 0))
         early_BxLxD = hidden_BxLxD
         for index, layer in enumerate(self.layers[:-1]):
-            hidden_BxLxD = layer(hidden_BxLxD, attention_mask_BxL, fold_in(keys_B, 1 + index))
+            hidden_BxLxD = layer(hidden_BxLxD, attention_mask_BxL, fold_in(seeds_B, 1 + index))
             if index + 1 == self.config.skip_from:
                 early_BxLxD = hidden_BxLxD
-        last_keys_B = fold_in(keys_B, self.config.num_hidden_layers)
+        last_seeds_B = fold_in(seeds_B, self.config.num_hidden_layers)
         if self.config.skip_from == self.config.num_hidden_layers:
             # The head then reads the late output itself, so all of its rows are needed.
-            early_BxLxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_keys_B)
+            early_BxLxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B)
             return early_BxLxD, early_BxLxD if rows_BxQ is None else take_rows(
                 early_BxLxD, rows_BxQ
             )
-        late_BxQxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_keys_B, rows_BxQ)
+        late_BxQxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B, rows_BxQ)
         return early_BxLxD, late_BxQxD

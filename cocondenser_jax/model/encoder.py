@@ -3,10 +3,6 @@
 Shape legend of the model: B spans, L tokens of a span, Q rows of a span that are asked for,
 D hidden size, N attention heads, H size of a head, F intermediate size, V vocabulary,
 M masked positions of a span.
-
-Dropout draws every row's mask from a key of its own, made of the span's key and the row's
-position. So what a token sees depends neither on the spans it is computed with, nor on the rows
-that are asked for, nor on how much padding follows: two passes over differently cut batches agree.
 """
 
 import math
@@ -17,43 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from cocondenser_jax.model.config import ModelConfig
-
-
-def fold_in(keys_B: jax.Array | None, site: int) -> jax.Array | None:
-    """Returns one new key per span for `site`, or None where dropout is off."""
-    return None if keys_B is None else jax.vmap(jax.random.fold_in, (0, None))(keys_B, site)
-
-
-def fold_in_each(keys_B: jax.Array | None, numbers_BxK: jax.Array) -> jax.Array | None:
-    """Returns a key `keys_BxK` for each of the numbers of a span."""
-    if keys_B is None:
-        return None
-    of_span = jax.vmap(jax.random.fold_in, (None, 0))
-    return jax.vmap(of_span)(keys_B, numbers_BxK)
+from cocondenser_jax.model.dropout import dropout, fold_in
 
 
 def take_rows(hidden_BxLxD: jax.Array, rows_BxQ: jax.Array) -> jax.Array:
     """Returns `hidden_BxQxD`: the rows of each span at the given positions."""
     return jnp.take_along_axis(hidden_BxLxD, rows_BxQ[:, :, None], axis=1)
-
-
-def dropout(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Array:
-    """Dropout with many keys.
-
-    Args:
-      x: activations.
-      rate: the probability of zeroing an element.
-      keys: an array of PRNG keys, whose axes are the first axes of `x`; each key decides over the
-        elements below it. None turns dropout off.
-
-    Returns:
-      An array like `x`.
-    """
-    if keys is None or rate == 0.0:
-        return x
-    below = x.shape[keys.ndim :]
-    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, below))(keys.reshape(-1))
-    return jnp.where(keep.reshape(x.shape), x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
 def dense(
@@ -103,14 +68,13 @@ class Embeddings(nn.Module):
         self.token_type = table(config.type_vocab_size)
         self.norm = nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=self.dtype)
 
-    def __call__(self, input_ids_BxL: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
+    def __call__(self, input_ids_BxL: jax.Array, seeds_B: jax.Array | None = None) -> jax.Array:
         """Returns `hidden_BxLxD`. Padding must be on the right: positions are consecutive."""
         positions_L = jnp.arange(input_ids_BxL.shape[1]) + self.config.position_offset
         constant_LxD = self.position(positions_L) + self.token_type(jnp.zeros((1,), jnp.int32))
         hidden_BxLxD = self.norm(self.word(input_ids_BxL) + constant_LxD[None])
         rows_BxL = jnp.broadcast_to(jnp.arange(input_ids_BxL.shape[1]), input_ids_BxL.shape)
-        keys_BxL = fold_in_each(keys_B, rows_BxL)
-        return dropout(hidden_BxLxD, self.config.hidden_dropout_prob, keys_BxL)
+        return dropout(hidden_BxLxD, self.config.hidden_dropout_prob, fold_in(seeds_B, rows_BxL))
 
 
 class TransformerLayer(nn.Module):
@@ -124,7 +88,7 @@ class TransformerLayer(nn.Module):
         self,
         hidden_BxLxD: jax.Array,
         attention_mask_BxL: jax.Array,
-        keys_B: jax.Array | None = None,
+        seeds_B: jax.Array | None = None,
         rows_BxQ: jax.Array | None = None,
     ) -> jax.Array:
         """Computes the layer's output at all rows, or only at those asked for.
@@ -132,7 +96,7 @@ class TransformerLayer(nn.Module):
         Args:
           hidden_BxLxD: the previous layer's output.
           attention_mask_BxL: true (or 1) at tokens, false at padding.
-          keys_B: one dropout key per span, or None.
+          seeds_B: one dropout seed per span (uint32), or None.
           rows_BxQ: positions at which the output is wanted; None for all. Keys and values are
             those of the whole span either way, so the rows returned are the same numbers.
 
@@ -149,8 +113,8 @@ class TransformerLayer(nn.Module):
             return out_BxSxD.reshape(n_spans, -1, config.num_attention_heads, head_size)
 
         def drop(x_BxQxD: jax.Array, site: int) -> jax.Array:
-            keys_BxQ = fold_in_each(fold_in(keys_B, site), numbers_BxQ)
-            return dropout(x_BxQxD, config.hidden_dropout_prob, keys_BxQ)
+            seeds_BxQ = fold_in(fold_in(seeds_B, site), numbers_BxQ)
+            return dropout(x_BxQxD, config.hidden_dropout_prob, seeds_BxQ)
 
         numbers_BxQ = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
         if rows_BxQ is not None:
@@ -166,11 +130,9 @@ class TransformerLayer(nn.Module):
             jnp.finfo(jnp.float32).min,
         )
         weights_BxNxQxL = jax.nn.softmax(scores_BxNxQxL, axis=-1).astype(self.dtype)
-        weights_BxNxQxL = dropout(
-            weights_BxNxQxL,
-            config.attention_probs_dropout_prob,
-            self._attention_keys(fold_in(keys_B, 0), numbers_BxQ),
-        )
+        seeds_BxN = fold_in(fold_in(seeds_B, 0), jnp.arange(config.num_attention_heads)[None])
+        seeds_BxNxQ = fold_in(seeds_BxN, numbers_BxQ[:, None])
+        weights_BxNxQxL = dropout(weights_BxNxQxL, config.attention_probs_dropout_prob, seeds_BxNxQ)
         context_BxQxNxH = jnp.einsum("bnql,blnh->bqnh", weights_BxNxQxL, value_BxLxNxH)
         context_BxQxD = context_BxQxNxH.reshape(n_spans, -1, config.hidden_size)
 
@@ -183,10 +145,3 @@ class TransformerLayer(nn.Module):
         inner_BxQxF = gelu(inner_BxQxF)
         mlp_BxQxD = dense(config, config.hidden_size, self.dtype, "mlp_out")(inner_BxQxF)
         return layer_norm(config, self.dtype, "mlp_norm")(attended_BxQxD + drop(mlp_BxQxD, 2))
-
-    def _attention_keys(self, keys_B: jax.Array | None, numbers_BxQ: jax.Array) -> jax.Array | None:
-        """Returns `keys_BxNxQ`: one for the attention weights of each head and row."""
-        n_heads = self.config.num_attention_heads
-        numbers_BxNxQ = numbers_BxQ[:, None] * n_heads + jnp.arange(n_heads)[None, :, None]
-        keys_BxK = fold_in_each(keys_B, numbers_BxNxQ.reshape(len(numbers_BxQ), -1))
-        return None if keys_BxK is None else keys_BxK.reshape(numbers_BxNxQ.shape)

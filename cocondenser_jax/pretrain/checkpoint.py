@@ -96,11 +96,9 @@ def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
     manager.save(int(state.step), args=items, force=True)
 
 
-def restore_latest(manager: ocp.CheckpointManager, like: TrainState) -> TrainState | None:
-    """Returns the latest saved state as NumPy arrays, or None where there is none yet."""
+def restore_latest(manager: ocp.CheckpointManager, like: TrainState) -> TrainState:
+    """Returns the latest saved state, with NumPy arrays of the shapes of `like`."""
     step = manager.latest_step()
-    if step is None:
-        return None
     items = ocp.args.Composite(
         params=ocp.args.StandardRestore(_zeros_like(like.params)),
         optimizer=ocp.args.StandardRestore(_zeros_like(like.optimizer_state)),

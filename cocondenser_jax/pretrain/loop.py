@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def train(
     config: ConfigDict,
     workdir: Path,
     *,
-    warm_start: tuple[ModelConfig, Any] | None = None,
+    warm_start: Callable[[], tuple[ModelConfig, Any] | None] = lambda: None,
     label: str = "pretrain",
 ) -> None:
     """Pre-trains a Condenser or coCondenser, from the start or from the run's last checkpoint.
@@ -40,24 +40,26 @@ def train(
     Args:
       config: the experiment, see `configs/default.py`.
       workdir: the run folder; `checkpoint.py` says what it holds.
-      warm_start: model and parameters to begin with; None for a new model of `config.model`. A
-        run that goes on from a checkpoint does not need it.
+      warm_start: gives model and parameters to begin with, or None for a new model of
+        `config.model`. It is not called for a run that goes on from a checkpoint: where that run
+        began may be gone by then.
       label: what the progress bar says.
 
     Raises:
       UserError: if the settings do not fit each other, the data, or the run that is there.
     """
     store = open_store(Path(config.data.store))
-    model_config, params = warm_start or (scratch_model(config, store), None)
-    model_config = checkpoint.started_model(workdir) or model_config
+    model_config, params = _beginning(config, workdir, store, warm_start)
     _require_tokenizer(model_config, store)
     train_step = pmap_step(model_config, config)
     checkpoint.open_run(workdir, config, model_config, store)
 
     with checkpoint.checkpoint_manager(workdir, config.checkpoint) as manager:
-        params = params or scratch_params(model_config, config.seed, store)
-        state = initial_state(model_config, config, params)
-        state = checkpoint.restore_latest(manager, like=state) or state
+        if params is None:
+            like = jax.eval_shape(lambda: initial_state(model_config, config))
+            state = checkpoint.restore_latest(manager, like)
+        else:
+            state = initial_state(model_config, config, params)
         first_step, n_steps = int(state.step), config.train.steps
         if first_step:
             logger.info("%s: going on after step %d", workdir, first_step)
@@ -87,6 +89,23 @@ def train(
                 bar.update()
             if unread is not None:
                 _log(log, bar, meter, n_steps, unread)
+
+
+def _beginning(
+    config: ConfigDict,
+    workdir: Path,
+    store: TokenStore,
+    warm_start: Callable[[], tuple[ModelConfig, Any] | None],
+) -> tuple[ModelConfig, Any | None]:
+    """Returns the model, and the parameters to begin with: None where there is a checkpoint."""
+    started = checkpoint.started_model(workdir)
+    if started is not None:
+        return started, None
+    loaded = warm_start()
+    if loaded is not None:
+        return loaded
+    model_config = scratch_model(config, store)
+    return model_config, scratch_params(model_config, config.seed, store)
 
 
 def first_replica(tree: Any) -> Any:

@@ -5,7 +5,6 @@ under the same `pmap`, so what the compiler says of its memory and its collectiv
 Time is not measured: the roofline is the least that arithmetic, memory and network allow.
 """
 
-import copy
 import importlib.util
 import logging
 import math
@@ -90,7 +89,9 @@ def plan(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[s
     core, devices = _topology(topology)
     check_shapes(model_config, config, len(devices))
     n_spans = 2 * config.data.documents_per_step // len(devices)
-    logger.info("compiling for %d x %s ...", len(devices), devices[0].device_kind)
+    logger.info(
+        "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
+    )
     state, batch = _arguments(config, model_config, n_spans)
     work = _work(config, model_config, n_spans, _bytes(state.params) // 4)
     figures = {
@@ -137,9 +138,9 @@ def largest_chunk(config: ConfigDict, model_config: ModelConfig, topology: str) 
     low, high = 0, len(sizes)
     while low < high:
         middle = (low + high) // 2
-        tried = copy.deepcopy(config).unlock()
+        tried = config.copy_and_resolve_references()
         tried.train.chunk_size = sizes[middle]
-        figures = plan(tried.lock(), model_config, topology)
+        figures = plan(tried, model_config, topology)
         logger.info("chunk size %d: fits: %s", sizes[middle], figures["fits"])
         if figures["fits"] == "yes":
             low, best = middle + 1, figures

@@ -16,6 +16,7 @@ from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser, CondenserOutput
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
 from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum, masked_lm_sum
 from cocondenser_jax.pretrain.optimizer import learning_rate_schedule, make_optimizer
@@ -98,9 +99,9 @@ def make_gradient(
         mlm_scale = config.train.mlm_weight / (n_masked if per_token else n_spans)
 
         def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
-            batch, keys_B = chunk
+            batch, seeds_B = chunk
             inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
-            output = cast(CondenserOutput, model.apply({"params": params}, *inputs, keys_B))
+            output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
             targets = batch.labels_SxM, batch.weights_SxM
             sums = {"head_mlm": masked_lm_sum(output.head_logits_BxMxV, *targets)}
             if output.late_logits_BxMxV is not None:
@@ -108,18 +109,18 @@ def make_gradient(
             return output.cls_BxD, mlm_scale * sum(sums.values()), sums
 
         def encode(params: Any, chunk: tuple) -> jax.Array:
-            batch, keys_B = chunk
-            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, keys_B
+            batch, seeds_B = chunk
+            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
             return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
 
         def contrast(in_order_SxD: jax.Array) -> jax.Array:
             return corpus_contrastive_sum(in_order_SxD[place_S], AXIS) / n_spans
 
-        keys_S = _dropout_keys(config, step, n_local) if has_dropout else None
+        seeds_S = _dropout_seeds(config, step, n_local) if has_dropout else None
         # Neighbours in length share a chunk, so that chunks of short spans can be computed short.
         order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
         place_S = jnp.argsort(order_S)
-        in_order = jax.tree.map(lambda x: x[order_S], (batch, keys_S))
+        in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
         contrastive_loss, sums, grads = loss_gradient(
             params,
             _cut(in_order, config.train.chunk_size or n_local),
@@ -221,11 +222,10 @@ def initial_params(model_config: ModelConfig, seed: int) -> Any:
     return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
 
 
-def _dropout_keys(config: ConfigDict, step: jax.Array, n_local: int) -> jax.Array:
-    """Returns one key per span, a function of seed, step and the span's global index only."""
-    key = jax.random.fold_in(jax.random.key(config.seed, impl=config.train.prng), step)
+def _dropout_seeds(config: ConfigDict, step: jax.Array, n_local: int) -> jax.Array | None:
+    """Returns `seeds_S`, a function of seed, step and the span's global index only."""
     spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
-    return jax.vmap(functools.partial(jax.random.fold_in, key))(spans_S)
+    return fold_in(fold_in(jnp.uint32(config.seed), step), spans_S)
 
 
 def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
@@ -241,7 +241,7 @@ def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
     slots = [min(mask_capacity(length), full_slots) for length in lengths[:-1]] + [full_slots]
 
     def cut(length: int, n_slots: int, chunk: tuple) -> Any:
-        batch, keys_B = chunk
+        batch, seeds_B = chunk
         return function(
             (
                 Batch(
@@ -251,7 +251,7 @@ def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
                     batch.labels_SxM[:, :n_slots],
                     batch.weights_SxM[:, :n_slots],
                 ),
-                keys_B,
+                seeds_B,
             )
         )
 

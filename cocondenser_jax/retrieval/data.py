@@ -1,37 +1,24 @@
-"""Retrieval data in the BEIR layout, and training rows made of it.
+"""What lies in a data folder, and training rows made of it.
 
-A data folder holds `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`),
-either of them plain or compressed (.gz, .xz, .zst), and `qrels/<split>.tsv`.
+A folder is in the layout of BEIR, MS MARCO passage or DPR: `layouts` shows their files. Which one
+it is follows from the files that are there, so corpus, queries and judgments may also be mixed.
 """
 
-import gzip
-import io
-import json
 import logging
-import lzma
+import re
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
 
 import datasets
 import numpy as np
-import zstandard
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation import trec
+from cocondenser_jax.retrieval import layouts
+from cocondenser_jax.retrieval.layouts import Passage
 
 log = logging.getLogger(__name__)
-
-_DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
-
-
-class Passage(NamedTuple):
-    """A unit of retrieval."""
-
-    id: str
-    title: str
-    text: str
 
 
 def passage_text(passage: Passage) -> str:
@@ -40,93 +27,206 @@ def passage_text(passage: Passage) -> str:
 
 
 def corpus_file(source: Path) -> Path:
-    """Returns the file of passages in a BEIR folder; a file is returned as it is."""
-    return _find_jsonl(source, "corpus")
+    """Returns the file of passages in a data folder; a file is returned as it is."""
+    if source.is_file():
+        return source
+    return _find(source, "corpus.jsonl", "collection.tsv", "psgs_w100.tsv")
+
+
+def judgments_file(folder: Path, split: str) -> Path:
+    """Returns the file that says which passages are relevant to the queries of a split.
+
+    In DPR's layout, a split is the end of a file's name, as much of it as tells it from others:
+    `dev`, `nq-dev` or `biencoder-nq-dev`.
+
+    Raises:
+      UserError: if there is none, or more than one.
+    """
+    ending = re.escape(split)
+    places = (
+        (folder / "qrels", rf"{ending}\.tsv"),
+        (folder, rf"qrels\.{ending}\.tsv"),
+        (folder, rf"(.*-)?{ending}(\.qa)?\.(csv|json)"),
+    )
+    for place, pattern in places:
+        if found := layouts.matching_files(place, pattern):
+            return _only(found, folder)
+    raise UserError(
+        f"{folder} has no judgments of split {split!r}: expected qrels/{split}.tsv, "
+        f"qrels.{split}.tsv or biencoder-NAME-{split}.json {layouts.COMPRESSIONS}"
+    )
 
 
 def read_corpus(source: Path) -> Iterator[Passage]:
-    """Yields the passages of a BEIR folder, or of a jsonl file, in their order.
+    """Yields the passages of a data folder, or of its file of passages, in their order.
 
     Raises:
-      UserError: with file and line, for a missing file, broken JSON, bytes that are not UTF-8,
-        a missing or wrong field, or an id that occurs twice.
+      UserError: for a folder without passages; with file and line, for a missing, damaged or empty
+        file, a line of another form, or an id that occurs twice.
     """
-    for record in _read_records(corpus_file(source), required=("_id", "text")):
-        yield Passage(record["_id"], record.get("title") or "", record["text"])
+    return layouts.read_passages(corpus_file(source))
 
 
 def read_queries(source: Path) -> dict[str, str]:
-    """Reads the queries of a BEIR folder, or of a jsonl file: id → text.
+    """Reads all queries of a data folder, or of one file: id → text.
 
     Raises:
-      UserError: as `read_corpus`.
+      UserError: as `read_corpus`; for DPR's questions in several files, whose ids would be the
+        same.
     """
-    path = _find_jsonl(source, "queries")
-    return {r["_id"]: r["text"] for r in _read_records(path, required=("_id", "text"))}
+    if source.is_file():
+        return layouts.read_queries(source)
+    if found := layouts.matching_files(source, r"queries\.jsonl"):
+        return layouts.read_queries(found[0])
+    if found := layouts.matching_files(source, r"queries\..+\.tsv"):
+        return _joined_queries(found)
+    if found := layouts.matching_files(source, r".+\.(csv|json)"):
+        return layouts.read_queries(_only(found, source))
+    raise UserError(
+        f"{source} holds no queries.jsonl, queries.SPLIT.tsv or NAME-SPLIT.qa.csv "
+        f"{layouts.COMPRESSIONS}"
+    )
 
 
 def read_split(folder: Path, split: str) -> tuple[dict[str, str], trec.Qrels]:
     """Reads the judgments of a split, and the queries they judge.
 
+    A question file of DPR judges nothing: its queries come with empty judgments.
+
     Raises:
-      UserError: as `read_queries`, or for judgments of unknown queries.
+      UserError: as `judgments_file` and `read_queries`, or for judgments of unknown queries.
     """
-    path = folder / "qrels" / f"{split}.tsv"
+    path = judgments_file(folder, split)
+    if layouts.plain_name(path).endswith(".json"):
+        questions = layouts.read_training_file(path)
+        return questions.queries, questions.qrels
+    if layouts.plain_name(path).endswith(".csv"):
+        queries = layouts.read_queries(path)
+        return queries, {query: {} for query in queries}
     qrels = trec.read_qrels(path)
-    queries = read_queries(folder)
+    queries = layouts.read_queries(_find(folder, "queries.jsonl", f"queries.{split}.tsv"))
     _require_known(qrels, queries, "queries", path)
     return {query: queries[query] for query in qrels}, qrels
 
 
-def training_pairs(qrels: trec.Qrels) -> datasets.Dataset:
-    """Lists every relevant judgment as one row (`query_id`, `positive_id`).
+def with_positives(qrels: trec.Qrels, strict: bool = False) -> trec.Qrels:
+    """Keeps the queries that have a relevant passage; only they can be trained on.
+
+    Args:
+      qrels: the judgments.
+      strict: refuse queries without one, in place of counting them.
 
     Raises:
-      UserError: if there is none.
+      UserError: if no query is left, or one is refused.
     """
+    kept = {
+        query: grades
+        for query, grades in qrels.items()
+        if any(grade > 0 for grade in grades.values())
+    }
+    if without := [query for query in qrels if query not in kept]:
+        message = f"{len(without)} of {len(qrels)} queries have no positive"
+        if strict:
+            raise UserError(f"{message}: {_first_three(without)} (config.strict is set)")
+        log.warning("%s: not trained on", message)
+    if not kept:
+        raise UserError("no judgment has a score above 0: there is no positive to train on")
+    return kept
+
+
+def sample_queries(qrels: trec.Qrels, n: int, seed: int) -> trec.Qrels:
+    """Draws the queries of a training set with few labels.
+
+    With the same seed, a larger sample holds the smaller one.
+
+    Args:
+      qrels: the judgments.
+      n: queries to keep; 0: all of them.
+      seed: of the draw.
+
+    Raises:
+      UserError: if there are not so many.
+    """
+    if not n:
+        return qrels
+    if not 0 < n <= len(qrels):
+        raise UserError(
+            f"config.train_queries is {n}: expected 1 to {len(qrels)}, the number of queries with "
+            "a positive, or 0 for all of them"
+        )
+    queries = list(qrels)
+    order = np.random.default_rng(seed).permutation(len(queries))
+    return {queries[i]: qrels[queries[i]] for i in sorted(order[:n])}
+
+
+def training_pairs(qrels: trec.Qrels) -> datasets.Dataset:
+    """Lists every relevant judgment as one row (`query_id`, `positive_id`)."""
     rows = [
         (query, passage)
         for query, grades in qrels.items()
         for passage, grade in grades.items()
         if grade > 0
     ]
-    without = len(qrels) - len({query for query, _ in rows})
-    if without:
-        log.warning("%d of %d queries have no positive: not trained on", without, len(qrels))
-    if not rows:
-        raise UserError("no judgment has a score above 0: there is no positive to train on")
     queries, passages = zip(*rows, strict=True)
     return datasets.Dataset.from_dict({"query_id": list(queries), "positive_id": list(passages)})
 
 
+def read_best_passages(source: Path, qrels: trec.Qrels, depth: int) -> dict[str, list[str]]:
+    """Reads the passages among which each query's negatives are.
+
+    Args:
+      source: a TREC run; or negatives as they are published, MS MARCO's triples of ids (`triples`
+        in the name of a .tsv) or a .json file of DPR.
+      qrels: the judgments of the queries to read.
+      depth: passages per query at most.
+
+    Returns:
+      query → its passages, best first; an empty list where the source has none.
+
+    Raises:
+      UserError: for a source that cannot be read, has nothing for these queries, or calls a passage
+        relevant that `qrels` does not: it then belongs to other queries or judgments.
+    """
+    name = layouts.plain_name(source)
+    positives: Mapping[str, Iterable[str]] = {}
+    if name.endswith(".json"):
+        _, positives, best = layouts.read_training_file(source)
+    elif name.endswith(".tsv") and "triples" in name:
+        positives, best = layouts.read_triples(source, depth)
+    else:
+        run = trec.read_run(source)
+        best = {query: [p for p, _ in trec.ranked(run[query])] for query in qrels if query in run}
+    _require_judged(positives, qrels, source)
+    best = {query: best.get(query, [])[:depth] for query in qrels}
+    if not any(best.values()):
+        raise UserError(f"{source} has no passage for any of the {len(qrels)} queries of the split")
+    return best
+
+
 def read_candidates(
-    run_file: Path, qrels: trec.Qrels, passages: Container[str], depth: int
+    source: Path, qrels: trec.Qrels, passages: Container[str], depth: int
 ) -> dict[str, list[str]]:
     """Reads the passages from which each query's negatives are drawn.
 
     Args:
-      run_file: a TREC run, of BM25 for instance.
+      source: see `read_best_passages`.
       qrels: the judgments of the queries to train on.
       passages: the ids of the corpus.
-      depth: results of the run, per query, to take.
+      depth: passages of the source, per query, to take.
 
     Returns:
-      query → the passages among its best `depth` results that are not judged relevant; an empty
-      list where the run has none.
+      query → those of its best `depth` passages that are not judged relevant; an empty list where
+      there are none.
 
     Raises:
-      UserError: for a run that cannot be read, or that names unknown passages.
+      UserError: as `read_best_passages`, or for unknown passages.
     """
-    run = trec.read_run(run_file)
+    best = read_best_passages(source, qrels, depth)
     candidates = {
-        query: [
-            passage
-            for passage, _ in trec.ranked(run.get(query, {}))[:depth]
-            if grades.get(passage, 0) <= 0
-        ]
+        query: [passage for passage in best[query] if grades.get(passage, 0) <= 0]
         for query, grades in qrels.items()
     }
-    require_known_passages(candidates, passages, run_file)
+    require_known_passages(candidates, passages, source)
     return candidates
 
 
@@ -187,69 +287,59 @@ def _draw(candidates: Sequence[str], n: int, row: str, seed: int, epoch: int) ->
     return [candidates[i] for i in chosen]
 
 
-def _require_known(ids: Mapping[str, Any], known: Container[str], what: str, source: Path) -> None:
+def _require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:
     unknown = [name for name in ids if name not in known]
     if unknown:
         raise UserError(
             f"{source} names {len(unknown)} {what} that the data does not have: "
-            f"{', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}"
+            f"{_first_three(unknown)}"
         )
 
 
-def _find_jsonl(source: Path, stem: str) -> Path:
-    if source.is_file():
-        return source
-    for suffix in ("", ".gz", ".xz", ".zst"):
-        path = source / f"{stem}.jsonl{suffix}"
-        if path.is_file():
-            return path
-    raise UserError(f"{source} holds no {stem}.jsonl (or .jsonl.gz, .jsonl.xz, .jsonl.zst)")
+def _require_judged(
+    positives: Mapping[str, Iterable[str]], qrels: trec.Qrels, source: Path
+) -> None:
+    unknown = [
+        f"{query} {passage}"
+        for query, grades in qrels.items()
+        for passage in positives.get(query, ())
+        if grades.get(passage, 0) <= 0
+    ]
+    if unknown:
+        raise UserError(
+            f"{source} has {len(unknown)} relevant passages that the split does not judge so "
+            f"(query, passage): {_first_three(unknown)}"
+        )
 
 
-def _read_records(path: Path, required: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a jsonl file whose ids are distinct."""
-    seen: set[str] = set()
-    number = 0
-    try:
-        with _open_binary(path) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    record = _parse_record(line, required, f"{path}:{number}")
-                    if record["_id"] in seen:
-                        raise UserError(f"{path}:{number}: the id {record['_id']!r} occurs twice")
-                    seen.add(record["_id"])
-                    yield record
-    except _DAMAGED as error:
-        raise UserError(f"cannot read {path} after line {number}: {error}") from error
-    if not seen:
-        raise UserError(f"{path} is empty")
+def _first_three(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
-def _open_binary(path: Path) -> IO[bytes]:
-    match path.suffix:
-        case ".gz":
-            return cast(IO[bytes], gzip.open(path))
-        case ".xz":
-            return lzma.open(path)
-        case ".zst":
-            return io.BufferedReader(cast(io.RawIOBase, zstandard.open(path, "rb")))
-        case _:
-            return path.open("rb")
+def _find(folder: Path, *names: str) -> Path:
+    """Returns the first of the files that is there, plain or compressed."""
+    for name in names:
+        if found := layouts.matching_files(folder, re.escape(name)):
+            return found[0]
+    raise UserError(f"{folder} holds no {' or '.join(names)} {layouts.COMPRESSIONS}")
 
 
-def _parse_record(line: bytes, required: Sequence[str], where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise UserError(f"{where}: not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON: {error.msg}") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: expected a JSON object")
-    for field in required:
-        if field not in record:
-            raise UserError(f"{where}: the field {field!r} is missing")
-    for field in (*required, "title"):
-        if not isinstance(record.get(field) or "", str):
-            raise UserError(f"{where}: the field {field!r} must be a string")
-    return record
+def _only(found: Sequence[Path], folder: Path) -> Path:
+    if len(found) > 1:
+        names = [layouts.plain_name(path) for path in found]
+        splits = [name.rpartition(".")[0] for name in names]
+        raise UserError(
+            f"{folder} holds several files of questions: name one of the splits "
+            f"{_first_three(splits)}"
+        )
+    return found[0]
+
+
+def _joined_queries(paths: Sequence[Path]) -> dict[str, str]:
+    """Joins MS MARCO's files of queries, of which some are part of others."""
+    joined: dict[str, str] = {}
+    for path in paths:
+        for query, text in layouts.read_queries(path).items():
+            if joined.setdefault(query, text) != text:
+                raise UserError(f"{path}: query {query} has another text in another file")
+    return joined

@@ -42,7 +42,7 @@ def encode_corpus(
 
     Args:
       model_folder: see `models.load_retriever`.
-      corpus: a BEIR folder, or a jsonl file.
+      corpus: a data folder, or its file of passages: see `data.read_corpus`.
       out: the folder for the shards.
       batch_size: passages per forward pass.
       passage_length: tokens kept of a passage; None: as the model folder says.

@@ -153,7 +153,9 @@ def _training_rows(
     folder = Path(config.data)
     queries, qrels = data.read_split(folder, config.split)
     passages = {p.id: data.passage_text(p) for p in data.read_corpus(folder)}
-    data.require_known_passages(qrels, passages, folder / "qrels" / f"{config.split}.tsv")
+    data.require_known_passages(qrels, passages, data.judgments_file(folder, config.split))
+    qrels = data.with_positives(qrels, config.strict)
+    qrels = data.sample_queries(qrels, config.train_queries, config.seed)
     candidates: dict[str, list[str]] = {}
     if config.negatives_per_query:
         candidates = data.read_candidates(

@@ -1,12 +1,21 @@
 """Measures against an implementation of a few lines, on runs with ties and missing queries."""
 
+import re
+
 import numpy as np
 import pytest
+import pytrec_eval
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.evaluation.trec import read_run, write_run
 
-MEASURES = ("MRR@10", "Recall@5", "Recall@100", "nDCG@10", "Success@3")
+MEASURES = (
+    "MRR@10", "MRR@100", "Recall@5", "Recall@20", "Recall@50", "Recall@100", "Recall@1000",
+    "nDCG@10", "Success@3",
+)  # fmt: skip
 
 
 def by_hand(name, grades, ranking):
@@ -28,12 +37,12 @@ def by_hand(name, grades, ranking):
 @pytest.mark.parametrize("seed", range(5))
 def test_random_runs_with_ties_and_missing_queries(seed):
     rng = np.random.default_rng(seed)
-    passages = [f"d{i}" for i in range(60)]
+    passages = [f"d{i}" for i in range(1500)]
     qrels, run, rankings = {}, {}, {}
     for i in range(30):
-        judged = rng.choice(passages, rng.integers(1, 8), replace=False)
+        judged = rng.choice(passages, rng.integers(1, 300), replace=False)
         qrels[f"q{i}"] = {str(p): int(rng.integers(0, 4)) for p in judged}
-        found = [str(p) for p in rng.permutation(passages)[: rng.integers(0, 60)]]
+        found = [str(p) for p in rng.permutation(passages)[: rng.integers(0, 1500)]]
         if i % 5:
             # Few distinct scores: most are tied, and the order of insertion decides.
             run[f"q{i}"] = {p: float(rng.integers(0, 4)) for p in found}
@@ -48,6 +57,61 @@ def test_random_runs_with_ties_and_missing_queries(seed):
         assert [figures["per_query"][q][name] for q in qrels] == pytest.approx(values, abs=1e-12)
 
 
+PASSAGES = st.sampled_from([f"d{i}" for i in range(30)])
+QUERIES = [f"q{i}" for i in range(3)]
+# Ties, in double precision too, and any other number that a run may hold.
+SCORES = st.sampled_from([1.0, 2.0, 2.0 + 1e-12, -1.0, 0.0]) | st.floats(-1e30, 1e30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    qrels=st.dictionaries(
+        st.sampled_from(QUERIES),
+        st.dictionaries(PASSAGES, st.integers(-1, 3), min_size=1),
+        min_size=1,
+    ),
+    run=st.dictionaries(st.sampled_from([*QUERIES, "unjudged"]), st.dictionaries(PASSAGES, SCORES)),
+)
+def test_any_run_gets_the_figures_that_trec_eval_gives_its_file(tmp_path_factory, qrels, run):
+    assume(not any(run.values()) or any(run.get(query) for query in qrels))
+    path = tmp_path_factory.mktemp("any") / "run.trec"
+    write_run(path, run)
+    written = read_run(path)
+
+    figures = evaluate_run(qrels, run, MEASURES)["per_query"]
+
+    assert evaluate_run(qrels, written, MEASURES)["per_query"] == figures
+    names = {f"Recall@{k}": f"recall_{k}" for k in (5, 20, 50, 100, 1000)}
+    names |= {"nDCG@10": "ndcg_cut_10", "Success@3": "success_3"}
+    asked = {"recall.5,20,50,100,1000", "ndcg_cut.10", "success.3"}
+    expected = pytrec_eval.RelevanceEvaluator(qrels, asked).evaluate(written)
+    # trec_eval has no cutoff for this one: the run is cut instead.
+    top = {query: dict(list(found.items())[:10]) for query, found in written.items()}
+    ranks = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}).evaluate(top)
+    assert figures.keys() == qrels.keys()
+    for query in qrels:
+        ranking = sorted(run.get(query, {}), key=lambda p: -np.float32(run[query][p]))
+        by_hand_too = {name: by_hand(name, qrels[query], ranking) for name in MEASURES}
+        assert figures[query] == pytest.approx(by_hand_too, abs=1e-12)
+        for name, theirs in names.items():
+            value = expected[query][theirs] if query in expected else 0.0
+            assert figures[query][name] == pytest.approx(value, abs=1e-12)
+        value = ranks[query]["recip_rank"] if query in ranks else 0.0
+        assert figures[query]["MRR@10"] == pytest.approx(value, abs=1e-12)
+
+
+def test_a_query_without_relevant_passage_counts_zero_as_in_trec_eval():
+    qrels = {"q1": {"a": 1}, "q2": {"a": 0, "b": 0}}
+    run = {"q1": {"a": 1.0}, "q2": {"a": 2.0, "c": 1.0}}
+    names = {"MRR": "recip_rank", "Recall@20": "recall_20", "nDCG@10": "ndcg_cut_10"}
+    figures = evaluate_run(qrels, run, list(names))
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, set(names.values())).evaluate(run)
+    for name, their_name in names.items():
+        assert [figures["per_query"][q][name] for q in qrels] == [1.0, 0.0]
+        assert [theirs[q][their_name] for q in qrels] == [1.0, 0.0]
+        assert figures["mean"][name] == 0.5
+
+
 def test_a_query_without_result_counts_zero(caplog):
     qrels = {"q1": {"a": 1}, "q2": {"b": 1}, "q3": {"c": 1}, "q4": {"d": 1}}
     figures = evaluate_run(qrels, {"q1": {"a": 3.0}, "q2": {}}, ["MRR@10"])
@@ -59,6 +123,23 @@ def test_a_query_without_result_counts_zero(caplog):
 def test_what_cannot_be_evaluated():
     with pytest.raises(UserError, match="no judged queries"):
         evaluate_run({}, {"q": {"a": 1.0}})
-    for name in ("MRT@10", "MRR@ten", "10", ""):
-        with pytest.raises(UserError, match=f"unknown measure '{name}'"):
-            evaluate_run({"q": {"a": 1}}, {}, [name])
+    with pytest.raises(UserError, match="any of the 1 judged queries: it names r, they are q"):
+        evaluate_run({"q": {"a": 1}}, {"r": {"a": 1.0}})
+
+
+@pytest.mark.parametrize(
+    "name",
+    "MRT@10 MRR@ten 10 MRR@ MRR@0 Recall Recall@0 Recall@-5 Recall@1.5 Recall@True P(rel=0)@5"
+    " alpha_nDCG@10 ERR@10".split(),
+)
+def test_measures_that_are_none(name):
+    with pytest.raises(UserError, match=f"unknown measure '{re.escape(name)}'"):
+        evaluate_run({"q": {"a": 1}}, {"q": {"a": 1.0}}, [name])
+
+
+def test_other_measures_of_trec_eval():
+    qrels, run = {"q": {"a": 1, "b": 2, "c": 2}}, {"q": {"x": 3.0, "a": 2.0, "b": 1.0}}
+    names = ("MRR", "P@2", "P(rel=2)@3", "AP", "Judged@2")
+    assert evaluate_run(qrels, run, names)["mean"] == pytest.approx(
+        {"MRR": 0.5, "P@2": 0.5, "P(rel=2)@3": 1 / 3, "AP": (1 / 2 + 2 / 3) / 3, "Judged@2": 0.5}
+    )

@@ -23,6 +23,7 @@ def test_beir_and_trec_judgments_read_alike(tmp_path):
         (b"q1\td1\t1\nq1 d2\n", ":2: expected 3 tab-separated fields"),
         (b"q1\td\xff\t1\n", ":1: not UTF-8"),
         (b"query-id\tcorpus-id\tscore\n", "holds no judgments"),
+        (b"q1\td1\t1\nq1\td1\t1\nq1\td1\t0\n", ":3: query q1 has passage d1 with two scores"),
     ],
 )
 def test_bad_judgments_are_named(tmp_path, content, message):

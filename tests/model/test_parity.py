@@ -10,47 +10,28 @@ import numpy as np
 import optax
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
-from transformers.models.bert.modeling_bert import BertLayer
-from transformers.models.roberta.modeling_roberta import RobertaLayer
 
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors
+from cocondenser_jax.convert.reference import open_reference
 from cocondenser_jax.model.condenser import Condenser
 
 DEPTHS = [(0, 2), (1, 1), (2, 2)]  # skip_from, n_head_layers; 2 is the last layer
 
 
-class TorchCondenser(torch.nn.Module):
-    """Written from the paper's figure 2 with the layers of transformers, full sequences."""
-
-    def __init__(self, folder: Path, skip_from: int, n_head_layers: int) -> None:
-        super().__init__()
-        self.lm = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
-        layer = BertLayer if self.lm.config.model_type == "bert" else RobertaLayer
-        self.c_head = torch.nn.ModuleList(layer(self.lm.config) for _ in range(2)).eval()
-        state = torch.load(folder / "model.pt", weights_only=True)
-        self.c_head.load_state_dict({k.removeprefix("c_head."): v for k, v in state.items()})
-        self.c_head = self.c_head[:n_head_layers]
-        self.skip_from = skip_from
-        self.project = self.lm.cls if self.lm.config.model_type == "bert" else self.lm.lm_head
-
-    def forward(self, ids, mask, positions):
-        states = self.lm.base_model(
-            input_ids=ids, attention_mask=mask, output_hidden_states=True
-        ).hidden_states
-        late = states[-1]
-        hidden = torch.cat([late[:, :1], states[self.skip_from][:, 1:]], dim=1)
-        blocked = torch.where(mask, 0.0, torch.finfo(torch.float32).min)[:, None, None, :]
-        for layer in self.c_head:
-            hidden = layer(hidden, blocked)
-        rows = torch.arange(len(ids))[:, None]
-        return {
-            "hidden": late,
-            "cls": late[:, 0],
-            "head_logits": self.project(hidden)[rows, positions],
-            "late_logits": self.project(late)[rows, positions],
-        }
+def pytorch(folder: Path, spans, skip_from: int, n_head_layers: int):
+    """The reference model at another depth, and its outputs at the masked positions."""
+    reference = open_reference(folder)
+    reference.skip_from, reference.c_head = skip_from, reference.c_head[:n_head_layers]
+    ids, mask, positions = as_torch(spans)
+    output = reference(ids, mask)
+    rows = torch.arange(len(ids))[:, None]
+    return reference, {
+        "cls": output.late_BxLxD[:, 0],
+        "head_logits": output.head_logits_BxLxV[rows, positions],
+        "late_logits": output.late_logits_BxLxV[rows, positions],
+        "hidden": output.late_BxLxD,
+    }
 
 
 def as_torch(spans):
@@ -66,7 +47,7 @@ def load(folder: Path, skip_from: int, n_head_layers: int, late_mlm: bool = True
 def test_hidden_states_equal_pytorch(research_folder, spans):
     config, params = load(research_folder, 1, 2)
     with torch.no_grad():
-        theirs = TorchCondenser(research_folder, 1, 2)(*as_torch(spans))["hidden"].numpy()
+        theirs = pytorch(research_folder, spans, 1, 2)[1]["hidden"].numpy()
 
     ids, mask, _ = spans
     apply = functools.partial(Condenser(config).apply, method="hidden_states")
@@ -79,7 +60,7 @@ def test_hidden_states_equal_pytorch(research_folder, spans):
 def test_forward_equals_pytorch(research_folder, spans, skip_from, n_head_layers):
     config, params = load(research_folder, skip_from, n_head_layers)
     with torch.no_grad():
-        theirs = TorchCondenser(research_folder, skip_from, n_head_layers)(*as_torch(spans))
+        _, theirs = pytorch(research_folder, spans, skip_from, n_head_layers)
     theirs = {name: value.numpy() for name, value in theirs.items()}
 
     out = jax.jit(Condenser(config).apply)({"params": params}, *spans)
@@ -108,8 +89,7 @@ def test_gradients_equal_pytorch(research_folder, spans, skip_from, n_head_layer
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)
     ours = to_tensors(gradients, config)
 
-    reference = TorchCondenser(research_folder, skip_from, n_head_layers)
-    out = reference(*as_torch(spans))
+    reference, out = pytorch(research_folder, spans, skip_from, n_head_layers)
     labels = torch.from_numpy(labels_BxM).flatten()
     their_value = (
         torch.nn.functional.cross_entropy(out["head_logits"].flatten(0, 1), labels)
@@ -120,7 +100,7 @@ def test_gradients_equal_pytorch(research_folder, spans, skip_from, n_head_layer
     theirs = {
         name.removeprefix("lm."): parameter.grad.numpy()
         for name, parameter in reference.named_parameters()
-        if parameter.grad is not None and not name.startswith("project.")
+        if parameter.grad is not None
     }
 
     assert value == pytest.approx(their_value.item(), rel=1e-5)

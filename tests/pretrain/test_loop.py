@@ -124,7 +124,7 @@ def test_stage_two_begins_with_stage_one(config: ConfigDict, tmp_path: Path) -> 
     config.train.contrastive = True
     config.train.steps = 1
     config.optimizer.learning_rate = 0.0
-    train(config, tmp_path / "two", warm_start=(model_config, params))
+    train(config, tmp_path / "two", warm_start=lambda: (model_config, params))
     for a, b in zip(
         jax.tree.leaves(load_run(tmp_path / "two")[1]), jax.tree.leaves(params), strict=True
     ):
@@ -136,7 +136,7 @@ def test_a_model_of_another_vocabulary_is_refused(config: ConfigDict, tmp_path: 
     model_config, params, _ = load_run(tmp_path / "run")
     larger = type(model_config)(**model_config.to_dict() | {"vocab_size": 1000})
     with pytest.raises(UserError, match="build the store with the model's own tokenizer"):
-        train(config, tmp_path / "other", warm_start=(larger, params))
+        train(config, tmp_path / "other", warm_start=lambda: (larger, params))
     assert not (tmp_path / "other").exists()
 
 

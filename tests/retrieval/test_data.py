@@ -1,4 +1,4 @@
-"""The BEIR layout, its errors, and rows of training data."""
+"""Data folders in BEIR layout, their errors, and rows of training data."""
 
 import functools
 import gzip
@@ -39,6 +39,9 @@ def test_corpus_in_every_compression(tmp_path, suffix, compress):
         (b'{"_id": "d2", "text": "\xff"}\n', "corpus.jsonl:2: not UTF-8"),
         (b'{"_id": "d2"}\n', "corpus.jsonl:2: the field 'text' is missing"),
         (b'{"_id": 7, "text": "x"}\n', "corpus.jsonl:2: the field '_id' must be a string"),
+        (b'{"_id": "d2", "text": null}\n', "corpus.jsonl:2: the field 'text' must be a string"),
+        (b'{"_id": "d2", "title": 7, "text": "x"}\n', ":2: the field 'title' must be a string"),
+        (b'{"_id": "", "text": "x"}\n', "corpus.jsonl:2: the id is empty"),
         (b"[1]\n", "corpus.jsonl:2: expected a JSON object"),
         (LINE.encode(), "corpus.jsonl:2: the id 'd1' occurs twice"),
     ],
@@ -50,7 +53,7 @@ def test_bad_lines_are_named(tmp_path, second, message):
 
 
 def test_missing_empty_and_damaged_files(tmp_path):
-    with pytest.raises(UserError, match=r"holds no queries.jsonl \(or"):
+    with pytest.raises(UserError, match=r"holds no queries.jsonl, queries.SPLIT.tsv or"):
         data.read_queries(tmp_path)
     (tmp_path / "queries.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"queries.jsonl is empty"):
@@ -69,16 +72,45 @@ def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
     (tmp_path / "qrels" / "test.tsv").write_text("".join(f"q{i}\td1\t1\n" for i in range(6)))
     with pytest.raises(UserError, match=r"test.tsv names 5 queries .*: q0, q2, q3, \.\.\.$"):
         data.read_split(tmp_path, "test")
-    with pytest.raises(UserError, match=r"cannot read .*dev.tsv"):
+    with pytest.raises(UserError, match=r"no judgments of split 'dev': expected qrels/dev.tsv, "):
         data.read_split(tmp_path, "dev")
 
 
-def test_pairs_are_the_relevant_judgments(caplog):
-    rows = data.training_pairs({"q1": {"a": 2, "b": 0, "c": 1}, "q2": {"a": 0}})
-    assert rows.to_dict() == {"query_id": ["q1", "q1"], "positive_id": ["a", "c"]}
-    assert "1 of 2 queries have no positive" in caplog.text
+def test_pairs_are_the_relevant_judgments():
+    rows = data.training_pairs({"q1": {"a": 2, "b": 0, "c": 1}, "q2": {"b": 1}})
+    assert rows.to_dict() == {"query_id": ["q1", "q1", "q2"], "positive_id": ["a", "c", "b"]}
+
+
+def test_queries_without_a_positive_are_counted_or_refused(caplog):
+    qrels = {"q1": {"a": 0}, "q2": {"a": 2, "b": 0}, "q3": {}, "q4": {"c": 1}}
+    kept = data.with_positives(qrels)
+    assert list(kept.items()) == [("q2", {"a": 2, "b": 0}), ("q4", {"c": 1})]
+    assert "2 of 4 queries have no positive" in caplog.text
+    with pytest.raises(UserError, match="2 of 4 queries have no positive: q1, q3 "):
+        data.with_positives(qrels, strict=True)
+    assert data.with_positives(kept, strict=True) == kept
     with pytest.raises(UserError, match="no positive to train on"):
-        data.training_pairs({"q1": {"a": 0}})
+        data.with_positives({"q1": {"a": 0}})
+
+
+def test_samples_of_queries_grow_with_their_size_and_follow_the_seed():
+    qrels = {f"q{i}": {f"d{i}": 1} for i in range(200)}
+    samples = [data.sample_queries(qrels, n, seed=3) for n in (10, 50, 200)]
+    assert [len(sample) for sample in samples] == [10, 50, 200]
+    assert samples[0].items() < samples[1].items() < samples[2].items()
+    assert (
+        list(samples[2].items())
+        == list(qrels.items())
+        == [*data.sample_queries(qrels, 0, 3).items()]
+    )
+    assert list(samples[1]) == [query for query in qrels if query in samples[1]]
+    assert data.sample_queries(qrels, 50, seed=3) == samples[1]
+    # Two samples of 50 of 200 by chance share 12.5, with a standard deviation of 2.7.
+    shared = samples[1].keys() & data.sample_queries(qrels, 50, seed=4).keys()
+    assert len(shared) < 30
+    for n in (-1, 201):
+        with pytest.raises(UserError, match=rf"train_queries is {n}: expected 1 to 200"):
+            data.sample_queries(qrels, n, seed=3)
 
 
 def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
@@ -89,6 +121,8 @@ def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
     assert data.read_candidates(path, qrels, "abcd", 3) == {"q1": ["c", "d"], "q2": []}
     with pytest.raises(UserError, match=r"run.trec names 1 passages .*: d$"):
         data.read_candidates(path, qrels, "abc", 3)
+    with pytest.raises(UserError, match=r"run.trec has no passage for any of the 1 queries"):
+        data.read_candidates(path, {"q2": {"a": 1}}, "abcd", 3)
 
 
 def fill(epoch, candidates, n_negatives, seed=0):

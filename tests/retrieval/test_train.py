@@ -230,8 +230,8 @@ def test_tokens_remembered_are_the_tokenizers(model_folder, words):
     [
         ({"model": ""}, "config.model is not set"),
         ({"model": "/nowhere"}, "/nowhere is not a folder"),
-        ({"data": "/nowhere"}, "cannot read /nowhere/qrels/train.tsv"),
-        ({"split": "dev"}, "cannot read .*dev.tsv"),
+        ({"data": "/nowhere"}, "/nowhere has no judgments of split 'train'"),
+        ({"split": "dev"}, "has no judgments of split 'dev'"),
         ({"negatives_per_query": 1}, "no config.negatives_run"),
         ({"batch_size": 25}, "has 24 training pairs in split train: too few .*batch_size=25"),
         ({"batch_size": 1}, "config.batch_size is 1: expected at least 2"),

@@ -1,0 +1,123 @@
+"""Hard negatives: passages that retrievers rank high for a query and that do not answer it.
+
+A pool of negatives is made of one run or of several: in the second round of Gao & Callan,
+"Unsupervised Corpus Aware Language Model Pre-training for Dense Passage Retrieval" (arXiv
+2108.05540), of BM25 and of the retriever of the first round.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation import trec
+from cocondenser_jax.retrieval.data import read_best_passages, read_split, with_positives
+
+# f(query, passage) says whether the passage is no negative of the query.
+Objection = Callable[[str, str], bool]
+
+
+def mine(
+    sources: Sequence[Path],
+    data_folder: Path,
+    split: str,
+    out: Path,
+    *,
+    depth: int = 200,
+    skip_top: int = 0,
+    holds_answer: Objection | None = None,
+    denoise_run: Path | None = None,
+    denoise_below: float = 0.1,
+) -> dict[str, Any]:
+    """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
+
+    A passage judged relevant is never in it. Whether the corpus has the passages is checked by
+    `data.read_candidates`, which reads the pool.
+
+    Args:
+      sources: runs, or published negatives: see `data.read_best_passages`.
+      data_folder: see `data`.
+      split: of the queries.
+      out: the run to write; see `make_pool` for its scores.
+      depth: rank, in each source, of the last passage taken.
+      skip_top: passages at the top of each source not taken: many may be relevant, but not judged.
+      holds_answer: whether a passage holds an answer to the query; such a passage is left out.
+      denoise_run: scores of a cross-encoder. A passage without a score, or with one that is not
+        below `denoise_below`, is left out: denoised hard negatives of Qu et al., "RocketQA: An
+        Optimized Training Approach to Dense Passage Retrieval for Open-Domain Question Answering"
+        (arXiv 2010.08191).
+      denoise_below: in the unit of those scores; the paper's 0.1 is a probability.
+
+    Returns:
+      How many queries and negatives there are, and what was left out for which reason.
+
+    Raises:
+      UserError: for files that cannot be read or do not fit together, or a depth that leaves
+        nothing.
+    """
+    if not 0 <= skip_top < depth:
+        raise UserError(f"depth={depth}, skip_top={skip_top}: expected 0 <= skip_top < depth")
+    _, qrels = read_split(data_folder, split)
+    qrels = with_positives(qrels)
+    objections: dict[str, Objection] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
+    if holds_answer:
+        objections["with an answer"] = holds_answer
+    if denoise_run:
+        scores = trec.read_run(denoise_run)
+        objections["not scored"] = lambda q, p: p not in scores.get(q, {})
+        objections["scored too high"] = lambda q, p: not scores[q][p] < denoise_below
+    best = [read_best_passages(source, qrels, depth) for source in sources]
+    pool, excluded = make_pool(best, objections, skip_top)
+    trec.write_run(out, pool, tag="negatives")
+    sizes = [len(negatives) for negatives in pool.values()]
+    return {
+        "queries": len(pool),
+        "queries without negatives": sizes.count(0),
+        "negatives": sum(sizes),
+        "negatives per query, mean": sum(sizes) / len(sizes),
+        "negatives per query, least": min(sizes),
+        **{f"excluded, {reason}": count for reason, count in excluded.items()},
+    }
+
+
+def make_pool(
+    best: Sequence[Mapping[str, Sequence[str]]],
+    objections: Mapping[str, Objection],
+    skip_top: int = 0,
+) -> tuple[trec.Run, dict[str, int]]:
+    """Joins what several sources rank high for the same queries.
+
+    Scores of different engines cannot be compared, ranks can: a passage's score is 1 / r, r being
+    the best of its ranks, so that the sources take turns. What has the same rank in two of them is
+    in their order.
+
+    Args:
+      best: of each source, query → passages, best first.
+      objections: reason → test. The first that holds excludes a passage.
+      skip_top: passages at the top of each source not taken.
+
+    Returns:
+      The pool, and how many passages each reason excluded.
+    """
+    pool: trec.Run = {}
+    excluded = dict.fromkeys(objections, 0)
+    for query in best[0]:
+        pool[query] = {}
+        for passage, rank in _best_ranks([source[query] for source in best], skip_top):
+            for reason, holds in objections.items():
+                if holds(query, passage):
+                    excluded[reason] += 1
+                    break
+            else:
+                pool[query][passage] = 1 / rank
+    return pool, excluded
+
+
+def _best_ranks(rankings: Sequence[Sequence[str]], skip_top: int) -> list[tuple[str, int]]:
+    """Returns the passages below rank `skip_top` and the best of their ranks, best first."""
+    ranks: dict[str, int] = {}
+    for ranking in rankings:
+        for rank, passage in enumerate(ranking[skip_top:], start=skip_top + 1):
+            ranks[passage] = min(rank, ranks.get(passage, rank))
+    return sorted(ranks.items(), key=itemgetter(1))

@@ -1,0 +1,162 @@
+"""`evaluate` as a user types it: tables, files, and one line for each mistake."""
+
+import json
+
+import pytest
+
+from cocondenser_jax.cli import main
+
+TEXTS = {"d1": "A red stone.", "d2": "A blue river in 1953.", "d3": "A green tree.", "d4": "Fish."}
+RUN = ["q1 d2 d1 d3", "q2 d2 d1", "q3 d4 d3 d2"]
+OTHER = ["q1 d1 d2 d3", "q2 d2 d1", "q3 d4 d2 d3"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Two runs, judgments, answers of two kinds, and a corpus; the working directory."""
+    (tmp_path / "data").mkdir()
+    records = [{"_id": id, "title": "white sheet", "text": text} for id, text in TEXTS.items()]
+    write_lines(tmp_path / "data" / "corpus.jsonl", map(json.dumps, records))
+    for name, rankings in (("run.trec", RUN), ("other.trec", OTHER)):
+        write_lines(tmp_path / name, run_lines(rankings))
+    write_lines(tmp_path / "qrels.tsv", ["q1\td1\t1", "q2\td2\t1", "q3\td3\t1", "q4\td1\t1"])
+    answers = {"q1": ["Stone"], "q2": ["river"], "q3": ["1953", "white"], "q4": ["red"]}
+    lines = [json.dumps({"_id": question, "answers": a}) for question, a in answers.items()]
+    write_lines(tmp_path / "answers.jsonl", lines)
+    patterns = ["?\t['r.d']", "?\t['19\\\\d\\\\d']", '?\t["s\\\\w+e"]']
+    write_lines(tmp_path / "patterns.csv", patterns)
+    write_lines(tmp_path / "by_line.trec", run_lines(["0 d4 d3 d2", "1 d2 d1 d3", "2 d2 d1"]))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_lines(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def run_lines(rankings):
+    for query, *passages in map(str.split, rankings):
+        yield from (f"{query} Q0 {p} {i} {-i} t" for i, p in enumerate(passages, start=1))
+
+
+def printed(capsys):
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_figures_by_judgments(folder, capsys):
+    command = "evaluate --run=run.trec --qrels=qrels.tsv --measures=MRR@10,Recall@1 --json_out=f"
+    assert main(command.split()) == 0
+    assert printed(capsys) == [["MRR@10", "0.5000"], ["Recall@1", "0.2500"]]
+    figures = json.loads((folder / "f").read_text())
+    assert figures == {
+        "mean": {"MRR@10": 0.5, "Recall@1": 0.25},
+        "per_query": {
+            "q1": {"MRR@10": 0.5, "Recall@1": 0.0},
+            "q2": {"MRR@10": 1.0, "Recall@1": 1.0},
+            "q3": {"MRR@10": 0.5, "Recall@1": 0.0},
+            "q4": {"MRR@10": 0.0, "Recall@1": 0.0},
+        },
+    }
+
+
+def test_figures_by_answers(folder, capsys):
+    # q4 has no result. One answer of q3 stands in every title, but titles are not searched.
+    command = "evaluate --run=run.trec --answers=answers.jsonl --corpus=data --top_k=1,2,3"
+    assert main([*command.split(), "--json_out=f"]) == 0
+    assert printed(capsys) == [
+        ["Accuracy@1", "0.2500"],
+        ["Accuracy@2", "0.5000"],
+        ["Accuracy@3", "0.7500"],
+    ]
+    figures = json.loads((folder / "f").read_text())
+    ranks = {"q1": 2, "q2": 1, "q3": 3, "q4": 9}
+    assert figures["per_query"] == {
+        question: {f"Accuracy@{k}": float(rank <= k) for k in (1, 2, 3)}
+        for question, rank in ranks.items()
+    }
+
+
+def test_answers_that_are_patterns(folder, capsys):
+    command = "evaluate --run=by_line.trec --answers=patterns.csv --corpus=data/corpus.jsonl"
+    assert main([*command.split(), "--regex", "--top_k=1,3"]) == 0
+    assert printed(capsys) == [["Accuracy@1", "0.3333"], ["Accuracy@3", "0.6667"]]
+    assert main([*command.split(), "--top_k=3"]) == 0
+    assert printed(capsys) == [["Accuracy@3", "0.0000"]]
+
+
+def test_two_runs_are_compared(folder, capsys):
+    command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
+    assert main([*command.split(), "--measures=MRR@10,Recall@1", "--json_out=f"]) == 0
+    header, *rows = printed(capsys)
+    assert header[:2] == ["run", "other"]
+    # Differences of MRR@10: -1/2, 0, 1/2 - 1/3, 0.
+    assert [row[:4] for row in rows] == [
+        ["MRR@10", "0.5000", "0.5833", "-0.0833"],
+        ["Recall@1", "0.2500", "0.5000", "-0.2500"],
+    ]
+    assert [row[6:] for row in rows] == [["1", "1", "2"], ["0", "1", "3"]]
+    assert rows[0][5] == rows[1][5] == "1"
+    result = json.loads((folder / "f").read_text())
+    assert result["mean"]["Recall@1"] == 0.25
+    assert result["compared_with"]["per_query"]["q3"]["MRR@10"] == pytest.approx(1 / 3)
+    assert result["comparisons"]["MRR@10"]["difference"] == pytest.approx(-1 / 12)
+
+
+def test_two_runs_are_compared_by_answers(folder, capsys):
+    command = "evaluate --run=run.trec --compare_with=other.trec --answers=answers.jsonl"
+    assert main([*command.split(), "--corpus=data", "--top_k=2"]) == 0
+    _, row = printed(capsys)
+    assert row[:4] == ["Accuracy@2", "0.5000", "0.7500", "-0.2500"]
+
+
+def test_a_run_against_itself(folder, capsys):
+    command = "evaluate --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --measures=MRR@10"
+    assert main(command.split()) == 0
+    assert printed(capsys)[1] == "MRR@10 0.5000 0.5000 +0.0000 1 1 0 0 4".split()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--qrels=qrels.tsv --run=nan.trec", "nan.trec:1: the score must be a finite number"),
+        ("--qrels=qrels.tsv --run=none.trec", "cannot read none.trec"),
+        ("--qrels=qrels.tsv --run=strange.trec", "no result for any of the 4 judged queries"),
+        ("--qrels=qrels.tsv --compare_with=nan.trec", "nan.trec:1: the score"),
+        ("--qrels=one.tsv --compare_with=other.trec", "at least two queries"),
+        ("--qrels=qrels.tsv --measures=MRR@ten", "unknown measure 'MRR@ten'"),
+        ("--qrels=qrels.tsv --measures=Recall@0", "unknown measure 'Recall@0'"),
+        ("--qrels=qrels.tsv --top_k=5", "--top_k goes with --answers"),
+        ("--qrels=qrels.tsv --regex", "--regex goes with --answers"),
+        ("--qrels=qrels.tsv --answers=answers.jsonl", "--answers: not allowed with"),
+        ("", "one of the arguments --qrels --answers is required"),
+        ("--answers=answers.jsonl", "--answers needs --corpus"),
+        ("--answers=answers.jsonl --corpus=data --measures=MRR", "--measures goes with --qrels"),
+        ("--answers=answers.jsonl --corpus=data --top_k=5,ten", "--top_k: expected whole numbers"),
+        ("--answers=answers.jsonl --corpus=data --top_k=0", "--top_k: expected whole numbers"),
+        ("--answers=answers.jsonl --corpus=data --top_k=", "--top_k: expected whole numbers"),
+        ("--answers=broken.jsonl --corpus=data", "broken.jsonl:2: not valid JSON"),
+        ("--answers=answers.jsonl --corpus=none", "none holds no corpus.jsonl"),
+        (
+            "--answers=answers.jsonl --corpus=data --run=beyond.trec",
+            "beyond.trec names 1 passages that the data does not have: d9",
+        ),
+        (
+            "--answers=answers.jsonl --corpus=data --run=strange.trec",
+            "no result for any of the 4 answered queries",
+        ),
+        ("--answers=wrong.csv --corpus=data --regex --run=by_line.trec", "no regular expression"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
+    write_lines(folder / "nan.trec", ["q1 Q0 d1 1 nan t"])
+    write_lines(folder / "strange.trec", ["x1 Q0 d1 1 1.0 t"])
+    write_lines(folder / "beyond.trec", ["q1 Q0 d9 1 1.0 t"])
+    write_lines(folder / "one.tsv", ["q1\td1\t1"])
+    write_lines(folder / "broken.jsonl", ['{"_id": "q1", "answers": ["x"]}', '{"_id": '])
+    write_lines(folder / "wrong.csv", ["?\t['(']"])
+    command = ["evaluate", "--run=run.trec", *flags.split(), "--json_out=figures.json"]
+    assert main(command) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]
+    assert says in error[-1]
+    assert not (folder / "figures.json").exists()

@@ -1,0 +1,187 @@
+"""From BM25 to negatives and a step of fine-tuning by the command line, in each layout."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.cli import main
+
+WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
+N_PASSAGES, N_QUERIES = 40, 12
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same passages without titles, queries and judgments, in each layout."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, 12)) for _ in range(N_PASSAGES)]
+    queries = [" ".join(rng.choice(texts[i].split(), 4)) for i in range(N_QUERIES)]
+    made = {name: tmp_path_factory.mktemp(name) for name in ("beir", "msmarco", "dpr")}
+
+    records = [{"_id": f"{i}", "text": text} for i, text in enumerate(texts)]
+    write_lines(made["beir"] / "corpus.jsonl", map(json.dumps, records))
+    records = [{"_id": f"{i}", "text": text} for i, text in enumerate(queries)]
+    write_lines(made["beir"] / "queries.jsonl", map(json.dumps, records))
+    (made["beir"] / "qrels").mkdir()
+    write_lines(made["beir"] / "qrels" / "train.tsv", (f"{i}\t{i}\t1" for i in range(N_QUERIES)))
+
+    numbered = (f"{i}\t{text}" for i, text in enumerate(texts))
+    write_lines(made["msmarco"] / "collection.tsv", numbered)
+    numbered = (f"{i}\t{text}" for i, text in enumerate(queries))
+    write_lines(made["msmarco"] / "queries.train.tsv", numbered)
+    write_lines(made["msmarco"] / "qrels.train.tsv", (f"{i} 0 {i} 1" for i in range(N_QUERIES)))
+
+    with (made["dpr"] / "psgs_w100.tsv").open("w", newline="") as file:
+        rows = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_ALL)
+        rows.writerow(["id", "text", "title"])
+        rows.writerows((i, text, "") for i, text in enumerate(texts))
+    questions = [
+        {
+            "question": query,
+            "positive_ctxs": [{"passage_id": f"{i}"}],
+            "hard_negative_ctxs": [{"passage_id": f"{i + 1}"}, {"passage_id": f"{i + 2}"}],
+        }
+        for i, query in enumerate(queries)
+    ]
+    (made["dpr"] / "biencoder-nq-train.json").write_text(json.dumps(questions))
+    return made
+
+
+def write_lines(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def bm25(data: Path) -> Path:
+    run = data / "bm25.trec"
+    assert main(["search", "--bm25", f"--data={data}", "--split=train", f"--run_out={run}"]) == 0
+    return run
+
+
+def test_every_layout_gives_the_same_run(folders: dict[str, Path]) -> None:
+    runs = {name: bm25(folder).read_text() for name, folder in folders.items()}
+    assert len(runs["beir"].splitlines()) > N_QUERIES
+    assert runs["msmarco"] == runs["beir"]
+    assert runs["dpr"] == runs["beir"]
+
+
+def test_passages_with_an_answer_are_no_negatives(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, answers, out = folders["beir"], tmp_path / "answers.jsonl", tmp_path / "pool.trec"
+    texts = [json.loads(x)["text"] for x in (data / "corpus.jsonl").read_text().splitlines()]
+    found = {}
+    for line in bm25(data).read_text().splitlines():
+        query, _, passage, *_ = line.split()
+        found.setdefault(query, []).append(int(passage))
+    negative = next(p for p in found["0"] if p != 0)
+    word = texts[negative].split()[0]
+    write_lines(answers, [json.dumps({"_id": "0", "answers": [word.upper()]})])
+    command = ["mine", f"--run={data}/bm25.trec", f"--data={data}", f"--out={out}"]
+    assert main([*command, f"--answers={answers}"]) == 0
+    pool = [line.split() for line in out.read_text().splitlines()]
+    expected = [p for p in found["0"] if p != 0 and word not in texts[p].split()]
+    assert [int(p) for q, _, p, *_ in pool if q == "0"] == expected
+    assert negative not in expected
+    without = len(found["0"]) - 1 - len(expected)
+    assert re.search(rf"excluded, with an answer +{without}\n", capsys.readouterr().out)
+
+    run = tmp_path / "other.trec"
+    write_lines(run, ["0 Q0 nobody 1 1.0 x"])
+    command = ["mine", f"--run={run}", f"--data={data}", f"--out={out}", f"--answers={answers}"]
+    assert main(command) == 2
+    assert "has no passage 'nobody'" in capsys.readouterr().err
+
+
+def test_mine_prints_what_it_wrote(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out, figures = folders["dpr"], tmp_path / "pool.trec", tmp_path / "figures.json"
+    run = bm25(data)
+    teacher = tmp_path / "teacher.trec"
+    # The teacher doubts every second passage of the run.
+    lines = [line.split() for line in run.read_text().splitlines()]
+    write_lines(teacher, (f"{q} Q0 {p} 0 {int(p) % 2} t" for q, _, p, *_ in lines))
+    capsys.readouterr()
+    sources = [f"--run={run}", f"--run={data}/biencoder-nq-train.json"]
+    command = ["mine", *sources, f"--data={data}", f"--out={out}", f"--json_out={figures}"]
+    assert main([*command, "--depth=5", f"--denoise_run={teacher}"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(rf"^queries +{N_QUERIES}$", printed, re.MULTILINE)
+    mined = [line.split() for line in out.read_text().splitlines()]
+    assert json.loads(figures.read_text())["negatives"] == len(mined) > 0
+    assert {int(passage) % 2 for _, _, passage, *_ in mined} == {0}
+    assert not [query for query, _, passage, *_ in mined if query == passage]
+    # Both sources are in the pool: the file of negatives has i + 1 and i + 2, of which one is even.
+    found = {(query, passage) for query, _, passage, *_ in lines}
+    even = {(str(i), str(i + 2 - i % 2)) for i in range(N_QUERIES)}
+    assert even & found
+    assert even & found == even & {(query, passage) for query, _, passage, *_ in mined}
+
+
+def test_mistakes_get_one_line(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = folders["beir"], tmp_path / "pool.trec"
+    run = bm25(data)
+    for command, says in (
+        (["mine", f"--data={data}", f"--out={out}"], "required: --run"),
+        (["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--split=dev"], "'dev'"),
+        (["mine", f"--run={out}", f"--data={data}", f"--out={out}"], "cannot read"),
+        (["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--depth=0"], "depth=0"),
+    ):
+        capsys.readouterr()
+        assert main(command) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("cocondenser: ")
+        assert says in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layout", ["msmarco", "dpr"])
+def test_finetuning_reads_the_layout_and_its_negatives(
+    folders: dict[str, Path], tmp_path: Path, layout: str
+) -> None:
+    import transformers
+
+    from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+
+    data, model = folders[layout], tmp_path / "model"
+    model.mkdir()
+    save_tokenizer(train_wordpiece(WORDS * 9, 80), model)
+    config = transformers.BertConfig(
+        vocab_size=80,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=32,
+    )
+    transformers.BertModel(config, add_pooling_layer=False).save_pretrained(model)
+    negatives = data / "biencoder-nq-train.json"
+    if layout == "msmarco":
+        negatives = data / "qidpidtriples.train.full.2.tsv"
+        write_lines(negatives, (f"{i}\t{i}\t{i + 1}" for i in range(N_QUERIES)))
+    figures = tmp_path / "figures.json"
+    command = [
+        "finetune",
+        "--config=configs/finetune.py",
+        f"--workdir={tmp_path}/run",
+        f"--json_out={figures}",
+        f"--config.model={model}",
+        f"--config.data={data}",
+        f"--config.negatives_run={negatives}",
+        "--config.negatives_per_query=1",
+        "--config.batch_size=4",
+        "--config.query_length=8",
+        "--config.passage_length=16",
+        "--config.max_steps=1",
+        "--config.train_queries=8",
+        "--config.strict=True",
+    ]
+    assert main(command) == 0
+    result = json.loads(figures.read_text())
+    assert (result["steps"], result["pairs"]) == (1, 8)

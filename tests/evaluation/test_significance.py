@@ -1,0 +1,95 @@
+"""Both tests against their definitions: the beta function, and every assignment there is."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import betainc
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.significance import compare
+
+
+def figures(values, name="MRR@10"):
+    return {f"q{i}": {name: float(value)} for i, value in enumerate(values)}
+
+
+def student(differences):
+    """p of the paired t-test, by the distribution's own formula."""
+    n = len(differences)
+    t = np.mean(differences) / (np.std(differences, ddof=1) / np.sqrt(n))
+    return betainc((n - 1) / 2, 1 / 2, (n - 1) / (n - 1 + t**2))
+
+
+# Eighths: sums of them are exact, so that no assignment is as extreme by rounding alone.
+VALUES = st.integers(0, 8).map(lambda eighths: eighths / 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=9))
+def test_few_queries_against_all_assignments(pairs):
+    values, others = np.array(pairs).T
+    differences = values - others
+
+    row = compare(figures(values), figures(others))["MRR@10"]
+
+    sums = [np.dot(signs, differences) for signs in itertools.product((1, -1), repeat=len(pairs))]
+    expected = np.mean(np.abs(sums) >= abs(differences.sum()))
+    assert row["randomisation_p"] == pytest.approx(expected, abs=1e-12)
+    if np.ptp(differences):
+        assert row["t_test_p"] == pytest.approx(student(differences), abs=1e-9)
+    else:
+        assert row["t_test_p"] == pytest.approx(float(not differences[0]), abs=1e-12)
+    assert row["mean"] == pytest.approx(values.mean())
+    assert row["other_mean"] == pytest.approx(others.mean())
+    assert row["difference"] == pytest.approx(differences.mean(), abs=1e-12)
+    counts = [sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)]
+    assert [row["better"], row["worse"]] == counts
+    assert row["equal"] == len(pairs) - sum(counts)
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.02, 0.05])
+def test_many_queries_against_drawn_assignments(effect):
+    rng = np.random.default_rng(int(100 * effect))
+    values_Q, others_Q = rng.random((2, 300))
+    values_Q += effect
+    values_Q[:60] = others_Q[:60]
+
+    row = compare(figures(values_Q), figures(others_Q))["MRR@10"]
+
+    swapped_TxQ = rng.random((20_000, 300)) < 0.5
+    first_T = np.where(swapped_TxQ, others_Q, values_Q).mean(axis=1)
+    second_T = np.where(swapped_TxQ, values_Q, others_Q).mean(axis=1)
+    observed = abs(values_Q.mean() - others_Q.mean())
+    expected = (np.abs(first_T - second_T) >= observed).mean()
+    assert row["randomisation_p"] == pytest.approx(expected, abs=0.02)
+    assert row["t_test_p"] == pytest.approx(student(values_Q - others_Q), abs=1e-9)
+    assert row["equal"] == 60
+    assert compare(figures(values_Q), figures(others_Q))["MRR@10"] == row
+    exchanged = compare(figures(others_Q), figures(values_Q))["MRR@10"]
+    assert exchanged["randomisation_p"] == pytest.approx(row["randomisation_p"], abs=0.02)
+    assert exchanged["difference"] == -row["difference"]
+
+
+def test_identical_runs_have_p_one():
+    run = {"q1": {"MRR@10": 0.1, "Recall@5": 1.0}, "q2": {"MRR@10": 0.7, "Recall@5": 0.0}}
+    comparisons = compare(run, run)
+    assert list(comparisons) == ["MRR@10", "Recall@5"]
+    for row in comparisons.values():
+        assert (row["t_test_p"], row["randomisation_p"], row["difference"]) == (1.0, 1.0, 0.0)
+        assert (row["better"], row["worse"], row["equal"]) == (0, 0, 2)
+
+
+def test_the_order_of_queries_does_not_matter():
+    values, others = [0.1, 0.5, 0.9], [0.3, 0.4, 0.2]
+    backwards = dict(reversed(figures(others).items()))
+    assert compare(figures(values), backwards) == compare(figures(values), figures(others))
+
+
+def test_runs_that_cannot_be_compared():
+    with pytest.raises(UserError, match="at least two queries"):
+        compare(figures([0.5]), figures([0.25]))
+    with pytest.raises(UserError, match="different queries"):
+        compare(figures([0.5, 1.0]), figures([0.5, 1.0, 0.0]))

@@ -1,0 +1,135 @@
+"""Pools of negatives: what is in them, in which order, and what was left out and why."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation import trec
+from cocondenser_jax.retrieval import data
+from cocondenser_jax.retrieval.mine import make_pool, mine
+
+QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}, "q3": {"a": 0}}
+BM25 = {"q1": "abcdef", "q2": "cab"}
+DENSE = {"q1": "gcah", "q2": "c"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Judgments, and two runs whose scores have nothing in common."""
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "train.tsv").write_text(
+        "".join(
+            f"{q}\t{p}\t{grade}\n" for q, grades in QRELS.items() for p, grade in grades.items()
+        )
+    )
+    queries = "".join(json.dumps({"_id": query, "text": "x"}) + "\n" for query in QRELS)
+    (tmp_path / "queries.jsonl").write_text(queries)
+    for name, run, scale in (("bm25", BM25, 20.0), ("dense", DENSE, -0.1)):
+        # A negative scale: scores still fall with the rank, from -0.1 down.
+        trec.write_run(
+            tmp_path / f"{name}.trec",
+            {
+                query: {p: scale / r if scale > 0 else scale * r for r, p in enumerate(best, 1)}
+                for query, best in run.items()
+            },
+        )
+    return tmp_path
+
+
+def pools(path):
+    return {
+        query: [passage for passage, _ in trec.ranked(scores)]
+        for query, scores in trec.read_run(path).items()
+    }
+
+
+def test_one_run_without_what_is_relevant(folder):
+    out = folder / "pool.trec"
+    figures = mine([folder / "bm25.trec"], folder, "train", out)
+    assert pools(out) == {"q1": list("bcdef"), "q2": list("ab")}
+    assert figures == {
+        "queries": 2,  # q3 has no positive, so nothing trains on its negatives
+        "queries without negatives": 0,
+        "negatives": 7,
+        "negatives per query, mean": 3.5,
+        "negatives per query, least": 2,
+        "excluded, relevant": 2,
+    }
+    # What is written reads as any run does, and as the candidates of the run it came from.
+    qrels = data.with_positives(QRELS)
+    candidates = data.read_candidates(out, qrels, "abcdef", 200)
+    assert candidates == data.read_candidates(folder / "bm25.trec", qrels, "abcdef", 200)
+
+
+def test_runs_take_turns(folder):
+    out = folder / "pool.trec"
+    figures = mine([folder / "bm25.trec", folder / "dense.trec"], folder, "train", out)
+    # Ranks of q1 in BM25: b 2, c 3, d 4, e 5, f 6; dense: g 1, c 2, h 4.
+    assert pools(out) == {"q1": list("gbcdhef"), "q2": list("ab")}
+    assert figures["negatives"] == 9
+    assert figures["excluded, relevant"] == 2
+
+
+def test_depth_and_skip_top_are_ranks_of_each_run(folder):
+    runs, out = [folder / "bm25.trec", folder / "dense.trec"], folder / "pool.trec"
+    figures = mine(runs, folder, "train", out, depth=4, skip_top=2)
+    # a is relevant and third in the dense run; q2 has one passage below the second.
+    assert pools(out) == {"q1": list("cdh"), "q2": list("b")}
+    assert figures["excluded, relevant"] == 1
+    figures = mine(runs[1:], folder, "train", out, depth=4, skip_top=2)
+    assert pools(out) == {"q1": ["h"]}
+    assert figures["queries without negatives"] == 1
+    assert figures["negatives per query, least"] == 0
+    for depth, skip_top in ((2, 2), (0, 0), (5, -1)):
+        with pytest.raises(UserError, match=f"depth={depth}, skip_top={skip_top}: expected"):
+            mine(runs, folder, "train", out, depth=depth, skip_top=skip_top)
+
+
+def test_answers_and_scores_of_a_cross_encoder_exclude(folder):
+    teacher = folder / "teacher.trec"
+    scores = {"b": 0.05, "c": 0.01, "d": 0.1, "e": 0.9, "a": 0.0}
+    teacher.write_text("".join(f"q1 Q0 {p} 0 {s} t\n" for p, s in scores.items()))
+    figures = mine(
+        [folder / "bm25.trec"],
+        folder,
+        "train",
+        folder / "pool.trec",
+        holds_answer=lambda query, passage: (query, passage) in {("q1", "c"), ("q2", "a")},
+        denoise_run=teacher,
+        denoise_below=0.1,
+    )
+    assert pools(folder / "pool.trec") == {"q1": ["b"]}
+    assert {k: v for k, v in figures.items() if k.startswith("excluded")} == {
+        "excluded, relevant": 2,
+        "excluded, with an answer": 2,
+        "excluded, not scored": 2,  # f of q1, b of q2: the teacher does not know q2
+        "excluded, scored too high": 2,  # 0.1 is not below 0.1
+    }
+
+
+def test_pools_agree_with_sets_and_sorting():
+    rng = np.random.default_rng(0)
+    passages = [f"d{i}" for i in range(30)]
+    best = [{f"q{q}": list(rng.permutation(passages)[:20]) for q in range(10)} for _ in range(3)]
+    bad = {(f"q{q}", passage) for q in range(10) for passage in rng.choice(passages, 8)}
+    pool, excluded = make_pool(best, {"bad": lambda q, p: (q, p) in bad}, skip_top=3)
+    below = {q: set(itertools.chain(*(run[q][3:] for run in best))) for q in best[0]}
+    assert {q: set(scores) for q, scores in pool.items()} == {
+        q: {p for p in below[q] if (q, p) not in bad} for q in below
+    }
+    assert excluded == {"bad": sum((q, p) in bad for q in below for p in below[q])}
+    for query, scores in pool.items():
+        for passage, score in scores.items():
+            ranks = [run[query].index(passage) + 1 for run in best if passage in run[query]]
+            assert score == 1 / min(rank for rank in ranks if rank > 3)
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
+
+
+def test_a_run_of_other_queries_is_refused(folder):
+    (folder / "other.trec").write_text("p1 Q0 a 1 1.0 t\n")
+    with pytest.raises(UserError, match=r"other.trec has no passage for any of the 2 queries"):
+        mine([folder / "other.trec"], folder, "train", folder / "pool.trec")
+    assert not (folder / "pool.trec").exists()

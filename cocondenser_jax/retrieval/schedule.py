@@ -15,7 +15,8 @@ A plan is an array of pair numbers, one batch a row; every pair occurs at most o
 
 import concurrent.futures
 import hashlib
-import multiprocessing
+import inspect
+import json
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -34,24 +35,6 @@ class Candidates(NamedTuple):
 
     passages_NxK: np.ndarray  # -1 where a query has fewer than K
     scores_NxK: np.ndarray  # not read where the passage is -1
-
-
-def reverse(candidates: Candidates, depth: int) -> Candidates:
-    """Returns the best queries of each passage, among those that have it as a candidate."""
-    pairs_N = np.arange(len(candidates.passages_NxK))
-    keep_NxK = candidates.passages_NxK >= 0
-    queries_E = np.broadcast_to(pairs_N[:, None], keep_NxK.shape)[keep_NxK]
-    passages_E, scores_E = candidates.passages_NxK[keep_NxK], candidates.scores_NxK[keep_NxK]
-    order_E = np.lexsort((queries_E, -scores_E, passages_E))
-    passages_E = passages_E[order_E]
-    rank_E = np.arange(len(passages_E)) - np.searchsorted(passages_E, passages_E)
-    best_E = rank_E < depth
-    queries_NxK = np.full((len(pairs_N), depth), -1)
-    scores_NxK = np.zeros((len(pairs_N), depth), candidates.scores_NxK.dtype)
-    cells = passages_E[best_E], rank_E[best_E]
-    queries_NxK[cells] = queries_E[order_E][best_E]
-    scores_NxK[cells] = scores_E[order_E][best_E]
-    return Candidates(queries_NxK, scores_NxK)
 
 
 def pair_scores(candidates: Candidates) -> scipy.sparse.csr_array:
@@ -73,25 +56,29 @@ def pair_scores(candidates: Candidates) -> scipy.sparse.csr_array:
     if not np.isfinite(scores_NxK[keep_NxK]).all():
         raise UserError("the scores of candidates must be finite")
     known_NxK = np.where(keep_NxK, scores_NxK, np.inf).astype(np.float64)
-    smallest_Nx1 = known_NxK.min(axis=1, keepdims=True, initial=np.inf)
+    shifted_NxK = known_NxK - known_NxK.min(axis=1, keepdims=True, where=keep_NxK, initial=np.inf)
     queries_NxK = np.broadcast_to(np.arange(n)[:, None], keep_NxK.shape)
-    keep_NxK = keep_NxK & (passages_NxK != queries_NxK)
-    shifted_E = (known_NxK - np.where(np.isfinite(smallest_Nx1), smallest_Nx1, 0))[keep_NxK]
+    keep_NxK &= passages_NxK != queries_NxK
     cells = queries_NxK[keep_NxK], passages_NxK[keep_NxK]
-    matrix = scipy.sparse.csr_array((shifted_E, cells), shape=(n, n))
+    matrix = scipy.sparse.csr_array((shifted_NxK[keep_NxK], cells), shape=(n, n))
     both = scipy.sparse.csr_array(matrix + matrix.T)
     both.eliminate_zeros()
     return both
 
 
-def same_text(queries: Sequence[str], passages: Sequence[str]) -> scipy.sparse.csr_array:
-    """Returns which pairs share their query or their passage: `conflicts` of the planners."""
-    total = scipy.sparse.csr_array((len(queries), len(queries)), dtype=bool)
-    for names in (queries, passages):
-        _, group_N = np.unique(np.asarray(names), return_inverse=True)
-        member = scipy.sparse.csr_array((np.ones(len(names)), (np.arange(len(names)), group_N)))
-        total = total + (member @ member.T).astype(bool)
-    return scipy.sparse.csr_array(total)
+def false_negatives(queries: Sequence[str], passages: Sequence[str]) -> scipy.sparse.csr_array:
+    """Returns which pairs must not meet: the passage of one is relevant to the query of the other.
+
+    Args:
+      queries: ids, one a pair.
+      passages: ids, one a pair. Relevant is what some pair says, so that pairs of one query or of
+        one passage are among the answer.
+    """
+    _, query_N = np.unique(np.asarray(queries), return_inverse=True)
+    _, passage_N = np.unique(np.asarray(passages), return_inverse=True)
+    relevant = scipy.sparse.csr_array((np.ones(len(query_N), bool), (query_N, passage_N)))
+    answers = relevant[query_N][:, passage_N]
+    return scipy.sparse.csr_array(answers + answers.T)
 
 
 def hardness(batches_MxB: np.ndarray, scores: scipy.sparse.csr_array) -> np.ndarray:
@@ -117,23 +104,21 @@ def left_out(batches_MxB: np.ndarray, n_pairs: int) -> np.ndarray:
     return np.setdiff1d(np.arange(n_pairs), batches_MxB)
 
 
-def sequential_plan(
-    candidates: Candidates, batch_size: int, *, seed: int, epoch: int = 0, keep_last: bool = False
-) -> np.ndarray:
-    """Plans batches in the order of the pairs; arguments and result as `beam_plan`'s."""
-    order_P, _ = _pool(len(candidates.passages_NxK), batch_size, seed, epoch, keep_last)
-    return _rows(np.sort(order_P), batch_size)
-
-
 def random_plan(
-    candidates: Candidates, batch_size: int, *, seed: int, epoch: int = 0, keep_last: bool = False
+    n_pairs: int, batch_size: int, *, seed: int, epoch: int = 0, keep_last: bool = False
 ) -> np.ndarray:
-    """Plans batches at random; arguments and result as `beam_plan`'s."""
-    order_P, _ = _pool(len(candidates.passages_NxK), batch_size, seed, epoch, keep_last)
-    return _rows(order_P, batch_size)
+    """Plans batches at random; arguments, result and errors as `hard_plan`'s."""
+    if batch_size < 1:
+        raise UserError(f"a batch must hold at least one pair, not {batch_size}")
+    if n_pairs < batch_size:
+        raise UserError(f"{n_pairs} pairs do not fill one batch of {batch_size}")
+    order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
+    if keep_last:
+        order_N = np.pad(order_N, (0, -n_pairs % batch_size), constant_values=-1)
+    return order_N[: len(order_N) - len(order_N) % batch_size].reshape(-1, batch_size)
 
 
-def beam_plan(
+def hard_plan(
     candidates: Candidates,
     batch_size: int,
     *,
@@ -142,8 +127,13 @@ def beam_plan(
     keep_last: bool = False,
     conflicts: scipy.sparse.csr_array | None = None,
     width: int = 1,
+    sweeps: int = 5,
 ) -> np.ndarray:
-    """Grows one batch after the other from a random pair, by beam search for the largest h.
+    """Plans hard batches: beam search grows them, then greedy replacement improves them.
+
+    Beam search fills one batch after the other, from a random pair. Replacement begins with these
+    batches, or with random ones: in a sweep, each pair goes to the batch it is hardest with, in
+    exchange for the pair least hard there, if Σ h grows.
 
     Args:
       candidates: the passages scored for each query.
@@ -152,269 +142,286 @@ def beam_plan(
       epoch: of the same.
       keep_last: whether N mod batch_size pairs make a last batch, filled up with -1. Otherwise as
         many random pairs are left out.
-      conflicts: symmetric; pairs that must not meet, because one's passage answers the other's
-        query. They meet only where no swap of two pairs can part them.
-      width: partial batches kept after each step; 1 is greedy growth.
+      conflicts: symmetric; pairs that must not meet, as `false_negatives` returns. They meet only
+        where no exchange of two pairs makes conflicts fewer. If conflicts are disjoint groups, none
+        with more pairs than there are batches, and all batches are full, that means nowhere.
+      width: partial batches kept after each step; 1 is greedy growth, 0 begins with random batches.
+      sweeps: at most; 0 is beam search alone.
 
     Returns:
       batches_MxB.
 
     Raises:
-      UserError: for fewer pairs than a batch holds, or candidates that do not fit.
+      UserError: for fewer pairs than a batch holds, or candidates or conflicts that do not fit.
     """
-    if width < 1:
-        raise UserError(f"the beam must be at least 1 wide, not {width}")
+    if width < 0 or sweeps < 0:
+        raise UserError(f"width={width}, sweeps={sweeps}: expected at least 0")
     n = len(candidates.passages_NxK)
-    order_P, rng = _pool(n, batch_size, seed, epoch, keep_last)
-    matrix = _penalised(pair_scores(candidates), conflicts, batch_size)
-    batches_MxB = _rows(np.full(len(order_P), -1), batch_size)
+    batches_MxB = random_plan(n, batch_size, seed=seed, epoch=epoch, keep_last=keep_last)
+    order_P = batches_MxB[batches_MxB >= 0]
+    scores = pair_scores(candidates)
+    # A conflict costs more than all else in two batches is worth.
+    penalty = 1 + 2 * batch_size**2 * float(scores.data.max(initial=0))
+    matrix = scores if conflicts is None else _penalised(scores, conflicts, penalty)
     arrays = matrix.indptr, matrix.indices, matrix.data
-    _grow_all(*arrays, order_P, rng.integers(1 << 62, size=n), width, batches_MxB)
-    _swap(*arrays, batches_MxB, order_P, only_conflicts=True)
-    return batches_MxB
-
-
-def replacement_plan(
-    candidates: Candidates,
-    batch_size: int,
-    *,
-    seed: int,
-    epoch: int = 0,
-    keep_last: bool = False,
-    conflicts: scipy.sparse.csr_array | None = None,
-    sweeps: int = 3,
-) -> np.ndarray:
-    """Begins with random batches and swaps pairs between two of them while Σ h grows.
-
-    In each sweep every pair may move to the batch that it is hardest with, in exchange for the
-    pair there that makes the sum largest. Arguments and result as `beam_plan`'s; it ends after
-    `sweeps` sweeps or when one finds no swap.
-    """
-    order_P, _ = _pool(len(candidates.passages_NxK), batch_size, seed, epoch, keep_last)
-    matrix = _penalised(pair_scores(candidates), conflicts, batch_size)
-    batches_MxB = _rows(order_P, batch_size)
-    arrays = matrix.indptr, matrix.indices, matrix.data
+    if width:
+        key_N = np.random.default_rng(0).integers(1 << 62, size=n)
+        _grow(*arrays, order_P, key_N, width, batches_MxB)
     for _ in range(sweeps):
-        if not _swap(*arrays, batches_MxB, order_P, only_conflicts=False):
+        if not _sweep(*arrays, order_P, batches_MxB, 1e-12 * penalty):
             break
-    _swap(*arrays, batches_MxB, order_P, only_conflicts=True)
+    if conflicts is not None:
+        _part(*arrays, order_P, batches_MxB, penalty / 2)
     return batches_MxB
 
 
 def plan_in_background(
-    planner: Callable[..., np.ndarray], candidates: Candidates, batch_size: int, **options: Any
+    planner: Callable[..., np.ndarray], *arguments: Any, **options: Any
 ) -> concurrent.futures.Future[np.ndarray]:
-    """Calls a planner in a process of its own and returns the future of its plan."""
-    # Spawned, because a forked child would inherit the locks of torch's threads.
-    context = multiprocessing.get_context("spawn")
-    with_one = concurrent.futures.ProcessPoolExecutor(1, mp_context=context)
-    future = with_one.submit(planner, candidates, batch_size, **options)
-    with_one.shutdown(wait=False)
+    """Calls a planner in a thread and returns the future of its plan.
+
+    The compiled loops below, where `hard_plan` spends its time, do not hold up other threads.
+    """
+    executor = concurrent.futures.ThreadPoolExecutor(1)
+    future = executor.submit(planner, *arguments, **options)
+    executor.shutdown(wait=False)
     return future
 
 
-def save_plan(
-    path: Path, batches_MxB: np.ndarray, candidates: Candidates, *, seed: int, epoch: int
-) -> None:
-    """Writes a plan, and what it was made for, to an .npz file that is whole or absent."""
+def settings_of(planner: Callable[..., np.ndarray], *arguments: Any, **options: Any) -> dict:
+    """Returns what a call of a planner depends on, arrays as checksums, for `save_plan`."""
+    call = inspect.signature(planner).bind(*arguments, **options)
+    call.apply_defaults()
+    return {
+        "planner": planner.__name__,
+        **{
+            name: value if value is None or isinstance(value, int) else _sha256(value)
+            for name, value in call.arguments.items()
+        },
+    }
+
+
+def save_plan(path: Path, batches_MxB: np.ndarray, settings: dict[str, Any]) -> None:
+    """Writes a plan, and the settings it was made with, to an .npz file that is whole or absent."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        np.savez(
-            file, batches=batches_MxB, made_for=_made_for(candidates, batches_MxB, seed, epoch)
-        )
+        np.savez(file, batches=batches_MxB, settings=json.dumps(settings))
     os.replace(partial, path)
 
 
-def load_plan(
-    path: Path, candidates: Candidates, batch_size: int, *, seed: int, epoch: int
-) -> np.ndarray:
+def load_plan(path: Path, settings: dict[str, Any]) -> np.ndarray:
     """Reads a plan.
 
     Raises:
-      UserError: if the file cannot be read, or was made for other candidates, another batch size,
-        seed or epoch.
+      UserError: if the file cannot be read, or its plan was made with other settings.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            batches_MxB, made_for = arrays["batches"], arrays["made_for"]
+            batches_MxB, earlier = arrays["batches"], json.loads(str(arrays["settings"]))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read the plan {path}: {error}") from error
-    wanted = _made_for(candidates, np.empty((0, batch_size)), seed, epoch)
-    for name, has, wants in zip(
-        ("batch size", "seed", "epoch", "candidates"), made_for, wanted, strict=True
-    ):
-        if has != wants:
-            raise UserError(f"{path} was planned for {name} {has[:12]}, expected {wants[:12]}")
+    for name in earlier | settings:
+        if earlier.get(name) != settings.get(name):
+            raise UserError(
+                f"{path} was planned with {name}={earlier.get(name)!r}, expected "
+                f"{settings.get(name)!r}"
+            )
     return batches_MxB
 
 
-def _made_for(candidates: Candidates, batches_MxB: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+def _sha256(value: Candidates | scipy.sparse.csr_array) -> str:
+    arrays = (*value.nonzero(), np.array(value.shape)) if scipy.sparse.issparse(value) else value
     digest = hashlib.sha256()
-    for array in candidates:
+    for array in arrays:
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
-    return np.array([str(batches_MxB.shape[1]), str(seed), str(epoch), digest.hexdigest()])
-
-
-def _pool(
-    n: int, batch_size: int, seed: int, epoch: int, keep_last: bool
-) -> tuple[np.ndarray, np.random.Generator]:
-    """Returns the pairs to plan in random order, and the generator that drew it."""
-    if batch_size < 1:
-        raise UserError(f"a batch must hold at least one pair, not {batch_size}")
-    if n < batch_size:
-        raise UserError(f"{n} pairs do not fill one batch of {batch_size}")
-    rng = np.random.default_rng((seed, epoch))
-    order_N = rng.permutation(n)
-    return (order_N if keep_last else order_N[: n - n % batch_size]), rng
-
-
-def _rows(pairs_P: np.ndarray, batch_size: int) -> np.ndarray:
-    missing = -len(pairs_P) % batch_size
-    return np.pad(pairs_P, (0, missing), constant_values=-1).reshape(-1, batch_size)
+    return digest.hexdigest()
 
 
 def _penalised(
-    scores: scipy.sparse.csr_array, conflicts: scipy.sparse.csr_array | None, batch_size: int
+    scores: scipy.sparse.csr_array, conflicts: scipy.sparse.csr_array, penalty: float
 ) -> scipy.sparse.csr_array:
-    """Makes each conflict cost more than all else in two batches can be worth."""
-    if conflicts is None:
-        return scores
     if conflicts.shape != scores.shape:
         raise UserError(f"conflicts must be {scores.shape}, not {conflicts.shape}")
-    penalty = 1 + 2 * batch_size**2 * float(scores.data.max(initial=0))
-    matrix = scipy.sparse.csr_array(scores - penalty * conflicts.astype(bool).astype(np.float64))
-    matrix.setdiag(0)
-    matrix.eliminate_zeros()
-    return matrix
+    rows_E, columns_E = conflicts.nonzero()
+    apart_E = rows_E != columns_E
+    cells = rows_E[apart_E], columns_E[apart_E]
+    costs = scipy.sparse.csr_array((np.full(len(cells[0]), penalty), cells), scores.shape)
+    return scipy.sparse.csr_array(scores - costs)
 
 
-@njit(cache=True)
-def _grow_all(indptr, indices, values, order_P, key_N, width, batches_MxB):  # type: ignore
-    """Fills the batches; the pairs' random keys add up to the identity of a set."""
+# Below, row i of the matrix is indices[indptr[i] : indptr[i + 1]], in order, and its values.
+
+
+@njit(cache=True, nogil=True)
+def _grow(indptr, indices, values, order_P, key_N, width, batches_MxB):  # type: ignore
+    """Fills one batch after the other by beam search.
+
+    Two beams are one set if the random keys of their pairs add up to the same number.
+    """
     n, size = len(indptr) - 1, batches_MxB.shape[1]
     free_N = np.zeros(n, np.bool_)
     free_N[order_P] = True
-    gain_N, seen_N = np.zeros(n), np.zeros(n, np.bool_)
-    touched_N = np.empty(n, np.int64)
-    members_WxB = np.empty((width, size), np.int64)
-    grown_WxB = np.empty((width, size), np.int64)
-    h_W, best_h_W = np.empty(width), np.empty(width)
-    key_W, best_key_W = np.empty(width, np.int64), np.empty(width, np.int64)
+    h_W, key_W = np.empty(width), np.empty(width, np.int64)
     parent_W, pair_W = np.empty(width, np.int64), np.empty(width, np.int64)
-    first, n_left = 0, len(order_P)
+    first = 0
     for b in range(len(batches_MxB)):
         while not free_N[order_P[first]]:
             first += 1
-        members_WxB[0, 0], h_W[0], key_W[0], n_beams = order_P[first], 0.0, key_N[order_P[first]], 1
-        n_members = min(size, n_left)
-        for step in range(1, n_members):
-            n_best = 0
+        # h, key and pairs; then the other pairs that these have scores with, and what each adds.
+        beams = [(0.0, np.int64(0), order_P[:0], indices[:0], values[:0])]
+        for step in range(min(size, len(order_P) - b * size)):
+            n_beams = 0
+            for rank in range(width if step else 1):
+                best = -np.inf
+                for w, (h, key, members_I, near_J, gain_J) in enumerate(beams):
+                    for j, gain in zip(near_J, gain_J):  # noqa: B905
+                        if h + gain > best and not (key_W[:rank] == key + key_N[j]).any():
+                            best, key_W[rank] = h + gain, key + key_N[j]
+                            parent_W[rank], pair_W[rank] = w, j
+                    for j in order_P[first:]:
+                        if h <= best:
+                            break
+                        if (
+                            free_N[j]
+                            and not (members_I == j).any()
+                            and not (near_J == j).any()
+                            and not (key_W[:rank] == key + key_N[j]).any()
+                        ):
+                            best, key_W[rank] = h, key + key_N[j]
+                            parent_W[rank], pair_W[rank] = w, j
+                if best == -np.inf:
+                    break
+                h_W[rank], n_beams = best, rank + 1
+            grown = beams[:0]
             for w in range(n_beams):
-                n_touched = 0
-                for m in members_WxB[w, :step]:
-                    free_N[m] = False
-                for m in members_WxB[w, :step]:
-                    for e in range(indptr[m], indptr[m + 1]):
-                        j = indices[e]
-                        if free_N[j]:
-                            gain_N[j] += values[e]
-                            if not seen_N[j]:
-                                seen_N[j] = True
-                                touched_N[n_touched] = j
-                                n_touched += 1
-                n_scored = n_touched
-                # Of all pairs that add nothing, as many as could survive.
-                for j in order_P[first:]:
-                    if n_touched == n_scored + width:
-                        break
-                    if free_N[j] and not seen_N[j]:
-                        seen_N[j] = True
-                        touched_N[n_touched] = j
-                        n_touched += 1
-                for j in touched_N[:n_touched]:
-                    h, key = h_W[w] + gain_N[j], key_W[w] + key_N[j]
-                    gain_N[j], seen_N[j] = 0.0, False
-                    if (n_best < width or h > best_h_W[n_best - 1]) and not (
-                        best_key_W[:n_best] == key
-                    ).any():
-                        n_best = min(n_best + 1, width)
-                        at = n_best - 1
-                        while at > 0 and best_h_W[at - 1] < h:
-                            best_h_W[at], best_key_W[at] = best_h_W[at - 1], best_key_W[at - 1]
-                            parent_W[at], pair_W[at] = parent_W[at - 1], pair_W[at - 1]
-                            at -= 1
-                        best_h_W[at], best_key_W[at] = h, key
-                        parent_W[at], pair_W[at] = w, j
-                for m in members_WxB[w, :step]:
-                    free_N[m] = True
-            for w in range(n_best):
-                grown_WxB[w, :step] = members_WxB[parent_W[w], :step]
-                grown_WxB[w, step] = pair_W[w]
-            members_WxB, grown_WxB, n_beams = grown_WxB, members_WxB, n_best
-            h_W[:n_best], key_W[:n_best] = best_h_W[:n_best], best_key_W[:n_best]
-        batches_MxB[b, :n_members] = members_WxB[0, :n_members]
-        for m in members_WxB[0, :n_members]:
-            free_N[m] = False
-        n_left -= n_members
+                _, _, members_I, near_J, gain_J = beams[parent_W[w]]
+                members_I = np.append(members_I, pair_W[w])
+                row = slice(indptr[pair_W[w]], indptr[pair_W[w] + 1])
+                free_N[members_I] = False
+                near_J, gain_J = _add_row(near_J, gain_J, indices[row], values[row], free_N)
+                free_N[members_I] = True
+                grown.append((h_W[w], key_W[w], members_I, near_J, gain_J))
+            beams = grown
+        members_I = beams[0][2]
+        batches_MxB[b, : len(members_I)] = members_I
+        free_N[members_I] = False
 
 
-@njit(cache=True)
-def _attraction(indptr, indices, values, batch_N, pair, batch):  # type: ignore
-    """Returns what the scores of a pair with the members of a batch add up to."""
-    total = 0.0
-    for e in range(indptr[pair], indptr[pair + 1]):
-        if batch_N[indices[e]] == batch:
-            total += values[e]
-    return total
+@njit(cache=True, nogil=True)
+def _add_row(near_J, gain_J, row_K, values_K, free_N):  # type: ignore
+    """Adds two sparse vectors, without the pairs that are not free."""
+    near_I = np.empty(len(near_J) + len(row_K), row_K.dtype)
+    gain_I = np.empty(len(near_I))
+    i, j, k, end = 0, 0, 0, len(free_N)
+    while True:
+        left = near_J[j] if j < len(near_J) else end
+        right = row_K[k] if k < len(row_K) else end
+        pair = min(left, right)
+        if pair == end:
+            return near_I[:i], gain_I[:i]
+        if free_N[pair]:
+            near_I[i] = pair
+            gain_I[i] = (gain_J[j] if left == pair else 0.0) + (
+                values_K[k] if right == pair else 0.0
+            )
+            i += 1
+        j += left == pair
+        k += right == pair
 
 
-@njit(cache=True)
-def _swap(indptr, indices, values, batches_MxB, order_P, only_conflicts):  # type: ignore
-    """Goes through the pairs once, swaps each where that raises Σ h; returns how many it did."""
-    n_batches = len(batches_MxB)
-    batch_N = np.full(len(indptr) - 1, -1)
-    slot_N = np.zeros(len(indptr) - 1, np.int64)
-    for b in range(n_batches):
-        for slot, m in enumerate(batches_MxB[b]):
-            if m >= 0:
-                batch_N[m], slot_N[m] = b, slot
-    attraction_M, score_N, n_swaps = np.zeros(n_batches), np.zeros(len(indptr) - 1), 0
+@njit(cache=True, nogil=True)
+def _sweep(indptr, indices, values, order_P, batches_MxB, least):  # type: ignore
+    """Replaces once, by exchanges that gain more than `least`; returns whether there was one."""
+    batch_N, own_N = _place(indptr, indices, values, batches_MxB)
+    to_batch_M, exchanged = np.zeros(len(batches_MxB)), False
     for i in order_P:
-        own = batch_N[i]
-        for e in range(indptr[i], indptr[i + 1]):
-            score_N[indices[e]] = values[e]
+        row = range(indptr[i], indptr[i + 1])
+        own = target = batch_N[i]
+        for e in row:
             if batch_N[indices[e]] >= 0:
-                attraction_M[batch_N[indices[e]]] += values[e]
-        target, conflict = own, attraction_M[own] < 0
-        if conflict or not only_conflicts:
-            for e in range(indptr[i], indptr[i + 1]):
-                b = batch_N[indices[e]]
-                if b >= 0 and attraction_M[b] > attraction_M[target]:
-                    target = b
-        # A pair in conflict goes wherever it can; another only to the batch it is hardest with.
-        low, high = (0, n_batches) if conflict else (target, target + 1)
-        best, best_pair = 1e-9, -1
-        for b in range(low, high):
-            if b == own or attraction_M[b] < attraction_M[own]:
+                to_batch_M[batch_N[indices[e]]] += values[e]
+        for e in row:
+            b = batch_N[indices[e]]
+            if b >= 0 and to_batch_M[b] > to_batch_M[target]:
+                target = b
+        gain = to_batch_M[target] - to_batch_M[own]
+        for e in row:
+            if batch_N[indices[e]] >= 0:
+                to_batch_M[batch_N[indices[e]]] = 0.0
+        if target == own:
+            continue
+        y = -1
+        for m in batches_MxB[target]:
+            if m >= 0 and (y < 0 or own_N[m] < own_N[y]):
+                y = m
+        gain -= own_N[y]
+        for e in range(indptr[y], indptr[y + 1]):
+            # Both sums above count what i and y have with each other, and lose it.
+            if batch_N[indices[e]] == own:
+                gain += -values[e] if indices[e] == i else values[e]
+        if gain > least:
+            _exchange(indptr, indices, values, batches_MxB, batch_N, own_N, i, y)
+            exchanged = True
+    return exchanged
+
+
+@njit(cache=True, nogil=True)
+def _part(indptr, indices, values, order_P, batches_MxB, least):  # type: ignore
+    """Exchanges pairs in conflict with any others, until none gains more than `least`."""
+    batch_N, own_N = _place(indptr, indices, values, batches_MxB)
+    exchanged = True
+    while exchanged:
+        exchanged = False
+        for i in order_P:
+            if own_N[i] > -least:
                 continue
-            for y in batches_MxB[b]:
-                if y >= 0:
-                    change = attraction_M[b] - attraction_M[own] - 2 * score_N[y]
-                    change += _attraction(indptr, indices, values, batch_N, y, own)
-                    change -= _attraction(indptr, indices, values, batch_N, y, b)
-                    if change > best:
-                        best, best_pair = change, y
-            if conflict and best_pair >= 0:
-                break
-        for e in range(indptr[i], indptr[i + 1]):
-            score_N[indices[e]] = 0.0
-            if batch_N[indices[e]] >= 0:
-                attraction_M[batch_N[indices[e]]] = 0.0
-        if best_pair >= 0:
-            b, slot = batch_N[best_pair], slot_N[best_pair]
-            batches_MxB[own, slot_N[i]], batches_MxB[b, slot] = best_pair, i
-            batch_N[best_pair], slot_N[best_pair] = own, slot_N[i]
-            batch_N[i], slot_N[i] = b, slot
-            n_swaps += 1
-    return n_swaps
+            own = batch_N[i]
+            to_batch_M, to_own_N = np.zeros(len(batches_MxB)), np.zeros(len(batch_N))
+            for m in batches_MxB[own]:
+                if m >= 0:
+                    for e in range(indptr[m], indptr[m + 1]):
+                        to_own_N[indices[e]] += values[e]
+            for e in range(indptr[i], indptr[i + 1]):
+                to_own_N[indices[e]] -= 2 * values[e]
+                if batch_N[indices[e]] >= 0:
+                    to_batch_M[batch_N[indices[e]]] += values[e]
+            gain_P = (to_batch_M[batch_N] + to_own_N - own_N - own_N[i])[order_P]
+            gain_P[batch_N[order_P] == own] = 0.0
+            if gain_P.max() > least:
+                y = order_P[gain_P.argmax()]
+                _exchange(indptr, indices, values, batches_MxB, batch_N, own_N, i, y)
+                exchanged = True
+
+
+@njit(cache=True, nogil=True)
+def _place(indptr, indices, values, batches_MxB):  # type: ignore
+    """Returns the batch of each pair, -1 for none, and its scores with the others there."""
+    batch_N, own_N = np.full(len(indptr) - 1, -1), np.zeros(len(indptr) - 1)
+    for b in range(len(batches_MxB)):
+        for i in batches_MxB[b]:
+            if i >= 0:
+                _move(indptr, indices, values, batch_N, own_N, i, b)
+    return batch_N, own_N
+
+
+@njit(cache=True, nogil=True)
+def _exchange(indptr, indices, values, batches_MxB, batch_N, own_N, i, y):  # type: ignore
+    own, target = batch_N[i], batch_N[y]
+    batches_MxB[own][batches_MxB[own] == i] = y
+    batches_MxB[target][batches_MxB[target] == y] = i
+    _move(indptr, indices, values, batch_N, own_N, i, target)
+    _move(indptr, indices, values, batch_N, own_N, y, own)
+
+
+@njit(cache=True, nogil=True)
+def _move(indptr, indices, values, batch_N, own_N, i, target):  # type: ignore
+    own, own_N[i] = batch_N[i], 0.0
+    for e in range(indptr[i], indptr[i + 1]):
+        j = indices[e]
+        if batch_N[j] == own:
+            own_N[j] -= values[e]
+        elif batch_N[j] == target:
+            own_N[j] += values[e]
+            own_N[i] += values[e]
+    batch_N[i] = target

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
-from numba import njit
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval import batch_search
 
 
 class Candidates(NamedTuple):
@@ -55,8 +55,9 @@ def pair_scores(candidates: Candidates) -> scipy.sparse.csr_array:
         raise UserError(f"candidates must be numbers of the {n} pairs, or -1 for none")
     if not np.isfinite(scores_NxK[keep_NxK]).all():
         raise UserError("the scores of candidates must be finite")
-    known_NxK = np.where(keep_NxK, scores_NxK, np.inf).astype(np.float64)
-    shifted_NxK = known_NxK - known_NxK.min(axis=1, keepdims=True, where=keep_NxK, initial=np.inf)
+    known_NxK = scores_NxK.astype(np.float64)
+    smallest_Nx1 = known_NxK.min(axis=1, keepdims=True, where=keep_NxK, initial=np.inf)
+    shifted_NxK = np.subtract(known_NxK, smallest_Nx1, out=known_NxK, where=keep_NxK)
     queries_NxK = np.broadcast_to(np.arange(n)[:, None], keep_NxK.shape)
     keep_NxK &= passages_NxK != queries_NxK
     cells = queries_NxK[keep_NxK], passages_NxK[keep_NxK]
@@ -133,7 +134,8 @@ def hard_plan(
 
     Beam search fills one batch after the other, from a random pair. Replacement begins with these
     batches, or with random ones: in a sweep, each pair goes to the batch it is hardest with, in
-    exchange for the pair least hard there, if Σ h grows.
+    exchange for the pair least hard there, if Σ h grows. Both together give the hardest batches,
+    and to them a wider beam adds next to nothing: benchmarks/schedule.py compares the methods.
 
     Args:
       candidates: the passages scored for each query.
@@ -160,18 +162,17 @@ def hard_plan(
     batches_MxB = random_plan(n, batch_size, seed=seed, epoch=epoch, keep_last=keep_last)
     order_P = batches_MxB[batches_MxB >= 0]
     scores = pair_scores(candidates)
-    # A conflict costs more than all else in two batches is worth.
-    penalty = 1 + 2 * batch_size**2 * float(scores.data.max(initial=0))
-    matrix = scores if conflicts is None else _penalised(scores, conflicts, penalty)
-    arrays = matrix.indptr, matrix.indices, matrix.data
+    # Twice what the scores in two batches can add up to, so that no conflict is ever worth them.
+    penalty = 2.0 * batch_size**2 * (scores.data.max(initial=0) or 1)
+    both = scores if conflicts is None else _penalised(scores, conflicts, penalty)
+    matrix = both.indptr, both.indices, both.data
     if width:
         key_N = np.random.default_rng(0).integers(1 << 62, size=n)
-        _grow(*arrays, order_P, key_N, width, batches_MxB)
-    for _ in range(sweeps):
-        if not _sweep(*arrays, order_P, batches_MxB, 1e-12 * penalty):
-            break
+        batch_search.grow(matrix, order_P, key_N, width, batches_MxB)
+    # Above the rounding of sums.
+    batch_search.replace(matrix, order_P, batches_MxB, sweeps, 1e-12 * penalty)
     if conflicts is not None:
-        _part(*arrays, order_P, batches_MxB, penalty / 2)
+        batch_search.part(matrix, order_P, batches_MxB, penalty / 2)
     return batches_MxB
 
 
@@ -180,7 +181,7 @@ def plan_in_background(
 ) -> concurrent.futures.Future[np.ndarray]:
     """Calls a planner in a thread and returns the future of its plan.
 
-    The compiled loops below, where `hard_plan` spends its time, do not hold up other threads.
+    The compiled loops of `hard_plan` leave the interpreter to other threads.
     """
     executor = concurrent.futures.ThreadPoolExecutor(1)
     future = executor.submit(planner, *arguments, **options)
@@ -248,180 +249,3 @@ def _penalised(
     cells = rows_E[apart_E], columns_E[apart_E]
     costs = scipy.sparse.csr_array((np.full(len(cells[0]), penalty), cells), scores.shape)
     return scipy.sparse.csr_array(scores - costs)
-
-
-# Below, row i of the matrix is indices[indptr[i] : indptr[i + 1]], in order, and its values.
-
-
-@njit(cache=True, nogil=True)
-def _grow(indptr, indices, values, order_P, key_N, width, batches_MxB):  # type: ignore
-    """Fills one batch after the other by beam search.
-
-    Two beams are one set if the random keys of their pairs add up to the same number.
-    """
-    n, size = len(indptr) - 1, batches_MxB.shape[1]
-    free_N = np.zeros(n, np.bool_)
-    free_N[order_P] = True
-    h_W, key_W = np.empty(width), np.empty(width, np.int64)
-    parent_W, pair_W = np.empty(width, np.int64), np.empty(width, np.int64)
-    first = 0
-    for b in range(len(batches_MxB)):
-        while not free_N[order_P[first]]:
-            first += 1
-        # h, key and pairs; then the other pairs that these have scores with, and what each adds.
-        beams = [(0.0, np.int64(0), order_P[:0], indices[:0], values[:0])]
-        for step in range(min(size, len(order_P) - b * size)):
-            n_beams = 0
-            for rank in range(width if step else 1):
-                best = -np.inf
-                for w, (h, key, members_I, near_J, gain_J) in enumerate(beams):
-                    for j, gain in zip(near_J, gain_J):  # noqa: B905
-                        if h + gain > best and not (key_W[:rank] == key + key_N[j]).any():
-                            best, key_W[rank] = h + gain, key + key_N[j]
-                            parent_W[rank], pair_W[rank] = w, j
-                    for j in order_P[first:]:
-                        if h <= best:
-                            break
-                        if (
-                            free_N[j]
-                            and not (members_I == j).any()
-                            and not (near_J == j).any()
-                            and not (key_W[:rank] == key + key_N[j]).any()
-                        ):
-                            best, key_W[rank] = h, key + key_N[j]
-                            parent_W[rank], pair_W[rank] = w, j
-                if best == -np.inf:
-                    break
-                h_W[rank], n_beams = best, rank + 1
-            grown = beams[:0]
-            for w in range(n_beams):
-                _, _, members_I, near_J, gain_J = beams[parent_W[w]]
-                members_I = np.append(members_I, pair_W[w])
-                row = slice(indptr[pair_W[w]], indptr[pair_W[w] + 1])
-                free_N[members_I] = False
-                near_J, gain_J = _add_row(near_J, gain_J, indices[row], values[row], free_N)
-                free_N[members_I] = True
-                grown.append((h_W[w], key_W[w], members_I, near_J, gain_J))
-            beams = grown
-        members_I = beams[0][2]
-        batches_MxB[b, : len(members_I)] = members_I
-        free_N[members_I] = False
-
-
-@njit(cache=True, nogil=True)
-def _add_row(near_J, gain_J, row_K, values_K, free_N):  # type: ignore
-    """Adds two sparse vectors, without the pairs that are not free."""
-    near_I = np.empty(len(near_J) + len(row_K), row_K.dtype)
-    gain_I = np.empty(len(near_I))
-    i, j, k, end = 0, 0, 0, len(free_N)
-    while True:
-        left = near_J[j] if j < len(near_J) else end
-        right = row_K[k] if k < len(row_K) else end
-        pair = min(left, right)
-        if pair == end:
-            return near_I[:i], gain_I[:i]
-        if free_N[pair]:
-            near_I[i] = pair
-            gain_I[i] = (gain_J[j] if left == pair else 0.0) + (
-                values_K[k] if right == pair else 0.0
-            )
-            i += 1
-        j += left == pair
-        k += right == pair
-
-
-@njit(cache=True, nogil=True)
-def _sweep(indptr, indices, values, order_P, batches_MxB, least):  # type: ignore
-    """Replaces once, by exchanges that gain more than `least`; returns whether there was one."""
-    batch_N, own_N = _place(indptr, indices, values, batches_MxB)
-    to_batch_M, exchanged = np.zeros(len(batches_MxB)), False
-    for i in order_P:
-        row = range(indptr[i], indptr[i + 1])
-        own = target = batch_N[i]
-        for e in row:
-            if batch_N[indices[e]] >= 0:
-                to_batch_M[batch_N[indices[e]]] += values[e]
-        for e in row:
-            b = batch_N[indices[e]]
-            if b >= 0 and to_batch_M[b] > to_batch_M[target]:
-                target = b
-        gain = to_batch_M[target] - to_batch_M[own]
-        for e in row:
-            if batch_N[indices[e]] >= 0:
-                to_batch_M[batch_N[indices[e]]] = 0.0
-        if target == own:
-            continue
-        y = -1
-        for m in batches_MxB[target]:
-            if m >= 0 and (y < 0 or own_N[m] < own_N[y]):
-                y = m
-        gain -= own_N[y]
-        for e in range(indptr[y], indptr[y + 1]):
-            # Both sums above count what i and y have with each other, and lose it.
-            if batch_N[indices[e]] == own:
-                gain += -values[e] if indices[e] == i else values[e]
-        if gain > least:
-            _exchange(indptr, indices, values, batches_MxB, batch_N, own_N, i, y)
-            exchanged = True
-    return exchanged
-
-
-@njit(cache=True, nogil=True)
-def _part(indptr, indices, values, order_P, batches_MxB, least):  # type: ignore
-    """Exchanges pairs in conflict with any others, until none gains more than `least`."""
-    batch_N, own_N = _place(indptr, indices, values, batches_MxB)
-    exchanged = True
-    while exchanged:
-        exchanged = False
-        for i in order_P:
-            if own_N[i] > -least:
-                continue
-            own = batch_N[i]
-            to_batch_M, to_own_N = np.zeros(len(batches_MxB)), np.zeros(len(batch_N))
-            for m in batches_MxB[own]:
-                if m >= 0:
-                    for e in range(indptr[m], indptr[m + 1]):
-                        to_own_N[indices[e]] += values[e]
-            for e in range(indptr[i], indptr[i + 1]):
-                to_own_N[indices[e]] -= 2 * values[e]
-                if batch_N[indices[e]] >= 0:
-                    to_batch_M[batch_N[indices[e]]] += values[e]
-            gain_P = (to_batch_M[batch_N] + to_own_N - own_N - own_N[i])[order_P]
-            gain_P[batch_N[order_P] == own] = 0.0
-            if gain_P.max() > least:
-                y = order_P[gain_P.argmax()]
-                _exchange(indptr, indices, values, batches_MxB, batch_N, own_N, i, y)
-                exchanged = True
-
-
-@njit(cache=True, nogil=True)
-def _place(indptr, indices, values, batches_MxB):  # type: ignore
-    """Returns the batch of each pair, -1 for none, and its scores with the others there."""
-    batch_N, own_N = np.full(len(indptr) - 1, -1), np.zeros(len(indptr) - 1)
-    for b in range(len(batches_MxB)):
-        for i in batches_MxB[b]:
-            if i >= 0:
-                _move(indptr, indices, values, batch_N, own_N, i, b)
-    return batch_N, own_N
-
-
-@njit(cache=True, nogil=True)
-def _exchange(indptr, indices, values, batches_MxB, batch_N, own_N, i, y):  # type: ignore
-    own, target = batch_N[i], batch_N[y]
-    batches_MxB[own][batches_MxB[own] == i] = y
-    batches_MxB[target][batches_MxB[target] == y] = i
-    _move(indptr, indices, values, batch_N, own_N, i, target)
-    _move(indptr, indices, values, batch_N, own_N, y, own)
-
-
-@njit(cache=True, nogil=True)
-def _move(indptr, indices, values, batch_N, own_N, i, target):  # type: ignore
-    own, own_N[i] = batch_N[i], 0.0
-    for e in range(indptr[i], indptr[i + 1]):
-        j = indices[e]
-        if batch_N[j] == own:
-            own_N[j] -= values[e]
-        elif batch_N[j] == target:
-            own_N[j] += values[e]
-            own_N[i] += values[e]
-    batch_N[i] = target

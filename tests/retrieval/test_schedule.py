@@ -1,4 +1,4 @@
-"""Plans against brute force, and what every plan must keep."""
+"""Plans and their hardness against definitions, and what every plan must keep."""
 
 import itertools
 
@@ -12,170 +12,180 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import schedule
 from cocondenser_jax.retrieval.schedule import Candidates
 
-PLANNERS = [
-    schedule.sequential_plan,
-    schedule.random_plan,
-    schedule.beam_plan,
-    schedule.replacement_plan,
-]
 
-
-def make_candidates(n, k, seed=0, missing=0.2):
+def make_candidates(n, k, seed=0):
     rng = np.random.default_rng(seed)
     passages_NxK = np.array([rng.permutation(n)[:k] for _ in range(n)])
-    passages_NxK[rng.random((n, k)) < missing] = -1
+    passages_NxK[rng.random((n, k)) < 0.2] = -1
     # Whole numbers, so that sums are exact in any order.
     return Candidates(passages_NxK, rng.integers(1, 1000, (n, k)).astype(np.float32))
 
 
-def dense(candidates):
-    """The shifted s, by a loop over its definition."""
-    n = len(candidates.passages_NxK)
-    s_NxN = np.zeros((n, n))
-    for i, (passages_K, scores_K) in enumerate(zip(*candidates, strict=True)):
-        kept = {int(p): float(s) for p, s in zip(passages_K, scores_K, strict=True) if p >= 0}
-        for p, s in kept.items():
-            s_NxN[i, p] = s - min(kept.values())
-    return s_NxN
-
-
-def brute_h(s_NxN, batch):
-    return sum(s_NxN[i, j] for i, j in itertools.permutations([p for p in batch if p >= 0], 2))
+def brute_h(candidates, batch):
+    """The definition, with the scores' shift, over ordered pairs of a batch."""
+    h = 0.0
+    for i, j in itertools.permutations([pair for pair in batch if pair >= 0], 2):
+        scores = {
+            int(p): float(s)
+            for p, s in zip(*(array[i] for array in candidates), strict=True)
+            if p >= 0
+        }
+        h += scores[j] - min(scores.values()) if j in scores else 0
+    return h
 
 
 def test_hardness_is_the_sum_over_ordered_pairs():
     candidates = make_candidates(23, 9)
-    batches_MxB = schedule.random_plan(candidates, 5, seed=1, keep_last=True)
-    expected = [brute_h(dense(candidates), batch) for batch in batches_MxB]
-    h_M = schedule.hardness(batches_MxB, schedule.pair_scores(candidates))
-    np.testing.assert_array_equal(h_M, expected)
+    for keep_last in (False, True):
+        batches_MxB = schedule.random_plan(23, 5, seed=1, keep_last=keep_last)
+        h_M = schedule.hardness(batches_MxB, schedule.pair_scores(candidates))
+        assert h_M.tolist() == [brute_h(candidates, batch) for batch in batches_MxB]
 
 
-def test_reverse_keeps_the_best_queries_of_each_passage():
-    candidates = make_candidates(20, 8)
-    reverse = schedule.reverse(candidates, 3)
-    for p in range(20):
-        queries, columns = np.nonzero(candidates.passages_NxK == p)
-        ranked = sorted((-candidates.scores_NxK[queries, columns]).tolist())[:3]
-        kept_K = reverse.passages_NxK[p] >= 0
-        assert (-reverse.scores_NxK[p][kept_K]).tolist() == ranked
-        for q, s in zip(
-            reverse.passages_NxK[p][kept_K], reverse.scores_NxK[p][kept_K], strict=True
-        ):
-            assert s == candidates.scores_NxK[q][candidates.passages_NxK[q] == p]
+def test_scores_of_queries_without_candidates_are_empty():
+    nothing = Candidates(np.full((4, 2), -1), np.full((4, 2), np.nan))
+    assert schedule.pair_scores(nothing).nnz == 0
+    assert sorted(schedule.hard_plan(nothing, 2, seed=0).ravel().tolist()) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_wide_beam_finds_the_best_batch_around_its_seed(seed):
-    candidates = make_candidates(9, 5, seed)
-    first_B = schedule.beam_plan(candidates, 4, seed=seed, width=200)[0]
-    # Batches grow from the first pair of the random order.
-    start = schedule.random_plan(candidates, 4, seed=seed)[0, 0]
-    assert first_B[0] == start
-    pool = schedule.random_plan(candidates, 4, seed=seed).ravel()
-    best = max(
-        brute_h(dense(candidates), (start, *rest))
-        for rest in itertools.combinations(sorted(set(pool.tolist()) - {int(start)}), 3)
-    )
-    assert brute_h(dense(candidates), first_B) == best
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_replacement_ends_where_its_swaps_gain_nothing(seed):
-    # With two batches, the batch a pair is hardest with is the other one or none.
-    candidates = make_candidates(8, 5, seed)
-    batches_2x4 = schedule.replacement_plan(candidates, 4, seed=seed, sweeps=100)
-    s_NxN = dense(candidates)
-    both_NxN = s_NxN + s_NxN.T
-    total = sum(brute_h(s_NxN, batch) for batch in batches_2x4)
-    for i, y in itertools.product(*map(list, batches_2x4)):
-        left, right = [y, *set(batches_2x4[0]) - {i}], [i, *set(batches_2x4[1]) - {y}]
-        if both_NxN[i, batches_2x4[1]].sum() > both_NxN[i, batches_2x4[0]].sum():
-            assert brute_h(s_NxN, left) + brute_h(s_NxN, right) <= total
-
-
-@pytest.mark.parametrize("planner", [schedule.beam_plan, schedule.replacement_plan])
-def test_clustered_pairs_meet(planner):
+def test_false_negatives_are_relevant_to_another_query_of_the_batch():
     rng = np.random.default_rng(0)
-    label_N = rng.permutation(240) // 12
-    passages_NxK = np.array([rng.permutation(np.flatnonzero(label_N == c)) for c in label_N])
-    candidates = Candidates(passages_NxK, rng.random(passages_NxK.shape))
+    queries, passages = rng.integers(0, 12, (2, 30)).astype(str).tolist()
+    relevant = set(zip(queries, passages, strict=True))
+    expected = [
+        [(q, other) in relevant or (r, passage) in relevant for r, other in pairs]
+        for pairs in [list(zip(queries, passages, strict=True))]
+        for q, passage in pairs
+    ]
+    found = schedule.false_negatives(queries, passages)
+    assert (found.toarray() > 0).tolist() == expected
+
+
+def test_each_step_adds_hardness():
+    candidates = make_candidates(60, 8)
     scores = schedule.pair_scores(candidates)
-    baseline = schedule.hardness(schedule.random_plan(candidates, 8, seed=0), scores).mean()
-    assert schedule.hardness(planner(candidates, 8, seed=0), scores).mean() > 5 * baseline
+    random, replaced, grown, both = (
+        schedule.hardness(schedule.hard_plan(candidates, 6, seed=2, **options), scores).sum()
+        for options in (
+            {"width": 0, "sweeps": 0},
+            {"width": 0, "sweeps": 5},
+            {"width": 1, "sweeps": 0},
+            {},
+        )
+    )
+    assert random == schedule.hardness(schedule.random_plan(60, 6, seed=2), scores).sum()
+    assert random < replaced
+    assert random < grown < both
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_every_pair_once_and_groups_apart(data):
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), width=st.integers(0, 3), sweeps=st.integers(0, 3))
+def test_every_pair_once_and_groups_apart(data, width, sweeps):
     size, m = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
-    n = size * m
-    k = data.draw(st.integers(1, n))
-    seed = data.draw(st.integers(0, 1000))
+    n, seed = size * m, data.draw(st.integers(0, 1000))
     # No group is larger than the number of batches, so that its pairs can be kept apart.
     group_N = np.random.default_rng(seed).permutation(n) // data.draw(st.integers(1, m))
-    conflicts = schedule.same_text([str(i) for i in range(n)], [str(g) for g in group_N])
-    candidates = make_candidates(n, k, seed)
-    for planner in (schedule.beam_plan, schedule.replacement_plan):
-        batches_MxB = planner(candidates, size, seed=seed, conflicts=conflicts)
-        assert sorted(batches_MxB.ravel().tolist()) == list(range(n))
-        assert all(len(set(group_N[batch_B])) == size for batch_B in batches_MxB)
+    conflicts = scipy.sparse.csr_array(group_N[:, None] == group_N)
+    candidates = make_candidates(n, data.draw(st.integers(1, n)), seed)
+    batches_MxB = schedule.hard_plan(
+        candidates, size, seed=seed, conflicts=conflicts, width=width, sweeps=sweeps
+    )
+    assert sorted(batches_MxB.ravel().tolist()) == list(range(n))
+    assert all(len(set(group_N[batch_B])) == size for batch_B in batches_MxB)
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_what_every_plan_keeps(planner):
+def plans(candidates, *arguments, **options):
+    yield schedule.random_plan(len(candidates.passages_NxK), *arguments, **options)
+    yield schedule.hard_plan(candidates, *arguments, **options)
+
+
+def test_what_every_plan_keeps():
     candidates = make_candidates(23, 6)
-    dropped_MxB = planner(candidates, 5, seed=3)
-    kept_MxB = planner(candidates, 5, seed=3, keep_last=True)
-    assert dropped_MxB.shape == (4, 5)
-    assert len(set(dropped_MxB.ravel().tolist())) == 20
-    out = schedule.left_out(dropped_MxB, 23)
-    assert sorted([*out, *dropped_MxB.ravel()]) == list(range(23))
-    assert sorted(kept_MxB.ravel().tolist()) == [-1, -1, *range(23)]
-    assert (kept_MxB[-1] == -1).sum() == 2
-    np.testing.assert_array_equal(planner(candidates, 5, seed=3), dropped_MxB)
-    other = schedule.left_out(planner(candidates, 5, seed=4), 23)
-    assert other.tolist() != out.tolist()
-    with pytest.raises(UserError, match="23 pairs do not fill one batch of 24"):
-        planner(candidates, 24, seed=0)
+    outs = []
+    for dropped_MxB, same_MxB, epoch_MxB, other_MxB, kept_MxB in zip(
+        plans(candidates, 5, seed=3),
+        plans(candidates, 5, seed=3),
+        plans(candidates, 5, seed=3, epoch=1),
+        plans(candidates, 5, seed=4),
+        plans(candidates, 5, seed=3, keep_last=True),
+        strict=True,
+    ):
+        assert dropped_MxB.shape == (4, 5)
+        out = schedule.left_out(dropped_MxB, 23).tolist()
+        assert sorted([*out, *dropped_MxB.ravel()]) == list(range(23))
+        assert sorted(kept_MxB.ravel().tolist()) == [-1, -1, *range(23)]
+        assert (kept_MxB[-1] == -1).sum() == 2
+        np.testing.assert_array_equal(dropped_MxB, same_MxB)
+        assert schedule.left_out(epoch_MxB, 23).tolist() != out
+        assert schedule.left_out(other_MxB, 23).tolist() != out
+        outs.append(out)
+    assert outs[0] == outs[1]
 
 
-def test_candidates_that_do_not_fit_are_refused():
+def test_what_does_not_fit_is_refused():
     for passages, scores, message in [
         ([[2], [0]], [[1.0], [1.0]], "numbers of the 2 pairs"),
+        ([[-2], [0]], [[1.0], [1.0]], "numbers of the 2 pairs"),
         ([[1], [0]], [[np.nan], [1.0]], "finite"),
         ([[1], [0]], [[1.0, 2.0], [1.0, 2.0]], "one shape"),
     ]:
         with pytest.raises(UserError, match=message):
-            schedule.beam_plan(Candidates(np.array(passages), np.array(scores)), 2, seed=0)
-    with pytest.raises(UserError, match="conflicts must be"):
-        schedule.beam_plan(
-            make_candidates(4, 2), 2, seed=0, conflicts=scipy.sparse.csr_array((3, 3))
+            schedule.hard_plan(Candidates(np.array(passages), np.array(scores)), 2, seed=0)
+    candidates = make_candidates(4, 2)
+    for size, options, message in [
+        (5, {}, "4 pairs do not fill one batch of 5"),
+        (0, {}, "at least one pair, not 0"),
+        (2, {"width": -1}, "width=-1, sweeps=5: expected at least 0"),
+        (2, {"sweeps": -1}, "sweeps=-1: expected at least 0"),
+        (2, {"conflicts": scipy.sparse.csr_array((3, 3))}, r"must be \(4, 4\), not \(3, 3\)"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            schedule.hard_plan(candidates, size, seed=0, **options)
+
+
+def test_a_plan_comes_back_only_for_what_it_was_made_with(tmp_path):
+    path = tmp_path / "plan.npz"
+    candidates = make_candidates(12, 4)
+    pairs = [str(i // 2) for i in range(12)]
+    options = {"seed": 1, "conflicts": schedule.false_negatives(pairs, pairs)}
+    batches_MxB = schedule.hard_plan(candidates, 4, **options)
+    schedule.save_plan(
+        path, batches_MxB, schedule.settings_of(schedule.hard_plan, candidates, 4, **options)
+    )
+
+    def load(planner=schedule.hard_plan, of=candidates, size=4, **changed):
+        return schedule.load_plan(
+            path, schedule.settings_of(planner, of, size, **(options | changed))
         )
 
-
-def test_a_plan_comes_back_only_for_what_it_was_made_for(tmp_path):
-    candidates, path = make_candidates(12, 4), tmp_path / "plan.npz"
-    batches_MxB = schedule.beam_plan(candidates, 4, seed=1, epoch=2)
-    schedule.save_plan(path, batches_MxB, candidates, seed=1, epoch=2)
-    np.testing.assert_array_equal(
-        schedule.load_plan(path, candidates, 4, seed=1, epoch=2), batches_MxB
-    )
-    for other, size, seed, epoch, what in [
-        (candidates, 5, 1, 2, "batch size 4, expected 5"),
-        (candidates, 4, 0, 2, "seed 1, expected 0"),
-        (candidates, 4, 1, 3, "epoch 2, expected 3"),
-        (make_candidates(12, 4, seed=9), 4, 1, 2, "for candidates"),
+    # Equal arrays are the same, whichever they are, and so is an option that has its default.
+    copies = Candidates(*(array.copy() for array in candidates))
+    np.testing.assert_array_equal(load(of=copies, epoch=0, width=1), batches_MxB)
+    moved = Candidates(np.roll(candidates.passages_NxK, 1), candidates.scores_NxK)
+    scaled = Candidates(candidates.passages_NxK, candidates.scores_NxK * 2)
+    for changed, message in [
+        ({"size": 3}, "batch_size=4, expected 3"),
+        ({"seed": 0}, "seed=1, expected 0"),
+        ({"epoch": 2}, "epoch=0, expected 2"),
+        ({"keep_last": True}, "keep_last=False, expected True"),
+        ({"width": 2}, "width=1, expected 2"),
+        ({"sweeps": 0}, "sweeps=5, expected 0"),
+        ({"conflicts": None}, "conflicts='.*', expected None"),
+        ({"conflicts": schedule.false_negatives(pairs, pairs[::-1])}, "conflicts="),
+        ({"of": moved}, "candidates="),
+        ({"of": scaled}, "candidates="),
     ]:
-        with pytest.raises(UserError, match=what):
-            schedule.load_plan(path, other, size, seed=seed, epoch=epoch)
+        with pytest.raises(UserError, match=message):
+            load(**changed)
+    with pytest.raises(UserError, match="planner='hard_plan', expected 'random_plan'"):
+        schedule.load_plan(path, schedule.settings_of(schedule.random_plan, 12, 4, seed=1))
     path.write_bytes(b"no plan")
     with pytest.raises(UserError, match="cannot read the plan"):
-        schedule.load_plan(path, candidates, 4, seed=1, epoch=2)
+        load()
 
 
 def test_the_background_plans_the_same():
     candidates = make_candidates(40, 10)
-    future = schedule.plan_in_background(schedule.beam_plan, candidates, 5, seed=7, width=2)
-    expected = schedule.beam_plan(candidates, 5, seed=7, width=2)
+    future = schedule.plan_in_background(schedule.hard_plan, candidates, 5, seed=7, width=2)
+    expected = schedule.hard_plan(candidates, 5, seed=7, width=2)
     np.testing.assert_array_equal(future.result(timeout=120), expected)

@@ -22,7 +22,7 @@ unit: .venv/tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests
 
 bench: .venv/tools
-	for name in step memory input convert corpus; do \
+	for name in step memory input convert corpus schedule; do \
 	  $(BIN)/python -m benchmarks.$$name --json_out=benchmarks/results/$$name.json || exit 1; \
 	done
 	$(BIN)/python -m benchmarks.results

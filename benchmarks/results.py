@@ -7,6 +7,7 @@ puts the rows of every `benchmarks/results/NAME.json` between the marks `<!-- NA
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ FOLDER = Path(__file__).parent
 Rows = list[dict[str, Any]]
 
 
-def report(rows: Rows, json_out: Path | None) -> None:
-    """Prints the rows, and writes them where asked."""
+def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
+    """Prints the rows as they come, and writes them where asked."""
+    kept: Rows = []
     for row in rows:
-        print(json.dumps(row))
+        print(json.dumps(row), flush=True)
+        kept.append(row)
     if json_out:
         json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps(rows, indent=1) + "\n")
+        json_out.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def table(rows: Rows) -> str:

@@ -230,7 +230,7 @@ def load_plan(path: Path, settings: dict[str, Any]) -> np.ndarray:
     return batches_MxB
 
 
-def _sha256(value: Candidates | scipy.sparse.csr_array) -> str:
+def _sha256(value: Any) -> str:
     arrays = (*value.nonzero(), np.array(value.shape)) if scipy.sparse.issparse(value) else value
     digest = hashlib.sha256()
     for array in arrays:

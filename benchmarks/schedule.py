@@ -17,7 +17,7 @@ from cocondenser_jax.retrieval.schedule import Candidates
 
 BATCH_SIZE, DEPTH, CLUSTER, DIMENSIONS = 64, 100, 200, 32
 
-METHODS: dict[str, dict[str, int]] = {
+METHODS: dict[str, dict[str, Any]] = {
     "beam search, width 1": {"width": 1, "sweeps": 0},
     "beam search, width 4": {"width": 4, "sweeps": 0},
     "replacement": {"width": 0},

@@ -189,7 +189,9 @@ def plan_in_background(
     return future
 
 
-def settings_of(planner: Callable[..., np.ndarray], *arguments: Any, **options: Any) -> dict:
+def settings_of(
+    planner: Callable[..., np.ndarray], *arguments: Any, **options: Any
+) -> dict[str, Any]:
     """Returns what a call of a planner depends on, arrays as checksums, for `save_plan`."""
     call = inspect.signature(planner).bind(*arguments, **options)
     call.apply_defaults()
@@ -230,8 +232,8 @@ def load_plan(path: Path, settings: dict[str, Any]) -> np.ndarray:
     return batches_MxB
 
 
-def _sha256(value: Any) -> str:
-    arrays = (*value.nonzero(), np.array(value.shape)) if scipy.sparse.issparse(value) else value
+def _sha256(value: Candidates | scipy.sparse.csr_array) -> str:
+    arrays = value if isinstance(value, Candidates) else (*value.nonzero(), np.array(value.shape))
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype} {array.shape}".encode())

@@ -14,6 +14,9 @@ from cocondenser_jax.cli import evaluation, pretraining, retrieval, road
 from cocondenser_jax.cli.flags import Parser
 from cocondenser_jax.errors import UserError
 
+# Libraries that report at length what no user asked for.
+_QUIET = "absl bm25s datasets faiss httpx jax orbax sentence_transformers".split()
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
@@ -21,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # made fine-tuning a hundred times slower; threads that sleep cost nothing measurable.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for name in ("absl", "orbax", "jax", "httpx", "sentence_transformers", "faiss", "bm25s"):
+    for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         parser = _make_parser()

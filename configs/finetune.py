@@ -22,9 +22,9 @@ def get_config(argument: str = "") -> ml_collections.ConfigDict:
     """Returns the settings of the paper; `model` and `data` must be named."""
     if argument:
         raise UserError(f"configs/finetune.py takes no argument, not {argument!r}")
-    config = ml_collections.ConfigDict()
+    config = training_settings()
+    config.task = "retriever"
 
-    config.model = ""  # folder: Hugging Face BERT or RoBERTa, or sentence-transformers
     config.pooling = ""  # "cls" or "mean" instead of the folder's own; a plain folder has "cls"
     config.query_length = 32  # tokens
     config.passage_length = 128  # tokens, of title and text
@@ -40,14 +40,27 @@ def get_config(argument: str = "") -> ml_collections.ConfigDict:
 
     config.batch_size = 8  # queries per step
     config.epochs = 3  # over all (query, relevant passage) pairs
-    config.max_steps = 0  # steps; 0: epochs decide
     config.learning_rate = 5e-6  # at its peak
+    config.scale = 1.0  # factor of the inner products: 1 / temperature
+    return config.lock()
+
+
+def training_settings() -> ml_collections.ConfigDict:
+    """Returns what every fine-tuning has, whatever its task."""
+    config = ml_collections.ConfigDict()
+    config.task = ""  # what is trained
+    config.model = ""  # folder: Hugging Face BERT or RoBERTa, or sentence-transformers
+    config.data = ""  # folder
+
+    config.batch_size = 32  # rows per step
+    config.epochs = 1
+    config.max_steps = 0  # steps; 0: epochs decide
+    config.learning_rate = 2e-5  # at its peak
     config.warmup_ratio = 0.1  # share of all steps; then linear decay to 0
     config.weight_decay = 0.01  # AdamW; none on biases and LayerNorm
-    config.scale = 1.0  # factor of the inner products: 1 / temperature
     config.seed = 42
 
     config.log_every = 50  # steps
     config.checkpoint_every = 2000  # steps; 0: none, an interrupted run starts again
     config.loader_workers = 0  # processes that prepare batches; on a GPU, 2 or more
-    return config.lock()
+    return config

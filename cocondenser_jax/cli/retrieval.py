@@ -48,10 +48,18 @@ def _add_finetune(verbs: Verbs) -> None:
 
 def _finetune(arguments: Arguments) -> None:
     from cocondenser_jax.experiments import load_config
-    from cocondenser_jax.retrieval.train import finetune
+    from cocondenser_jax.retrieval import train, trainer
 
-    result = finetune(load_config(arguments.config, arguments.overrides), arguments.workdir)
-    print_figures(result, arguments.json_out)
+    tasks = {"retriever": train.finetune}
+    config = load_config(arguments.config, arguments.overrides)
+    if config.get("task") not in tasks:
+        raise UserError(
+            f"{arguments.config} is not for fine-tuning: expected config.task to be one of "
+            f"{', '.join(tasks)}"
+        )
+    result = tasks[config.task](config, arguments.workdir)
+    if trainer.is_main_process():
+        print_figures(result, arguments.json_out)
 
 
 def _add_encode(verbs: Verbs) -> None:

@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation import trec
-from cocondenser_jax.retrieval import data, models, train
+from cocondenser_jax.retrieval import data, models, train, trainer
 from configs import finetune as finetune_config
 
 
@@ -177,14 +177,14 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, run_file, monkeyp
     )
     train.finetune(config, tmp_path / "whole")
 
-    step_end = train._Progress.on_step_end
+    step_end = trainer._Progress.on_step_end
 
     def interrupt(self, args, state, control, **kwargs):
         step_end(self, args, state, control, **kwargs)
         if state.global_step == 11:
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(train._Progress, "on_step_end", interrupt)
+    monkeypatch.setattr(trainer._Progress, "on_step_end", interrupt)
     with pytest.raises(RuntimeError, match="killed"):
         train.finetune(config, tmp_path / "halves")
     assert not (tmp_path / "halves" / "retriever").exists()
@@ -198,7 +198,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, run_file, monkeyp
     config.seed -= 1
     steps = []
     monkeypatch.setattr(
-        train._Progress, "on_step_begin", lambda *args, **kwargs: steps.append(1), raising=False
+        trainer._Progress, "on_step_begin", lambda *args, **kwargs: steps.append(1), raising=False
     )
     train.finetune(config, tmp_path / "halves")
     assert len(steps) == 18 - 8

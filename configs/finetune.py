@@ -26,6 +26,7 @@ def get_config(argument: str = "") -> ml_collections.ConfigDict:
     config.task = "retriever"
 
     config.pooling = ""  # "cls" or "mean" instead of the folder's own; a plain folder has "cls"
+    config.two_towers = False  # queries and passages get an encoder of their own, equal at first
     config.query_length = 32  # tokens
     config.passage_length = 128  # tokens, of title and text
 
@@ -38,10 +39,17 @@ def get_config(argument: str = "") -> ml_collections.ConfigDict:
     config.negatives_per_query = 7  # per step; drawn anew every epoch
     config.negatives_depth = 200  # best passages of it, per query, to draw from
 
-    config.batch_size = 8  # queries per step
+    config.loss = "contrastive"  # or "pairwise" (RankNet), "soft_labels", "soft_labels_group"
+    # For soft labels: TREC run of a cross-encoder's scores of negatives and positives.
+    config.teacher_run = ""
+    config.scale = 1.0  # factor of the inner products: 1 / temperature
+
+    config.batch_size = 8  # queries per step, over all processes
+    config.chunk_size = 0  # texts per forward pass, with a gradient cache; 0: a whole step's
+    config.batches = "random"  # or "sequential", or "hard": adaptive batch scheduling
+    config.beam_width = 1  # of the search for hard batches; 0: exchanges only
     config.epochs = 3  # over all (query, relevant passage) pairs
     config.learning_rate = 5e-6  # at its peak
-    config.scale = 1.0  # factor of the inner products: 1 / temperature
     return config.lock()
 
 

@@ -1,4 +1,4 @@
-"""What lies in a data folder, and training rows made of it.
+"""What lies in a data folder: passages, queries, judgments, and negatives to draw from.
 
 A folder is in the layout of BEIR, MS MARCO passage or DPR: `layouts` shows their files. Which one
 it is follows from the files that are there, so corpus, queries and judgments may also be mixed.
@@ -6,11 +6,9 @@ it is follows from the files that are there, so corpus, queries and judgments ma
 
 import logging
 import re
-import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import datasets
 import numpy as np
 
 from cocondenser_jax.errors import UserError
@@ -159,18 +157,6 @@ def sample_queries(qrels: trec.Qrels, n: int, seed: int) -> trec.Qrels:
     return {queries[i]: qrels[queries[i]] for i in sorted(order[:n])}
 
 
-def training_pairs(qrels: trec.Qrels) -> datasets.Dataset:
-    """Lists every relevant judgment as one row (`query_id`, `positive_id`)."""
-    rows = [
-        (query, passage)
-        for query, grades in qrels.items()
-        for passage, grade in grades.items()
-        if grade > 0
-    ]
-    queries, passages = zip(*rows, strict=True)
-    return datasets.Dataset.from_dict({"query_id": list(queries), "positive_id": list(passages)})
-
-
 def read_best_passages(source: Path, qrels: trec.Qrels, depth: int) -> dict[str, list[str]]:
     """Reads the passages among which each query's negatives are.
 
@@ -230,61 +216,12 @@ def read_candidates(
     return candidates
 
 
-def fill_rows(
-    rows: Mapping[str, Sequence[str]],
-    *,
-    queries: Mapping[str, str],
-    passages: Mapping[str, str],
-    candidates: Mapping[str, Sequence[str]],
-    n_negatives: int,
-    seed: int,
-    epoch: int,
-) -> dict[str, list[str]]:
-    """Turns rows of ids into rows of texts and draws their negatives: a dataset's transform.
-
-    A row's negatives depend on (seed, epoch, row) only, not on batch, order or worker. Queries
-    with fewer candidates than asked for have some twice; those with none get random passages.
-
-    Args:
-      rows: columns `query_id` and `positive_id`.
-      queries: id → text.
-      passages: id → text as the encoder reads it.
-      candidates: query id → ids of passages to draw from. Not read if `n_negatives` is 0.
-      n_negatives: negatives per row.
-      seed: of the draw.
-      epoch: of the draw.
-
-    Returns:
-      Columns `query`, `positive`, `negative_1` … `negative_n`.
-    """
-    columns: dict[str, list[str]] = {
-        "query": [queries[query] for query in rows["query_id"]],
-        "positive": [passages[passage] for passage in rows["positive_id"]],
-    }
-    if n_negatives:
-        drawn = [
-            _draw(
-                candidates[query] or list(passages), n_negatives, f"{query} {passage}", seed, epoch
-            )
-            for query, passage in zip(rows["query_id"], rows["positive_id"], strict=True)
-        ]
-        for i, column in enumerate(zip(*drawn, strict=True), start=1):
-            columns[f"negative_{i}"] = [passages[passage] for passage in column]
-    return columns
-
-
 def require_known_passages(
     ids: Mapping[str, Iterable[str]], passages: Container[str], source: Path
 ) -> None:
     """Raises a UserError if candidates or judgments name passages that the corpus does not have."""
     named = {passage: None for results in ids.values() for passage in results}
     _require_known(named, passages, "passages", source)
-
-
-def _draw(candidates: Sequence[str], n: int, row: str, seed: int, epoch: int) -> list[str]:
-    rng = np.random.default_rng((seed, epoch, zlib.crc32(row.encode())))
-    chosen = rng.choice(len(candidates), n, replace=len(candidates) < n)
-    return [candidates[i] for i in chosen]
 
 
 def _require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.data import Passage, corpus_file, passage_text, read_corpus
-from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.retrieval.shards import MANIFEST, map_vectors, passages_file, vectors_file
 
 log = logging.getLogger(__name__)
@@ -64,12 +64,12 @@ def encode_corpus(
     source = corpus_file(corpus)
     # Read whole once, so that a broken line stops the run before there are any shards.
     n_passages = sum(1 for _ in read_corpus(source))
-    model = load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
+    model = models.load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
     settings = {
         "model": str(model_folder),
-        "model_sha256": model_sha256(model_folder),
+        "model_sha256": models.model_sha256(model_folder),
         "pooling": pooling,
-        "passage_length": model[0].document_length or model.max_seq_length,
+        "passage_length": models.passage_tokens(model),
         "corpus": str(source),
         "corpus_sha256": files.file_sha256(source),
         "passages": n_passages,

@@ -1,13 +1,15 @@
 """Bi-encoders as sentence-transformers."""
 
+import copy
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import transformers
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
@@ -23,6 +25,8 @@ def load_retriever(
     passage_length: int | None = None,
     pooling: str | None = None,
     device: str | None = None,
+    *,
+    two_towers: bool = False,
 ) -> SentenceTransformer:
     """Loads a BERT or RoBERTa folder, or a sentence-transformers folder, as a bi-encoder.
 
@@ -37,11 +41,58 @@ def load_retriever(
       passage_length: tokens kept of a passage (`data.passage_text`); None likewise.
       pooling: "cls" or "mean", instead of the folder's own.
       device: as in torch; None: a GPU if there is one.
+      two_towers: give queries and passages an encoder of their own, both of them the folder's, in
+        a sentence-transformers Router. A folder that has two keeps them.
 
     Raises:
       UserError: if the folder lacks something, or a length is more than the model can take.
     """
     _require_model(folder)
+    model = _open(folder, pooling, device)
+    found = towers(model)
+    if not found:
+        raise UserError(f"{folder} does not begin with a transformer: expected a BERT or RoBERTa")
+    for name, tower in found.items():
+        tower_folder = folder / f"{name}_0_Transformer" if name else folder
+        _require_all_weights(tower.model, tower_folder)
+        _save_kwargs(tower, _model_kwargs(tower_folder))
+        _limit_tokens(tower, query_length, passage_length, folder)
+    # The model card would otherwise look for its base model on the hub.
+    model.model_card_data.local_files_only = True
+    return _with_two_towers(model, device) if two_towers and "" in found else model
+
+
+def towers(model: SentenceTransformer) -> dict[str, Transformer]:
+    """Returns the encoder of "query" and that of "document", or the one of both under "".
+
+    Empty if what reads the text is not a transformer.
+    """
+    first: dict[str, Any] = {"": model[0]}
+    if isinstance(model[0], Router):
+        routes: dict[str, Any] = dict(model[0].sub_modules)
+        first = {name: modules[0] for name, modules in routes.items()}
+    return first if all(isinstance(tower, Transformer) for tower in first.values()) else {}
+
+
+def passage_tokens(model: SentenceTransformer) -> int | None:
+    """Returns how many tokens are kept of a passage; None: the tokenizer does not limit them."""
+    found = towers(model)
+    tower = found.get("document", found.get(""))
+    length: int | None = tower.document_length or tower.max_seq_length if tower else None
+    return length
+
+
+def model_sha256(folder: Path) -> str:
+    """Returns one hash of everything in a model folder that its vectors depend on."""
+    _require_model(folder)
+    paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(folder)}\0{files.file_sha256(path)}\0".encode())
+    return digest.hexdigest()
+
+
+def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
     # Bars for a moment's work, and a report of every unused head, would hide what matters.
     transformers.utils.logging.disable_progress_bar()
@@ -67,39 +118,45 @@ def load_retriever(
         raise UserError(f"{folder} cannot be loaded as a bi-encoder: {reason}") from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
-    backbone = model[0]
-    if not isinstance(backbone, Transformer):
-        raise UserError(f"{folder} does not begin with a transformer: expected a BERT or RoBERTa")
-    _require_all_weights(backbone.model, folder)
-    limit = _max_tokens(backbone)
+    return model
+
+
+def _with_two_towers(model: SentenceTransformer, device: str | None) -> SentenceTransformer:
+    """Returns a model whose queries and passages have a copy each of the given one's modules."""
+    split = SentenceTransformer(
+        modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
+        prompts={task: prompt for task, prompt in model.prompts.items() if prompt},
+        similarity_fn_name=model.similarity_fn_name,
+        device=device,
+    )
+    split.model_card_data.local_files_only = True
+    return split
+
+
+def _save_kwargs(tower: Any, kwargs: dict[str, bool]) -> None:
+    """Has them saved with the model, so that elsewhere too it is loaded without a random pooler."""
+    tower.model_kwargs = kwargs
+    tower.config_keys = [*tower.config_keys, "model_kwargs"]
+
+
+def _limit_tokens(
+    tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
+) -> None:
+    limit = _max_tokens(tower)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None and not 3 <= length <= limit:
             raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
     if query_length is not None:
-        backbone.query_length = query_length
+        tower.query_length = query_length
     if passage_length is not None:
-        backbone.document_length = passage_length
-    # Saved with the model, so that loading it elsewhere adds no pooler with random weights either.
-    backbone.model_kwargs = kwargs
-    backbone.config_keys = [*backbone.config_keys, "model_kwargs"]
-    # The model card would otherwise look for its base model on the hub.
-    model.model_card_data.local_files_only = True
-    return model
-
-
-def model_sha256(folder: Path) -> str:
-    """Returns one hash of everything in a model folder that its vectors depend on."""
-    _require_model(folder)
-    paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
-    digest = hashlib.sha256()
-    for path in sorted(paths):
-        digest.update(f"{path.relative_to(folder)}\0{files.file_sha256(path)}\0".encode())
-    return digest.hexdigest()
+        tower.document_length = passage_length
 
 
 def _require_model(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected one with config.json and weights")
+    if (folder / "router_config.json").is_file():
+        return  # two towers, each in a folder of its own
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} holds no config.json: expected a Hugging Face BERT or RoBERTa")
     if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
@@ -128,7 +185,7 @@ def _require_all_weights(model: transformers.PreTrainedModel, folder: Path) -> N
 def _model_kwargs(folder: Path) -> dict[str, bool]:
     try:
         model_type = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    except ValueError:
+    except (OSError, ValueError):
         return {}
     return {"add_pooling_layer": False} if model_type in ("bert", "roberta") else {}
 

@@ -13,13 +13,10 @@ passage outside a list is taken to be as hard as the last one in it.
 A plan is an array of pair numbers, one batch a row; every pair occurs at most once.
 """
 
-import concurrent.futures
-import hashlib
-import inspect
 import json
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +116,11 @@ def random_plan(
     return order_N[: len(order_N) - len(order_N) % batch_size].reshape(-1, batch_size)
 
 
+def sequential_plan(n_pairs: int, batch_size: int) -> np.ndarray:
+    """Plans batches in the order of the pairs; what does not fill a batch is left out."""
+    return np.arange(n_pairs - n_pairs % batch_size).reshape(-1, batch_size)
+
+
 def hard_plan(
     candidates: Candidates,
     batch_size: int,
@@ -176,34 +178,6 @@ def hard_plan(
     return batches_MxB
 
 
-def plan_in_background(
-    planner: Callable[..., np.ndarray], *arguments: Any, **options: Any
-) -> concurrent.futures.Future[np.ndarray]:
-    """Calls a planner in a thread and returns the future of its plan.
-
-    The compiled loops of `hard_plan` leave the interpreter to other threads.
-    """
-    executor = concurrent.futures.ThreadPoolExecutor(1)
-    future = executor.submit(planner, *arguments, **options)
-    executor.shutdown(wait=False)
-    return future
-
-
-def settings_of(
-    planner: Callable[..., np.ndarray], *arguments: Any, **options: Any
-) -> dict[str, Any]:
-    """Returns what a call of a planner depends on, arrays as checksums, for `save_plan`."""
-    call = inspect.signature(planner).bind(*arguments, **options)
-    call.apply_defaults()
-    return {
-        "planner": planner.__name__,
-        **{
-            name: value if value is None or isinstance(value, int) else _sha256(value)
-            for name, value in call.arguments.items()
-        },
-    }
-
-
 def save_plan(path: Path, batches_MxB: np.ndarray, settings: dict[str, Any]) -> None:
     """Writes a plan, and the settings it was made with, to an .npz file that is whole or absent."""
     partial = path.with_name(path.name + ".partial")
@@ -230,15 +204,6 @@ def load_plan(path: Path, settings: dict[str, Any]) -> np.ndarray:
                 f"{settings.get(name)!r}"
             )
     return batches_MxB
-
-
-def _sha256(value: Candidates | scipy.sparse.csr_array) -> str:
-    arrays = value if isinstance(value, Candidates) else (*value.nonzero(), np.array(value.shape))
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def _penalised(

@@ -1,25 +1,33 @@
 """Contrastive fine-tuning of a bi-encoder, on sentence-transformers' trainer."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import ml_collections
 import torch
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval import data, trainer
+from cocondenser_jax.evaluation import trec
+from cocondenser_jax.retrieval import data, rows, trainer
+from cocondenser_jax.retrieval.batches import HardPlans, PlannedBatches
+from cocondenser_jax.retrieval.losses import LOSSES, SOFT_LOSSES, InBatchLoss
 from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retrieval.rows import Known
+from cocondenser_jax.retrieval.schedule import random_plan, sequential_plan
 
+_BATCHES = ("random", "sequential", "hard")
 # Texts whose tokens are remembered: about 150 MB at 128 tokens.
 _REMEMBERED = 100_000
 
@@ -27,18 +35,15 @@ _REMEMBERED = 100_000
 def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]:
     """Fine-tunes a bi-encoder on (query, relevant passage) pairs; resumes an interrupted run.
 
-    The loss, over the B queries of a step and their P passages each, is
-
-      L = −1/B Σ_q log( exp s(q, d⁺_q) / Σ_d exp s(q, d) ),  s = scale · ⟨q, d⟩,
-
-    where d runs over all B·P passages of the step: in-batch negatives and the sampled ones
-    (Gao & Callan, arXiv 2108.05540). No text occurs twice in a step, so that a query's positive is
-    not among its negatives too.
+    A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: each query has its
+    relevant passage, sampled negatives, and the passages of the other queries. `losses` says what
+    is made of the scores, `batches` which pairs meet in a step.
 
     Args:
       config: see configs/finetune.py.
       workdir: gets `retriever/` (a sentence-transformers folder, whole or absent),
-        `metrics.jsonl`, TensorBoard events, and checkpoints while the run is not at its end.
+        `metrics.jsonl`, TensorBoard events, with `batches="hard"` the plans, and checkpoints while
+        the run is not at its end.
 
     Returns:
       retriever (path), steps, loss (mean of the last logged steps), seconds, and pairs.
@@ -49,43 +54,92 @@ def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]
     """
     _require_settings(config)
     files.require_absent(workdir / "retriever")
-    rows, fill = _training_rows(config)
+    training = _read_training(config)
     model = load_retriever(
-        Path(config.model), config.query_length, config.passage_length, config.pooling or None
+        Path(config.model),
+        config.query_length,
+        config.passage_length,
+        config.pooling or None,
+        two_towers=config.two_towers,
     )
     trainer.start_or_resume(workdir, config)
     columns = _columns(config)
-    result = trainer.run(
-        SentenceTransformerTrainer(
-            model,
-            SentenceTransformerTrainingArguments(
-                **trainer.arguments(config, workdir),
-                batch_sampler=BatchSamplers.NO_DUPLICATES,
-                router_mapping=columns,
-            ),
-            rows,
-            loss=MultipleNegativesRankingLoss(model, config.scale, inner_products),
-            data_collator=SentenceTransformerDataCollator(
-                remembering_tokenizer(model.tokenizer),
-                router_mapping=columns,
-                prompts={column: model.prompts.get(task) or "" for column, task in columns.items()},
-                max_length={"query": config.query_length, "document": config.passage_length},
-            ),
-            callbacks=[_Redraw(rows, fill)],
+    batches, planner = _plan_batches(config, workdir, training, model)
+    hf_trainer = _Trainer(
+        model,
+        SentenceTransformerTrainingArguments(
+            **trainer.arguments(config, workdir), router_mapping=columns
         ),
-        workdir,
-        "retriever",
+        training.rows,
+        loss=InBatchLoss(model, config.loss, training.known, config.scale, config.chunk_size),
+        data_collator=SentenceTransformerDataCollator(
+            remembering_tokenizer(model.tokenizer),
+            router_mapping=columns,
+            prompts={column: model.prompts.get(task) or "" for column, task in columns.items()},
+            max_length={"query": config.query_length, "document": config.passage_length},
+        ),
+        callbacks=[_Epochs(training, batches), *planner],
     )
-    return result | {"pairs": len(rows)}
+    hf_trainer.batches = batches
+    result = trainer.run(hf_trainer, workdir, "retriever")
+    return result | {"pairs": len(training.rows)}
 
 
-def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
-    """Returns all inner products (Q, P), in float32 also where the encoder runs in bfloat16.
+class _Training(NamedTuple):
+    """What a run learns from."""
 
-    At the size such logits have, about 200, neighbouring bfloat16 numbers are 1.0 apart.
-    """
-    with torch.autocast(queries_QxD.device.type, enabled=False):
-        return queries_QxD.float() @ passages_PxD.float().T
+    rows: datasets.Dataset  # of ids, one a pair
+    fill: Callable[..., dict[str, list[Any]]]  # `rows.fill_rows` but for the epoch
+    known: Known
+    texts: tuple[list[str], list[str]]  # of the pairs' queries and passages
+
+
+class _Trainer(SentenceTransformerTrainer):
+    """The library's, with batches of ours."""
+
+    batches: PlannedBatches
+
+    def get_batch_sampler(self, *args: Any, **kwargs: Any) -> PlannedBatches:
+        return self.batches
+
+
+class _Epochs(TrainerCallback):
+    """Gives every epoch its own negatives and batches."""
+
+    def __init__(self, training: _Training, batches: PlannedBatches) -> None:
+        self._training, self._batches = training, batches
+
+    def on_epoch_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        epoch = int(state.epoch or 0)
+        self._batches.epoch = epoch
+        self._training.rows.set_transform(functools.partial(self._training.fill, epoch=epoch))
+
+
+def _plan_batches(
+    config: ml_collections.ConfigDict,
+    workdir: Path,
+    training: _Training,
+    model: SentenceTransformer,
+) -> tuple[PlannedBatches, list[TrainerCallback]]:
+    """Returns the batches of every epoch, and the callback that plans them if one is needed."""
+    n, size, seed = len(training.rows), config.batch_size, config.seed
+    if config.batches == "hard":
+        ids = training.rows.with_format(None)
+        planner = HardPlans(
+            workdir / "plans",
+            model,
+            training.texts,
+            (list(ids["query_id"]), list(ids["positive_id"])),
+            size,
+            width=config.beam_width,
+            seed=seed,
+        )
+        return PlannedBatches(planner.plan, n, size), [planner]
+    if config.batches == "sequential":
+        return PlannedBatches(lambda epoch: sequential_plan(n, size), n, size), []
+    return PlannedBatches(lambda epoch: random_plan(n, size, seed=seed, epoch=epoch), n, size), []
 
 
 def remembering_tokenizer(
@@ -122,55 +176,82 @@ def remembering_tokenizer(
     return tokenize
 
 
-def _training_rows(
-    config: ml_collections.ConfigDict,
-) -> tuple[datasets.Dataset, Callable[..., dict[str, list[str]]]]:
-    """Returns the rows of ids, and the function that makes texts of them in a given epoch."""
+def _read_training(config: ml_collections.ConfigDict) -> _Training:
     folder = Path(config.data)
     queries, qrels = data.read_split(folder, config.split)
     passages = {p.id: data.passage_text(p) for p in data.read_corpus(folder)}
     data.require_known_passages(qrels, passages, data.judgments_file(folder, config.split))
     qrels = data.with_positives(qrels, config.strict)
     qrels = data.sample_queries(qrels, config.train_queries, config.seed)
-    candidates: dict[str, list[str]] = {}
+    candidates: dict[str, Sequence[str]] = {}
     if config.negatives_per_query:
-        candidates = data.read_candidates(
-            Path(config.negatives_run), qrels, passages, config.negatives_depth
-        )
-    rows = data.training_pairs(qrels)
-    if len(rows) < config.batch_size:
+        everything = list(passages)
+        candidates = {
+            query: found or everything
+            for query, found in data.read_candidates(
+                Path(config.negatives_run), qrels, passages, config.negatives_depth
+            ).items()
+        }
+    teacher = None
+    if config.loss in SOFT_LOSSES:
+        teacher = trec.read_run(Path(config.teacher_run))
+        candidates = _taught(candidates, qrels, teacher, Path(config.teacher_run))
+    pairs = rows.training_pairs(qrels)
+    if len(pairs) < config.batch_size:
         raise UserError(
-            f"{folder} has {len(rows)} training pairs in split {config.split}: "
+            f"{folder} has {len(pairs)} training pairs in split {config.split}: "
             f"too few for one step of batch_size={config.batch_size}"
         )
+    known = rows.to_known(qrels, teacher)
     fill = functools.partial(
-        data.fill_rows,
+        rows.fill_rows,
         queries=queries,
         passages=passages,
         candidates=candidates,
         n_negatives=config.negatives_per_query,
         seed=config.seed,
+        known=known,
     )
-    return rows.with_transform(functools.partial(fill, epoch=0)), fill
+    texts = (
+        [queries[query] for query in pairs["query_id"]],
+        [passages[passage] for passage in pairs["positive_id"]],
+    )
+    pairs.set_transform(functools.partial(fill, epoch=0))
+    return _Training(pairs, fill, known, texts)
+
+
+def _taught(
+    candidates: Mapping[str, Sequence[str]], qrels: trec.Qrels, teacher: trec.Run, source: Path
+) -> dict[str, Sequence[str]]:
+    """Keeps the candidates that the teacher has scored; it must have scored every positive."""
+    without = [
+        f"{query} {passage}"
+        for query, grades in qrels.items()
+        for passage, grade in grades.items()
+        if grade > 0 and passage not in teacher.get(query, {})
+    ]
+    if without:
+        raise UserError(
+            f"{source} has no score for {len(without)} relevant passages (query, passage): "
+            f"{', '.join(without[:3])}{', ...' if len(without) > 3 else ''}; "
+            "rerank --with_positives scores them too"
+        )
+    taught: dict[str, Sequence[str]] = {
+        query: [passage for passage in found if passage in teacher[query]]
+        for query, found in candidates.items()
+    }
+    if nothing := [query for query, found in taught.items() if not found]:
+        raise UserError(
+            f"{source} has no score for any negative of {len(nothing)} queries: "
+            f"{', '.join(nothing[:3])}{', ...' if len(nothing) > 3 else ''}"
+        )
+    return taught
 
 
 def _columns(config: ml_collections.ConfigDict) -> dict[str, str]:
     """Returns the column → task mapping that decides how many tokens of a text are kept."""
     negatives = [f"negative_{i + 1}" for i in range(config.negatives_per_query)]
     return {"query": "query"} | dict.fromkeys(["positive", *negatives], "document")
-
-
-class _Redraw(TrainerCallback):
-    """Gives every epoch its own negatives."""
-
-    def __init__(self, rows: datasets.Dataset, fill: Callable[..., dict[str, list[str]]]) -> None:
-        self._rows, self._fill = rows, fill
-
-    def on_epoch_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        epoch = int(state.epoch or 0)
-        self._rows.set_transform(functools.partial(self._fill, epoch=epoch))
 
 
 def _require_settings(config: ml_collections.ConfigDict) -> None:
@@ -180,6 +261,14 @@ def _require_settings(config: ml_collections.ConfigDict) -> None:
             f"config.negatives_per_query is {config.negatives_per_query}, but there is no "
             "config.negatives_run to draw them from: name a TREC run, or set it to 0"
         )
-    for name, least in (("batch_size", 2), ("scale", 1e-6)):
+    for name, least in (("batch_size", 2), ("scale", 1e-6), ("chunk_size", 0), ("beam_width", 0)):
         if config[name] < least:
             raise UserError(f"config.{name} is {config[name]}: expected at least {least}")
+    for name, choices in (("loss", LOSSES), ("batches", _BATCHES)):
+        if config[name] not in choices:
+            raise UserError(f"config.{name} is {config[name]!r}: expected {', '.join(choices)}")
+    if config.loss in SOFT_LOSSES and not (config.teacher_run and config.negatives_per_query):
+        raise UserError(
+            f"config.loss is {config.loss}: expected config.teacher_run, a TREC run of a "
+            "cross-encoder's scores, and config.negatives_per_query of at least 1"
+        )

@@ -55,6 +55,8 @@ def arguments(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any
         "max_steps": config.max_steps or -1,
         "per_device_train_batch_size": config.batch_size,
         "accelerator_config": {"split_batches": True},
+        # Without this, processes that have no GPU would each train alone.
+        "use_cpu": world_size() > 1 and not on_gpu,
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "linear",
         "warmup_steps": config.warmup_ratio,  # below 1, it is a share of all steps

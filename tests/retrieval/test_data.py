@@ -1,6 +1,5 @@
 """Data folders in BEIR layout, their errors, and rows of training data."""
 
-import functools
 import gzip
 import lzma
 
@@ -76,11 +75,6 @@ def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
         data.read_split(tmp_path, "dev")
 
 
-def test_pairs_are_the_relevant_judgments():
-    rows = data.training_pairs({"q1": {"a": 2, "b": 0, "c": 1}, "q2": {"b": 1}})
-    assert rows.to_dict() == {"query_id": ["q1", "q1", "q2"], "positive_id": ["a", "c", "b"]}
-
-
 def test_queries_without_a_positive_are_counted_or_refused(caplog):
     qrels = {"q1": {"a": 0}, "q2": {"a": 2, "b": 0}, "q3": {}, "q4": {"c": 1}}
     kept = data.with_positives(qrels)
@@ -123,50 +117,6 @@ def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
         data.read_candidates(path, qrels, "abc", 3)
     with pytest.raises(UserError, match=r"run.trec has no passage for any of the 1 queries"):
         data.read_candidates(path, {"q2": {"a": 1}}, "abcd", 3)
-
-
-def fill(epoch, candidates, n_negatives, seed=0):
-    passages = {f"d{i}": f"text {i}" for i in range(50)}
-    return functools.partial(
-        data.fill_rows,
-        queries={"q1": "one", "q2": "two"},
-        passages=passages,
-        candidates=candidates,
-        n_negatives=n_negatives,
-        seed=seed,
-        epoch=epoch,
-    )
-
-
-def test_negatives_are_drawn_anew_every_epoch_and_only_depend_on_the_row():
-    candidates = {"q1": [f"d{i}" for i in range(10)], "q2": [f"d{i}" for i in range(10, 20)]}
-    both = {"query_id": ["q1", "q2"], "positive_id": ["d30", "d31"]}
-    epochs = []
-    for epoch in range(20):
-        rows = fill(epoch, candidates, 3)(both)
-        assert rows["query"] == ["one", "two"]
-        assert rows["positive"] == ["text 30", "text 31"]
-        alone = fill(epoch, candidates, 3)({"query_id": ["q2"], "positive_id": ["d31"]})
-        drawn = [rows[f"negative_{i}"] for i in (1, 2, 3)]
-        assert [column[1] for column in drawn] == [alone[f"negative_{i}"][0] for i in (1, 2, 3)]
-        epochs.append({column[0] for column in drawn})
-        assert len(epochs[-1]) == 3
-        assert epochs[-1] <= {f"text {i}" for i in range(10)}
-    assert set.union(*epochs) == {f"text {i}" for i in range(10)}
-    assert fill(0, candidates, 3)(both) != fill(0, candidates, 3, seed=1)(both)
-
-
-def test_few_candidates_come_twice_and_none_give_random_passages():
-    rows = fill(0, {"q1": ["d1"], "q2": []}, 4)(
-        {"query_id": ["q1", "q2"], "positive_id": ["d30", "d31"]}
-    )
-    assert {rows[f"negative_{i}"][0] for i in range(1, 5)} == {"text 1"}
-    assert len({rows[f"negative_{i}"][1] for i in range(1, 5)}) == 4
-
-
-def test_rows_without_negatives():
-    rows = fill(0, {}, 0)({"query_id": ["q1"], "positive_id": ["d30"]})
-    assert rows == {"query": ["one"], "positive": ["text 30"]}
 
 
 def test_unknown_passages_are_counted(tmp_path):

@@ -145,47 +145,18 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_plan_comes_back_only_for_what_it_was_made_with(tmp_path):
     path = tmp_path / "plan.npz"
-    candidates = make_candidates(12, 4)
-    pairs = [str(i // 2) for i in range(12)]
-    options = {"seed": 1, "conflicts": schedule.false_negatives(pairs, pairs)}
-    batches_MxB = schedule.hard_plan(candidates, 4, **options)
-    schedule.save_plan(
-        path, batches_MxB, schedule.settings_of(schedule.hard_plan, candidates, 4, **options)
-    )
-
-    def load(planner=schedule.hard_plan, of=candidates, size=4, **changed):
-        return schedule.load_plan(
-            path, schedule.settings_of(planner, of, size, **(options | changed))
-        )
-
-    # Equal arrays are the same, whichever they are, and so is an option that has its default.
-    copies = Candidates(*(array.copy() for array in candidates))
-    np.testing.assert_array_equal(load(of=copies, epoch=0, width=1), batches_MxB)
-    moved = Candidates(np.roll(candidates.passages_NxK, 1), candidates.scores_NxK)
-    scaled = Candidates(candidates.passages_NxK, candidates.scores_NxK * 2)
-    for changed, message in [
-        ({"size": 3}, "batch_size=4, expected 3"),
-        ({"seed": 0}, "seed=1, expected 0"),
-        ({"epoch": 2}, "epoch=0, expected 2"),
-        ({"keep_last": True}, "keep_last=False, expected True"),
-        ({"width": 2}, "width=1, expected 2"),
-        ({"sweeps": 0}, "sweeps=5, expected 0"),
-        ({"conflicts": None}, "conflicts='.*', expected None"),
-        ({"conflicts": schedule.false_negatives(pairs, pairs[::-1])}, "conflicts="),
-        ({"of": moved}, "candidates="),
-        ({"of": scaled}, "candidates="),
-    ]:
-        with pytest.raises(UserError, match=message):
-            load(**changed)
-    with pytest.raises(UserError, match="planner='hard_plan', expected 'random_plan'"):
-        schedule.load_plan(path, schedule.settings_of(schedule.random_plan, 12, 4, seed=1))
+    settings = {"epoch": 1, "batch_size": 4}
+    batches_MxB = schedule.random_plan(12, 4, seed=1)
+    schedule.save_plan(path, batches_MxB, settings)
+    np.testing.assert_array_equal(schedule.load_plan(path, settings), batches_MxB)
+    with pytest.raises(UserError, match="batch_size=4, expected 3"):
+        schedule.load_plan(path, settings | {"batch_size": 3})
+    with pytest.raises(UserError, match="width=None, expected 2"):
+        schedule.load_plan(path, settings | {"width": 2})
     path.write_bytes(b"no plan")
     with pytest.raises(UserError, match="cannot read the plan"):
-        load()
+        schedule.load_plan(path, settings)
 
 
-def test_the_background_plans_the_same():
-    candidates = make_candidates(40, 10)
-    future = schedule.plan_in_background(schedule.hard_plan, candidates, 5, seed=7, width=2)
-    expected = schedule.hard_plan(candidates, 5, seed=7, width=2)
-    np.testing.assert_array_equal(future.result(timeout=120), expected)
+def test_the_datas_order_fills_whole_batches():
+    assert schedule.sequential_plan(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]

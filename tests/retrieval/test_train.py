@@ -1,7 +1,9 @@
 """Fine-tuning: the loss, one step of the optimizer, the rows of a step, resuming."""
 
 import json
-import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,6 @@ import safetensors.torch
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation import trec
@@ -43,40 +44,6 @@ def run_file(beir, tmp_path_factory):
 
 def metrics(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
-def loss_by_hand(queries_QxD, passages_PxD, scale=1.0):
-    """−1/Q Σ_q log softmax; query q's positive is passage q, whatever else follows."""
-    scores = scale * queries_QxD.astype(np.float64) @ passages_PxD.astype(np.float64).T
-    return np.mean([math.log(np.exp(row - row[q]).sum()) for q, row in enumerate(scores)])
-
-
-def test_the_loss_is_the_papers(model_folder, beir):
-    passages = [data.passage_text(passage) for passage in data.read_corpus(beir)]
-    queries = list(data.read_queries(beir).values())[:5]
-    model = models.load_retriever(model_folder, 8, 16).eval()
-    columns = [passages[:5], passages[20:25], passages[30:35]]  # positives and two negatives each
-    features = [
-        model.preprocess(texts, task="query" if i == 0 else "document")
-        for i, texts in enumerate([queries, *columns])
-    ]
-    queries_QxD = model.encode_query(queries)
-    passages_PxD = np.concatenate([model.encode_document(texts) for texts in columns])
-    for scale in (1.0, 0.1):
-        loss = MultipleNegativesRankingLoss(model, scale, train.inner_products)
-        with torch.no_grad():
-            value = loss([dict(feature) for feature in features], None).item()
-        assert value == pytest.approx(loss_by_hand(queries_QxD, passages_PxD, scale), rel=1e-5)
-
-
-def test_scores_stay_in_single_precision_under_autocast():
-    # 201.25 and 200.75 are the same bfloat16 number.
-    queries = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    passages = torch.tensor([[201.25, 0.0], [0.0, 200.75]])
-    with torch.autocast("cpu", torch.bfloat16):
-        scores = train.inner_products(queries, passages)
-    assert scores.dtype == torch.float32
-    assert scores.diag().tolist() == [201.25, 200.75]
 
 
 def test_one_step_is_adamw_on_the_loss_of_all_pairs(make_model, beir, config, tmp_path):
@@ -135,8 +102,9 @@ def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, b
         train.finetune(config, tmp_path / "run")
 
 
-def test_every_epoch_has_its_negatives_and_no_step_a_text_twice(
-    config, run_file, monkeypatch, tmp_path, beir
+@pytest.mark.parametrize("order", ["random", "sequential", "hard"])
+def test_every_epoch_has_each_pair_once_and_its_own_negatives(
+    config, run_file, monkeypatch, tmp_path, beir, order
 ):
     batches = []
 
@@ -147,17 +115,18 @@ def test_every_epoch_has_its_negatives_and_no_step_a_text_twice(
 
     monkeypatch.setattr(train, "SentenceTransformerDataCollator", Spy)
     config.update(epochs=3, batch_size=4, negatives_per_query=2, negatives_run=str(run_file))
+    config.batches = order
     train.finetune(config, tmp_path / "run")
 
     names = {data.passage_text(p): p.id for p in data.read_corpus(beir)}
     queries = {text: name for name, text in data.read_queries(beir).items()}
     assert len(batches) == 3 * 6
-    negatives = {}
+    negatives, epochs = {}, [[], [], []]
     for i, batch in enumerate(batches):
-        texts = [text for row in batch for text in row.values()]
-        assert len(texts) == len(set(texts)) == 4 * 4
+        epochs[i // 6].append([])
         for row in batch:
             number = int(queries[row["query"]][1:])
+            epochs[i // 6][-1].append(number)
             assert names[row["positive"]] == f"d{number}"
             drawn = {names[row["negative_1"]], names[row["negative_2"]]}
             # The run's first result is the positive, which is no negative.
@@ -165,10 +134,18 @@ def test_every_epoch_has_its_negatives_and_no_step_a_text_twice(
             negatives.setdefault(number, []).append((i // 6, drawn))
     changed = [d for d in negatives.values() if any(a != d[0][1] for _, a in d)]
     assert len(changed) > 0.8 * len(negatives)
+    for epoch in epochs:
+        assert sorted(number for batch in epoch for number in batch) == list(range(24))
+    in_order = np.arange(24).reshape(6, 4).tolist()
+    assert (epochs[0] == in_order, epochs[0] == epochs[1]) == ((order == "sequential"),) * 2
 
 
-def test_an_interrupted_run_ends_as_if_it_had_not_been(config, run_file, monkeypatch, tmp_path):
+@pytest.mark.parametrize("order", ["random", "hard"])
+def test_an_interrupted_run_ends_as_if_it_had_not_been(
+    config, run_file, monkeypatch, tmp_path, order
+):
     config.update(
+        batches=order,
         epochs=3,
         learning_rate=1e-3,
         negatives_per_query=1,
@@ -210,6 +187,103 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, run_file, monkeyp
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tmp_path, beir):
+    run = {"q0": {"d1": 2.0, "d2": 1.0}}
+    trec.write_run(tmp_path / "one.trec", run)
+    config.update(negatives_per_query=2, negatives_run=str(tmp_path / "one.trec"))
+    training = train._read_training(config)
+    texts = {data.passage_text(p): p.id for p in data.read_corpus(beir)}
+    rows = [training.fill(training.rows.with_format(None)[:], epoch=epoch) for epoch in range(9)]
+    drawn = [{texts[row[f"negative_{i}"][q]] for row in rows for i in (1, 2)} for q in (0, 1)]
+    assert drawn[0] == {"d1", "d2"}
+    assert len(drawn[1]) > 9
+
+
+def test_a_teacher_must_know_positives_and_some_negatives(config, run_file, tmp_path):
+    config.update(
+        loss="soft_labels",
+        negatives_per_query=2,
+        negatives_run=str(run_file),
+        teacher_run=str(tmp_path / "teacher.trec"),
+        max_steps=2,
+    )
+    teacher = trec.read_run(run_file)
+    del teacher["q3"]["d3"]
+    trec.write_run(tmp_path / "teacher.trec", teacher)
+    with pytest.raises(UserError, match=r"no score for 1 relevant .*: q3 d3; rerank --with_pos"):
+        train.finetune(config, tmp_path / "run")
+    teacher["q3"] = {"d3": 1.0}
+    trec.write_run(tmp_path / "teacher.trec", teacher)
+    with pytest.raises(UserError, match="no score for any negative of 1 queries: q3"):
+        train.finetune(config, tmp_path / "run")
+    teacher["q3"]["d5"] = 0.0
+    trec.write_run(tmp_path / "teacher.trec", teacher)
+    training = train._read_training(config)
+    candidates = training.fill.keywords["candidates"]
+    assert candidates["q3"] == ["d5"]
+    assert candidates["q4"] == [f"d{i}" for i in range(5, 14)]
+    assert train.finetune(config, tmp_path / "run")["steps"] == 2
+
+
+def test_two_towers_begin_equal_and_part(config, tmp_path, beir):
+    folders = []
+    for two_towers in (False, True):
+        config.update(two_towers=two_towers, max_steps=3, learning_rate=1e-2, warmup_ratio=0.0)
+        folders.append(train.finetune(config, tmp_path / str(two_towers))["retriever"])
+    losses = [metrics(tmp_path / run) for run in ("False", "True")]
+    assert losses[0][0]["loss"] == pytest.approx(losses[1][0]["loss"], rel=1e-5)
+    assert losses[0][2]["loss"] != pytest.approx(losses[1][2]["loss"], rel=1e-5)
+
+    model = models.load_retriever(Path(folders[1]))
+    text = next(iter(data.read_queries(beir).values()))
+    assert not np.allclose(model.encode_query(text), model.encode_document(text), atol=1e-3)
+    towers = models.towers(model)
+    assert towers.keys() == {"query", "document"}
+    assert towers["query"].query_length == 8
+    assert models.passage_tokens(model) == 16
+    elsewhere = SentenceTransformer(folders[1])
+    np.testing.assert_array_equal(elsewhere.encode_query(text), model.encode_query(text))
+    # A second round goes on with both.
+    config.update(model=folders[1], two_towers=False, max_steps=1)
+    again = train.finetune(config, tmp_path / "second")["retriever"]
+    assert models.towers(models.load_retriever(Path(again))).keys() == {"query", "document"}
+
+
+@pytest.mark.parametrize("chunk_size", [0, 1])
+def test_two_processes_make_the_steps_of_one(make_model, config, run_file, tmp_path, chunk_size):
+    folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    settings = {
+        "model": str(folder),
+        "negatives_per_query": 1,
+        "negatives_run": str(run_file),
+        "batches": "hard",
+        "chunk_size": chunk_size,
+        "epochs": 2,
+        "learning_rate": 1e-3,
+        "checkpoint_every": 5,
+    }
+    config.update(settings)
+    train.finetune(config, tmp_path / "one")
+
+    flags = {**settings, **{k: config[k] for k in ("data", "batch_size", "log_every")}}
+    flags |= {k: config[k] for k in ("query_length", "passage_length")}
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+        + ["-m", "cocondenser_jax.cli", "finetune", f"--config={finetune_config.__file__}"]
+        + [f"--workdir={tmp_path / 'two'}"]
+        + [f"--config.{key}={value}" for key, value in flags.items()],
+        check=True,
+        capture_output=True,
+        timeout=240,
+    )
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert [m["step"] for m in two] == list(range(1, 13))
+    np.testing.assert_allclose([m["loss"] for m in two], [m["loss"] for m in one], rtol=1e-4)
+    norms = [[m["grad_norm"] for m in run] for run in (one, two)]
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-3)
+    models.load_retriever(tmp_path / "two" / "retriever")
+
+
 def test_tokens_remembered_are_the_tokenizers(model_folder, words):
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     tokenize = train.remembering_tokenizer(tokenizer)
@@ -235,6 +309,10 @@ def test_tokens_remembered_are_the_tokenizers(model_folder, words):
         ({"negatives_per_query": 1}, "no config.negatives_run"),
         ({"batch_size": 25}, "has 24 training pairs in split train: too few .*batch_size=25"),
         ({"batch_size": 1}, "config.batch_size is 1: expected at least 2"),
+        ({"loss": "softmax"}, "config.loss is 'softmax': expected contrastive, pairwise"),
+        ({"batches": "easy"}, "config.batches is 'easy': expected random, sequential, hard"),
+        ({"loss": "soft_labels"}, "config.loss is soft_labels: expected config.teacher_run"),
+        ({"chunk_size": -1}, "config.chunk_size is -1: expected at least 0"),
         ({"warmup_ratio": 1.0}, "config.warmup_ratio is 1.0"),
         ({"passage_length": 65}, "passage_length=65: expected 3 to 64"),
     ],

@@ -15,7 +15,7 @@ from cocondenser_jax.cli.flags import Parser
 from cocondenser_jax.errors import UserError
 
 # Libraries that report at length what no user asked for.
-_QUIET = "absl bm25s datasets faiss httpx jax orbax sentence_transformers".split()
+_QUIET = "absl datasets faiss httpx jax orbax sentence_transformers".split()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

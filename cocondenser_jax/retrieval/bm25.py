@@ -1,5 +1,6 @@
 """BM25, the lexical baseline and the source of the first round's negatives."""
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
@@ -100,4 +101,5 @@ def _import_bm25s() -> ModuleType:
     finally:
         for name in hidden:
             del sys.modules[name]
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # importing it sets DEBUG
     return bm25s

@@ -187,6 +187,13 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_a_run_shorter_than_a_log_has_a_loss(config, tmp_path):
+    config.update(max_steps=3, log_every=2)
+    result = train.finetune(config, tmp_path / "run")
+    assert [m["step"] for m in metrics(tmp_path / "run")] == [2, 3]
+    assert result["loss"] == metrics(tmp_path / "run")[-1]["loss"] > 0
+
+
 def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tmp_path, beir):
     run = {"q0": {"d1": 2.0, "d2": 1.0}}
     trec.write_run(tmp_path / "one.trec", run)

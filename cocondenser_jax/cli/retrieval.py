@@ -129,6 +129,8 @@ def _add_search(verbs: Verbs) -> None:
     where.add_argument("--index", type=Path, help="a folder that encode made")
     embeddings = "shards that encode made: exact, without an index, in little memory"
     where.add_argument("--embeddings", type=Path, help=embeddings)
+    parameters = "of the index, as faiss writes them: nprobe=16 (IVF), efSearch=64 (HNSW)"
+    where.add_argument("--parameters", default="", help=parameters)
     bm25 = "rank the passages of --data by BM25, without a model"
     where.add_argument("--bm25", action="store_true", help=bm25)
     k1 = "BM25: saturation of term frequency (default: 0.9; tuned on MS MARCO: 0.82)"
@@ -158,6 +160,8 @@ def _search(arguments: Arguments) -> None:
         wrong = vectors != 1 or arguments.model is None
     if wrong:
         raise UserError("give --model with --index or --embeddings, or --bm25 with --data")
+    if arguments.parameters and arguments.index is None:
+        raise UserError("--parameters are those of an --index")
     for flag in ("top_k", "depth"):
         if getattr(arguments, flag) < 1:
             raise UserError(f"--{flag}={getattr(arguments, flag)}: expected at least 1")
@@ -173,7 +177,7 @@ def _open(arguments: Arguments) -> "Searcher":
     from cocondenser_jax.retrieval.search import open_embeddings, open_index
 
     if arguments.index is not None:
-        return open_index(arguments.index, arguments.model)
+        return open_index(arguments.index, arguments.model, parameters=arguments.parameters)
     return open_embeddings(arguments.embeddings, arguments.model)
 
 

@@ -7,6 +7,7 @@ file each line begins) and `manifest.json` (of the embeddings, with the factory)
 """
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -105,6 +106,7 @@ def open_index(
     index_folder: Path,
     model_folder: Path,
     *,
+    parameters: str = "",
     query_length: int | None = None,
     device: str | None = None,
 ) -> Searcher:
@@ -113,11 +115,14 @@ def open_index(
     Args:
       index_folder: of `build_index`.
       model_folder: the model, wherever it lies now.
+      parameters: of the search in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for
+        HNSW: slower and more exact.
       query_length: tokens kept of a query; None: as the model folder says.
       device: see `models.load_retriever`.
 
     Raises:
-      UserError: if one is missing, or the model is not the one that encoded the passages.
+      UserError: if one is missing, the model is not the one that encoded the passages, or the index
+        has no such parameters.
     """
     manifest = read_manifest(index_folder, "build the index first")
     model = _load_model_of(index_folder, manifest, model_folder, query_length, device)
@@ -125,6 +130,7 @@ def open_index(
         index = faiss.read_index(str(index_folder / "index.faiss"))
     except RuntimeError as error:
         raise UserError(f"{index_folder}/index.faiss is missing or damaged") from error
+    _set_parameters(index, parameters, manifest["factory"])
     offsets = map_array(index_folder / "offsets.npy")
     if offsets is None or len(offsets) != index.ntotal:
         raise UserError(f"{index_folder}/offsets.npy is missing or damaged")
@@ -247,6 +253,18 @@ def _find(
         np.take_along_axis(rows_QxK, order_QxK, 1),
         seconds,
     )
+
+
+def _set_parameters(index: faiss.Index, parameters: str, factory: str) -> None:
+    try:
+        if not re.fullmatch(r"(\w+=[1-9]\d*(,(?=.)|$))*", parameters):
+            raise ValueError(parameters)
+        faiss.ParameterSpace().set_index_parameters(index, parameters)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"an index {factory} cannot be searched with {parameters!r}: expected faiss's "
+            "notation, such as nprobe=16 (IVF) or efSearch=64 (HNSW)"
+        ) from error
 
 
 def _nearest_in_index(

@@ -133,6 +133,24 @@ def test_missing_neighbours_are_left_out(model_folder, embeddings, tmp_path):
     assert 0 < len(search.search_text(searcher, "abcde", k=60)) < 60
 
 
+def test_more_cells_find_more(model_folder, embeddings, tmp_path):
+    search.build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
+    queries = {"q": "abcde", "r": "hgfed"}
+    exact = search.search_run(search.open_embeddings(embeddings, model_folder), queries, depth=60)
+
+    def found(parameters):
+        searcher = search.open_index(tmp_path / "index", model_folder, parameters=parameters)
+        return search.search_run(searcher, queries, depth=60)
+
+    few, all_cells = found("nprobe=2"), found("nprobe=8")
+    for query, results in exact.items():
+        assert len(few[query]) < 60
+        assert list(all_cells[query]) == list(results)
+    for wrong in ("efSearch=16", "nprobe=0", "nprobe=-1", "nprobe", "nprobe=2,", "16"):
+        with pytest.raises(UserError, match=r"an index IVF8,Flat cannot be searched with '"):
+            found(wrong)
+
+
 def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(embeddings, tmp_path / "embeddings")

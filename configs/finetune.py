@@ -66,6 +66,7 @@ def training_settings() -> ml_collections.ConfigDict:
     config.learning_rate = 2e-5  # at its peak
     config.warmup_ratio = 0.1  # share of all steps; then linear decay to 0
     config.weight_decay = 0.01  # AdamW; none on biases and LayerNorm
+    config.precision = "auto"  # or "float32", "bfloat16"; auto: bfloat16 on a GPU that has it
     config.seed = 42
 
     config.log_every = 50  # steps

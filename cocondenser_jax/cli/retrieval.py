@@ -84,6 +84,10 @@ def _add_encode(verbs: Verbs) -> None:
     verb.add_argument("--shard_size", type=int, default=5_000, help=shard)
     dtype = "of the numbers in the shards (default: float32)"
     verb.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
+    precision = "of the matrix products; bfloat16 is faster where the processor has it"
+    verb.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="float32", help=precision
+    )
     pooling = "instead of the folder's own; a plain folder has cls"
     verb.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
     parquet = "also write ids and vectors to this file, for a vector database"
@@ -107,6 +111,7 @@ def _encode(arguments: Arguments) -> None:
         passage_length=arguments.passage_length,
         shard_size=arguments.shard_size,
         dtype=arguments.dtype,
+        precision=arguments.precision,
         pooling=arguments.pooling,
     )
     if arguments.parquet:

@@ -259,7 +259,7 @@ def _set_parameters(index: faiss.Index, parameters: str, factory: str) -> None:
     try:
         if not re.fullmatch(r"(\w+=[1-9]\d*(,(?=.)|$))*", parameters):
             raise ValueError(parameters)
-        faiss.ParameterSpace().set_index_parameters(index, parameters)
+        faiss.ParameterSpace().set_index_parameters(index, parameters)  # type: ignore[arg-type]
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"an index {factory} cannot be searched with {parameters!r}: expected faiss's "

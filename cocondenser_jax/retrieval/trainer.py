@@ -36,6 +36,10 @@ def require_settings(config: ml_collections.ConfigDict) -> None:
             raise UserError(f"config.{name} is {config[name]}: expected at least {least}")
     if not 0 <= config.warmup_ratio < 1:
         raise UserError(f"config.warmup_ratio is {config.warmup_ratio}: expected 0 to below 1")
+    if config.precision not in ("auto", "float32", "bfloat16"):
+        raise UserError(
+            f"config.precision is {config.precision!r}: expected auto, float32 or bfloat16"
+        )
     if config.batch_size % world_size():
         raise UserError(
             f"config.batch_size is {config.batch_size}: expected a multiple of the "
@@ -55,14 +59,15 @@ def arguments(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any
         "max_steps": config.max_steps or -1,
         "per_device_train_batch_size": config.batch_size,
         "accelerator_config": {"split_batches": True},
-        # Without this, processes that have no GPU would each train alone.
-        "use_cpu": world_size() > 1 and not on_gpu,
+        # Without this, processes that have no GPU would each train alone, and in float32.
+        "use_cpu": not (on_gpu or torch.backends.mps.is_available()),
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "linear",
         "warmup_steps": config.warmup_ratio,  # below 1, it is a share of all steps
         "weight_decay": config.weight_decay,
         "seed": config.seed,
-        "bf16": on_gpu and torch.cuda.is_bf16_supported(),
+        "bf16": config.precision == "bfloat16"
+        or (config.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported()),
         "dataloader_drop_last": True,
         "dataloader_num_workers": config.loader_workers,
         "dataloader_pin_memory": on_gpu,

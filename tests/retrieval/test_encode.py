@@ -45,6 +45,16 @@ def test_half_precision_on_disk(model_folder, beir, tmp_path):
     np.testing.assert_array_equal(half, single.astype(np.float16))
 
 
+def test_products_in_half_precision(model_folder, beir, tmp_path):
+    encode.encode_corpus(model_folder, beir, tmp_path / "single")
+    encode.encode_corpus(model_folder, beir, tmp_path / "half", precision="bfloat16")
+    single_NxD, half_NxD = vectors(tmp_path / "single"), vectors(tmp_path / "half")
+    assert half_NxD.dtype == np.float32
+    errors_N = np.linalg.norm(half_NxD - single_NxD, axis=1) / np.linalg.norm(single_NxD, axis=1)
+    assert (errors_N > 0).all()
+    assert (errors_N < 0.02).all()
+
+
 def test_an_interrupted_run_goes_on_with_the_missing_shards(
     model_folder, beir, tmp_path, monkeypatch
 ):

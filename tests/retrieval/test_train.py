@@ -187,6 +187,15 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_bfloat16_is_close_and_not_the_same(config, tmp_path):
+    losses = []
+    for precision in ("float32", "auto", "bfloat16"):
+        config.update(max_steps=1, precision=precision)
+        losses.append(train.finetune(config, tmp_path / precision)["loss"])
+    # Without a GPU, auto is float32.
+    assert losses[0] == losses[1] != losses[2] == pytest.approx(losses[0], rel=0.02)
+
+
 def test_a_run_shorter_than_a_log_has_a_loss(config, tmp_path):
     config.update(max_steps=3, log_every=2)
     result = train.finetune(config, tmp_path / "run")
@@ -320,6 +329,7 @@ def test_tokens_remembered_are_the_tokenizers(model_folder, words):
         ({"batches": "easy"}, "config.batches is 'easy': expected random, sequential, hard"),
         ({"loss": "soft_labels"}, "config.loss is soft_labels: expected config.teacher_run"),
         ({"chunk_size": -1}, "config.chunk_size is -1: expected at least 0"),
+        ({"precision": "half"}, "config.precision is 'half': expected auto, float32 or bfloat16"),
         ({"warmup_ratio": 1.0}, "config.warmup_ratio is 1.0"),
         ({"passage_length": 65}, "passage_length=65: expected 3 to 64"),
     ],

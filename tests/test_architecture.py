@@ -40,6 +40,7 @@ FORBIDDEN_LIBRARIES = {
     "pretrain": {"torch"},
     "retrieval": JAX,
     "evaluation": {*JAX, "torch"},
+    "analysis": JAX,
 }
 
 
@@ -279,6 +280,7 @@ def test_a_package_that_keeps_the_rules_gets_no_complaint() -> None:
             "retrieval.search must not load flax through retrieval",
         ),
         ("evaluation/trec.py", "from optax import adam\n", "evaluation.trec must not load optax"),
+        ("analysis/plots.py", "import jax\n", "analysis.plots must not load jax"),
         ("pretrain/step.py", "import torch\n", "pretrain.step must not load torch"),
         ("corpus/batches.py", "import torch\n", "corpus.batches must not load torch"),
         (

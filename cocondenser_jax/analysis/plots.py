@@ -1,4 +1,4 @@
-"""Arrays in, SVG out. Colours and fonts are left to the page that holds the SVG."""
+"""Arrays in, plots out: parts of a page, which decides on colours and fonts, or files."""
 
 import dataclasses
 import io
@@ -20,17 +20,23 @@ from cocondenser_jax.errors import UserError
 SERIES_COLOURS = 6  # the page defines --series-0 ... --series-5
 _MAX_POINTS = 400  # per curve; more cannot be seen at this width and would swell the page
 _SMOOTHED_FROM = 40  # points; shorter curves are drawn as they are
+_MARKED_UP_TO = 40  # points, where a plot is a file; more would hide the line
+_TWO_COLUMNS_UP_TO = 32  # characters of the longest name in the legend of a file
+_DASHES = ("-", "--", ":")  # for lines beyond the colours
 
 # Placeholders that no plot uses for itself; the SVG gets the page's CSS colours in their place.
 _CSS_OF_COLOUR = {"#010203": "currentColor", "#040506": "var(--grid)"} | {
     f"#0708{index:02x}": f"var(--series-{index})" for index in range(SERIES_COLOURS)
 }
 _INK, _GRID, *_SERIES = _CSS_OF_COLOUR
+# A plot that is a file gets the colours that the report has on a light page.
+_HEX = "#1d1f21 #e3e4e1 #0067a5 #c94f00 #00805e #a03c78 #7a6a00 #5b4bc4".split()
+_HEX_OF_COLOUR = dict(zip(_CSS_OF_COLOUR, _HEX, strict=True))
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so sizes are the same everywhere
+    "font.sans-serif": "DejaVu Sans",  # comes with matplotlib, so sizes are the same everywhere
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "axes.spines.top": False,
@@ -52,7 +58,10 @@ _STYLE: dict[Any, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One line of a panel: a value (unit of the panel) at each logged step, [T] and [T]."""
+    """One line of a panel: a value (unit of the panel) at each logged step, [T] and [T].
+
+    In a panel whose horizontal axis shows something else, `steps` are the places on that axis.
+    """
 
     label: str
     steps: np.ndarray
@@ -68,12 +77,16 @@ class Panel:
       curves: the lines; a curve's place in the list is its colour, also where others are empty.
       from_zero: whether the vertical axis starts at 0.
       reference: the height and the name of a dashed horizontal line, for instance chance.
+      x_label: what the horizontal axis shows.
+      log_x: whether equal factors are equally far apart on it.
     """
 
     title: str
     curves: Sequence[Curve]
     from_zero: bool = False
     reference: tuple[float, str] | None = None
+    x_label: str = "step"
+    log_x: bool = False
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
@@ -151,18 +164,87 @@ def panel_svg(panel: Panel, width: float = 4.6, height: float = 2.5) -> str:
         axes = figure.add_subplot()
         for index, line in enumerate(panel.curves):
             _draw_curve(axes, line, _SERIES[index % SERIES_COLOURS])
-        if panel.reference is not None:
-            axes.axhline(panel.reference[0], color=_INK, linewidth=0.9, linestyle=(0, (4, 3)))
-        if panel.from_zero:
-            axes.set_ylim(bottom=0)
-        axes.margins(x=0.01)
-        axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6, integer=True))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        _finish(axes, panel, _INK)
         buffer = io.StringIO()
         FigureCanvasSVG(figure).print_svg(buffer)
     return _inline(buffer.getvalue())
+
+
+def write_plot(panel: Panel, out: Path, width: float = 5.6, height: float = 3.6) -> None:
+    """Writes a panel with title and legend to a file of its own, whole or not at all.
+
+    The lines go through every point, whatever their number.
+
+    Args:
+      panel: at least one of its curves must have a point.
+      out: the file; its suffix, .png or .svg, says which kind.
+      width: inches, as is `height`.
+      height: inches.
+
+    Raises:
+      UserError: if the file cannot be written.
+    """
+    kind = out.suffix.removeprefix(".")
+    style = {key: _HEX_OF_COLOUR.get(value, value) for key, value in _STYLE.items()}
+    style |= {"figure.facecolor": "white", "text.color": _HEX[0], "svg.hashsalt": panel.title}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.add_subplot()
+        for index, line in enumerate(panel.curves):
+            axes.plot(
+                line.steps,
+                line.values,
+                label=line.label,
+                color=_HEX_OF_COLOUR[_SERIES[index % SERIES_COLOURS]],
+                linestyle=_DASHES[index // SERIES_COLOURS % len(_DASHES)],
+                marker="o" if len(line.values) <= _MARKED_UP_TO else "",
+                markersize=4,
+                linewidth=1.8,
+            )
+        _finish(axes, panel, _HEX[0])
+        long_names = any(
+            len(text) > _TWO_COLUMNS_UP_TO for text in axes.get_legend_handles_labels()[1]
+        )
+        figure.legend(
+            title=panel.title,
+            title_fontproperties={"weight": "bold"},
+            alignment="left",
+            loc="outside upper left",
+            ncols=1 if long_names else 2,
+            frameon=False,
+        )
+        # Without the date, equal numbers give equal files.
+        metadata = {"Date": None} if kind == "svg" else None
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(buffer.getvalue())
+        partial.replace(out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+
+
+def _finish(axes: Axes, panel: Panel, ink: str) -> None:
+    """Sets what surrounds the lines."""
+    if panel.reference is not None:
+        height, name = panel.reference
+        dashes = (0, (4, 3))
+        # Below the curves, of which one may lie on it.
+        axes.axhline(height, label=name, color=ink, linewidth=0.9, linestyle=dashes, zorder=1.9)
+    if panel.from_zero:
+        axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    axes.set_xlabel(panel.x_label)
+    if panel.log_x:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+    else:
+        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6, integer=True))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
 
 
 def _draw_curve(axes: Axes, line: Curve, colour: str) -> None:

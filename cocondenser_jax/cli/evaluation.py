@@ -1,11 +1,17 @@
 """Verbs that turn results into figures."""
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import Arguments, Verbs, add_json_out, add_verb, print_figures
+from cocondenser_jax.cli.flags import (
+    Arguments,
+    Verbs,
+    add_json_out,
+    add_verb,
+    print_figures,
+    whole_numbers,
+)
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
 
@@ -38,7 +44,7 @@ def _add_evaluate(verbs: Verbs) -> None:
     regex = "with --answers: they are regular expressions, as in CuratedTREC"
     verb.add_argument("--regex", action="store_true", help=regex)
     top_k = f"with --answers: numbers of passages, separated by commas (default: {_TOP_K})"
-    verb.add_argument("--top_k", type=_whole_numbers, metavar="K", help=top_k)
+    verb.add_argument("--top_k", type=whole_numbers, metavar="K", help=top_k)
     other = "another TREC run: print both, p-values of two paired tests, and queries better, worse"
     verb.add_argument("--compare_with", type=Path, metavar="RUN", help=other)
     add_json_out(verb)
@@ -82,7 +88,7 @@ def _by_answers(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, An
     from cocondenser_jax.retrieval.data import read_corpus, require_known_passages
 
     answers = read_answers(arguments.answers)
-    top_k = arguments.top_k or _whole_numbers(_TOP_K)
+    top_k = arguments.top_k or whole_numbers(_TOP_K)
     first = {file: first_passages(run, answers, max(top_k)) for file, run in runs.items()}
     # A corpus may be larger than the memory; what the runs found of it is not.
     wanted = {id for found in first.values() for ids in found.values() for id in ids}
@@ -110,15 +116,6 @@ def _require_flags_that_fit(arguments: Arguments) -> None:
     for flag, needed in unfit.items():
         if getattr(arguments, flag):
             raise UserError(f"--{flag} goes with {needed}")
-
-
-def _whole_numbers(text: str) -> list[int]:
-    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(
-            f"expected whole numbers from 1, separated by commas, not {text!r}"
-        )
-    return numbers
 
 
 def _print_comparisons(comparisons: Mapping[str, Mapping[str, Any]]) -> None:

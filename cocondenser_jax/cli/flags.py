@@ -40,12 +40,28 @@ def add_verb(
         name,
         help=does,
         description=does,
-        epilog=f"example:\n  cocondenser {name} {example}",
+        epilog=f"example:\n  %(prog)s {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     added.set_defaults(run=run)
     return added
+
+
+def add_verb_group(verbs: Verbs, name: str, does: str) -> Verbs:
+    """Declares a verb that has verbs of its own, and returns what `add_verb` adds them to."""
+    group = verbs.add_parser(name, help=does, description=does, allow_abbrev=False)
+    return group.add_subparsers(required=True, metavar="WHAT", parser_class=Parser)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Reads a flag's whole numbers from 1, separated by commas."""
+    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers from 1, separated by commas, not {text!r}"
+        )
+    return numbers
 
 
 def add_config(verb: Parser) -> None:

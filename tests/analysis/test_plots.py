@@ -16,7 +16,9 @@ from cocondenser_jax.analysis.plots import (
     final_value,
     panel_svg,
     read_metrics,
+    write_plot,
 )
+from cocondenser_jax.analysis.report import _STYLE as PAGE_STYLE
 from cocondenser_jax.errors import UserError
 
 
@@ -135,3 +137,53 @@ def test_panel_of_a_long_run_stays_small() -> None:
     steps = np.arange(500_000.0)
     values = np.random.default_rng(0).normal(size=steps.shape)
     assert len(panel_svg(Panel("", [Curve("", steps, values)]))) < 60_000
+
+
+LIGHT = dict(re.findall(r"--([\w-]+): (#\w+)", PAGE_STYLE.split("@media")[0]))
+
+
+def test_a_file_has_the_light_colours_of_the_report_and_every_point(tmp_path: Path) -> None:
+    k = np.arange(1, 61)
+    jagged, other = k + 9.0 * (k % 2), 50.0 - 5.0 * (k % 3)  # a running mean would show
+    curves = [Curve("<jagged>", k, jagged), Curve("other", k, other)]
+    panel = Panel("recall", curves, reference=(40, "level"), x_label="depth", log_x=True)
+    out = tmp_path / "new" / "plot.svg"
+    write_plot(panel, out)
+    svg = out.read_text()
+    lines = drawn_lines(svg)
+    # Each has a second line of its colour, in the legend.
+    first, second = (max(lines[LIGHT[f"series-{i}"]], key=len) for i in (0, 1))
+    per_decade = (first[-1, 0] - first[0, 0]) / np.log10(60)
+    per_unit = (first[-1, 1] - first[0, 1]) / (jagged[-1] - jagged[0])
+    for points, values in ((first, jagged), (second, other)):
+        np.testing.assert_allclose(points[:, 0], first[0, 0] + per_decade * np.log10(k), atol=1e-4)
+        heights = first[0, 1] + per_unit * (values - jagged[0])
+        np.testing.assert_allclose(points[:, 1], heights, atol=1e-4)
+    assert set(re.findall(r"(?:fill|stroke): ?(#\w+)", svg)) <= {*LIGHT.values(), "#ffffff"}
+    shown = "".join(ElementTree.fromstring(svg).itertext())
+    for text in ("recall", "<jagged>", "other", "level", "depth", "20", "50"):
+        assert text in shown
+    write_plot(panel, tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text() == svg
+
+
+def test_more_lines_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
+    curves = [Curve(f"{i}", np.arange(3), np.arange(3) * i) for i in range(8)]
+    write_plot(Panel("", curves), tmp_path / "plot.svg")
+    styles = re.findall(
+        r'style="([^"]*stroke-width: 1\.8[^"]*)"', (tmp_path / "plot.svg").read_text()
+    )
+    assert len(set(styles)) == 8
+
+
+def test_a_png_is_one_and_nothing_else_is_left(tmp_path: Path) -> None:
+    write_plot(Panel("", [Curve("a", np.arange(3), np.arange(3.0))]), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    panel = Panel("", [Curve("a", np.arange(3), np.arange(3.0))])
+    with pytest.raises(UserError, match=r"cannot write .*plot\.png"):
+        write_plot(panel, tmp_path / "file" / "plot.png")

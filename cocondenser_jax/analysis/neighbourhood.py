@@ -1,0 +1,60 @@
+"""How deep one ranking must be read to hold the top of another."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cocondenser_jax.analysis.plots import Curve, Panel
+from cocondenser_jax.errors import UserError
+
+Rankings = Mapping[str, Sequence[str]]  # query -> passages, best first, none twice
+
+
+def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarray:
+    """Returns nb-recall_n@k = |{stage-1 top k} ∩ {stage-2 top n}| / n for every k, [K].
+
+    The mean is over the queries of stage 2. A query that stage 1 lacks, or the part of its ranking
+    that is missing at depth k, counts as not found; queries of stage 1 alone take no part. Where
+    stage 2 has fewer than n passages for a query, their number takes the place of n: 1.0 means that
+    its whole neighbourhood was found.
+
+    Args:
+      stage1: the rankings that are read to depth k; K is the length of the longest.
+      stage2: the rankings whose first n passages are a query's neighbourhood.
+      n: size of the neighbourhood, from 1.
+
+    Returns:
+      Recall in [0, 1]; position k - 1 is that of depth k. It never falls.
+
+    Raises:
+      UserError: if no query has n passages in stage 2, or none is in both stages.
+    """
+    queries = [query for query, passages in stage2.items() if passages]
+    longest = max((len(stage2[query]) for query in queries), default=0)
+    if longest < n:
+        raise UserError(f"no query has {n} passages in stage 2 (at most {longest})")
+    depth = max((len(stage1.get(query, ())) for query in queries), default=0)
+    if not depth:
+        raise UserError(f"stage 1 has none of the {len(queries)} queries of stage 2")
+    found_K = np.zeros(depth)
+    for query in queries:
+        neighbours = set(stage2[query][:n])
+        places = [k for k, passage in enumerate(stage1.get(query, ())) if passage in neighbours]
+        found_K[places] += 1 / len(neighbours)
+    return np.cumsum(found_K) / len(queries)
+
+
+def recall_panel(recalls: Mapping[str, Mapping[int, np.ndarray]]) -> Panel:
+    """Plots neighbourhood recall by the depth k.
+
+    Args:
+      recalls: name of the stage 1 -> n -> recall at k = 1, 2, ..., [K]. Each gets a line.
+    """
+    sizes = {n for by_n in recalls.values() for n in by_n}
+    lines = [
+        Curve(f"{name}, n = {n}" if len(sizes) > 1 else name, np.arange(1, len(found) + 1), found)
+        for name, by_n in recalls.items()
+        for n, found in by_n.items()
+    ]
+    title = "Neighbourhood recall at k" + (f", n = {sizes.pop()}" if len(sizes) == 1 else "")
+    return Panel(title, lines, from_zero=True, x_label="k", log_x=True)

@@ -1,0 +1,177 @@
+"""`analyze` as a user types it: a plot, a table, a file of figures, and one line for a mistake."""
+
+import json
+import lzma
+import shutil
+
+import numpy as np
+import pytest
+from transformers import AutoModel, AutoTokenizer
+
+from cocondenser_jax.analysis.attention import layer_entropies
+from cocondenser_jax.cli import main
+from cocondenser_jax.retrieval.models import load_retriever
+
+STAGE1 = ["q1 d2 d1 d3 d4", "q2 d3 d2"]
+OTHER = ["q1 d1", "q3 d1 d2"]
+STAGE2 = ["q1 d1 d2 d3", "q2 d2 d9", "q3 d2"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, research_folders, texts):
+    """Two models, texts in two forms, and runs; the working directory."""
+    for name, kind in (("one/retriever", "bert"), ("two/retriever", "bert"), ("other", "roberta")):
+        shutil.copytree(research_folders[kind], tmp_path / name)
+    with lzma.open(tmp_path / "texts.txt.xz", "wt") as file:
+        file.write("\n\n".join(texts))
+    (tmp_path / "data").mkdir()
+    records = [{"_id": f"d{i}", "title": "A title", "text": text} for i, text in enumerate(texts)]
+    write_lines(tmp_path / "data" / "corpus.jsonl", map(json.dumps, records))
+    for name, rankings in (("stage1", STAGE1), ("other", OTHER), ("stage2", STAGE2)):
+        # Scores order a run, whatever the order of its lines.
+        write_lines(tmp_path / f"{name}.trec", reversed(list(run_lines(rankings))))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_lines(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def run_lines(rankings):
+    for query, *passages in map(str.split, rankings):
+        yield from (f"{query} Q0 {p} {i} {-i} t" for i, p in enumerate(passages, start=1))
+
+
+def printed(capsys):
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def entropies(folder, texts, max_tokens):
+    model = AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    return layer_entropies(model, AutoTokenizer.from_pretrained(folder), texts, max_tokens)
+
+
+def test_attention_of_several_models(folder, capsys, texts):
+    models = "--model=one/retriever --model=two/retriever --model=other"
+    command = f"analyze attention {models} --texts=texts.txt.xz --passage_length=16"
+    assert main([*command.split(), "--out=plots/a.svg", "--json_out=a.json"]) == 0
+    figures = json.loads((folder / "a.json").read_text())
+    assert (figures["texts"], figures["seed"], figures["passage_length"]) == (4, 0, 16)
+    # Both are called retriever: the names are as long as it takes to tell them apart.
+    assert list(figures["models"]) == ["one/retriever", "two/retriever", f"{folder.name}/other"]
+    for model in figures["models"].values():
+        expected = entropies(model["folder"], texts, 16)
+        np.testing.assert_allclose(model["entropy"], expected.layers, rtol=1e-5)
+        assert model["uniform"] == pytest.approx(expected.uniform)
+    header, *rows = printed(capsys)
+    assert header == ["layer", *figures["models"]]
+    assert rows == [
+        [str(i + 1), *(f"{model['entropy'][i]:.4f}" for model in figures["models"].values())]
+        for i in range(2)
+    ]
+    svg = (folder / "plots" / "a.svg").read_text()
+    assert all(f">{name}<" in svg for name in figures["models"])
+
+
+def test_each_tower_has_its_line(folder, texts):
+    load_retriever(folder / "other", two_towers=True).save(str(folder / "towers"))
+    # The two are copies; make them differ.
+    path = folder / "towers" / "query_0_Transformer"
+    model = AutoModel.from_pretrained(path, add_pooling_layer=False)
+    for parameter in model.encoder.layer[1].attention.parameters():
+        parameter.data.mul_(0.5)
+    model.save_pretrained(path)
+    command = "analyze attention --model=towers --texts=texts.txt.xz --passage_length=16"
+    assert main([*command.split(), "--out=a.png", "--json_out=a.json"]) == 0
+    models = json.loads((folder / "a.json").read_text())["models"]
+    for tower in ("query", "document"):
+        expected = entropies(folder / "towers" / f"{tower}_0_Transformer", texts, 16).layers
+        np.testing.assert_allclose(models[f"towers, {tower}"]["entropy"], expected, rtol=1e-5)
+    assert models["towers, query"]["entropy"] != models["towers, document"]["entropy"]
+
+
+def test_texts_are_drawn_by_a_seed(folder, texts):
+    command = "analyze attention --model=other --texts=data --n_texts=2 --passage_length=16"
+    found = {}
+    for seed in range(4):
+        out = ["--out=a.png", "--json_out=a.json", f"--seed={seed}"]
+        assert main([*command.split(), *out]) == 0
+        figures = json.loads((folder / "a.json").read_text())
+        assert figures["texts"] == 2
+        found[seed] = figures["models"]["other"]["entropy"]
+    passages = [f"A title {text}" for text in texts]
+    pairs = [
+        entropies(folder / "other", [first, second], 16).layers
+        for i, first in enumerate(passages)
+        for second in passages[:i]
+    ]
+    for entropy in found.values():
+        assert any(np.allclose(entropy, pair, rtol=1e-5) for pair in pairs)
+    assert len({tuple(entropy) for entropy in found.values()}) > 1
+    assert main([*command.split(), "--out=a.png", "--json_out=again.json", "--seed=3"]) == 0
+    assert (folder / "again.json").read_text() == (folder / "a.json").read_text()
+
+
+def test_neighbourhoods_of_two_runs(folder, capsys):
+    command = "analyze neighbourhood --stage1=stage1.trec --stage1=other.trec --stage2=stage2.trec"
+    assert main([*command.split(), "--n=1,2", "--out=n.png", "--json_out=n.json"]) == 0
+    assert (folder / "n.png").read_bytes().startswith(b"\x89PNG")
+    header, *rows = printed(capsys)
+    runs = ("stage1.trec,", "other.trec,")
+    assert header == ["k", *(word for run in runs for n in (1, 2) for word in (run, f"n={n}"))]
+    # q2's neighbourhood of 2 holds d9, which no run has; q3's is of one passage.
+    assert rows == [
+        ["1", "0.0000", "0.1667", "0.3333", "0.1667"],
+        ["2", "0.6667", "0.5000", "0.6667", "0.5000"],
+        ["4", "0.6667", "0.5000"],
+    ]
+    figures = json.loads((folder / "n.json").read_text())
+    assert figures["queries"] == 3
+    assert figures["stage1"]["stage1.trec"]["run"] == "stage1.trec"
+    recall = figures["stage1"]["stage1.trec"]["recall"]
+    assert recall["1"] == pytest.approx([0, 2 / 3, 2 / 3, 2 / 3])
+    assert recall["2"] == pytest.approx([1 / 6, 1 / 2, 1 / 2, 1 / 2])
+
+
+@pytest.mark.parametrize("what", ["attention", "neighbourhood"])
+def test_help_shows_an_example_that_can_be_typed(what, capsys):
+    with pytest.raises(SystemExit):
+        main(["analyze", what, "--help"])
+    assert f"example:\n  cocondenser analyze {what} --" in capsys.readouterr().out
+
+
+ATTENTION = "attention --out=plot.png --model=other --texts=texts.txt.xz --passage_length=16"
+NEIGHBOURHOOD = "neighbourhood --out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("", "the following arguments are required: WHAT"),
+        ("colours", "invalid choice: 'colours'"),
+        ("attention --out=plot.png --texts=data", "required: --model"),
+        (f"{ATTENTION} --out=plot.pdf", "--out: expected a .png or .svg file, not 'plot.pdf'"),
+        (f"{ATTENTION} --model=none", "none is not a folder"),
+        (f"{ATTENTION} --model=data", "data holds no config.json"),
+        (f"{ATTENTION} --texts=none.txt", "cannot read none.txt"),
+        (f"{ATTENTION} --texts=one", "one holds no corpus.jsonl"),
+        (f"{ATTENTION} --texts=blank.txt", "blank.txt holds no text"),
+        (f"{ATTENTION} --n_texts=0", "--n_texts=0: expected at least 1"),
+        (f"{ATTENTION} --seed=-1", "--seed=-1: expected at least 0"),
+        (f"{ATTENTION} --passage_length=999", "passage_length=999: expected 3 to 24 tokens"),
+        (f"{ATTENTION} --layers=3", "unknown argument '--layers=3'"),
+        (f"{NEIGHBOURHOOD} --n=0", "--n: expected whole numbers from 1"),
+        (f"{NEIGHBOURHOOD} --n=4", "no query has 4 passages in stage 2 (at most 3)"),
+        (f"{NEIGHBOURHOOD} --stage2=none.trec", "cannot read none.trec"),
+        (f"{NEIGHBOURHOOD} --stage1=strange.trec --n=1", "stage 1 has none of the 3 queries"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
+    write_lines(folder / "blank.txt", ["", "  "])
+    write_lines(folder / "strange.trec", run_lines(["x1 d1"]))
+    assert main(["analyze", *flags.split()]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]
+    assert says in error[-1]
+    assert not (folder / "plot.png").exists()

@@ -1,4 +1,4 @@
-"""Verbs of the retriever: fine-tune, encode, search, mine negatives."""
+"""Verbs of retrieval: fine-tune, encode, search, rerank, mine negatives."""
 
 import contextlib
 import sys
@@ -29,6 +29,7 @@ def add_verbs(verbs: Verbs) -> None:
     _add_finetune(verbs)
     _add_encode(verbs)
     _add_search(verbs)
+    _add_rerank(verbs)
     _add_mine(verbs)
 
 
@@ -37,20 +38,20 @@ def _add_finetune(verbs: Verbs) -> None:
         verbs,
         "finetune",
         _finetune,
-        "Fine-tune a retriever on queries and their passages.",
+        "Fine-tune a retriever or a cross-encoder on queries and their passages.",
         "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
         " --config.data=data/msmarco",
     )
     add_config(verb)
-    add_workdir(verb, "gets retriever/, metrics and, while running, checkpoints")
+    add_workdir(verb, "gets retriever/ or cross_encoder/, metrics and, while running, checkpoints")
     add_json_out(verb)
 
 
 def _finetune(arguments: Arguments) -> None:
     from cocondenser_jax.experiments import load_config
-    from cocondenser_jax.retrieval import train, trainer
+    from cocondenser_jax.retrieval import cross_encoder, train, trainer
 
-    tasks = {"retriever": train.finetune}
+    tasks = {"retriever": train.finetune, "cross_encoder": cross_encoder.finetune}
     config = load_config(arguments.config, arguments.overrides)
     if config.get("task") not in tasks:
         raise UserError(
@@ -257,6 +258,46 @@ def _to_hits(results: "list[Result]") -> list[tuple[float, str, str]]:
     return [(score, passage.title or passage.id, passage.text) for score, passage in results]
 
 
+def _add_rerank(verbs: Verbs) -> None:
+    verb = add_verb(
+        verbs,
+        "rerank",
+        _rerank,
+        "Score the passages of a run with a cross-encoder; write them in the new order.",
+        "--model=runs/ce/cross_encoder --data=data/msmarco --split=test --run=runs/test.trec"
+        " --run_out=runs/reranked.trec",
+    )
+    verb.add_argument("--model", required=True, type=Path, help="the cross-encoder's folder")
+    verb.add_argument("--data", required=True, type=Path, help="folder of queries and passages")
+    verb.add_argument("--split", help="the judgments whose queries the run has")
+    verb.add_argument("--run", dest="run_file", required=True, type=Path, help="TREC run to score")
+    run_out = "TREC run to write; its scores are the model's logits"
+    verb.add_argument("--run_out", required=True, type=Path, help=run_out)
+    depth = "passages per query to score; those below are dropped (default: 100)"
+    verb.add_argument("--depth", type=int, default=100, help=depth)
+    verb.add_argument("--batch_size", type=int, default=64, help="pairs (default: 64)")
+    positives = "also score what --split judges relevant: a teacher's scores for finetune and mine"
+    verb.add_argument("--with_positives", action="store_true", help=positives)
+    add_json_out(verb)
+
+
+def _rerank(arguments: Arguments) -> None:
+    from cocondenser_jax.retrieval.rerank import rerank
+
+    figures = rerank(
+        arguments.model,
+        arguments.data,
+        arguments.run_file,
+        arguments.run_out,
+        split=arguments.split,
+        depth=arguments.depth,
+        batch_size=arguments.batch_size,
+        with_positives=arguments.with_positives,
+    )
+    print(arguments.run_out)
+    print_figures(figures, arguments.json_out)
+
+
 def _add_mine(verbs: Verbs) -> None:
     verb = add_verb(
         verbs,
@@ -281,9 +322,12 @@ def _add_mine(verbs: Verbs) -> None:
         "answers to the queries, .jsonl or DPR's .csv: passages that hold one are no negatives"
     )
     verb.add_argument("--answers", type=Path, help=answers)
-    denoise_run = "TREC run of a cross-encoder: keep only what it scores below --denoise_below"
+    denoise_run = (
+        "run of rerank over these passages, by a cross-encoder trained with config.loss=binary:"
+        " keep only what is relevant with a probability below --denoise_below"
+    )
     verb.add_argument("--denoise_run", type=Path, help=denoise_run)
-    below = "in the unit of its scores (default: 0.1)"
+    below = "a probability, the sigmoid of the run's scores (default: 0.1)"
     verb.add_argument("--denoise_below", type=float, default=0.1, help=below)
     add_json_out(verb)
 

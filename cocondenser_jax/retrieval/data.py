@@ -216,6 +216,11 @@ def read_candidates(
     return candidates
 
 
+def require_known_queries(ids: Iterable[str], queries: Container[str], source: Path) -> None:
+    """Raises a UserError if a run names queries that the data does not have."""
+    _require_known(ids, queries, "queries", source)
+
+
 def require_known_passages(
     ids: Mapping[str, Iterable[str]], passages: Container[str], source: Path
 ) -> None:

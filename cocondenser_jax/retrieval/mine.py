@@ -5,6 +5,7 @@ A pool of negatives is made of one run or of several: in the second round of Gao
 2108.05540), of BM25 and of the retriever of the first round.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -43,11 +44,11 @@ def mine(
       depth: rank, in each source, of the last passage taken.
       skip_top: passages at the top of each source not taken: many may be relevant, but not judged.
       holds_answer: whether a passage holds an answer to the query; such a passage is left out.
-      denoise_run: scores of a cross-encoder. A passage without a score, or with one that is not
-        below `denoise_below`, is left out: denoised hard negatives of Qu et al., "RocketQA: An
-        Optimized Training Approach to Dense Passage Retrieval for Open-Domain Question Answering"
-        (arXiv 2010.08191).
-      denoise_below: in the unit of those scores; the paper's 0.1 is a probability.
+      denoise_run: logits of a cross-encoder, of `rerank.rerank`. A passage without one, or whose
+        probability σ(logit) is not below `denoise_below`, is left out: denoised hard negatives of
+        Qu et al., "RocketQA: An Optimized Training Approach to Dense Passage Retrieval for
+        Open-Domain Question Answering" (arXiv 2010.08191).
+      denoise_below: a probability; 0.1 is the paper's.
 
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
@@ -58,15 +59,20 @@ def mine(
     """
     if not 0 <= skip_top < depth:
         raise UserError(f"depth={depth}, skip_top={skip_top}: expected 0 <= skip_top < depth")
+    if not 0 < denoise_below < 1:
+        raise UserError(
+            f"denoise_below={denoise_below}: expected a probability, above 0 and below 1"
+        )
     _, qrels = read_split(data_folder, split)
     qrels = with_positives(qrels)
     objections: dict[str, Objection] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
     if holds_answer:
         objections["with an answer"] = holds_answer
     if denoise_run:
-        scores = trec.read_run(denoise_run)
-        objections["not scored"] = lambda q, p: p not in scores.get(q, {})
-        objections["scored too high"] = lambda q, p: not scores[q][p] < denoise_below
+        logits = _read_logits(denoise_run)
+        least = math.log(denoise_below / (1 - denoise_below))
+        objections["not scored"] = lambda q, p: p not in logits.get(q, {})
+        objections["scored too high"] = lambda q, p: logits[q][p] >= least
     best = [read_best_passages(source, qrels, depth) for source in sources]
     pool, excluded = make_pool(best, objections, skip_top)
     trec.write_run(out, pool, tag="negatives")
@@ -79,6 +85,18 @@ def mine(
         "negatives per query, least": min(sizes),
         **{f"excluded, {reason}": count for reason, count in excluded.items()},
     }
+
+
+def _read_logits(path: Path) -> trec.Run:
+    run = trec.read_run(path)
+    scores = [score for results in run.values() for score in results.values()]
+    # A cross-encoder that found every passage of a pool relevant would be of no use here.
+    if scores and min(scores) >= 0 and max(scores) <= 1:
+        raise UserError(
+            f"{path} holds scores from {min(scores):g} to {max(scores):g}, which look like "
+            "probabilities: expected logits, as cocondenser rerank writes them"
+        )
+    return run
 
 
 def make_pool(

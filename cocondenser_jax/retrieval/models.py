@@ -1,14 +1,17 @@
-"""Bi-encoders as sentence-transformers."""
+"""Bi-encoders and cross-encoders as sentence-transformers."""
 
+import contextlib
 import copy
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
 
 from cocondenser_jax import files
@@ -54,12 +57,69 @@ def load_retriever(
         raise UserError(f"{folder} does not begin with a transformer: expected a BERT or RoBERTa")
     for name, tower in found.items():
         tower_folder = folder / f"{name}_0_Transformer" if name else folder
-        _require_all_weights(tower.model, tower_folder)
+        _require_weights(_missing_weights(tower.model, tower_folder), tower_folder)
         _save_kwargs(tower, _model_kwargs(tower_folder))
         _limit_tokens(tower, query_length, passage_length, folder)
     # The model card would otherwise look for its base model on the hub.
     model.model_card_data.local_files_only = True
     return _with_two_towers(model, device) if two_towers and "" in found else model
+
+
+def load_cross_encoder(
+    folder: Path,
+    max_length: int | None = None,
+    head_seed: int | None = None,
+    device: str | None = None,
+) -> CrossEncoder:
+    """Loads a cross-encoder: BERT or RoBERTa with a head that gives a pair of texts one logit.
+
+    Its scores are the logits: no activation follows. Of a pair that is too long, the longer text
+    is cut, so a query is whole up to half of `max_length`.
+
+    Args:
+      folder: with `config.json`, the weights and the tokenizer.
+      max_length: tokens kept of a pair, of them three or four that part the texts; None: what the
+        folder says, else all it can take.
+      head_seed: draws a head for a folder that has none; None: such a folder is refused.
+      device: as in torch; None: a GPU if there is one.
+
+    Raises:
+      UserError: if the folder lacks something, has a head for another task, or the length is more
+        than the model can take.
+    """
+    _require_model(folder)
+    new_head = not _is_classifier(folder)
+    if new_head and head_seed is None:
+        raise UserError(
+            f"{folder} is no cross-encoder: expected a model for sequence classification, such as "
+            "cocondenser finetune makes with configs/cross_encoder.py"
+        )
+    # The head is drawn from the state of torch's generator, which is nobody else's business.
+    with _loading(folder, "cross-encoder"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(head_seed or 0)
+        backbone = Transformer(str(folder), transformer_task="sequence-classification")
+    missing = _missing_weights(backbone.model, folder)
+    if new_head:
+        missing = [name for name in missing if not name.startswith(("classifier.", "pooler."))]
+    _require_weights(missing, folder)
+    if backbone.config.num_labels != 1:
+        raise UserError(
+            f"{folder} gives a pair of texts {backbone.config.num_labels} scores: expected 1"
+        )
+    limit = _max_tokens(backbone)
+    if max_length is not None and not 8 <= max_length <= limit:
+        raise UserError(f"max_length={max_length}: expected 8 to {limit} tokens for {folder}")
+    backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
+    model = CrossEncoder(
+        modules=[backbone.float()], activation_fn=torch.nn.Identity(), device=device
+    )
+    # Near 8, neighbouring bfloat16 numbers are 1/32 apart: too coarse for logits, under autocast.
+    model.set_keep_in_fp32_modules(
+        [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
+    )
+    # The model card would otherwise look for its base model on the hub.
+    model.model_card_data.local_files_only = True
+    return model
 
 
 def towers(model: SentenceTransformer) -> dict[str, Transformer]:
@@ -94,11 +154,7 @@ def model_sha256(folder: Path) -> str:
 
 def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
-    # Bars for a moment's work, and a report of every unused head, would hide what matters.
-    transformers.utils.logging.disable_progress_bar()
-    verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()
-    try:
+    with _loading(folder, "bi-encoder"):
         if (folder / "modules.json").is_file() and pooling is None:
             model = SentenceTransformer(
                 str(folder),
@@ -113,11 +169,6 @@ def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTran
                 similarity_fn_name="dot",
                 device=device,
             )
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{folder} cannot be loaded as a bi-encoder: {reason}") from error
-    finally:
-        transformers.utils.logging.set_verbosity(verbosity)
     return model
 
 
@@ -163,18 +214,39 @@ def _require_model(folder: Path) -> None:
         raise UserError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
 
 
-def _require_all_weights(model: transformers.PreTrainedModel, folder: Path) -> None:
-    """Raises a UserError if loading left a parameter at random, which is otherwise only logged."""
+@contextlib.contextmanager
+def _loading(folder: Path, kind: str) -> Iterator[None]:
+    """Keeps the libraries quiet, and turns what they raise into one line."""
+    # Bars for a moment's work, and a report of every unused head, would hide what matters.
+    transformers.utils.logging.disable_progress_bar()
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{folder} cannot be loaded as a {kind}: {reason}") from error
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+
+
+def _missing_weights(model: transformers.PreTrainedModel, folder: Path) -> list[str]:
+    """Returns the parameters that loading left at random, which is otherwise only logged."""
+    prefix = f"{model.base_model_prefix}."
     stored = {
-        name.removeprefix(f"{model.base_model_prefix}.")
+        name.removeprefix(prefix)
         for path in folder.glob("*.safetensors")
         for name in safe_open(path, "pt").keys()  # noqa: SIM118 (it is no dict)
     }
     if not stored:
-        return  # pytorch_model.bin does not tell its names without being read
+        return []  # pytorch_model.bin does not tell its names without being read
     # Checkpoints from TensorFlow's time, such as bert-base-uncased, say gamma and beta.
     stored |= {n.replace("gamma", "weight").replace("beta", "bias") for n in stored}
-    missing = [name for name, _ in model.named_parameters() if name not in stored]
+    names = [name.removeprefix(prefix) for name, _ in model.named_parameters()]
+    return [name for name in names if name not in stored]
+
+
+def _require_weights(missing: list[str], folder: Path) -> None:
     if missing:
         raise UserError(
             f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
@@ -183,11 +255,22 @@ def _require_all_weights(model: transformers.PreTrainedModel, folder: Path) -> N
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:
-    try:
-        model_type = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError):
-        return {}
+    model_type = _read_config(folder).get("model_type")
     return {"add_pooling_layer": False} if model_type in ("bert", "roberta") else {}
+
+
+def _is_classifier(folder: Path) -> bool:
+    """Returns whether a folder's weights have a head that classifies texts."""
+    architectures = _read_config(folder).get("architectures") or []
+    return any(name.endswith("ForSequenceClassification") for name in architectures)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Returns `config.json`, or nothing if it is missing or broken: then loading says why."""
+    try:
+        return dict(json.loads((folder / "config.json").read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _max_tokens(backbone: Transformer) -> int:

@@ -104,7 +104,7 @@ def test_mine_prints_what_it_wrote(
     teacher = tmp_path / "teacher.trec"
     # The teacher doubts every second passage of the run.
     lines = [line.split() for line in run.read_text().splitlines()]
-    write_lines(teacher, (f"{q} Q0 {p} 0 {int(p) % 2} t" for q, _, p, *_ in lines))
+    write_lines(teacher, (f"{q} Q0 {p} 0 {10 * (int(p) % 2) - 5} t" for q, _, p, *_ in lines))
     capsys.readouterr()
     sources = [f"--run={run}", f"--run={data}/biencoder-nq-train.json"]
     command = ["mine", *sources, f"--data={data}", f"--out={out}", f"--json_out={figures}"]

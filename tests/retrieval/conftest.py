@@ -87,3 +87,29 @@ def make_model(tmp_path_factory, words):
 @pytest.fixture(scope="session")
 def model_folder(make_model):
     return make_model()
+
+
+@pytest.fixture(scope="session")
+def make_cross_encoder(make_model, tmp_path_factory):
+    """Writes the same with a classification head of one score, by transformers alone."""
+    import torch
+    import transformers
+
+    def make(kind="Bert", **settings):
+        backbone, folder = make_model(kind, **settings), tmp_path_factory.mktemp("cross_encoder")
+        torch.manual_seed(1)
+        load = transformers.AutoModelForSequenceClassification.from_pretrained
+        model = load(backbone, num_labels=1)
+        for parameter in model.parameters():
+            if len(parameter) == 1:  # the last layer: scores of different pairs must differ
+                parameter.data.normal_(0.0, 3.0)
+        model.save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(backbone).save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cross_encoder_folder(make_cross_encoder):
+    return make_cross_encoder()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -90,8 +91,10 @@ def test_depth_and_skip_top_are_ranks_of_each_run(folder):
 
 def test_answers_and_scores_of_a_cross_encoder_exclude(folder):
     teacher = folder / "teacher.trec"
-    scores = {"b": 0.05, "c": 0.01, "d": 0.1, "e": 0.9, "a": 0.0}
-    teacher.write_text("".join(f"q1 Q0 {p} 0 {s} t\n" for p, s in scores.items()))
+    # Logits of these probabilities, a little less than 0.1 and a little more among them.
+    chances = {"b": 0.0999, "c": 0.01, "d": 0.1001, "e": 0.9, "a": 0.001}
+    logits = {p: math.log(chance / (1 - chance)) for p, chance in chances.items()}
+    teacher.write_text("".join(f"q1 Q0 {p} 0 {s} t\n" for p, s in logits.items()))
     figures = mine(
         [folder / "bm25.trec"],
         folder,
@@ -106,8 +109,20 @@ def test_answers_and_scores_of_a_cross_encoder_exclude(folder):
         "excluded, relevant": 2,
         "excluded, with an answer": 2,
         "excluded, not scored": 2,  # f of q1, b of q2: the teacher does not know q2
-        "excluded, scored too high": 2,  # 0.1 is not below 0.1
+        "excluded, scored too high": 2,
     }
+
+
+def test_a_denoising_run_of_another_unit_is_refused(folder):
+    teacher = folder / "teacher.trec"
+    arguments = [folder / "bm25.trec"], folder, "train", folder / "pool.trec"
+    teacher.write_text("q1 Q0 b 0 0.999 t\nq1 Q0 c 0 0.01 t\n")
+    with pytest.raises(UserError, match=r"from 0.01 to 0.999, which .* expected logits"):
+        mine(*arguments, denoise_run=teacher)
+    for below in (0.0, 1.0, -2.2):
+        with pytest.raises(UserError, match=f"denoise_below={below}: expected a probability"):
+            mine(*arguments, denoise_run=teacher, denoise_below=below)
+    assert not (folder / "pool.trec").exists()
 
 
 def test_pools_agree_with_sets_and_sorting():

@@ -1,0 +1,146 @@
+"""From a pool of negatives to a cross-encoder, its scores, and a denoised pool."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from sentence_transformers import CrossEncoder
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.evaluation import trec
+
+WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
+N_PASSAGES, N_QUERIES = 30, 8
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/ in BEIR layout, model/ (a BERT without a head), and a pool of negatives."""
+    place = tmp_path_factory.mktemp("place")
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, rng.integers(4, 13))) for _ in range(N_PASSAGES)]
+    queries = [" ".join(rng.choice(texts[i].split(), 3)) for i in range(N_QUERIES)]
+    (place / "data" / "qrels").mkdir(parents=True)
+    for name, lines in (("corpus", texts), ("queries", queries)):
+        records = [json.dumps({"_id": f"{i}", "text": text}) for i, text in enumerate(lines)]
+        (place / "data" / f"{name}.jsonl").write_text("\n".join(records))
+    judgments = "".join(f"{i}\t{i}\t1\n" for i in range(N_QUERIES))
+    (place / "data" / "qrels" / "train.tsv").write_text(judgments)
+    (place / "model").mkdir()
+    save_tokenizer(train_wordpiece(WORDS * 9, 80), place / "model")
+    config = transformers.BertConfig(
+        vocab_size=80,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=32,
+        initializer_range=1.0,  # logits far apart
+    )
+    model = transformers.BertModel(config, add_pooling_layer=False)
+    model.save_pretrained(place / "model")
+    data, first, pool = f"--data={place}/data", place / "bm25.trec", place / "pool.trec"
+    assert main(["search", "--bm25", data, "--split=train", f"--run_out={first}"]) == 0
+    assert main(["mine", f"--run={first}", data, f"--out={pool}"]) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(place: Path) -> Path:
+    command = [
+        "finetune",
+        "--config=configs/cross_encoder.py",
+        f"--workdir={place}/run",
+        f"--json_out={place}/finetune.json",
+        f"--config.model={place}/model",
+        f"--config.data={place}/data",
+        f"--config.negatives_run={place}/pool.trec",
+        "--config.negatives_per_query=2",
+        "--config.loss=binary",
+        "--config.max_length=24",
+        "--config.batch_size=4",
+        "--config.max_steps=2",
+    ]
+    assert main(command) == 0
+    figures = json.loads((place / "finetune.json").read_text())
+    assert (figures["steps"], figures["pairs"]) == (2, N_QUERIES)
+    return Path(figures["cross_encoder"])
+
+
+def reranking(place: Path, model: Path, out: Path, *flags: str) -> list[str]:
+    files = [f"--model={model}", f"--data={place}/data", f"--run={place}/pool.trec"]
+    return ["rerank", *files, "--split=train", f"--run_out={out}", *flags]
+
+
+def test_our_tokenizers_part_the_texts_of_a_pair(cross_encoder: Path) -> None:
+    features = CrossEncoder(str(cross_encoder)).preprocess([("baba dada", "gaga")])
+    assert features["token_type_ids"].unique().tolist() == [0, 1]
+
+
+def test_reranking_prints_what_it_did(
+    place: Path, cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, figures = tmp_path / "reranked.trec", tmp_path / "figures.json"
+    flags = ["--depth=3", "--batch_size=2", f"--json_out={figures}"]
+    assert main(reranking(place, cross_encoder, out, *flags)) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{out}\n")
+    assert re.search(rf"^queries +{N_QUERIES}$", printed, re.MULTILINE)
+    found = trec.read_run(out)
+    first = trec.read_run(place / "pool.trec")
+    assert {query: set(scores) for query, scores in found.items()} == {
+        query: set(list(scores)[:3]) for query, scores in first.items()
+    }
+    written = json.loads(figures.read_text())
+    assert written["pairs"] == sum(len(scores) for scores in found.values())
+    assert written["reranking_ms_per_query"] > 0
+
+
+def test_a_teachers_scores_denoise_a_pool(
+    place: Path, cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher, out = tmp_path / "teacher.trec", tmp_path / "denoised.trec"
+    assert main(reranking(place, cross_encoder, teacher, "--with_positives")) == 0
+    logits, pool = trec.read_run(teacher), trec.read_run(place / "pool.trec")
+    assert {query: set(scores) for query, scores in logits.items()} == {
+        query: {query, *scores} for query, scores in pool.items()
+    }
+    chances = {
+        (query, passage): 1 / (1 + math.exp(-logit))
+        for query, scores in logits.items()
+        for passage, logit in scores.items()
+    }
+    negatives = [chances[query, passage] for query in pool for passage in pool[query]]
+    below = float(np.median(negatives))  # so that some stay and some go
+    command = ["mine", f"--run={place}/pool.trec", f"--data={place}/data", f"--out={out}"]
+    capsys.readouterr()
+    assert main([*command, f"--denoise_run={teacher}", f"--denoise_below={below}"]) == 0
+    kept = {(query, p) for query, scores in trec.read_run(out).items() for p in scores}
+    assert kept == {(q, p) for q in pool for p in pool[q] if chances[q, p] < below}
+    gone = len(negatives) - len(kept)
+    assert 0 < gone < len(negatives)
+    assert re.search(rf"^excluded, scored too high +{gone}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_mistakes_get_one_line(
+    place: Path, cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.trec"
+    for command, says in (
+        (["rerank", f"--run_out={out}"], "required: --model, --data, --run"),
+        (reranking(place, place / "model", out), "is no cross-encoder"),
+        (reranking(place, cross_encoder, out, "--depth=0"), "depth=0: expected at least 1"),
+        (reranking(place, cross_encoder, out, "--split=dev"), "no judgments of split 'dev'"),
+        (reranking(place, cross_encoder, out, f"--run={tmp_path}/no.trec"), "cannot read"),
+    ):
+        capsys.readouterr()
+        assert main(command) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("cocondenser: ")
+        assert says in error
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,211 @@
+"""Reranking: whose scores, of which passages, in which order, and what is refused."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation import trec
+from cocondenser_jax.retrieval import data, rerank
+from cocondenser_jax.retrieval.models import load_cross_encoder
+
+RUN = {
+    "q3": {"d7": 3.0, "d3": 2.0, "d40": 1.0, "d41": 0.5},
+    "q1": {"d9": -1.0, "d1": -2.0},
+}
+JUDGED = [f"q{i}" for i in range(24)]
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    trec.write_run(tmp_path / "first.trec", RUN)
+    return tmp_path / "first.trec"
+
+
+@pytest.fixture
+def score_by_hand(cross_encoder_folder, beir):
+    """f(query id, passage id) by transformers alone, a pair at a time."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cross_encoder_folder)
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    model = load(cross_encoder_folder).eval()
+    queries = data.read_queries(beir)
+    records = [json.loads(line) for line in (beir / "corpus.jsonl").read_text().splitlines()]
+    texts = {record["_id"]: f"{record['title']} {record['text']}" for record in records}
+
+    @torch.no_grad()
+    def score(query, passage):
+        pair = tokenizer(
+            queries[query], texts[passage], truncation=True, max_length=64, return_tensors="pt"
+        )
+        return model(**pair).logits.item()
+
+    return score
+
+
+def edited(folder, copy, change):
+    """Copies a cross-encoder whose last layer's weights are changed."""
+    shutil.copytree(folder, copy)
+    weights = safetensors.torch.load_file(copy / "model.safetensors")
+    change(weights["classifier.weight"])
+    safetensors.torch.save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_scores_are_the_models_logits(
+    cross_encoder_folder, beir, run_file, tmp_path, score_by_hand, batch_size
+):
+    out = tmp_path / "new" / "reranked.trec"
+    figures = rerank.rerank(
+        cross_encoder_folder, beir, run_file, out, split="train", batch_size=batch_size
+    )
+    found = trec.read_run(out)
+    assert {query: set(scores) for query, scores in found.items()} == {
+        query: set(scores) for query, scores in RUN.items()
+    }
+    expected = {q: {p: score_by_hand(q, p) for p in scores} for q, scores in RUN.items()}
+    assert np.ptp(list(expected["q3"].values())) > 0.1
+    for query, scores in found.items():
+        assert scores == pytest.approx(expected[query], rel=1e-4, abs=1e-5)
+        assert list(scores) == sorted(scores, key=expected[query].get, reverse=True)
+    assert (figures["queries"], figures["pairs"]) == (2, 6)
+    seconds = figures["reranking_seconds"]
+    assert figures["reranking_ms_per_query"] == pytest.approx(seconds * 1000 / 2)
+
+
+def test_the_order_of_length_is_not_seen_in_the_scores(cross_encoder_folder, words):
+    model = load_cross_encoder(cross_encoder_folder)
+    rng = np.random.default_rng(0)
+    pairs = [(words[i], " ".join(rng.choice(words, rng.integers(1, 12)))) for i in range(23)]
+    alone = np.array([model.predict(pair) for pair in pairs])
+    scores = rerank.score_pairs(model, pairs, batch_size=5)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, alone, rtol=1e-4, atol=1e-5)
+    lengths = []
+    preprocess = model.preprocess
+
+    def spy(batch, **kwargs):
+        lengths.extend(len(query) + len(passage) for query, passage in batch)
+        return preprocess(batch, **kwargs)
+
+    model.preprocess = spy
+    rerank.score_pairs(model, pairs, batch_size=5)
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(lengths) == 23
+
+
+def test_logits_are_written_as_they_are(cross_encoder_folder, beir, run_file, tmp_path):
+    out = tmp_path / "reranked.trec"
+    rerank.rerank(cross_encoder_folder, beir, run_file, out)
+    queries, texts = (
+        data.read_queries(beir),
+        {p.id: data.passage_text(p) for p in data.read_corpus(beir)},
+    )
+    pairs = [(query, passage) for query, scores in RUN.items() for passage in scores]
+    logits = rerank.score_pairs(
+        load_cross_encoder(cross_encoder_folder),
+        [(queries[query], texts[passage]) for query, passage in pairs],
+    )
+    found = trec.read_run(out)
+    assert [found[query][passage] for query, passage in pairs] == pytest.approx(logits, rel=1e-7)
+    assert len(set(logits.tolist())) == len(pairs)
+
+
+def test_equal_scores_keep_the_order_of_the_first_stage(
+    cross_encoder_folder, beir, run_file, tmp_path
+):
+    folder = edited(cross_encoder_folder, tmp_path / "flat", lambda weight: weight.zero_())
+    rerank.rerank(folder, beir, run_file, tmp_path / "out.trec", split="train")
+    lines = [line.split() for line in (tmp_path / "out.trec").read_text().splitlines()]
+    assert [line[2] for line in lines] == ["d7", "d3", "d40", "d41", "d9", "d1"]
+    scores = [float(line[4]) for line in lines[:4]]
+    assert all(high > low for high, low in itertools.pairwise(scores))
+
+
+def test_what_lies_below_the_depth_is_dropped(cross_encoder_folder, beir, run_file, tmp_path):
+    out = tmp_path / "out.trec"
+    rerank.rerank(cross_encoder_folder, beir, run_file, out, split="train", depth=2)
+    found = trec.read_run(out)
+    assert {q: set(s) for q, s in found.items()} == {"q3": {"d7", "d3"}, "q1": {"d9", "d1"}}
+
+
+def test_positives_are_scored_too(cross_encoder_folder, beir, run_file, tmp_path, score_by_hand):
+    out = tmp_path / "teacher.trec"
+    figures = rerank.rerank(
+        cross_encoder_folder, beir, run_file, out, split="train", depth=1, with_positives=True
+    )
+    found = trec.read_run(out)
+    # Every query of the split has its positive, also those of which the run has nothing.
+    expected = {query: {f"d{query[1:]}"} for query in JUDGED}
+    expected["q3"].add("d7")
+    expected["q1"].add("d9")
+    assert {query: set(scores) for query, scores in found.items()} == expected
+    assert (figures["queries"], figures["pairs"]) == (24, 26)
+    for query in ("q1", "q3", "q20"):
+        for passage, score in found[query].items():
+            assert score == pytest.approx(score_by_hand(query, passage), rel=1e-4, abs=1e-5)
+
+
+def test_only_what_is_scored_is_kept_of_the_corpus(
+    cross_encoder_folder, beir, run_file, tmp_path, monkeypatch
+):
+    made, passage_text = [], data.passage_text
+    monkeypatch.setattr(data, "passage_text", lambda p: made.append(p.id) or passage_text(p))
+    rerank.rerank(cross_encoder_folder, beir, run_file, tmp_path / "out.trec", depth=3)
+    assert sorted(made) == ["d1", "d3", "d40", "d7", "d9"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "message"),
+    [
+        ("", {}, "first.trec is empty: expected a TREC run"),
+        ("x Q0 d1 1 1.0 t", {"split": "train"}, "first.trec names 1 queries .* not have: x"),
+        ("x Q0 d1 1 1.0 t", {}, "first.trec names 1 queries .* not have: x"),
+        ("q1 Q0 x 1 1.0 t", {}, "first.trec names 1 passages .* not have: x"),
+        ("q1 Q0 d1 1 nan t", {}, "first.trec:1: the score must be a finite number"),
+        ("q1 Q0 d1 1 1.0 t", {"split": "dev"}, "has no judgments of split 'dev'"),
+        ("q1 Q0 d1 1 1.0 t", {"depth": 0}, "depth=0: expected at least 1"),
+        ("q1 Q0 d1 1 1.0 t", {"batch_size": 0}, "batch_size=0: expected at least 1"),
+        ("q1 Q0 d1 1 1.0 t", {"with_positives": True}, "with_positives needs a split"),
+    ],
+)
+def test_mistakes_write_no_run(
+    cross_encoder_folder, beir, run_file, tmp_path, lines, settings, message
+):
+    run_file.write_text(lines)
+    with pytest.raises(UserError, match=message):
+        rerank.rerank(cross_encoder_folder, beir, run_file, tmp_path / "out.trec", **settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["first.trec"]
+
+
+def test_a_positive_that_the_corpus_lacks_is_named_with_its_judgments(
+    cross_encoder_folder, beir, run_file, tmp_path
+):
+    folder = tmp_path / "data"
+    shutil.copytree(beir, folder)
+    with (folder / "qrels" / "train.tsv").open("a") as file:
+        file.write("q1\tnobody\t1\n")
+    arguments = cross_encoder_folder, folder, run_file, tmp_path / "out.trec"
+    rerank.rerank(*arguments, split="train")
+    with pytest.raises(UserError, match=r"train.tsv names 1 passages .* not have: nobody"):
+        rerank.rerank(*arguments, split="train", with_positives=True)
+
+
+def test_models_that_cannot_score_are_refused(
+    cross_encoder_folder, model_folder, beir, run_file, tmp_path
+):
+    out = tmp_path / "out.trec"
+    with pytest.raises(UserError, match="is no cross-encoder"):
+        rerank.rerank(model_folder, beir, run_file, out)
+    broken = edited(
+        cross_encoder_folder, tmp_path / "nan", lambda weight: weight.fill_(float("nan"))
+    )
+    with pytest.raises(UserError, match="scores a pair with NaN or infinity"):
+        rerank.rerank(broken, beir, run_file, out)
+    assert not out.exists()

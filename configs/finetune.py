@@ -30,7 +30,7 @@ def get_config(argument: str = "") -> ml_collections.ConfigDict:
     config.query_length = 32  # tokens
     config.passage_length = 128  # tokens, of title and text
 
-    config.data = ""  # folder in the layout of BEIR, MS MARCO passage or DPR
+    # data: a folder in the layout of BEIR, MS MARCO passage or DPR
     config.split = "train"  # qrels/<split>.tsv, qrels.<split>.tsv or biencoder-*-<split>.json
     config.train_queries = 0  # queries drawn from those of the split, by seed; 0: all
     config.strict = False  # refuse queries without a positive, in place of counting them
@@ -58,7 +58,7 @@ def training_settings() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.task = ""  # what is trained
     config.model = ""  # folder: Hugging Face BERT or RoBERTa, or sentence-transformers
-    config.data = ""  # folder
+    config.data = ""  # folder, or what the task reads
 
     config.batch_size = 32  # rows per step
     config.epochs = 1

@@ -13,7 +13,8 @@ from cocondenser_jax.pretrain.step import check_shapes
 
 # The variants of a file.
 ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
-FINE_TUNING = {"cross_encoder", "finetune", "quickstart_finetune"}
+ARGUMENTS["sentences"] = ("stsb", "triplets")
+FINE_TUNING = {"cross_encoder", "finetune", "quickstart_finetune", "sentences"}
 FOR_A_TPU = ["default", "condenser", "cocondenser"]
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("[!_]*.py"))

@@ -29,14 +29,23 @@ def _add_evaluate(verbs: Verbs) -> None:
         verbs,
         "evaluate",
         _evaluate,
-        "Compute the figures of a run, by judgments or by answers; compare two runs.",
+        "Compute the figures of a run, by judgments or by answers, or of a sentence encoder.",
         "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
     )
-    verb.add_argument("--run", dest="run_file", required=True, type=Path, help="TREC run")
+    run = verb.add_mutually_exclusive_group(required=True)
+    run.add_argument("--run", dest="run_file", type=Path, help="TREC run")
+    model = "with --sts or --triplets: the encoder, a Hugging Face or sentence-transformers folder"
+    run.add_argument("--model", type=Path, help=model)
     truth = verb.add_mutually_exclusive_group(required=True)
     truth.add_argument("--qrels", type=Path, help="TREC or BEIR judgments")
     answers = "answers to the questions, .jsonl (_id, answers) or DPR's .csv: gives Accuracy@k"
     truth.add_argument("--answers", type=Path, help=answers)
+    sts = "pairs with people's scores, in the layout of the STS Benchmark: gives correlations"
+    truth.add_argument("--sts", type=Path, metavar="FILE", help=sts)
+    triplets = "a .csv with columns Sentence1, Sentence2, Sentence3: gives Accuracy"
+    truth.add_argument("--triplets", type=Path, metavar="FILE", help=triplets)
+    pooling = "with --model: instead of the folder's own; a plain folder has cls"
+    verb.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
     measures = f"with --qrels: names, separated by commas (default: {_MEASURES})"
     verb.add_argument("--measures", help=measures)
     corpus = "with --answers: the passages, a data folder or its file of passages"
@@ -54,6 +63,9 @@ def _evaluate(arguments: Arguments) -> None:
     from cocondenser_jax.evaluation.trec import read_run
 
     _require_flags_that_fit(arguments)
+    if arguments.model:
+        print_figures(_of_sentences(arguments), arguments.json_out)
+        return
     files = [file for file in (arguments.run_file, arguments.compare_with) if file]
     runs = {file: read_run(file) for file in files}
     by = _by_judgments if arguments.qrels else _by_answers
@@ -105,14 +117,37 @@ def _by_answers(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, An
     }
 
 
+def _of_sentences(arguments: Arguments) -> dict[str, float]:
+    """Returns the figures of --model on --sts or --triplets."""
+    import numpy as np
+
+    from cocondenser_jax.evaluation.sentences import similarity_figures, triplet_accuracy
+    from cocondenser_jax.retrieval.layouts import read_scored_pairs, read_triplets
+    from cocondenser_jax.retrieval.sentences import encode_sentences
+
+    if arguments.triplets:
+        triplets = zip(*read_triplets(arguments.triplets), strict=True)
+        vectors = encode_sentences(arguments.model, list(triplets), arguments.pooling)
+        return {"Accuracy": triplet_accuracy(*vectors)}
+    first, second, scores = zip(*read_scored_pairs(arguments.sts), strict=True)
+    vectors = encode_sentences(arguments.model, [first, second], arguments.pooling)
+    return similarity_figures(vectors[0], vectors[1], np.array(scores))
+
+
 def _require_flags_that_fit(arguments: Arguments) -> None:
+    if bool(arguments.model) != bool(arguments.sts or arguments.triplets):
+        raise UserError("--model goes with --sts or --triplets, --run with --qrels or --answers")
     if arguments.answers and arguments.corpus is None:
         raise UserError("--answers needs --corpus, the passages to look for them in")
-    unfit = (
-        {"measures": "--qrels"}
-        if arguments.answers
-        else dict.fromkeys(("corpus", "regex", "top_k"), "--answers")
-    )
+    unfit = {}
+    if not arguments.qrels:
+        unfit["measures"] = "--qrels"
+    if not arguments.answers:
+        unfit |= dict.fromkeys(("corpus", "regex", "top_k"), "--answers")
+    if arguments.model:
+        unfit["compare_with"] = "--run"
+    else:
+        unfit["pooling"] = "--model"
     for flag, needed in unfit.items():
         if getattr(arguments, flag):
             raise UserError(f"--{flag} goes with {needed}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cocondenser_jax.cli.flags import (
     Arguments,
+    Parser,
     Verbs,
     add_config,
     add_json_out,
@@ -49,9 +50,13 @@ def _add_finetune(verbs: Verbs) -> None:
 
 def _finetune(arguments: Arguments) -> None:
     from cocondenser_jax.experiments import load_config
-    from cocondenser_jax.retrieval import cross_encoder, train, trainer
+    from cocondenser_jax.retrieval import cross_encoder, sentences, train, trainer
 
-    tasks = {"retriever": train.finetune, "cross_encoder": cross_encoder.finetune}
+    tasks = {
+        "retriever": train.finetune,
+        "cross_encoder": cross_encoder.finetune,
+        "sentences": sentences.finetune,
+    }
     config = load_config(arguments.config, arguments.overrides)
     if config.get("task") not in tasks:
         raise UserError(
@@ -85,15 +90,18 @@ def _add_encode(verbs: Verbs) -> None:
     verb.add_argument("--shard_size", type=int, default=5_000, help=shard)
     dtype = "of the numbers in the shards (default: float32)"
     verb.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
-    precision = "of the matrix products; bfloat16 is faster where the processor has it"
-    verb.add_argument(
-        "--precision", choices=("float32", "bfloat16"), default="float32", help=precision
-    )
+    _add_precision(verb)
     pooling = "instead of the folder's own; a plain folder has cls"
     verb.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
     parquet = "also write ids and vectors to this file, for a vector database"
     verb.add_argument("--parquet", type=Path, metavar="FILE", help=parquet)
     add_json_out(verb)
+
+
+def _add_precision(verb: Parser) -> None:
+    precision = "of the matrix products; auto (default): bfloat16 on a GPU that has it"
+    choices = ("auto", "float32", "bfloat16")
+    verb.add_argument("--precision", choices=choices, default="auto", help=precision)
 
 
 def _encode(arguments: Arguments) -> None:
@@ -276,6 +284,7 @@ def _add_rerank(verbs: Verbs) -> None:
     depth = "passages per query to score; those below are dropped (default: 100)"
     verb.add_argument("--depth", type=int, default=100, help=depth)
     verb.add_argument("--batch_size", type=int, default=64, help="pairs (default: 64)")
+    _add_precision(verb)
     positives = "also score what --split judges relevant: a teacher's scores for finetune and mine"
     verb.add_argument("--with_positives", action="store_true", help=positives)
     add_json_out(verb)
@@ -293,6 +302,7 @@ def _rerank(arguments: Arguments) -> None:
         depth=arguments.depth,
         batch_size=arguments.batch_size,
         with_positives=arguments.with_positives,
+        precision=arguments.precision,
     )
     print(arguments.run_out)
     print_figures(figures, arguments.json_out)

@@ -25,18 +25,21 @@ _DEPTH = 100
 
 
 class PlannedBatches(BatchSampler):
-    """Yields the batches of the plan of an epoch; `epoch` says which."""
+    """Yields the batches of an epoch's plan, in its order."""
 
-    def __init__(
-        self, plan: Callable[[int], np.ndarray], n_pairs: int, batch_size: int, epoch: int = 0
-    ) -> None:
-        """Takes `plan`, from the number of an epoch to its batches, and their number and size."""
+    def __init__(self, plan: Callable[[int], np.ndarray], n_pairs: int, batch_size: int) -> None:
+        """Takes `plan`, from the number of an epoch to its batches, and the size of all."""
         self._plan, self._n_batches = plan, n_pairs // batch_size
-        self.batch_size, self.drop_last, self.epoch = batch_size, True, epoch
+        self.batch_size, self.drop_last = batch_size, True
+        self._epoch = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Says whose plan is next."""
+        self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yields the numbers of the pairs of each batch."""
-        yield from self._plan(self.epoch).tolist()
+        yield from self._plan(self._epoch).tolist()
 
     def __len__(self) -> int:
         """Returns the number of batches."""

@@ -4,19 +4,16 @@ A cross-encoder reads a query and a passage together, as Nogueira & Cho, "Passag
 BERT" (arXiv 1901.04085): slow, but better than a bi-encoder. `rerank` scores passages with it.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import ml_collections
 import torch
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.util import batch_to_device
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
@@ -47,7 +44,7 @@ def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]
     """
     _require_settings(config)
     files.require_absent(workdir / "cross_encoder")
-    training = train._read_training(config)
+    training = train.read_training(config)
     model = load_cross_encoder(Path(config.model), config.max_length, head_seed=config.seed)
     trainer.start_or_resume(workdir, config)
     result = trainer.run(
@@ -56,7 +53,7 @@ def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]
             CrossEncoderTrainingArguments(**trainer.arguments(config, workdir)),
             training.rows,
             loss=_GroupLoss(model, config.loss),
-            callbacks=[_Redraw(training.rows, training.fill)],
+            callbacks=[trainer.EachEpoch(training.draw)],
         ),
         workdir,
         "cross_encoder",
@@ -104,18 +101,6 @@ class _GroupLoss(torch.nn.Module):
         features = batch_to_device(self.model.preprocess(pairs), self.model.device)
         scores = self.model(features)["scores"]
         return group_loss(scores.view(len(columns[0]), -1), self._loss)
-
-
-class _Redraw(TrainerCallback):
-    """Gives every epoch its own negatives."""
-
-    def __init__(self, rows: datasets.Dataset, fill: Callable[..., dict[str, list[Any]]]) -> None:
-        self._rows, self._fill = rows, fill
-
-    def on_epoch_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._rows.set_transform(functools.partial(self._fill, epoch=int(state.epoch or 0)))
 
 
 def _require_settings(config: ml_collections.ConfigDict) -> None:

@@ -36,7 +36,7 @@ def encode_corpus(
     passage_length: int | None = None,
     shard_size: int = SHARD_SIZE,
     dtype: Literal["float32", "float16"] = "float32",
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
 ) -> dict[str, Any]:
     """Encodes all passages into `out`, shard by shard, going on where an earlier run stopped.
@@ -53,8 +53,8 @@ def encode_corpus(
       passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard. One shard is held in memory.
       dtype: of the numbers on disk.
-      precision: of the matrix products; "bfloat16" is faster where the processor has it, and
-        changes a vector by about 0.4 % of its length.
+      precision: of the matrix products, see `models.uses_bfloat16`; bfloat16 is faster where the
+        processor has it, and changes a vector by about 0.4 % of its length.
       pooling: see `models.load_retriever`.
 
     Returns:
@@ -79,13 +79,13 @@ def encode_corpus(
         "passages": n_passages,
         "shard_size": shard_size,
         "dtype": dtype,
-        "precision": precision,
+        "precision": "bfloat16" if models.uses_bfloat16(precision) else "float32",
     }
     _start_or_resume(out, settings)
     dimension = model.get_embedding_dimension() or 0
     with (
         tqdm(total=n_passages, desc="encode", unit=" passages") as progress,
-        torch.autocast(model.device.type, torch.bfloat16, enabled=precision == "bfloat16"),
+        torch.autocast(model.device.type, torch.bfloat16, enabled=models.uses_bfloat16(precision)),
     ):
         for shard, passages in enumerate(_shards(read_corpus(source), shard_size)):
             path, beside = vectors_file(out, shard), passages_file(out, shard)

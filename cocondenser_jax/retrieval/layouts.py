@@ -18,6 +18,7 @@ question of DPR has no id: it gets its number in the file, from 0. Judgments in 
 
 import csv
 import json
+import math
 import re
 import sys
 from collections.abc import Container, Iterator, Sequence
@@ -31,6 +32,7 @@ from cocondenser_jax.files import read_json
 COMPRESSIONS = "(plain, .gz, .xz or .zst)"
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
 _DPR_HEADER = ("id", "text", "title")
+_TRIPLET_HEADER = ["Sentence1", "Sentence2", "Sentence3"]
 
 
 class Passage(NamedTuple):
@@ -39,6 +41,22 @@ class Passage(NamedTuple):
     id: str
     title: str
     text: str
+
+
+class ScoredPair(NamedTuple):
+    """Two sentences, and how similar people find them: 0 to 5."""
+
+    first: str
+    second: str
+    score: float
+
+
+class Triplet(NamedTuple):
+    """A sentence, one of the same section, and one of another section of the same article."""
+
+    anchor: str
+    positive: str
+    negative: str
 
 
 class TrainingFile(NamedTuple):
@@ -164,6 +182,65 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
     return positives, {query: list(listed) for query, listed in negatives.items()}
 
 
+def read_scored_pairs(path: Path) -> list[ScoredPair]:
+    """Reads the STS Benchmark: tab-separated genre, file, year, id, score and two sentences.
+
+    Further columns, which some lines have, are not read.
+
+    Raises:
+      UserError: with file and line, for a file that cannot be read or has no pairs, a line with
+        fewer columns, or a score outside 0 to 5.
+    """
+    pairs = []
+    for number, line in numbered_lines(path):
+        fields = line.split("\t")
+        if len(fields) < 7:
+            raise UserError(
+                f"{path}:{number}: expected at least 7 tab-separated fields (genre, file, year, "
+                f"id, score, two sentences), found {len(fields)}"
+            )
+        try:
+            score = float(fields[4])
+        except ValueError:
+            score = math.nan
+        if not 0 <= score <= 5:
+            raise UserError(f"{path}:{number}: expected a score of 0 to 5, not {fields[4]!r}")
+        pairs.append(ScoredPair(fields[5], fields[6], score))
+    if not pairs:
+        raise UserError(f"{path} holds no pairs of sentences")
+    return pairs
+
+
+def read_triplets(path: Path) -> list[Triplet]:
+    """Reads triplets: comma-separated, with the header Sentence1,Sentence2,Sentence3.
+
+    That is the layout of the Wikipedia sections of Ein Dor et al., *Learning thematic similarity
+    metric using triplet networks* (ACL 2018); columns of other names are not read.
+
+    Raises:
+      UserError: with file and line, for a file that cannot be read or has no triplets, another
+        header, or a line with fewer columns.
+    """
+    triplets = []
+    for number, fields in _csv_rows(path):
+        if number == 1:
+            if missing := [name for name in _TRIPLET_HEADER if name not in fields]:
+                raise UserError(
+                    f"{path}: the header has no {', '.join(missing)}: expected "
+                    f"{','.join(_TRIPLET_HEADER)}"
+                )
+            columns = [fields.index(name) for name in _TRIPLET_HEADER]
+        elif len(fields) <= max(columns):
+            raise UserError(
+                f"{path}:{number}: expected {max(columns) + 1} fields, found {len(fields)}"
+            )
+        else:
+            triplets.append(Triplet(*(fields[column] for column in columns)))
+    if not triplets:
+        raise UserError(f"{path} holds no triplets")
+    return triplets
+
+
 def _queries(path: Path) -> Iterator[tuple[str, str, str]]:
     """Yields place, id and text."""
     suffix = Path(plain_name(path)).suffix
@@ -249,3 +326,13 @@ def _context_ids(contexts: Any, where: str) -> list[str]:
     if not all(isinstance(name, str | int) for name in ids):
         raise UserError(f"{where}: a passage has no `passage_id` or `psg_id`")
     return [str(name) for name in ids]
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields each record with the number of its last line; the header has number 1."""
+    rows = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
+    try:
+        for fields in rows:
+            yield rows.line_num, fields
+    except csv.Error as error:
+        raise UserError(f"{path}:{rows.line_num}: {error}") from error

@@ -18,6 +18,7 @@ from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+PRECISIONS = ("auto", "float32", "bfloat16")  # see `uses_bfloat16`
 # What the vectors of a folder depend on, beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
 
@@ -120,6 +121,12 @@ def load_cross_encoder(
     # The model card would otherwise look for its base model on the hub.
     model.model_card_data.local_files_only = True
     return model
+
+
+def uses_bfloat16(precision: str) -> bool:
+    """Returns whether matrix products are to be in bfloat16: "auto" means on a GPU that has it."""
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return precision == "bfloat16" or (precision == "auto" and on_gpu)
 
 
 def towers(model: SentenceTransformer) -> dict[str, Transformer]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation import trec
 from cocondenser_jax.retrieval import data
-from cocondenser_jax.retrieval.models import load_cross_encoder
+from cocondenser_jax.retrieval.models import load_cross_encoder, uses_bfloat16
 
 
 def rerank(
@@ -27,6 +27,7 @@ def rerank(
     depth: int = 100,
     batch_size: int = 64,
     with_positives: bool = False,
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> dict[str, Any]:
     """Scores the passages of a run with a cross-encoder and writes them as a new run.
 
@@ -43,6 +44,7 @@ def rerank(
       depth: passages of the run, per query, to score. Those below are not in the new run.
       batch_size: pairs per forward pass.
       with_positives: score each query's relevant passages too, though the run may not have them.
+      precision: of the matrix products but the head's, see `models.uses_bfloat16`.
 
     Returns:
       How many queries and pairs there are, and the time that scoring took.
@@ -75,7 +77,7 @@ def rerank(
         data.require_known_passages(positives, texts, data.judgments_file(data_folder, split))
     pairs = [(queries[q], texts[passage]) for q, passages in wanted.items() for passage in passages]
     start = time.perf_counter()
-    scores = iter(score_pairs(model, pairs, batch_size).tolist())
+    scores = iter(score_pairs(model, pairs, batch_size, precision).tolist())
     seconds = time.perf_counter() - start
     # The dictionaries keep the first stage's order, and so do equal scores.
     run = {
@@ -92,26 +94,28 @@ def rerank(
 
 
 def score_pairs(
-    model: CrossEncoder, pairs: Sequence[tuple[str, str]], batch_size: int = 64
+    model: CrossEncoder,
+    pairs: Sequence[tuple[str, str]],
+    batch_size: int = 64,
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> np.ndarray:
     """Returns the logit of each pair (query, passage), float32: `scores_N`.
 
-    Pairs are scored in order of length, to waste no padding, and on a GPU in bfloat16 up to the
-    head, which is in float32.
+    Pairs are scored in order of length, to waste no padding.
 
     Args:
       model: of `models.load_cross_encoder`.
       pairs: texts of N pairs.
       batch_size: pairs per forward pass.
+      precision: as in `rerank`.
 
     Raises:
       UserError: if a score is not a finite number.
     """
     order = np.argsort([-len(query) - len(passage) for query, passage in pairs], kind="stable")
     scores_N = np.empty(len(pairs), np.float32)
-    bf16 = model.device.type == "cuda" and torch.cuda.is_bf16_supported()
     with (
-        torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
+        torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)),
         tqdm(total=len(pairs), desc="rerank", unit=" pairs") as progress,
     ):
         for start in range(0, len(pairs), batch_size):

@@ -15,7 +15,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
@@ -30,6 +30,19 @@ from cocondenser_jax.retrieval.schedule import random_plan, sequential_plan
 _BATCHES = ("random", "sequential", "hard")
 # Texts whose tokens are remembered: about 150 MB at 128 tokens.
 _REMEMBERED = 100_000
+
+
+class Training(NamedTuple):
+    """What a run learns from."""
+
+    rows: datasets.Dataset  # of ids, one a pair
+    fill: Callable[..., dict[str, list[Any]]]  # `rows.fill_rows` but for the epoch
+    known: Known
+    texts: tuple[list[str], list[str]]  # of the pairs' queries and passages
+
+    def draw(self, epoch: int) -> None:
+        """Gives the rows the texts and negatives of an epoch."""
+        self.rows.set_transform(functools.partial(self.fill, epoch=epoch))
 
 
 def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -54,7 +67,7 @@ def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]
     """
     _require_settings(config)
     files.require_absent(workdir / "retriever")
-    training = _read_training(config)
+    training = read_training(config)
     model = load_retriever(
         Path(config.model),
         config.query_length,
@@ -78,20 +91,15 @@ def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]
             prompts={column: model.prompts.get(task) or "" for column, task in columns.items()},
             max_length={"query": config.query_length, "document": config.passage_length},
         ),
-        callbacks=[_Epochs(training, batches), *planner],
+        callbacks=[
+            trainer.EachEpoch(training.draw),
+            trainer.EachEpoch(batches.begin_epoch),
+            *planner,
+        ],
     )
     hf_trainer.batches = batches
     result = trainer.run(hf_trainer, workdir, "retriever")
     return result | {"pairs": len(training.rows)}
-
-
-class _Training(NamedTuple):
-    """What a run learns from."""
-
-    rows: datasets.Dataset  # of ids, one a pair
-    fill: Callable[..., dict[str, list[Any]]]  # `rows.fill_rows` but for the epoch
-    known: Known
-    texts: tuple[list[str], list[str]]  # of the pairs' queries and passages
 
 
 class _Trainer(SentenceTransformerTrainer):
@@ -103,24 +111,10 @@ class _Trainer(SentenceTransformerTrainer):
         return self.batches
 
 
-class _Epochs(TrainerCallback):
-    """Gives every epoch its own negatives and batches."""
-
-    def __init__(self, training: _Training, batches: PlannedBatches) -> None:
-        self._training, self._batches = training, batches
-
-    def on_epoch_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        epoch = int(state.epoch or 0)
-        self._batches.epoch = epoch
-        self._training.rows.set_transform(functools.partial(self._training.fill, epoch=epoch))
-
-
 def _plan_batches(
     config: ml_collections.ConfigDict,
     workdir: Path,
-    training: _Training,
+    training: Training,
     model: SentenceTransformer,
 ) -> tuple[PlannedBatches, list[TrainerCallback]]:
     """Returns the batches of every epoch, and the callback that plans them if one is needed."""
@@ -142,41 +136,15 @@ def _plan_batches(
     return PlannedBatches(lambda epoch: random_plan(n, size, seed=seed, epoch=epoch), n, size), []
 
 
-def remembering_tokenizer(
-    tokenizer: PreTrainedTokenizerBase,
-) -> Callable[..., dict[str, torch.Tensor]]:
-    """Wraps a tokenizer so that a text that comes back is not tokenised again.
+def read_training(config: ml_collections.ConfigDict) -> Training:
+    """Reads the pairs of a training set and the negatives to draw from.
 
-    Texts are much longer than what is kept of them and return every epoch: for a small model,
-    tokenising would take a fifth of the step.
+    Args:
+      config: see configs/finetune.py and configs/cross_encoder.py.
 
-    Returns:
-      f(texts, prompt, task, max_length) → `input_ids` and `attention_mask`, (texts, tokens).
+    Raises:
+      UserError: for data that cannot be read, is too little, or does not fit together.
     """
-    known: dict[tuple[str, int], torch.Tensor] = {}
-
-    def tokenize(
-        texts: Sequence[str], prompt: str | None = None, task: str | None = None, *, max_length: int
-    ) -> dict[str, torch.Tensor]:
-        if len(known) > _REMEMBERED:
-            known.clear()
-        keys = [((prompt or "") + text, max_length) for text in texts]
-        new = [key for key in dict.fromkeys(keys) if key not in known]
-        if new:
-            ids = tokenizer([text for text, _ in new], truncation=True, max_length=max_length)
-            known.update(zip(new, map(torch.tensor, ids["input_ids"]), strict=True))
-        rows = [known[key] for key in keys]
-        return {
-            "input_ids": pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id),
-            "attention_mask": pad_sequence(
-                [torch.ones_like(row) for row in rows], batch_first=True
-            ),
-        }
-
-    return tokenize
-
-
-def _read_training(config: ml_collections.ConfigDict) -> _Training:
     folder = Path(config.data)
     queries, qrels = data.read_split(folder, config.split)
     passages = {p.id: data.passage_text(p) for p in data.read_corpus(folder)}
@@ -216,8 +184,43 @@ def _read_training(config: ml_collections.ConfigDict) -> _Training:
         [queries[query] for query in pairs["query_id"]],
         [passages[passage] for passage in pairs["positive_id"]],
     )
-    pairs.set_transform(functools.partial(fill, epoch=0))
-    return _Training(pairs, fill, known, texts)
+    training = Training(pairs, fill, known, texts)
+    training.draw(0)
+    return training
+
+
+def remembering_tokenizer(
+    tokenizer: PreTrainedTokenizerBase,
+) -> Callable[..., dict[str, torch.Tensor]]:
+    """Wraps a tokenizer so that a text that comes back is not tokenised again.
+
+    Texts are much longer than what is kept of them and return every epoch: for a small model,
+    tokenising would take a fifth of the step.
+
+    Returns:
+      f(texts, prompt, task, max_length) → `input_ids` and `attention_mask`, (texts, tokens).
+    """
+    known: dict[tuple[str, int], torch.Tensor] = {}
+
+    def tokenize(
+        texts: Sequence[str], prompt: str | None = None, task: str | None = None, *, max_length: int
+    ) -> dict[str, torch.Tensor]:
+        if len(known) > _REMEMBERED:
+            known.clear()
+        keys = [((prompt or "") + text, max_length) for text in texts]
+        new = [key for key in dict.fromkeys(keys) if key not in known]
+        if new:
+            ids = tokenizer([text for text, _ in new], truncation=True, max_length=max_length)
+            known.update(zip(new, map(torch.tensor, ids["input_ids"]), strict=True))
+        rows = [known[key] for key in keys]
+        return {
+            "input_ids": pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id),
+            "attention_mask": pad_sequence(
+                [torch.ones_like(row) for row in rows], batch_first=True
+            ),
+        }
+
+    return tokenize
 
 
 def _taught(

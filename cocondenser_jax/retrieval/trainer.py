@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers.integrations import TensorBoardCallback
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval.models import PRECISIONS, uses_bfloat16
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +32,15 @@ def require_settings(config: ml_collections.ConfigDict) -> None:
     """Raises a UserError for a setting that no training can use."""
     for name in ("model", "data"):
         if not config[name]:
-            raise UserError(f"config.{name} is not set: expected a folder")
+            raise UserError(f"config.{name} is not set: expected a path")
     for name, least in (("batch_size", 1), ("epochs", 1), ("log_every", 1)):
         if config[name] < least:
             raise UserError(f"config.{name} is {config[name]}: expected at least {least}")
     if not 0 <= config.warmup_ratio < 1:
         raise UserError(f"config.warmup_ratio is {config.warmup_ratio}: expected 0 to below 1")
-    if config.precision not in ("auto", "float32", "bfloat16"):
+    if config.precision not in PRECISIONS:
         raise UserError(
-            f"config.precision is {config.precision!r}: expected auto, float32 or bfloat16"
+            f"config.precision is {config.precision!r}: expected {', '.join(PRECISIONS)}"
         )
     if config.batch_size % world_size():
         raise UserError(
@@ -66,8 +68,7 @@ def arguments(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any
         "warmup_steps": config.warmup_ratio,  # below 1, it is a share of all steps
         "weight_decay": config.weight_decay,
         "seed": config.seed,
-        "bf16": config.precision == "bfloat16"
-        or (config.precision == "auto" and on_gpu and torch.cuda.is_bf16_supported()),
+        "bf16": uses_bfloat16(config.precision),
         "dataloader_drop_last": True,
         "dataloader_num_workers": config.loader_workers,
         "dataloader_pin_memory": on_gpu,
@@ -149,6 +150,20 @@ def run(
         "loss": progress.loss,
         "seconds": time.perf_counter() - start,
     }
+
+
+class EachEpoch(TrainerCallback):
+    """Calls a function with the number of each epoch, from 0, before its first batch is made."""
+
+    def __init__(self, begin: Callable[[int], object]) -> None:
+        """Takes the function."""
+        self._begin = begin
+
+    def on_epoch_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Calls it."""
+        self._begin(int(state.epoch or 0))
 
 
 class _Progress(TrainerCallback):

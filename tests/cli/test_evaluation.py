@@ -128,7 +128,7 @@ def test_a_run_against_itself(folder, capsys):
         ("--qrels=qrels.tsv --top_k=5", "--top_k goes with --answers"),
         ("--qrels=qrels.tsv --regex", "--regex goes with --answers"),
         ("--qrels=qrels.tsv --answers=answers.jsonl", "--answers: not allowed with"),
-        ("", "one of the arguments --qrels --answers is required"),
+        ("", "one of the arguments --qrels --answers --sts --triplets is required"),
         ("--answers=answers.jsonl", "--answers needs --corpus"),
         ("--answers=answers.jsonl --corpus=data --measures=MRR", "--measures goes with --qrels"),
         ("--answers=answers.jsonl --corpus=data --top_k=5,ten", "--top_k: expected whole numbers"),

@@ -207,7 +207,7 @@ def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tm
     run = {"q0": {"d1": 2.0, "d2": 1.0}}
     trec.write_run(tmp_path / "one.trec", run)
     config.update(negatives_per_query=2, negatives_run=str(tmp_path / "one.trec"))
-    training = train._read_training(config)
+    training = train.read_training(config)
     texts = {data.passage_text(p): p.id for p in data.read_corpus(beir)}
     rows = [training.fill(training.rows.with_format(None)[:], epoch=epoch) for epoch in range(9)]
     drawn = [{texts[row[f"negative_{i}"][q]] for row in rows for i in (1, 2)} for q in (0, 1)]
@@ -234,7 +234,7 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, run_file, tmp_
         train.finetune(config, tmp_path / "run")
     teacher["q3"]["d5"] = 0.0
     trec.write_run(tmp_path / "teacher.trec", teacher)
-    training = train._read_training(config)
+    training = train.read_training(config)
     candidates = training.fill.keywords["candidates"]
     assert candidates["q3"] == ["d5"]
     assert candidates["q4"] == [f"d{i}" for i in range(5, 14)]
@@ -329,7 +329,7 @@ def test_tokens_remembered_are_the_tokenizers(model_folder, words):
         ({"batches": "easy"}, "config.batches is 'easy': expected random, sequential, hard"),
         ({"loss": "soft_labels"}, "config.loss is soft_labels: expected config.teacher_run"),
         ({"chunk_size": -1}, "config.chunk_size is -1: expected at least 0"),
-        ({"precision": "half"}, "config.precision is 'half': expected auto, float32 or bfloat16"),
+        ({"precision": "half"}, "config.precision is 'half': expected auto, float32, bfloat16"),
         ({"warmup_ratio": 1.0}, "config.warmup_ratio is 1.0"),
         ({"passage_length": 65}, "passage_length=65: expected 3 to 64"),
     ],

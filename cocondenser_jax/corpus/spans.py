@@ -18,7 +18,7 @@ import numpy as np
 
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.vocabulary import Vocabulary
-from cocondenser_jax.corpus.words import WordTable, tokenize
+from cocondenser_jax.corpus.words import WordTable, tokenize_words
 
 # A span with fewer content tokens says too little to be recognised by: it is dropped.
 MIN_TOKENS = 8
@@ -163,7 +163,7 @@ def _first_form(vocabulary: Vocabulary) -> Callable[[Span], Span]:
             if len(known) >= KNOWN_WORDS:
                 known.clear()
             text = tokenizer.decode(word.tolist(), skip_special_tokens=False).strip()
-            ids, starts, _ = tokenize(tokenizer, [text])
+            ids, starts, _ = tokenize_words(tokenizer, [text])
             known[word.tobytes()] = Span(ids, starts)
         return _join([known[word.tobytes()], Span(span.tokens[stop:], span.word_starts[stop:])])
 

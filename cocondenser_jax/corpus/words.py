@@ -17,6 +17,8 @@ from cocondenser_jax.errors import UserError
 
 # Words are forgotten, all together, once they have more tokens than this: about 100 MB.
 KNOWN_TOKENS = 1_000_000
+# New words that the tokenizer is given as one text: each text costs it an object.
+ENCODE_WORDS = 64
 
 
 class Tokens(NamedTuple):
@@ -76,7 +78,7 @@ class WordTable:
     def _learn(self, words: Sequence[str]) -> None:
         if not words:
             return
-        old, new = self._known, tokenize(self._tokenizer, [self._space + word for word in words])
+        old, new = self._known, tokenize_words(self._tokenizer, words, self._space)
         self._rows.update(zip(words, count(len(old.ends))))
         self._known = Tokens(
             np.concatenate([old.ids, new.ids]),
@@ -90,12 +92,25 @@ class WordTable:
         self._known = Tokens(np.zeros(0, np.uint32), np.zeros(0, bool), np.zeros(0, np.int64))
 
 
-def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
-    """Returns the tokenizer's own tokens of texts, at least one."""
+def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") -> Tokens:
+    """Returns the tokenizer's own tokens of words, at least one.
+
+    Args:
+      tokenizer: what to ask; it sees many words at a time, for its speed.
+      words: without a space in them.
+      space: what stands before the first, " " or nothing.
+    """
+    firsts = range(0, len(words), ENCODE_WORDS)
+    texts = [space + " ".join(words[first : first + ENCODE_WORDS]) for first in firsts]
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
-    ends = np.cumsum([len(encoding) for encoding in encodings])
-    ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, ends[-1])
-    words = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), np.int64, ends[-1])
-    starts = np.diff(words, prepend=-1) != 0
-    starts[ends[ends < ends[-1]]] = True  # the same word number, another text
-    return Tokens(ids, starts, ends)
+    text_lengths = np.array([len(encoding) for encoding in encodings])
+    n_tokens = text_lengths.sum()
+    ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, n_tokens)
+    numbers = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), np.int64, n_tokens)
+    offsets = np.fromiter((begin for e in encodings for begin, _ in e.offsets), np.int64, n_tokens)
+    # Characters are counted through all texts, as if one space stood between them too.
+    ends = np.cumsum([len(word) + 1 for word in words])
+    begins = np.concatenate([[0], ends[:-1]])
+    word_T = np.searchsorted(ends, offsets + np.repeat(begins[firsts], text_lengths), "right")
+    starts = (np.diff(numbers, prepend=-1) != 0) | (np.diff(word_T, prepend=-1) != 0)
+    return Tokens(ids, starts, np.cumsum(np.bincount(word_T, minlength=len(words))))

@@ -24,7 +24,7 @@ from cocondenser_jax.corpus.words import WordTable, tokenize_words
 MIN_TOKENS = 8
 # Text without any border is cut here, so that no call to the tokenizer is without bound.
 MAX_SENTENCE_CHARACTERS = 10_000
-# Sentences per call of the tokenizer: enough to feed many threads, few enough for the memory.
+# Sentences tokenised together: enough to feed many threads, few enough for the memory.
 ENCODE_BATCH = 8192
 # First words of spans whose tokens are remembered (byte-level BPE).
 KNOWN_WORDS = 100_000
@@ -136,7 +136,7 @@ def _encode(vocabulary: Vocabulary, texts: Sequence[str]) -> Iterator[Span]:
             yield Span(ids[left:right], starts[left:right])
 
 
-_word_table = functools.lru_cache(maxsize=1)(WordTable)
+_word_table = functools.lru_cache(maxsize=1)(WordTable)  # kept from one call to the next
 
 
 @functools.lru_cache(maxsize=1)  # for the words it has met

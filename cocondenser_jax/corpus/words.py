@@ -1,4 +1,4 @@
-"""Tokens of texts, looked up word by word: a corpus says little with words it has not said before.
+"""Tokens of texts, looked up word by word: a corpus repeats its words.
 
 A word is what stands between two spaces. The tokenizers of BERT and RoBERTa look at each by
 itself, and RoBERTa's at the space before it: so the tokens of a text are those of its words, end
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from cocondenser_jax.corpus.vocabulary import Vocabulary
 from cocondenser_jax.errors import UserError
 
-# Words are forgotten, all together, once they have more tokens than this: about 100 MB.
+# Words are forgotten, all together, once they have more tokens than this: about 50 MB.
 KNOWN_TOKENS = 1_000_000
 # New words that the tokenizer is given as one text: each text costs it an object.
 ENCODE_WORDS = 64
@@ -108,9 +108,9 @@ def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") 
     ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, n_tokens)
     numbers = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), np.int64, n_tokens)
     offsets = np.fromiter((begin for e in encodings for begin, _ in e.offsets), np.int64, n_tokens)
-    # Characters are counted through all texts, as if one space stood between them too.
+    # Which word a token is of follows from its character, counted through all texts.
     ends = np.cumsum([len(word) + 1 for word in words])
-    begins = np.concatenate([[0], ends[:-1]])
-    word_T = np.searchsorted(ends, offsets + np.repeat(begins[firsts], text_lengths), "right")
-    starts = (np.diff(numbers, prepend=-1) != 0) | (np.diff(word_T, prepend=-1) != 0)
-    return Tokens(ids, starts, np.cumsum(np.bincount(word_T, minlength=len(words))))
+    text_begins = np.concatenate([[0], ends])[: len(words) : ENCODE_WORDS]
+    owners = np.searchsorted(ends, offsets + np.repeat(text_begins, text_lengths), "right")
+    starts = (np.diff(numbers, prepend=-1) != 0) | (np.diff(owners, prepend=-1) != 0)
+    return Tokens(ids, starts, np.cumsum(np.bincount(owners, minlength=len(words))))

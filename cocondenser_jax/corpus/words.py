@@ -89,7 +89,9 @@ class WordTable:
 
     def _forget(self) -> None:
         self._rows: dict[str, int] = {}
-        self._known = Tokens(np.zeros(0, np.uint32), np.zeros(0, bool), np.zeros(0, np.int64))
+        self._known: Tokens = Tokens(
+            np.zeros(0, np.uint32), np.zeros(0, bool), np.zeros(0, np.int64)
+        )
 
 
 def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") -> Tokens:

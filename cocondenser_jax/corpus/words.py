@@ -56,6 +56,10 @@ class WordTable:
         self._space = " " if vocabulary.kind == "roberta" else ""
         self._forget()
 
+    def _forget(self) -> None:
+        self._rows: dict[str, int] = {}
+        self._known = Tokens(np.zeros(0, np.uint32), np.zeros(0, bool), np.zeros(0, np.int64))
+
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Returns the tokens of texts as they read after a space.
 
@@ -86,12 +90,6 @@ class WordTable:
             np.concatenate([old.ends, len(old.ids) + new.ends]),
         )
         self._begins = np.concatenate([[0], self._known.ends[:-1]])
-
-    def _forget(self) -> None:
-        self._rows: dict[str, int] = {}
-        self._known: Tokens = Tokens(
-            np.zeros(0, np.uint32), np.zeros(0, bool), np.zeros(0, np.int64)
-        )
 
 
 def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") -> Tokens:

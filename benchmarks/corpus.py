@@ -26,10 +26,12 @@ def main() -> None:
     arguments = parser.parse_args()
     texts = docstrings()
     with tempfile.TemporaryDirectory() as temporary:
-        vocabulary = load_tokenizer(str(write_tokenizer(texts, Path(temporary) / "tokenizer")))
+        folder = write_tokenizer(texts, Path(temporary) / "tokenizer")
+        # One for each round, which then begins without a word known.
+        vocabularies = [load_tokenizer(str(folder)) for _ in range(arguments.rounds)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
     ours, raw = [], []
-    for _ in range(arguments.rounds):
+    for vocabulary in vocabularies:
         start = time.perf_counter()
         for first in range(0, len(texts), BATCH):
             cut_documents(documents[first : first + BATCH], vocabulary, 128)

@@ -11,19 +11,20 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.vocabulary import Vocabulary
+from cocondenser_jax.corpus.words import WordTable, tokenize_words
 
 # A span with fewer content tokens says too little to be recognised by: it is dropped.
 MIN_TOKENS = 8
 # Text without any border is cut here, so that no call to the tokenizer is without bound.
 MAX_SENTENCE_CHARACTERS = 10_000
-# Sentences per call of the tokenizer: enough to feed many threads, few enough for the memory.
+# Sentences tokenised together: enough to feed many threads, few enough for the memory.
 ENCODE_BATCH = 8192
 # First words of spans whose tokens are remembered (byte-level BPE).
 KNOWN_WORDS = 100_000
@@ -96,7 +97,7 @@ def cut_documents(
         else [_bounded(" ".join(span.split()))[0] for span in document.spans if span.strip()]
         for document in documents
     ]
-    encoded = _encode(vocabulary, list(chain.from_iterable(texts_D)), continuing=True)
+    encoded = _encode(vocabulary, list(chain.from_iterable(texts_D)))
     as_first = _first_form(vocabulary)
     lost: Counter[str] = Counter(short_spans=0, truncated_spans=0)
     spans_D = []
@@ -123,22 +124,19 @@ def _bounded(sentence: str) -> list[str]:
     return [*pieces, sentence] if sentence else pieces
 
 
-def _encode(vocabulary: Vocabulary, texts: Sequence[str], *, continuing: bool) -> Iterator[Span]:
-    """Tokenises texts; `continuing` as they read after a space.
+def _encode(vocabulary: Vocabulary, texts: Sequence[str]) -> Iterator[Span]:
+    """Tokenises texts as they read after a space.
 
     Only byte-level BPE tells the difference, whose tokens carry the space before them.
     """
-    space = " " if continuing and vocabulary.kind == "roberta" else ""
+    words = _word_table(vocabulary)
     for begin in range(0, len(texts), ENCODE_BATCH):
-        batch = [space + text for text in texts[begin : begin + ENCODE_BATCH]]
-        encodings = vocabulary.tokenizer.encode_batch(batch, add_special_tokens=False)
-        ends = np.cumsum([len(encoding) for encoding in encodings])
-        tokens = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, ends[-1])
-        words = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), np.int64, ends[-1])
-        starts = np.diff(words, prepend=-1) != 0
-        starts[ends[:-1][ends[:-1] < ends[-1]]] = True  # the same word number, another text
-        for left, right in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            yield Span(tokens[left:right], starts[left:right])
+        ids, starts, ends = words.tokenize(texts[begin : begin + ENCODE_BATCH])
+        for left, right in pairwise([0, *ends.tolist()]):
+            yield Span(ids[left:right], starts[left:right])
+
+
+_word_table = functools.lru_cache(maxsize=1)(WordTable)  # kept from one call to the next
 
 
 @functools.lru_cache(maxsize=1)  # for the words it has met
@@ -165,7 +163,8 @@ def _first_form(vocabulary: Vocabulary) -> Callable[[Span], Span]:
             if len(known) >= KNOWN_WORDS:
                 known.clear()
             text = tokenizer.decode(word.tolist(), skip_special_tokens=False).strip()
-            known[word.tobytes()] = next(_encode(vocabulary, [text], continuing=False))
+            ids, starts, _ = tokenize_words(tokenizer, [text])
+            known[word.tobytes()] = Span(ids, starts)
         return _join([known[word.tobytes()], Span(span.tokens[stop:], span.word_starts[stop:])])
 
     return as_first

@@ -1,0 +1,116 @@
+"""Tokens of texts, looked up word by word: a corpus repeats its words.
+
+A word is what stands between two spaces. The tokenizers of BERT and RoBERTa look at each by
+itself, and RoBERTa's at the space before it: so the tokens of a text are those of its words, end
+to end, and looking them up is several times as fast as tokenising again.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, count
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from cocondenser_jax.corpus.vocabulary import Vocabulary
+from cocondenser_jax.errors import UserError
+
+# Words are forgotten, all together, once they have more tokens than this: about 50 MB.
+KNOWN_TOKENS = 1_000_000
+# New words that the tokenizer is given as one text: each text costs it an object.
+ENCODE_WORDS = 64
+
+
+class Tokens(NamedTuple):
+    """The content tokens of texts, end to end.
+
+    Attributes:
+      ids: token ids, uint32.
+      word_starts: bool, true where a token begins a word of the tokenizer's pre-tokenizer.
+      ends: int64, where each text ends.
+    """
+
+    ids: np.ndarray
+    word_starts: np.ndarray
+    ends: np.ndarray
+
+
+class WordTable:
+    """The tokens of all words met so far.
+
+    Args:
+      vocabulary: the tokenizer.
+
+    Raises:
+      UserError: if an added token of the tokenizer reaches from one word into the next.
+    """
+
+    def __init__(self, vocabulary: Vocabulary):
+        for token in vocabulary.tokenizer.get_added_tokens_decoder().values():
+            if not token.special and (" " in token.content or token.rstrip):
+                raise UserError(
+                    f"the tokenizer's added token {token.content!r} reaches across a space: "
+                    "expected tokens that lie within a word"
+                )
+        self._tokenizer = vocabulary.tokenizer
+        self._space = " " if vocabulary.kind == "roberta" else ""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows: dict[str, int] = {}
+        self._known = Tokens(np.zeros(0, np.uint32), np.zeros(0, bool), np.zeros(0, np.int64))
+
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
+        """Returns the tokens of texts as they read after a space.
+
+        Args:
+          texts: at least one; the words of each are parted by single spaces.
+        """
+        if len(self._known.ids) > KNOWN_TOKENS:
+            self._forget()
+        words = " ".join(texts).split(" ")
+        self._learn(list(set(words).difference(self._rows)))
+        rows = np.fromiter(map(self._rows.__getitem__, words), np.int64, len(words))
+        known_begins, lengths = self._begins[rows], self._known.ends[rows] - self._begins[rows]
+        ends = np.cumsum(lengths)
+        # A token is as far from the begin of its word in the table as in the text.
+        places = np.arange(ends[-1]) + np.repeat(known_begins - (ends - lengths), lengths)
+        n_words = [text.count(" ") + 1 for text in texts]
+        last_words = np.cumsum(n_words) - 1
+        return Tokens(self._known.ids[places], self._known.word_starts[places], ends[last_words])
+
+    def _learn(self, words: Sequence[str]) -> None:
+        if not words:
+            return
+        old, new = self._known, tokenize_words(self._tokenizer, words, self._space)
+        self._rows.update(zip(words, count(len(old.ends))))
+        self._known = Tokens(
+            np.concatenate([old.ids, new.ids]),
+            np.concatenate([old.word_starts, new.word_starts]),
+            np.concatenate([old.ends, len(old.ids) + new.ends]),
+        )
+        self._begins = np.concatenate([[0], self._known.ends[:-1]])
+
+
+def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") -> Tokens:
+    """Returns the tokenizer's own tokens of words, at least one.
+
+    Args:
+      tokenizer: what to ask; it sees many words at a time, for its speed.
+      words: without a space in them.
+      space: what stands before the first, " " or nothing.
+    """
+    firsts = range(0, len(words), ENCODE_WORDS)
+    texts = [space + " ".join(words[first : first + ENCODE_WORDS]) for first in firsts]
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    text_lengths = np.array([len(encoding) for encoding in encodings])
+    n_tokens = text_lengths.sum()
+    ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, n_tokens)
+    numbers = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), np.int64, n_tokens)
+    offsets = np.fromiter((begin for e in encodings for begin, _ in e.offsets), np.int64, n_tokens)
+    # Which word a token is of follows from its character, counted through all texts.
+    ends = np.cumsum([len(word) + 1 for word in words])
+    text_begins = np.concatenate([[0], ends])[: len(words) : ENCODE_WORDS]
+    owners = np.searchsorted(ends, offsets + np.repeat(text_begins, text_lengths), "right")
+    starts = (np.diff(numbers, prepend=-1) != 0) | (np.diff(owners, prepend=-1) != 0)
+    return Tokens(ids, starts, np.cumsum(np.bincount(owners, minlength=len(words))))

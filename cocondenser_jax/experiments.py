@@ -34,8 +34,10 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     module = _load_module(_find(name))
     try:
         config = module.get_config(*[argument] if argument else [])
-    except TypeError as error:
-        raise UserError(f"{spec}: {error}") from error
+    except Exception as error:
+        raise UserError(f"{spec}: get_config failed: {error!r}") from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"{spec}: get_config returned no ConfigDict")
     for word in overrides:
         _apply(config, word)
     return config
@@ -116,7 +118,7 @@ def _load_module(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, ImportError, NameError, ValueError) as error:
+    except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"{path} cannot be loaded: {error}") from error
     if not hasattr(module, "get_config"):
         raise UserError(f"{path} has no function get_config")

@@ -200,7 +200,7 @@ def _read_weights(folder: Path) -> dict[str, np.ndarray]:
 def _shards(index: Path) -> list[str]:
     """Returns the files beside an index that hold its tensors."""
     weight_map = read_object(index).get("weight_map")
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise UserError(f"{index}: {name!r} is not the name of a file beside it")

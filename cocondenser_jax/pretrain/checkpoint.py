@@ -163,7 +163,9 @@ def _steps(workdir: Path) -> list[int]:
 def _model_of(path: Path, run: dict[str, Any]) -> ModelConfig:
     """Returns the shape that a `run.json` says its model has."""
     model = run.get("model")
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(ModelConfig)}
+    kinds: dict[str, Any] = {
+        field.name: type(field.default) for field in dataclasses.fields(ModelConfig)
+    }
     kinds |= {name: (int, float) for name, kind in kinds.items() if kind is float}
     if not isinstance(model, dict) or not all(
         isinstance(value, kinds.get(name, ())) for name, value in model.items()

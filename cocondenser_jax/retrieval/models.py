@@ -264,15 +264,15 @@ def _require_weights(missing: list[str], folder: Path) -> None:
 
 def _require_own_modules(folder: Path) -> None:
     """Raises a UserError for modules or weights that lie elsewhere, or code that is foreign."""
-    path = folder / "modules.json"
-    modules = files.read_json(path) if path.is_file() else []
+    listed = folder / "modules.json"
+    modules = files.read_json(listed) if listed.is_file() else []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{folder / 'modules.json'}: expected a list of objects")
     for module in modules:
         _require_own(folder, module.get("type"), "modules.json")
         _require_inside(folder, module.get("path"), "modules.json")
     router = _object(folder, "router_config.json").get("types", {})
-    for path, kind in router.items() if isinstance(router, dict) else [(None, None)]:
+    for path, kind in router.items() if isinstance(router, dict) else [("", None)]:
         _require_own(folder, kind, "router_config.json")
         _require_inside(folder, path, "router_config.json")
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):

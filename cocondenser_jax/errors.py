@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with status 2.
     """
+
+    def __init__(self, message: str):
+        """Joins the lines of a message, which may quote a file or another library."""
+        super().__init__(" ".join(message.splitlines()))

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib.util
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,12 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """
     name, _, argument = spec.partition(":")
     module = _load_module(_find(name))
-    config = module.get_config(*[argument] if argument else [])
+    try:
+        config = module.get_config(*[argument] if argument else [])
+    except Exception as error:
+        raise UserError(f"{spec}: get_config failed: {error!r}") from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"{spec}: get_config returned no ConfigDict")
     for word in overrides:
         _apply(config, word)
     return config
@@ -112,7 +118,7 @@ def _load_module(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, ImportError) as error:
+    except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"{path} cannot be loaded: {error}") from error
     if not hasattr(module, "get_config"):
         raise UserError(f"{path} has no function get_config")
@@ -136,18 +142,26 @@ def _apply(config: ConfigDict, word: str) -> None:
 
 def _parse(key: str, text: str, old: Any) -> Any:
     if isinstance(old, str):
-        return text
+        return _require_utf8(key, text)
     if isinstance(old, ConfigDict):
         raise UserError(f"config.{key} is a section; set one of {', '.join(sorted(old))} in it")
     wanted = type(old)
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = {"true": True, "false": False}.get(text.lower())
-    if wanted is float and type(value) is int:
+    if wanted is float and type(value) is int and abs(value) < 1 << 53:
         value = float(value)
-    if type(value) is not wanted:
+    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
         raise UserError(
             f"config.{key} is {text!r}; expected a value like {old!r} ({wanted.__name__})"
         )
     return value
+
+
+def _require_utf8(key: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"config.{key} is {text!r}: not UTF-8") from None
+    return text

@@ -116,8 +116,29 @@ def read_json(path: Path) -> Any:
             return json.loads(file.read().decode("utf-8"))
     except _UNREADABLE as error:
         raise UserError(f"cannot read {path}: {_reason(error)}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file that holds an object.
+
+    Raises:
+      UserError: as `read_json`, or if it holds anything else.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def without_surrogates(text: str) -> str:
+    """Replaces lone surrogates, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
 
 
 def forget_steps_after(path: Path, step: int) -> None:
@@ -125,9 +146,17 @@ def forget_steps_after(path: Path, step: int) -> None:
 
     What an interrupted run logged after its last checkpoint will be logged again; a last line that
     a kill cut short goes too. A file that is not there becomes an empty one.
+
+    Raises:
+      UserError: for a line without a step; the file stays as it is.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(
+            f'{path} is damaged: expected a JSON object with a "step" on each line'
+        ) from error
     path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 

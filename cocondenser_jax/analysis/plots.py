@@ -114,7 +114,7 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
             if "step" not in row:
                 raise ValueError("no step")
             rows.append(row)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             if number == len(lines):  # what follows the last newline: nothing, or half a line
                 break
             message = 'expected a JSON object of numbers with a "step"'

@@ -1,7 +1,6 @@
 """A Hugging Face folder, or a model of the hub → Flax parameters. Nothing in it is executed."""
 
 import logging
-import pickle
 import re
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -19,7 +18,7 @@ from cocondenser_jax.convert.names import (
     new_tensors,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import read_json
+from cocondenser_jax.files import read_object
 from cocondenser_jax.model.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,8 @@ _SIZES = (
     "intermediate_size",
     "max_position_embeddings",
 )
+# Layers or entries; no published BERT or RoBERTa comes near.
+_LARGEST = 10_000_000
 _OPTIONAL = (
     "type_vocab_size",
     "layer_norm_eps",
@@ -148,7 +149,7 @@ def _find(name_or_folder: str) -> Path:
 def _read_backbone_config(folder: Path) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` that config.json holds."""
     path = folder / "config.json"
-    values = _read_object(path)
+    values = read_object(path)
     model_type = values.get("model_type")
     if model_type not in ("bert", "roberta"):
         raise UserError(f"{path}: model_type is {model_type!r}; expected 'bert' or 'roberta'")
@@ -156,8 +157,14 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
         if values.get(key, supported) != supported:
             raise UserError(f"{path}: {key} is {values[key]!r}; only {supported!r} is supported")
     for key in _SIZES:
-        if not isinstance(values.get(key), int):
-            raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
+        if type(values.get(key)) is not int or not 0 < values[key] <= _LARGEST:
+            raise UserError(
+                f"{path}: {key} is {values.get(key)!r}; expected a whole number from 1"
+                f" to {_LARGEST:,}"
+            )
+    for key in _OPTIONAL:
+        if type(values.get(key, 0)) not in (int, float, type(None)):
+            raise UserError(f"{path}: {key} is {values[key]!r}; expected a number")
     fields = {key: values[key] for key in (*_SIZES, *_OPTIONAL) if values.get(key) is not None}
     return {"model_type": model_type, "pad_token_id": int(model_type == "roberta"), **fields}
 
@@ -165,7 +172,7 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
 def _read_head_config(folder: Path, found_layers: int, asked: dict[str, Any]) -> dict[str, Any]:
     """Returns what is asked for, then what the folder says of its Condenser head."""
     path = folder / "condenser.json"
-    written = _read_object(path) if path.exists() else {}
+    written = read_object(path) if path.exists() else {}
     if found_layers and asked.get("n_head_layers", found_layers) != found_layers:
         raise UserError(
             f"{folder}: the Condenser head has {found_layers} layers;"
@@ -178,13 +185,6 @@ def _read_head_config(folder: Path, found_layers: int, asked: dict[str, Any]) ->
     return {**found, **written, **asked}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:
     """Reads all tensors of a model: the first format found, in one file or in shards."""
     for name in ("model.safetensors", "pytorch_model.bin"):
@@ -192,10 +192,19 @@ def _read_weights(folder: Path) -> dict[str, np.ndarray]:
             return _read_tensors(folder / name)
         index = folder / f"{name}.index.json"
         if index.is_file():
-            weight_map = _read_object(index).get("weight_map", {})
-            shards = sorted({Path(shard).name for shard in weight_map.values()})
+            shards = _shards(index)
             return {k: v for shard in shards for k, v in _read_tensors(folder / shard).items()}
     raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
+
+
+def _shards(index: Path) -> list[str]:
+    """Returns the files beside an index that hold its tensors."""
+    weight_map = read_object(index).get("weight_map")
+    names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UserError(f"{index}: {name!r} is not the name of a file beside it")
+    return sorted(set(names))
 
 
 def _read_head(folder: Path) -> dict[str, np.ndarray]:
@@ -212,19 +221,23 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
     import torch  # slow to import, and only this format needs it
 
     try:
         # weights_only: a pickle may otherwise run any code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0]
+        if not isinstance(state, dict) or not all(
+            isinstance(name, str) and torch.is_tensor(value) for name, value in state.items()
+        ):
+            raise UserError(f"{path} is not a file of named tensors")
+        return {name: value.detach().float().numpy() for name, value in state.items()}
+    except UserError:
+        raise
+    except Exception as error:  # what a damaged pickle raises has no end
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"cannot read {path} as a file of tensors: {reason}") from error
-    if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
-        raise UserError(f"{path} is not a file of named tensors")
-    return {name: value.float().numpy() for name, value in state.items()}
 
 
 def _canonical(

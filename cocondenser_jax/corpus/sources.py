@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus import pydocs
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import read_lines
+from cocondenser_jax.files import read_lines, without_surrogates
 
 MAX_DOCUMENT_BYTES = 50_000_000
 ACCEPTED = (
@@ -173,12 +173,12 @@ def _records(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Documen
 
 def _to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
     names = (_text(record[key]) for key in ("_id", "id") if record.get(key) is not None)
-    name = _clean(str(next(names, default_id)))
+    name = without_surrogates(str(next(names, default_id)))
     spans = record.get("spans")
     if spans is not None:
         if not isinstance(spans, list) or not all(isinstance(span, str) for span in spans):
             raise UserError(f"{where}: `spans` must be a list of strings")
-        cut = tuple(_clean(span) for span in spans)
+        cut = tuple(without_surrogates(span) for span in spans)
         document = Document(name, "\n".join(cut), cut)
     else:
         text, title = _text(record.get("text")), _text(record.get("title"))
@@ -187,7 +187,7 @@ def _to_document(record: dict[str, Any], default_id: str, where: str) -> Documen
         text, title = text.strip(), title.strip() if isinstance(title, str) else ""
         if not text.startswith(title):
             text = f"{title}\n{text}"
-        document = Document(name, _clean(text))
+        document = Document(name, without_surrogates(text))
     _check_size(len(document.text), where)
     return document
 
@@ -195,15 +195,6 @@ def _to_document(record: dict[str, Any], default_id: str, where: str) -> Documen
 def _text(value: Any) -> Any:
     """Decodes what tensorflow-datasets gives as bytes."""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
-
-
-def _clean(text: str) -> str:
-    """Replaces lone surrogates, which JSON can spell and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="replace").decode()
-    return text
 
 
 def _check_size(n_bytes: int, where: str) -> None:

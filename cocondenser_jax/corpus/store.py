@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from cocondenser_jax.corpus.manifest import read_manifest
 from cocondenser_jax.corpus.sources import Document, read_documents, source_bytes
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.token_files import (
@@ -36,7 +37,7 @@ from cocondenser_jax.corpus.token_files import (
 )
 from cocondenser_jax.corpus.vocabulary import Vocabulary, load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import file_sha256, new_folder, read_json, write_json
+from cocondenser_jax.files import file_sha256, new_folder, write_json
 
 FORMAT_VERSION = 1
 MIN_MAX_TOKENS = MIN_TOKENS + 2
@@ -327,7 +328,7 @@ def open_store(path: Path) -> TokenStore:
     """
     path = Path(path)
     folders = _part_folders(path)
-    manifests = tuple(_read_manifest(folder) for folder in folders)
+    manifests = tuple(read_manifest(folder, FORMAT_VERSION) for folder in folders)
     _check_shards(path, folders, manifests)
     parts = tuple(_open_part(f, m) for f, m in zip(folders, manifests, strict=True))
 
@@ -368,7 +369,7 @@ def verify_store(path: Path) -> None:
     """
     open_store(path)
     for folder in _part_folders(Path(path)):
-        for name, facts in _read_manifest(folder)["files"].items():
+        for name, facts in read_manifest(folder, FORMAT_VERSION)["files"].items():
             if file_sha256(folder / name) != facts["sha256"]:
                 raise UserError(f"{folder / name} has changed: its checksum is not the manifest's")
 
@@ -379,21 +380,12 @@ def _part_folders(path: Path) -> list[Path]:
     return sorted(path.glob("shard-*-of-*[0-9]")) or [path]
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / "manifest.json"
-    if not file.exists():
-        raise UserError(f"{folder} is no store, or an unfinished one: it has no manifest.json")
-    manifest: dict[str, Any] = read_json(file)
-    version = manifest.get("format_version") if isinstance(manifest, dict) else None
-    if version != FORMAT_VERSION:
-        raise UserError(f"{file} has format version {version}: expected {FORMAT_VERSION}")
-    return manifest
-
-
 def _check_shards(path: Path, folders: list[Path], manifests: tuple[dict[str, Any], ...]) -> None:
     if folders == [path]:
         return  # one store, or one shard opened by itself
     n_shards = max(manifest["shard"][1] for manifest in manifests)
+    if n_shards > 99_999:  # the names of shards have five digits
+        raise UserError(f"{path} is damaged: a manifest says that there are {n_shards} shards")
     present = {folder.name for folder in folders}
     expected = {_shard_name(index, n_shards) for index in range(n_shards)}
     if missing := sorted(expected - present):
@@ -408,12 +400,15 @@ def _check_shards(path: Path, folders: list[Path], manifests: tuple[dict[str, An
 
 def _open_part(folder: Path, manifest: dict[str, Any]) -> TokenFiles:
     for name, facts in manifest["files"].items():
-        size = (folder / name).stat().st_size if (folder / name).exists() else None
+        size = (folder / name).stat().st_size if (folder / name).is_file() else None
         if size != facts["bytes"]:
             found = "is missing" if size is None else f"has {size} bytes"
             raise UserError(f"{folder / name} {found}: expected {facts['bytes']} bytes")
-    files = map_files(folder, manifest["tokenizer"]["vocab_size"])
     counts = manifest["counts"]
+    try:
+        files = map_files(folder, manifest["tokenizer"]["vocab_size"])
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is damaged: {error}") from error
     if not are_consistent(
         files, counts["documents"], counts["spans"], counts["tokens"], manifest["max_tokens"]
     ):

@@ -22,6 +22,14 @@ import numpy as np
 
 from cocondenser_jax.corpus.spans import Span
 
+FILE_NAMES = (
+    "tokens.bin",
+    "word_starts.bin",
+    "span_offsets.bin",
+    "first_span.bin",
+    "ids.txt",
+    "id_offsets.bin",
+)
 INT64 = np.dtype("<i8")
 _PADDING = 8  # beyond `max_tokens`: whole bytes of word starts are read
 
@@ -47,15 +55,7 @@ class TokenWriter:
         self._bits = np.zeros(0, bool)  # the fewer than eight that fill no byte yet
         self._stack = contextlib.ExitStack()
         tokens, starts, spans, documents, ids, id_ends = (
-            self._stack.enter_context((folder / name).open("wb"))
-            for name in (
-                "tokens.bin",
-                "word_starts.bin",
-                "span_offsets.bin",
-                "first_span.bin",
-                "ids.txt",
-                "id_offsets.bin",
-            )
+            self._stack.enter_context((folder / name).open("wb")) for name in FILE_NAMES
         )
         self._tokens, self._starts, self._ids = tokens, starts, ids
         self._span_ends, self._document_ends, self._id_ends = spans, documents, id_ends
@@ -135,8 +135,10 @@ def are_consistent(
     files: TokenFiles, n_documents: int, n_spans: int, n_tokens: int, max_tokens: int
 ) -> bool:
     """Tells whether the files fit each other and the counts."""
+    offsets = (files.span_offsets, files.first_span, files.id_offsets)
     return bool(
-        len(files.first_span) - 1 == len(files.id_offsets) - 1 == n_documents
+        all(len(ascending) and ascending[0] == 0 for ascending in offsets)
+        and len(files.first_span) - 1 == len(files.id_offsets) - 1 == n_documents
         and len(files.span_offsets) - 1 == files.first_span[-1] == n_spans
         and len(files.ids) == files.id_offsets[-1]
         and files.span_offsets[-1] == n_tokens

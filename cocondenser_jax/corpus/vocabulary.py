@@ -21,7 +21,7 @@ from tokenizers import (
 )
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import read_json, write_json
+from cocondenser_jax.files import read_object, write_json
 
 Kind = Literal["bert", "roberta"]
 
@@ -239,11 +239,10 @@ def _read_folder(folder: Path) -> Tokenizer:
 def _read_wordpiece(folder: Path) -> Tokenizer:
     try:
         lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{folder / 'vocab.txt'} is not UTF-8: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {folder / 'vocab.txt'} as UTF-8: {error}") from error
     entries = {line.rstrip("\r"): number for number, line in enumerate(lines)}
-    config_file = folder / "tokenizer_config.json"
-    config = read_json(config_file) if config_file.exists() else {}
+    config = _read_config(folder)
     special = set(SPECIAL_TOKENS["bert"].values())
     cased = any(re.search("[A-Z]", entry) for entry in entries.keys() - special)
     tokenizer = _bert_tokenizer(
@@ -261,14 +260,24 @@ def _read_byte_level(folder: Path) -> Tokenizer:
         model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"vocab.json and merges.txt in {folder}: {error}") from error
-    config_file = folder / "tokenizer_config.json"
-    config = read_json(config_file) if config_file.exists() else {}
+    config = _read_config(folder)
     tokenizer = Tokenizer(model)
     prefix = config.get("add_prefix_space", False)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
     _finish(tokenizer, "roberta")
     return tokenizer
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Reads `tokenizer_config.json`, where there is one."""
+    file = folder / "tokenizer_config.json"
+    config = read_object(file) if file.exists() else {}
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
+        value = config.get(name, False)
+        if not isinstance(value, bool) and (value, name) != (None, "strip_accents"):
+            raise UserError(f"{file}: {name} is {value!r}, expected true or false")
+    return config
 
 
 def _bert_tokenizer(

@@ -16,6 +16,7 @@ import regex as re  # Python's own re knows no \p{...}, and cannot be stopped
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import Figures, mean_over_queries, require_results
 from cocondenser_jax.evaluation.trec import Run, numbered_lines, ranked
+from cocondenser_jax.files import without_surrogates
 
 DEFAULT_TOP_K = (1, 5, 20, 100)
 
@@ -165,14 +166,16 @@ def _search(pattern: re.Pattern[str], text: str) -> bool:
 def _parse_json(line: str, where: str) -> tuple[str, list[str]]:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(record, dict):
         raise UserError(f"{where}: expected a JSON object")
     question = _first_of(record, ("_id", "id", "query_id"), where)
     if not isinstance(question, str):
         raise UserError(f"{where}: the id must be a string")
-    return question, _require_strings(_first_of(record, ("answers", "answer"), where), where)
+    return without_surrogates(question), _require_strings(
+        _first_of(record, ("answers", "answer"), where), where
+    )
 
 
 def _first_of(record: Mapping[str, Any], names: Sequence[str], where: str) -> Any:
@@ -199,7 +202,7 @@ def _parse_list(text: str) -> Any:
     """Reads a list as JSON or Python writes it; None for what is neither."""
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         pass
     try:
         with warnings.catch_warnings():
@@ -212,4 +215,4 @@ def _parse_list(text: str) -> Any:
 def _require_strings(value: Any, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(answer, str) for answer in value):
         raise UserError(f"{where}: the answers must be a list of strings")
-    return value
+    return [without_surrogates(answer) for answer in value]

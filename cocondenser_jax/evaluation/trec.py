@@ -11,6 +11,11 @@ from cocondenser_jax.files import read_lines
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
+# A longer line of ids and numbers, or of a passage, is a mistake that would fill the memory.
+_MAX_FIELDS_BYTES = 1_000_000
+_MAX_LINE_BYTES = 50_000_000
+# trec_eval counts the passages of every grade up to the largest.
+_MAX_GRADE = 1_000_000
 # Judgments give each query its judged passages with a grade; above 0 is relevant.
 Qrels = dict[str, dict[str, int]]
 
@@ -26,7 +31,7 @@ def read_qrels(path: Path) -> Qrels:
         that a query has twice with different grades.
     """
     qrels: Qrels = {}
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, _MAX_FIELDS_BYTES):
         fields = line.split("\t") if line.count("\t") == 2 else line.split()
         if len(fields) == 3:
             query, passage, grade = fields
@@ -45,6 +50,8 @@ def read_qrels(path: Path) -> Qrels:
             raise UserError(
                 f"{path}:{number}: the score must be an integer, not {grade!r}"
             ) from None
+        if abs(value) > _MAX_GRADE:
+            raise UserError(f"{path}:{number}: the score {grade} is not within ±{_MAX_GRADE:,}")
         if qrels.setdefault(query, {}).setdefault(passage, value) != value:
             raise UserError(f"{path}:{number}: query {query} has passage {passage} with two scores")
     if not qrels:
@@ -60,7 +67,7 @@ def read_run(path: Path) -> Run:
         a finite number, or a passage that a query has twice.
     """
     run: Run = {}
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, _MAX_FIELDS_BYTES):
         fields = line.split()
         if len(fields) != 6:
             raise UserError(
@@ -132,13 +139,15 @@ def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
     return [(passages[i], value) for i, value in zip(order, values, strict=True)]
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
     """Yields line number, from 1, and text of every line that is not blank.
 
     Raises:
-      UserError: with file and line, for a missing file or bytes that are not UTF-8.
+      UserError: with file and line, for a missing file, bytes that are not UTF-8, or a line longer
+        than `max_bytes`.
     """
-    return ((number, line) for number, line in read_lines(path) if line.strip())
+    lines = read_lines(path, max_bytes=max_bytes)
+    return ((number, line) for number, line in lines if line.strip())
 
 
 def _require_one_word(name: str) -> None:

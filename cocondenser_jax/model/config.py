@@ -32,6 +32,8 @@ class ModelConfig:
         """Raises a UserError for shapes that cannot be built."""
         if self.model_type not in ("bert", "roberta"):
             raise UserError(f"model_type is {self.model_type!r}; expected 'bert' or 'roberta'")
+        if min(self.hidden_size, self.num_attention_heads, self.num_hidden_layers) < 1:
+            raise UserError("hidden_size, num_attention_heads and layers: expected at least 1")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"hidden_size {self.hidden_size} is not a multiple of"

@@ -6,6 +6,7 @@ tokenizer/          the store's tokenizer, so that the run folder can be convert
 metrics.jsonl       see metrics.py
 """
 
+import dataclasses
 import importlib.metadata
 import shutil
 from pathlib import Path
@@ -20,7 +21,7 @@ from ml_collections import ConfigDict
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.vocabulary import Vocabulary, save_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import new_folder, read_json, write_json
+from cocondenser_jax.files import new_folder, read_object, write_json
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 
@@ -57,7 +58,7 @@ def open_run(
     }
     path = workdir / "run.json"
     if path.exists():
-        _require_same(read_json(path), run)
+        _require_same(read_object(path), run)
         return
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise UserError(f"{workdir} already holds something that is not a run: choose a new folder")
@@ -72,7 +73,7 @@ def open_run(
 def started_model(workdir: Path) -> ModelConfig | None:
     """Returns the model of a run that has a checkpoint to go on from; None where it has none."""
     run = workdir / "run.json"
-    return ModelConfig(**read_json(run)["model"]) if run.is_file() and _steps(workdir) else None
+    return _model_of(run, read_object(run)) if run.is_file() and _steps(workdir) else None
 
 
 def checkpoint_manager(workdir: Path, config: ConfigDict) -> ocp.CheckpointManager:
@@ -122,8 +123,8 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
     """
     if not (workdir / "run.json").is_file():
         raise UserError(f"{workdir} is not a run folder: it has no run.json")
-    run = read_json(workdir / "run.json")
-    model_config = ModelConfig(**run["model"])
+    run = read_object(workdir / "run.json")
+    model_config = _model_of(workdir / "run.json", run)
     steps = _steps(workdir)
     if not steps:
         raise UserError(f"{workdir} holds no checkpoint yet")
@@ -156,7 +157,21 @@ def save_converted(
 def _steps(workdir: Path) -> list[int]:
     """Returns the steps of the checkpoints of a run, in order."""
     names = (path.name for path in (workdir / "checkpoints").glob("*"))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _model_of(path: Path, run: dict[str, Any]) -> ModelConfig:
+    """Returns the shape that a `run.json` says its model has."""
+    model = run.get("model")
+    kinds: dict[str, Any] = {
+        field.name: type(field.default) for field in dataclasses.fields(ModelConfig)
+    }
+    kinds |= {name: (int, float) for name, kind in kinds.items() if kind is float}
+    if not isinstance(model, dict) or not all(
+        isinstance(value, kinds.get(name, ())) for name, value in model.items()
+    ):
+        raise UserError(f"{path} is damaged: it does not say the shape of a model")
+    return ModelConfig(**model)
 
 
 def _zeros_like(tree: Any) -> Any:
@@ -179,7 +194,8 @@ def _require_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
         and path[:1] != ("versions",)
         and path[:1] != ("data",)
     ]
-    if saved["data"]["sha256"] != now["data"]["sha256"]:
+    data = saved.get("data")
+    if not isinstance(data, dict) or data.get("sha256") != now["data"]["sha256"]:
         differences.append("the data are not the same")
     if differences:
         raise UserError(f"this run folder belongs to another experiment: {'; '.join(differences)}")

@@ -134,7 +134,7 @@ def _start_or_resume(out: Path, settings: dict[str, Any]) -> None:
             raise UserError(f"cannot create {out}: {error.strerror}") from error
         files.write_json(path, settings)
         return
-    earlier = files.read_json(path)
+    earlier = files.read_object(path)
     # Where model and corpus lie may change; what they hold may not.
     for key in settings.keys() - {"model", "corpus"}:
         if earlier.get(key) != settings[key]:

@@ -25,9 +25,9 @@ from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.trec import Qrels, numbered_lines
-from cocondenser_jax.files import read_json
 
 COMPRESSIONS = "(plain, .gz, .xz or .zst)"
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
@@ -133,7 +133,7 @@ def read_training_file(path: Path) -> TrainingFile:
     Raises:
       UserError: with the number of the question, from 0, for another form.
     """
-    records = read_json(path)
+    records = files.read_json(path)
     if not isinstance(records, list) or not records:
         raise UserError(f"{path}: expected a list of objects with a `question`")
     found = TrainingFile({}, {}, {})
@@ -145,7 +145,7 @@ def read_training_file(path: Path) -> TrainingFile:
             _context_ids(record.get(field, []), f"{where}, {field}")
             for field in ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
         )
-        found.queries[name] = record["question"]
+        found.queries[name] = files.without_surrogates(record["question"])
         found.qrels[name] = dict.fromkeys(positives, 1)
         found.negatives[name] = list(dict.fromkeys(hard + negatives))
     return found
@@ -286,11 +286,13 @@ def _parse_record(line: str, where: str) -> dict[str, Any]:
             raise UserError(f"{where}: the field {field!r} is missing")
         if not isinstance(record[field], str):
             raise UserError(f"{where}: the field {field!r} must be a string")
+        record[field] = files.without_surrogates(record[field])
     return record
 
 
 def _split_tabs(line: str, fields: Sequence[str], where: str) -> list[str]:
-    return _require_fields(line.split("\t"), fields, where)
+    # One field more than wanted shows the fault; a line of tabs would make millions.
+    return _require_fields(line.split("\t", len(fields)), fields, where)
 
 
 def _split_csv(line: str, fields: Sequence[str], where: str) -> list[str]:
@@ -325,7 +327,7 @@ def _context_ids(contexts: Any, where: str) -> list[str]:
     ids = [context.get("passage_id", context.get("psg_id")) for context in contexts]
     if not all(isinstance(name, str | int) for name in ids):
         raise UserError(f"{where}: a passage has no `passage_id` or `psg_id`")
-    return [str(name) for name in ids]
+    return [files.without_surrogates(str(name)) for name in ids]
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:

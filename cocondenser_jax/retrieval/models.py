@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
 
@@ -213,6 +213,7 @@ def _limit_tokens(
 def _require_model(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected one with config.json and weights")
+    _require_own_modules(folder)
     if (folder / "router_config.json").is_file():
         return  # two towers, each in a folder of its own
     if not (folder / "config.json").is_file():
@@ -230,8 +231,8 @@ def _loading(folder: Path, kind: str) -> Iterator[None]:
     transformers.utils.logging.set_verbosity_error()
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except Exception as error:  # what the libraries raise for broken folders has no end
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise UserError(f"{folder} cannot be loaded as a {kind}: {reason}") from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
@@ -261,6 +262,42 @@ def _require_weights(missing: list[str], folder: Path) -> None:
         )
 
 
+def _require_own_modules(folder: Path) -> None:
+    """Raises a UserError for modules or weights that lie elsewhere, or code that is foreign."""
+    listed = folder / "modules.json"
+    modules = files.read_json(listed) if listed.is_file() else []
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise UserError(f"{folder / 'modules.json'}: expected a list of objects")
+    for module in modules:
+        _require_own(folder, module.get("type"), "modules.json")
+        _require_inside(folder, module.get("path"), "modules.json")
+    router = _object(folder, "router_config.json").get("types", {})
+    for path, kind in router.items() if isinstance(router, dict) else [("", None)]:
+        _require_own(folder, kind, "router_config.json")
+        _require_inside(folder, path, "router_config.json")
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        weight_map = _object(folder, name).get("weight_map", {})
+        for part in weight_map.values() if isinstance(weight_map, dict) else [weight_map]:
+            _require_inside(folder, part, name)
+
+
+def _object(folder: Path, name: str) -> dict[str, Any]:
+    return files.read_object(folder / name) if (folder / name).is_file() else {}
+
+
+def _require_own(folder: Path, kind: Any, name: str) -> None:
+    if not isinstance(kind, str) or not kind.startswith("sentence_transformers."):
+        raise UserError(
+            f"{folder / name}: the module {kind!r} is not of sentence-transformers, "
+            "and foreign code is not run"
+        )
+
+
+def _require_inside(folder: Path, path: Any, name: str) -> None:
+    if not isinstance(path, str) or ".." in Path(path).parts or Path(path).is_absolute():
+        raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
+
+
 def _model_kwargs(folder: Path) -> dict[str, bool]:
     model_type = _read_config(folder).get("model_type")
     return {"add_pooling_layer": False} if model_type in ("bert", "roberta") else {}
@@ -276,7 +313,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     """Returns `config.json`, or nothing if it is missing or broken: then loading says why."""
     try:
         return dict(json.loads((folder / "config.json").read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 

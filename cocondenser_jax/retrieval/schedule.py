@@ -15,7 +15,6 @@ A plan is an array of pair numbers, one batch a row; every pair occurs at most o
 
 import json
 import os
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -195,8 +194,10 @@ def load_plan(path: Path, settings: dict[str, Any]) -> np.ndarray:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             batches_MxB, earlier = arrays["batches"], json.loads(str(arrays["settings"]))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # what a damaged archive raises has no end
         raise UserError(f"cannot read the plan {path}: {error}") from error
+    if not isinstance(earlier, dict) or batches_MxB.ndim != 2 or batches_MxB.dtype.kind != "i":
+        raise UserError(f"{path} is no plan: expected batches of pair numbers, and settings")
     for name in earlier | settings:
         if earlier.get(name) != settings.get(name):
             raise UserError(
@@ -211,6 +212,8 @@ def _penalised(
 ) -> scipy.sparse.csr_array:
     if conflicts.shape != scores.shape:
         raise UserError(f"conflicts must be {scores.shape}, not {conflicts.shape}")
+    if (conflicts != conflicts.T).nnz:
+        raise UserError("conflicts must be symmetric: two pairs that must not meet, both ways")
     rows_E, columns_E = conflicts.nonzero()
     apart_E = rows_E != columns_E
     cells = rows_E[apart_E], columns_E[apart_E]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import faiss
 import numpy as np
@@ -128,11 +128,13 @@ def open_index(
     model = _load_model_of(index_folder, manifest, model_folder, query_length, device)
     try:
         index = faiss.read_index(str(index_folder / "index.faiss"))
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         raise UserError(f"{index_folder}/index.faiss is missing or damaged") from error
+    if (index.d, index.ntotal) != (manifest["dimension"], manifest["passages"]):
+        raise UserError(f"{index_folder}/index.faiss holds other vectors than its manifest says")
     _set_parameters(index, parameters, manifest["factory"])
     offsets = map_array(index_folder / "offsets.npy")
-    if offsets is None or len(offsets) != index.ntotal:
+    if offsets is None or (offsets.shape, offsets.dtype) != ((index.ntotal,), np.int64):
         raise UserError(f"{index_folder}/offsets.npy is missing or damaged")
     lines = [Lines(index_folder / "passages.jsonl", offsets)]
     return Searcher(model, partial(_nearest_in_index, index), index.ntotal, lines)
@@ -291,10 +293,17 @@ def _read_passages(searcher: Searcher, rows_QxK: np.ndarray) -> Iterator[tuple[i
         if begin < end:
             with path.open("rb") as file:
                 for row in rows[begin:end].tolist():
-                    file.seek(offsets[row - first_row])
-                    record = json.loads(file.readline())
-                    yield row, Passage(record["_id"], record["title"], record["text"])
+                    yield row, _read_passage(file, int(offsets[row - first_row]))
         first_row += len(offsets)
+
+
+def _read_passage(file: BinaryIO, offset: int) -> Passage:
+    try:
+        file.seek(offset)
+        record = json.loads(file.readline())
+        return Passage(record["_id"], record["title"], record["text"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{file.name} is damaged: expected a passage at byte {offset}") from error
 
 
 def _load_model_of(

@@ -22,6 +22,16 @@ MANIFEST = "manifest.json"
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
 BLOCK_ROWS = 65_536
 _DAMAGED = "is missing or damaged: encode again with the same flags, which renews such shards only"
+# What both kinds of manifest say that is read again.
+_KINDS = {
+    "model": str,
+    "model_sha256": str,
+    "dimension": int,
+    "dtype": str,
+    "passages": int,
+    "shards": int,
+    "shard_size": int,
+}
 
 
 class Lines(NamedTuple):
@@ -44,9 +54,10 @@ def passages_file(folder: Path, shard: int) -> Path:
 def map_array(path: Path) -> np.ndarray | None:
     """Maps an .npy file; None if it is missing, cut short or no such file."""
     try:
-        array: np.memmap = np.load(path, mmap_mode="r")
+        # Not `np.load`, which also opens archives.
+        array = np.lib.format.open_memmap(path, mode="r")
         return array if array.offset + array.nbytes == path.stat().st_size else None
-    except (OSError, ValueError, EOFError):
+    except Exception:  # NumPy reads the header as Python, and raises whatever that raises
         return None
 
 
@@ -60,11 +71,21 @@ def read_manifest(folder: Path, advice: str) -> dict[str, Any]:
     """Reads the manifest of a folder of embeddings or of an index.
 
     Raises:
-      UserError: if there is none, with the advice.
+      UserError: if there is none, with the advice, or it lacks what a manifest says.
     """
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder} holds no {MANIFEST}: {advice}")
-    manifest: dict[str, Any] = files.read_json(folder / MANIFEST)
+    manifest = files.read_object(folder / MANIFEST)
+    for key, kind in _KINDS.items():
+        if type(manifest.get(key)) is not kind:
+            raise UserError(
+                f"{folder / MANIFEST}: {key} is {manifest.get(key)!r}, expected {kind.__name__}"
+            )
+    if manifest.get("pooling") not in (None, "cls", "mean"):
+        raise UserError(f"{folder / MANIFEST}: pooling is neither cls nor mean")
+    n_shards = -(-manifest["passages"] // max(1, manifest["shard_size"]))
+    if min(manifest["dimension"], n_shards) < 1 or manifest["shards"] != n_shards:
+        raise UserError(f"{folder / MANIFEST}: its numbers contradict each other")
     return manifest
 
 
@@ -143,14 +164,21 @@ def write_parquet(folder: Path, out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with pyarrow.parquet.ParquetWriter(partial, schema) as writer:
             for vectors_NxD, (path, _) in zip(vectors, lines, strict=True):
-                with path.open("rb") as file:
-                    ids = [json.loads(line)["_id"] for line in file]
+                ids = _read_ids(path)
                 numbers = pyarrow.array(np.asarray(vectors_NxD, np.float32).ravel())
                 column = pyarrow.FixedSizeListArray.from_arrays(numbers, type=vector)
                 writer.write_table(pyarrow.table([ids, column], schema=schema))
         partial.replace(out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _read_ids(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            return [str(json.loads(line)["_id"]) for line in file]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} {_DAMAGED}") from error
 
 
 def _find_lines(path: Path, n_rows: int) -> Lines:

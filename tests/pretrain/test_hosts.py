@@ -45,7 +45,7 @@ sys.exit(main())
 WHOLE = "import sys; from cocondenser_jax.cli import main; sys.exit(main())"
 
 
-def run_two_hosts(folder: Path, program: str) -> list[tuple[int, str]]:
+def run_two_hosts(folder: Path, program: str, *overrides: str) -> list[tuple[int, str]]:
     """Runs the experiment in `folder` on two hosts; returns exit status and output of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -55,7 +55,7 @@ def run_two_hosts(folder: Path, program: str) -> list[tuple[int, str]]:
         "WAIT_FOR": f"{folder}/of-host-0/checkpoints/2",
     }
     command = [sys.executable, "-c", program, "pretrain", f"--config={folder}/experiment.py"]
-    command += [f"--coordinator={address}", "--num_hosts=2"]
+    command += [f"--coordinator={address}", "--num_hosts=2", *overrides]
     hosts = [
         subprocess.Popen(
             [*command, f"--workdir={folder}/of-host-{host}", f"--host={host}"],
@@ -85,6 +85,7 @@ def losses(workdir: Path) -> list[dict[str, float]]:
 def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: Path) -> None:
     config = config.copy_and_resolve_references().unlock()
     config.model.hidden_dropout_prob = 0.1  # keys must count spans over both hosts
+    config.train.chunk_size = 0
     (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
     train(config, tmp_path / "alone")
 
@@ -94,7 +95,8 @@ def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: 
     assert len(lines) == 1
     assert "another host of this run has stopped" in lines[0]
 
-    (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE)
+    two_passes = "--config.train.chunk_size=2"
+    (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes)
     assert (first, second) == (0, 0), told
     assert "going on after step 2" in told
     # Only host 0 writes.

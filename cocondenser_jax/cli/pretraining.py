@@ -102,13 +102,12 @@ def _pretrain(arguments: Arguments) -> int | None:
 
 def _pretrain_here(arguments: Arguments) -> None:
     from cocondenser_jax.experiments import load_config, load_warm_start
+    from cocondenser_jax.pretrain.hosts import connect
+    from cocondenser_jax.pretrain.loop import train
 
     config = load_config(arguments.config, arguments.overrides)
     if not config.data.store:
         raise UserError("no data: give --config.data.store=FOLDER, made by cocondenser corpus")
-    from cocondenser_jax.pretrain.hosts import connect
-    from cocondenser_jax.pretrain.loop import train
-
     if arguments.coordinator is not None:
         hosts = arguments.coordinator, arguments.num_hosts, arguments.host
         connect(*hosts, heartbeat=HEARTBEAT_SECONDS)

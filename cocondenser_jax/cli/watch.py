@@ -52,6 +52,7 @@ def _run(run: Callable[[], None]) -> None:
         print(f"cocondenser: {error}", file=sys.stderr, flush=True)
         os._exit(2)
     except KeyboardInterrupt:
+        print("cocondenser: interrupted", file=sys.stderr, flush=True)
         os._exit(130)
 
 

@@ -118,14 +118,19 @@ def _beginning(
 
     On other hosts than the first, the parameters are always None.
     """
-    model_config, params = None, None
+    model, params = None, None
     if hosts.is_first():
-        model_config, params = _first_beginning(config, workdir, store, warm_start)
-    told = hosts.text_from_first(json.dumps(model_config.to_dict()) if model_config else "")
-    return ModelConfig(**json.loads(told)), params
+        model_config, params = _beginning_of_first(config, workdir, store, warm_start)
+        model = model_config.to_dict()
+    mine = {"config": config.to_dict(), "data": store.sha256, "model": model}
+    told = json.loads(hosts.text_from_first(json.dumps(mine)))
+    for what in ("config", "data"):
+        if mine[what] != told[what]:
+            raise UserError(f"host {jax.process_index()} has another {what} than host 0")
+    return ModelConfig(**told["model"]), params
 
 
-def _first_beginning(
+def _beginning_of_first(
     config: ConfigDict,
     workdir: Path,
     store: TokenStore,

@@ -42,6 +42,12 @@ if sys.argv[-1] == "--host=1":
 pretraining.HEARTBEAT_SECONDS = 10
 sys.exit(main())
 """
+OTHER_SEED = """
+import sys
+from cocondenser_jax.cli import main, pretraining
+pretraining.HEARTBEAT_SECONDS = 10
+sys.exit(main(sys.argv[1:] + ["--config.seed=1"] * (sys.argv[-1] == "--host=1")))
+"""
 WHOLE = "import sys; from cocondenser_jax.cli import main; sys.exit(main())"
 
 
@@ -94,6 +100,11 @@ def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: 
     lines = [line for line in told.splitlines() if line.startswith("cocondenser: ")]
     assert len(lines) == 1
     assert "another host of this run has stopped" in lines[0]
+
+    # One that does not fit is refused, and told so; the other ends with it.
+    (first, _), (second, told) = run_two_hosts(tmp_path, OTHER_SEED)
+    assert (first, second) == (3, 2)
+    assert "cocondenser: host 1 has another config than host 0" in told
 
     two_passes = "--config.train.chunk_size=2"
     (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes)

@@ -93,11 +93,12 @@ def _add_pretrain(verbs: Verbs) -> None:
     verb.add_argument("--host", type=int, metavar="I", help="with HOST:PORT: which, from 0")
 
 
-def _pretrain(arguments: Arguments) -> int | None:
+def _pretrain(arguments: Arguments) -> int:
     _require_hosts_that_fit(arguments)
-    if arguments.coordinator is None:
-        return _pretrain_here(arguments)
-    return watched(functools.partial(_pretrain_here, arguments))
+    if arguments.coordinator is not None:
+        return watched(functools.partial(_pretrain_here, arguments))
+    _pretrain_here(arguments)
+    return 0
 
 
 def _pretrain_here(arguments: Arguments) -> None:

@@ -48,5 +48,5 @@ job 0 start "corpus-$store" \
 while state=$(job 0 state "corpus-$store" || echo running) && [[ $state == running ]]; do
   sleep "$POLL_SECONDS"
 done
-job 0 log "corpus-$store" 20
+job 0 log "corpus-$store" 20 || true
 [[ $state == 0 ]] || fail "the store was not made ($state)"

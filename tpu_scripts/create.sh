@@ -30,10 +30,17 @@ create() {
   fi
 }
 
-state=$(vm_state)
-if [[ $state == GONE ]] && is_queued; then
-  state=$(request_state)
-fi
+# Of the VM, or of the request for it while there is no VM yet.
+look() {
+  local state
+  state=$(vm_state) || return
+  if [[ $state == GONE ]] && is_queued; then
+    state=$(request_state) || return
+  fi
+  echo "$state"
+}
+
+state=$(look)
 case $state in
   PREEMPTED | TERMINATED | SUSPENDED | FAILED)
     say "$TPU_NAME is $state: it is created anew"
@@ -45,12 +52,12 @@ case $state in
 esac
 [[ ! $DRY_RUN ]] || exit 0
 
-until [[ $(vm_state) == READY ]]; do
-  if is_queued; then
-    state=$(request_state)
-    [[ $state != FAILED && $state != SUSPENDED ]] || fail "the request for $TPU_NAME is $state"
-    say "the request for $TPU_NAME is $state"
-  fi
+while state=$(look) && [[ $state != READY ]]; do
+  case $state in
+    GONE | PREEMPTED | TERMINATED | SUSPENDED | FAILED) fail "$TPU_NAME is $state" ;;
+  esac
+  say "$TPU_NAME is $state"
   sleep "$POLL_SECONDS"
 done
+[[ $state == READY ]] || fail "the state of $TPU_NAME is not known"
 say "$TPU_NAME is ready"

@@ -72,7 +72,7 @@ while true; do
     running | unknown) ;;
     "done") exit ;;
     refused | failed)
-      job all log "$name" 20
+      job all log "$name" 20 || true
       [[ $found == failed ]] || fail "the run was refused"
       failures=$((failures + 1))
       [[ $failures -lt $MAX_FAILURES ]] || fail "the run failed $failures times"

@@ -73,7 +73,7 @@ def run_two_hosts(folder: Path, program: str, *overrides: str) -> list[tuple[int
         for host in range(2)
     ]
     try:
-        printed = [host.communicate(timeout=300)[0] for host in hosts]
+        printed = [host.communicate(timeout=600)[0] for host in hosts]
     finally:
         for host in hosts:
             host.kill()

@@ -83,8 +83,12 @@ def tpu_vm_create(arguments: argparse.Namespace, name: str) -> None:
 
 
 def tpu_vm_describe(arguments: argparse.Namespace, name: str) -> None:
-    state = (existing(CLOUD / "vms" / name) / "state").read_text()
+    """Tells the state; a VM that is being created is taken away once it was looked at."""
+    file = existing(CLOUD / "vms" / name) / "state"
+    state = file.read_text()
     print({"value(state)": state}[arguments.format])
+    if state == "CREATING":
+        file.write_text("PREEMPTED")
 
 
 def tpu_vm_start(arguments: argparse.Namespace, name: str) -> None:

@@ -93,7 +93,7 @@ class Cloud:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         assert done.returncode == status, done.stdout
         return done.stdout
@@ -177,6 +177,13 @@ def test_a_vm_is_created_once_and_again_when_it_was_taken_away(
         shutil.rmtree(state.parent)
         (cloud.folder / "requests" / "cocondenser").write_text("SUSPENDED")
         assert created() == ["delete", "create"]
+
+
+def test_a_vm_that_is_taken_away_before_it_is_ready_is_not_waited_for(cloud: Cloud) -> None:
+    cloud.run("create")
+    (cloud.folder / "vms" / "cocondenser" / "state").write_text("CREATING")
+    printed = cloud.run("create", status=2)
+    assert printed.endswith("create.sh: cocondenser is PREEMPTED\n")
 
 
 def sentence(rng: random.Random) -> str:

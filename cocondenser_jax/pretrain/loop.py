@@ -1,10 +1,12 @@
 """The training loop: opens the run, goes on where it stopped, steps, logs, saves."""
 
+import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain import checkpoint
+from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.metrics import MetricsLog
 from cocondenser_jax.pretrain.step import (
     Metrics,
@@ -25,6 +27,7 @@ from cocondenser_jax.pretrain.step import (
     replicate,
 )
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -36,6 +39,9 @@ def train(
     label: str = "pretrain",
 ) -> None:
     """Pre-trains a Condenser or coCondenser, from the start or from the run's last checkpoint.
+
+    On several hosts each calls it, after `hosts.connect`, with a store of its own; only the first
+    reads and writes the run folder.
 
     Args:
       config: the experiment, see `configs/default.py`.
@@ -52,16 +58,20 @@ def train(
     model_config, params = _beginning(config, workdir, store, warm_start)
     _require_tokenizer(model_config, store)
     train_step = pmap_step(model_config, config)
-    checkpoint.open_run(workdir, config, model_config, store)
+    if hosts.is_first():
+        checkpoint.open_run(workdir, config, model_config, store)
 
-    with checkpoint.checkpoint_manager(workdir, config.checkpoint) as manager:
-        if params is None:
-            like = jax.eval_shape(lambda: initial_state(model_config, config))
-            state = checkpoint.restore_latest(manager, like)
-        else:
+    with _on_first_host(
+        lambda: checkpoint.checkpoint_manager(workdir, config.checkpoint)
+    ) as manager:
+        state = jax.eval_shape(lambda: initial_state(model_config, config))
+        if params is not None:
             state = initial_state(model_config, config, params)
+        elif manager is not None:
+            state = checkpoint.restore_latest(manager, state)
+        state = hosts.from_first(state)
         first_step, n_steps = int(state.step), config.train.steps
-        if first_step:
+        if first_step and manager is not None:
             logger.info("%s: going on after step %d", workdir, first_step)
         batches = read_batches(
             store,
@@ -73,8 +83,14 @@ def train(
         )
         states = replicate(state)
         with (
-            MetricsLog(workdir, first_step) as log,
-            tqdm(total=n_steps, initial=first_step, desc=label, unit="step") as bar,
+            _on_first_host(lambda: MetricsLog(workdir, first_step)) as log,
+            tqdm(
+                total=n_steps,
+                initial=first_step,
+                desc=label,
+                unit="step",
+                disable=not hosts.is_first(),
+            ) as bar,
         ):
             meter = _Meter(config)
             unread: Metrics | None = None  # of the last step; reading them waits for the device
@@ -84,7 +100,8 @@ def train(
                 if unread is not None:
                     _log(log, bar, meter, step - 1, unread)
                 unread = metrics if step % config.log_every == 0 or step == n_steps else None
-                if step % config.checkpoint.every == 0 or step == n_steps:
+                due = step % config.checkpoint.every == 0 or step == n_steps
+                if due and manager is not None:
                     checkpoint.save(manager, first_replica(states))
                 bar.update()
             if unread is not None:
@@ -97,7 +114,28 @@ def _beginning(
     store: TokenStore,
     warm_start: Callable[[], tuple[ModelConfig, Any] | None],
 ) -> tuple[ModelConfig, Any | None]:
-    """Returns the model, and the parameters to begin with: None where there is a checkpoint."""
+    """Returns the model, and the parameters to begin with: None where there is a checkpoint.
+
+    On other hosts than the first, the parameters are always None.
+    """
+    model, params = None, None
+    if hosts.is_first():
+        model_config, params = _beginning_of_first(config, workdir, store, warm_start)
+        model = model_config.to_dict()
+    mine = {"config": config.to_dict(), "data": store.sha256, "model": model}
+    told = json.loads(hosts.text_from_first(json.dumps(mine)))
+    for what in ("config", "data"):
+        if mine[what] != told[what]:
+            raise UserError(f"host {jax.process_index()} has another {what} than host 0")
+    return ModelConfig(**told["model"]), params
+
+
+def _beginning_of_first(
+    config: ConfigDict,
+    workdir: Path,
+    store: TokenStore,
+    warm_start: Callable[[], tuple[ModelConfig, Any] | None],
+) -> tuple[ModelConfig, Any | None]:
     started = checkpoint.started_model(workdir)
     if started is not None:
         return started, None
@@ -106,6 +144,13 @@ def _beginning(
         return loaded
     model_config = scratch_model(config, store)
     return model_config, scratch_params(model_config, config.seed, store)
+
+
+def _on_first_host(
+    make: Callable[[], contextlib.AbstractContextManager[T]],
+) -> contextlib.AbstractContextManager[T | None]:
+    """Returns what is made on the first host only, and nothing on the others."""
+    return make() if hosts.is_first() else contextlib.nullcontext()
 
 
 def first_replica(tree: Any) -> Any:
@@ -150,9 +195,10 @@ class _Meter:
         return rates
 
 
-def _log(log: MetricsLog, bar: tqdm, meter: _Meter, step: int, metrics: Metrics) -> None:
+def _log(log: MetricsLog | None, bar: tqdm, meter: _Meter, step: int, metrics: Metrics) -> None:
     values = {name: float(x) for name, x in first_replica(metrics).items()}
-    log.write(step, values | meter.read())
+    if log is not None:
+        log.write(step, values | meter.read())
     bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
 
 

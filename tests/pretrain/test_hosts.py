@@ -1,4 +1,4 @@
-"""Two hosts of four devices are one host of eight: the same losses, moments and parameters."""
+"""Two hosts of four devices are one host of eight, also after one of them was lost."""
 
 import json
 import os
@@ -7,40 +7,145 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
-import two_hosts
 from ml_collections import ConfigDict
 
+from cocondenser_jax.cli import main
+from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.loop import train
 
-def test_two_hosts_are_one(config: ConfigDict, tmp_path: Path) -> None:
-    config = config.copy_and_resolve_references().unlock()
-    config.model.hidden_dropout_prob = 0.1  # keys must count spans over both hosts
+EXPERIMENT = """
+import json
+from ml_collections import ConfigDict
+get_config = lambda: ConfigDict(json.loads({!r}))
+"""
+# The command line, killed before its fourth step once the file $WAIT_FOR is there. JAX may not be
+# loaded here: the command forks before.
+BREAKS_DOWN = """
+import os, signal, sys, time
+from cocondenser_jax.cli import main, pretraining
+from cocondenser_jax.corpus import batches
+
+def breaks_down(*args, **kwargs):
+    for step, batch in enumerate(read_batches(*args, **kwargs)):
+        while step == 3:
+            time.sleep(0.1)
+            if os.path.exists(os.environ["WAIT_FOR"]):
+                os.kill(os.getppid(), signal.SIGKILL)
+        yield batch
+
+read_batches = batches.read_batches
+if sys.argv[-1] == "--host=1":
+    batches.read_batches = breaks_down
+pretraining.HEARTBEAT_SECONDS = 10
+sys.exit(main())
+"""
+OTHER_SEED = """
+import sys
+from cocondenser_jax.cli import main, pretraining
+pretraining.HEARTBEAT_SECONDS = 10
+sys.exit(main(sys.argv[1:] + ["--config.seed=1"] * (sys.argv[-1] == "--host=1")))
+"""
+WHOLE = "import sys; from cocondenser_jax.cli import main; sys.exit(main())"
+
+
+def run_two_hosts(folder: Path, program: str, *overrides: str) -> list[tuple[int, str]]:
+    """Runs the experiment in `folder` on two hosts; returns exit status and output of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    four = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "WAIT_FOR": f"{folder}/of-host-0/checkpoints/2",
+    }
+    command = [sys.executable, "-c", program, "pretrain", f"--config={folder}/experiment.py"]
+    command += [f"--coordinator={address}", "--num_hosts=2", *overrides]
     hosts = [
         subprocess.Popen(
-            [
-                *(sys.executable, two_hosts.__file__),
-                *(str(process), port, config.to_json(), str(tmp_path / f"{process}.npz")),
-            ],
-            env=four,
+            [*command, f"--workdir={folder}/of-host-{host}", f"--host={host}"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-        for process in range(2)
+        for host in range(2)
     ]
     try:
-        assert [host.wait(timeout=600) for host in hosts] == [0, 0]
+        printed = [host.communicate(timeout=600)[0] for host in hosts]
     finally:
         for host in hosts:
             host.kill()
+    return [(host.returncode, text) for host, text in zip(hosts, printed, strict=True)]
 
-    losses, state = two_hosts.three_steps(config)
-    for process in range(2):
-        theirs = np.load(tmp_path / f"{process}.npz")
-        assert int(theirs["devices"]) == 8
-        for mine, other in zip(losses, json.loads(str(theirs["metrics"])), strict=True):
-            assert other == pytest.approx(mine, rel=1e-5)
-        for name, value in state.items():
-            np.testing.assert_allclose(theirs[name], value, rtol=1e-4, atol=2e-6, err_msg=name)
+
+def losses(workdir: Path) -> list[dict[str, float]]:
+    """Returns the logged figures, but for the rates."""
+    return [
+        {key: value for key, value in json.loads(line).items() if "_per_" not in key}
+        for line in (workdir / "metrics.jsonl").open()
+    ]
+
+
+def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: Path) -> None:
+    config = config.copy_and_resolve_references().unlock()
+    config.model.hidden_dropout_prob = 0.1  # keys must count spans over both hosts
+    config.train.chunk_size = 0
+    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
+    train(config, tmp_path / "alone")
+
+    (first, told), (second, _) = run_two_hosts(tmp_path, BREAKS_DOWN)
+    assert (first, second) == (3, -9)
+    lines = [line for line in told.splitlines() if line.startswith("cocondenser: ")]
+    assert len(lines) == 1
+    assert "another host of this run has stopped" in lines[0]
+
+    # One that does not fit is refused, and told so; the other ends with it.
+    (first, _), (second, told) = run_two_hosts(tmp_path, OTHER_SEED)
+    assert (first, second) == (3, 2)
+    assert "cocondenser: host 1 has another config than host 0" in told
+
+    two_passes = "--config.train.chunk_size=2"
+    (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes)
+    assert (first, second) == (0, 0), told
+    assert "going on after step 2" in told
+    # Only host 0 writes.
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "alone", "experiment.py", "of-host-0",
+    ]  # fmt: skip
+    expected = losses(tmp_path / "alone")
+    assert [line["step"] for line in expected] == [1, 2, 3, 4, 5, 6]
+    for mine, theirs in zip(expected, losses(tmp_path / "of-host-0"), strict=True):
+        del mine["input_wait_share"], theirs["input_wait_share"]
+        assert theirs == pytest.approx(mine, rel=1e-5)
+    mine, theirs = (load_run(tmp_path / name)[1] for name in ("alone", "of-host-0"))
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--num_hosts=2", "--host=0"], "go with --coordinator"),
+        (["--coordinator=auto", "--host=0"], "go with --coordinator"),
+        (["--coordinator=here"], "expected HOST:PORT or auto"),
+        (["--coordinator=here:1", "--num_hosts=2"], "needs --num_hosts=N and --host=I"),
+        (["--coordinator=here:1", "--num_hosts=2", "--host=2"], "with 0 <= I < N"),
+    ],
+)
+def test_hosts_that_do_not_fit_are_refused(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pretrain", "--config=configs/small.py", "--workdir=run", *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_machine_that_knows_no_others_is_refused(config: ConfigDict, tmp_path: Path) -> None:
+    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
+    command = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain", "--coordinator=auto"]
+    command += [f"--config={tmp_path}/experiment.py", f"--workdir={tmp_path}/run"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "cocondenser: --coordinator=auto: cannot tell who the hosts are" in done.stderr
+    assert not (tmp_path / "run").exists()

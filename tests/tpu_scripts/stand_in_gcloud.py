@@ -1,0 +1,222 @@
+"""Stands in for gcloud: TPU VMs are folders here, their workers home folders, buckets folders too.
+
+The folder $CLOUD holds all of it:
+
+calls.jsonl             the arguments of every call
+vms/NAME/state          READY, PREEMPTED, ...
+vms/NAME/worker-<i>/    the home of a worker; its processes are those in *.pid
+requests/NAME           the state of a queued request
+buckets/                gs://a/b is buckets/a/b
+preempt_at              a pattern: the VM is taken away once such an object was written
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+CLOUD = Path(os.environ["CLOUD"])
+WORKERS = int(os.environ.get("CLOUD_WORKERS", "1"))
+# The flags that gcloud 528 knows, of those that are used. An unknown flag is an error there too.
+COMMON = {"zone", "project", "quiet"}
+SIZE = {"accelerator-type", "spot"}
+FLAGS = {
+    "tpu-vm create": COMMON | SIZE | {"version"},
+    "tpu-vm describe": COMMON | {"format"},
+    "tpu-vm start": COMMON,
+    "tpu-vm delete": COMMON,
+    "tpu-vm ssh": COMMON | {"worker", "command"},
+    "tpu-vm scp": COMMON | {"worker", "recurse"},
+    "queued-resources create": COMMON | SIZE | {"runtime-version", "node-id"},
+    "queued-resources describe": COMMON | {"format"},
+    "queued-resources delete": COMMON | {"force"},
+    "storage cp": {"recursive"},
+    "storage ls": {"recursive", "long"},
+    "storage rsync": {"recursive"},
+    "storage rm": set[str](),
+}
+SWITCHES = {"quiet", "spot", "recurse", "recursive", "force", "long"}
+
+
+def main(words: list[str]) -> None:
+    """Carries out one command."""
+    with (CLOUD / "calls.jsonl").open("a") as file:
+        file.write(json.dumps(words) + "\n")
+    words = words[2:] if words[:2] == ["compute", "tpus"] else words
+    command = " ".join(words[:2])
+    if command not in FLAGS:
+        fail(f"Invalid choice: {command!r}")
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("names", nargs="*")
+    for flag in FLAGS[command]:
+        parser.add_argument(f"--{flag}", action="store_true" if flag in SWITCHES else "store")
+    arguments = parser.parse_args(words[2:])
+    room, _, verb = command.partition(" ")
+    globals()[f"{room}_{verb}".replace("-", "_")](arguments, *arguments.names)
+
+
+def fail(message: str) -> NoReturn:
+    """Ends as gcloud does."""
+    sys.exit(f"ERROR: (gcloud) {message}")
+
+
+def existing(place: Path) -> Path:
+    """Returns the path, or fails as gcloud does where there is nothing."""
+    if not place.exists():
+        fail(f"NOT_FOUND: Resource '{place.name}' was not found")
+    return place
+
+
+def tpu_vm_create(arguments: argparse.Namespace, name: str) -> None:
+    vm = CLOUD / "vms" / name
+    if vm.exists():
+        fail(f"ALREADY_EXISTS: Resource '{name}' already exists")
+    for worker in range(WORKERS):
+        (vm / f"worker-{worker}").mkdir(parents=True)
+    (vm / "state").write_text("READY")
+
+
+def tpu_vm_describe(arguments: argparse.Namespace, name: str) -> None:
+    """Tells the state; a VM that is being created is taken away once it was looked at."""
+    file = existing(CLOUD / "vms" / name) / "state"
+    state = file.read_text()
+    print({"value(state)": state}[arguments.format])
+    if state == "CREATING":
+        file.write_text("PREEMPTED")
+
+
+def tpu_vm_start(arguments: argparse.Namespace, name: str) -> None:
+    (existing(CLOUD / "vms" / name) / "state").write_text("READY")
+
+
+def tpu_vm_delete(arguments: argparse.Namespace, name: str) -> None:
+    end_processes(existing(CLOUD / "vms" / name))
+    shutil.rmtree(CLOUD / "vms" / name)
+
+
+def queued_resources_create(arguments: argparse.Namespace, name: str) -> None:
+    (CLOUD / "requests").mkdir(exist_ok=True)
+    if (CLOUD / "requests" / name).exists():
+        fail(f"ALREADY_EXISTS: Resource '{name}' already exists")
+    (CLOUD / "requests" / name).write_text("WAITING_FOR_RESOURCES")
+
+
+def queued_resources_describe(arguments: argparse.Namespace, name: str) -> None:
+    """Tells the state; a request is granted after it was looked at."""
+    request = existing(CLOUD / "requests" / name)
+    state = request.read_text()
+    print({"value(state.state)": state}[arguments.format])
+    if state == "WAITING_FOR_RESOURCES":
+        tpu_vm_create(arguments, name)
+        request.write_text("ACTIVE")
+
+
+def queued_resources_delete(arguments: argparse.Namespace, name: str) -> None:
+    existing(CLOUD / "requests" / name).unlink()
+    if arguments.force and (CLOUD / "vms" / name).exists():
+        tpu_vm_delete(arguments, name)
+
+
+def workers_of(name: str, which: str | None) -> list[Path]:
+    """Returns the homes of the workers that a flag names."""
+    vm = existing(CLOUD / "vms" / name)
+    if (vm / "state").read_text() != "READY":
+        fail(f"the TPU {name} is not ready")
+    return sorted(vm.glob("worker-*")) if which == "all" else [vm / f"worker-{which or 0}"]
+
+
+def tpu_vm_ssh(arguments: argparse.Namespace, name: str) -> None:
+    # gcloud parts the command at blanks, and ssh joins it again.
+    command = " ".join(arguments.command.split(" "))
+    statuses = [
+        subprocess.run(["bash", "-c", command], cwd=home, env=environment(home)).returncode
+        for home in workers_of(name, arguments.worker)
+    ]
+    sys.exit(max(statuses))
+
+
+def tpu_vm_scp(arguments: argparse.Namespace, *names: str) -> None:
+    *sources, target = names
+    name, _, folder = target.partition(":")
+    for home in workers_of(name, arguments.worker):
+        for source in sources:
+            copy(Path(source), existing(home / folder) / Path(source).name, arguments.recurse)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Returns what a shell on the VM sees: nothing of this machine but the stand-ins."""
+    return {
+        "HOME": str(home),
+        "PATH": f"{os.environ['CLOUD_BIN']}:/usr/local/bin:/usr/bin:/bin",
+        **{name: value for name, value in os.environ.items() if name.startswith("CLOUD")},
+    }
+
+
+def end_processes(vm: Path) -> None:
+    """Kills what runs on a VM, at once."""
+    for file in vm.rglob("*.pid"):
+        try:
+            os.killpg(int(file.read_text()), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def local(name: str) -> Path:
+    """Returns the place of an object or file."""
+    return CLOUD / "buckets" / name[5:] if name.startswith("gs://") else Path(name)
+
+
+def copy(source: Path, target: Path, recursive: bool) -> None:
+    existing(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        if not recursive:
+            fail(f"{source} is a folder")
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        # As an object: there as a whole or not at all.
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.copyfile(source, partial)
+        partial.rename(target)
+
+
+def storage_cp(arguments: argparse.Namespace, source: str, target: str) -> None:
+    place = local(target)
+    if target.endswith("/") or place.is_dir():
+        place = place / local(source).name
+    copy(local(source), place, arguments.recursive)
+    pattern = CLOUD / "preempt_at"
+    if pattern.exists() and fnmatch.fnmatch(target, pattern.read_text()):
+        pattern.unlink()
+        for vm in (CLOUD / "vms").iterdir():
+            (vm / "state").write_text("PREEMPTED")
+            for home in vm.glob("worker-*"):
+                home.rename(vm / f"gone-{home.name}")
+            end_processes(vm)
+
+
+def storage_ls(arguments: argparse.Namespace, name: str) -> None:
+    folder = local(name.removesuffix("**"))
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    if not found:
+        fail("One or more URLs matched no objects.")
+    for path in found:
+        print(f"gs://{path.relative_to(CLOUD / 'buckets')}")
+
+
+def storage_rsync(arguments: argparse.Namespace, source: str, target: str) -> None:
+    copy(local(source), local(target), arguments.recursive)
+
+
+def storage_rm(arguments: argparse.Namespace, name: str) -> None:
+    existing(local(name)).unlink()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

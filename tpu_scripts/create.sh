@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Creates the TPU VM and waits until it is ready.
+#
+#   BUCKET=gs://... create.sh                    on demand
+#   PROVISIONING=spot create.sh                  cheaper, but may be taken away at any time
+#   PROVISIONING=queued create.sh                waits in the queue for machines
+#   PROVISIONING=queued-spot create.sh           both
+#
+# Called again it goes on waiting, or does nothing. A VM that was taken away is deleted and created
+# anew. --dry-run shows the commands and runs none. All settings: env.sh.
+
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+take_no_arguments "$@"
+
+size=("--accelerator-type=$ACCELERATOR_TYPE")
+case $PROVISIONING in
+  on-demand | queued) ;;
+  spot | queued-spot) size+=(--spot) ;;
+  *) fail "PROVISIONING is '$PROVISIONING': expected on-demand, spot, queued or queued-spot" ;;
+esac
+
+create() {
+  if is_queued; then
+    tpu queued-resources create "$TPU_NAME" --node-id="$TPU_NAME" "${size[@]}" \
+      --runtime-version="$RUNTIME_VERSION"
+  else
+    tpu tpu-vm create "$TPU_NAME" "${size[@]}" --version="$RUNTIME_VERSION"
+  fi
+}
+
+# Of the VM, or of the request for it while there is no VM yet.
+look() {
+  local state
+  state=$(vm_state) || return
+  if [[ $state == GONE ]] && is_queued; then
+    state=$(request_state) || return
+  fi
+  echo "$state"
+}
+
+state=$(look)
+case $state in
+  PREEMPTED | TERMINATED | SUSPENDED | FAILED)
+    say "$TPU_NAME is $state: it is created anew"
+    "$here/delete.sh"
+    create
+    ;;
+  GONE) create ;;
+  STOPPED) tpu tpu-vm start "$TPU_NAME" ;;
+esac
+[[ ! $DRY_RUN ]] || exit 0
+
+while state=$(look) && [[ $state != READY ]]; do
+  case $state in
+    GONE | PREEMPTED | TERMINATED | SUSPENDED | FAILED) fail "$TPU_NAME is $state" ;;
+  esac
+  say "$TPU_NAME is $state"
+  sleep "$POLL_SECONDS"
+done
+[[ $state == READY ]] || fail "the state of $TPU_NAME is not known"
+say "$TPU_NAME is ready"

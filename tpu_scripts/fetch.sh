@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Fetches a checkpoint from the bucket and converts it to a Hugging Face folder. Needs no VM.
+#
+#   fetch.sh cocondenser       the newest one, to runs/cocondenser and runs/cocondenser-model
+#   fetch.sh cocondenser --step=20000 --workdir=runs/at-20000 --out=model-20000
+#
+# Needs this project installed here, and `cocondenser` on the PATH.
+# --dry-run shows the commands and runs none. All settings: env.sh.
+
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+take_flags "$@"
+need_name "the run's name"
+need_bucket
+run=${ARGUMENTS[0]}
+step='' workdir=runs/$run out=''
+for argument in "${ARGUMENTS[@]:1}"; do
+  case $argument in
+    --step=*) step=${argument#*=} ;;
+    --workdir=*) workdir=${argument#*=} ;;
+    --out=*) out=${argument#*=} ;;
+    *) fail "unknown argument $argument (see --help)" ;;
+  esac
+done
+out=${out:-$workdir-model}
+for folder in "$workdir" "$out"; do
+  [[ ! -e $folder ]] || fail "$folder already exists: give --workdir and --out, or remove it first"
+done
+
+if [[ -z $step && $DRY_RUN ]]; then
+  show gcloud storage ls "$BUCKET/runs/$run/**"
+  step=STEP
+elif [[ -z $step ]]; then
+  step=$(gcloud storage ls "$BUCKET/runs/$run/**" | sed -n 's|.*/\([0-9]*\)\.tar$|\1|p' |
+    sort -n | tail -n 1)
+  [[ -n $step ]] || fail "$BUCKET/runs/$run holds no checkpoint yet"
+fi
+archive=$(mktemp -d)/$step.tar
+trap 'rm -r "${archive%/*}"' EXIT
+run gcloud storage cp "$BUCKET/runs/$run/$step.tar" "$archive"
+run mkdir -p "$workdir"
+run tar -x -f "$archive" -C "$workdir"
+run cocondenser convert --checkpoint="$workdir" --out="$out"

@@ -1,0 +1,100 @@
+# shellcheck shell=bash
+# What the scripts share: flags, --dry-run, and gcloud with its usual arguments.
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=tpu_scripts/env.sh
+. "$here/env.sh"
+export DRY_RUN=${DRY_RUN:-}
+exec 3>&1 # where commands are shown, also from within $(...)
+
+fail() {
+  printf '%s: %s\n' "${0##*/}" "$*" >&2
+  exit 2
+}
+
+# need_name WHAT: the first of ARGUMENTS has to be one.
+need_name() {
+  [[ ${#ARGUMENTS[@]} -ge 1 && ${ARGUMENTS[0]} != -* ]] || fail "expected $1 first (see --help)"
+}
+
+say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+
+# Answers --help with the head of the script, notes --dry-run, puts all else into ARGUMENTS.
+take_flags() {
+  local argument
+  ARGUMENTS=()
+  for argument in "$@"; do
+    case $argument in
+      --help | -h) sed -n '2,/^$/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+      --dry-run) DRY_RUN=1 ;;
+      *) ARGUMENTS+=("$argument") ;;
+    esac
+  done
+}
+
+take_no_arguments() {
+  take_flags "$@"
+  [[ ${#ARGUMENTS[@]} -eq 0 ]] || fail "unknown argument ${ARGUMENTS[0]} (see --help)"
+}
+
+need_bucket() {
+  [[ $BUCKET == gs://* ]] || fail "BUCKET is '$BUCKET': expected gs://NAME, see env.sh"
+  BUCKET=${BUCKET%/}
+}
+
+show() {
+  printf '%q ' "$@" >&3
+  printf '\n' >&3
+}
+
+# Runs a command, or with --dry-run shows it.
+run() { if [[ $DRY_RUN ]]; then show "$@"; else "$@"; fi; }
+
+# Runs `gcloud compute tpus ...` on this project and zone, without questions.
+tpu() {
+  run gcloud compute tpus "$@" --zone="$ZONE" ${PROJECT:+"--project=$PROJECT"} --quiet
+}
+
+# on_vm WORKERS COMMAND...: runs a command on worker 0, or on all. ssh joins the words with blanks
+# and a shell there parts them again, so they are quoted once more.
+on_vm() {
+  local workers=$1 command
+  shift
+  printf -v command '%q ' "$@"
+  tpu tpu-vm ssh "$TPU_NAME" --worker="$workers" --command="$command"
+}
+
+# state_of KIND FORMAT: prints the state of the VM or of the request for it; GONE where there is
+# none. With --dry-run there never is one.
+state_of() {
+  local said
+  local words=(compute tpus "$1" describe "$TPU_NAME" "--format=$2" --zone="$ZONE")
+  words+=(${PROJECT:+"--project=$PROJECT"})
+  if [[ $DRY_RUN ]]; then
+    show gcloud "${words[@]}"
+    echo GONE
+  elif said=$(gcloud "${words[@]}" 2>&1); then
+    echo "${said##*$'\n'}"
+  elif [[ $said == *NOT_FOUND* ]]; then
+    echo GONE
+  else
+    printf '%s\n' "$said" >&2
+    return 1
+  fi
+}
+
+vm_state() { state_of tpu-vm 'value(state)'; }
+
+request_state() { state_of queued-resources 'value(state.state)'; }
+
+is_queued() { [[ $PROVISIONING == queued* ]]; }
+
+# The folder of this project on the VM: stores/, runs/ and jobs/ lie in it too.
+VM_FOLDER=cocondenser_jax
+
+# job WORKERS ACTION NAME ...: see on_vm/job.sh.
+job() {
+  local workers=$1
+  shift
+  on_vm "$workers" bash "$VM_FOLDER/tpu_scripts/on_vm/job.sh" "$@"
+}

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Runs on worker 0. corpus.sh STORE BUCKET [ARGUMENTS OF cocondenser corpus]
+
+set -euo pipefail
+store=$1 bucket=$2
+shift 2
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+if [[ $# -gt 0 ]]; then
+  .venv/bin/cocondenser corpus --out="stores/$store" "$@"
+fi
+if [[ -n $bucket ]]; then
+  gcloud storage rsync --recursive "stores/$store" "$bucket/stores/$store"
+fi

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Runs on each worker, as a job. pretrain.sh RUN BUCKET HOSTS SAVE_SECONDS ARGUMENT...
+#
+# A checkpoint in the bucket is one object, BUCKET/runs/RUN/<step>.tar: the run folder with this
+# checkpoint alone. An object is there as a whole or not at all, so a VM that is taken away in the
+# middle leaves nothing half. Only host 0 makes checkpoints; on the others there is nothing to save.
+
+set -euo pipefail
+run=$1 bucket=$2 hosts=$3 save_seconds=$4
+shift 4
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+job=jobs/pretrain-$run
+saved=$job/saved # an empty file for each step in the bucket that this job saw here
+mkdir -p "$saved" runs stores
+log_name=$(date +%Y%m%d-%H%M%S)-$(hostname).log
+
+# fetch_store FOLDER: of the bucket, unless it is here.
+fetch_store() {
+  [[ ! -d $1 ]] || return 0
+  mkdir -p "$1.partial"
+  gcloud storage rsync --recursive "$bucket/$1" "$1.partial"
+  mv "$1.partial" "$1"
+}
+
+# fetch_run FOLDER: the newest checkpoint in the bucket, unless there is a run here.
+fetch_run() {
+  local step
+  [[ ! -d $1 ]] || return 0
+  step=$(gcloud storage ls "$bucket/$1/**" | sed -n 's|.*/\([0-9]*\)\.tar$|\1|p' |
+    sort -n | tail -n 1)
+  [[ -n $step ]] || return 0
+  echo "fetching step $step of $1"
+  gcloud storage cp "$bucket/$1/$step.tar" "$job/fetched.tar"
+  rm -rf "$1.partial"
+  mkdir "$1.partial"
+  tar -xf "$job/fetched.tar" -C "$1.partial"
+  rm "$job/fetched.tar"
+  mv "$1.partial" "$1"
+  [[ $1 != "runs/$run" ]] || touch "$saved/$step"
+}
+
+# Prints the newest step of the run, nothing where there is none. Orbax renames what is complete.
+newest_step() {
+  [[ -d runs/$run/checkpoints ]] || return 0
+  find "runs/$run/checkpoints" -maxdepth 1 -name '[0-9]*' -not -name '*[^0-9]*' -printf '%f\n' |
+    sort -n | tail -n 1
+}
+
+# Copies the newest checkpoint to the bucket, and the log; removes those that pretrain removed.
+save() {
+  local step archive=$job/saved.tar mark
+  gcloud storage cp "$job/log" "$bucket/runs/$run/logs/$log_name" || return
+  step=$(newest_step)
+  [[ -n $step && ! -e $saved/$step ]] || return 0
+  # Status 1: a file grew meanwhile. The metrics do, and are cut back to the checkpoint on resume.
+  tar -cf "$archive" -C "runs/$run" --exclude=./checkpoints . ||
+    [[ $? -eq 1 ]] || return
+  tar -rf "$archive" -C "runs/$run" "./checkpoints/$step" || return
+  gcloud storage cp "$archive" "$bucket/runs/$run/$step.tar" || return
+  rm "$archive"
+  touch "$saved/$step"
+  for mark in "$saved"/*; do
+    step=${mark##*/}
+    if [[ ! -d runs/$run/checkpoints/$step ]]; then
+      gcloud storage rm "$bucket/runs/$run/$step.tar" || return
+      rm "$mark"
+    fi
+  done
+}
+
+for argument in "$@"; do
+  case $argument in
+    --config.data.store=stores/*) fetch_store "${argument#*=}" ;;
+    --config.warm_start=runs/*) fetch_run "${argument#*=}" ;;
+  esac
+done
+fetch_run "runs/$run"
+
+several=()
+[[ $hosts -eq 1 ]] || several=(--coordinator=auto)
+.venv/bin/cocondenser pretrain --workdir="runs/$run" ${several[@]+"${several[@]}"} "$@" &
+training=$!
+while kill -0 "$training" 2>/dev/null; do
+  sleep "$save_seconds"
+  save || echo "could not be saved; trying again in $save_seconds seconds"
+done
+status=0
+wait "$training" || status=$?
+save
+exit "$status"

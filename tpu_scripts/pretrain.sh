@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Pre-trains on all workers of the TPU VM until it is done, whatever happens to the VM.
+#
+#   pretrain.sh condenser --config=configs/condenser.py --config.data.store=stores/wiki
+#   pretrain.sh cocondenser --config=configs/cocondenser.py --config.data.store=stores/wiki \
+#     --config.warm_start=runs/condenser
+#
+# What follows the run's name goes to `cocondenser pretrain`. The run lies in runs/NAME on the VM,
+# every checkpoint in BUCKET/runs/NAME too. A VM that is not there, or was taken away, is created
+# and set up; a run that stopped goes on from its last checkpoint; stores/... and runs/... that are
+# named are fetched from the bucket. Wrong settings, and MAX_FAILURES failures on a VM that stands,
+# end it. May itself be stopped and called again: the run goes on by itself meanwhile.
+# --dry-run shows the commands and runs none. All settings: env.sh.
+
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+take_flags "$@"
+need_name "the run's name"
+need_bucket
+run=${ARGUMENTS[0]}
+name=pretrain-$run
+
+start() {
+  job all start "$name" bash tpu_scripts/on_vm/pretrain.sh \
+    "$run" "$BUCKET" "$HOSTS" "$SAVE_SECONDS" "${ARGUMENTS[@]:1}"
+}
+
+# Prints what has to be known of the run: gone (the VM), bare (it is not set up), absent (the run is
+# not there), running, done, refused (by its settings), failed, or unknown (no answer).
+look() {
+  local state states
+  state=$(vm_state) || { echo unknown && return; }
+  [[ $state == READY ]] || { echo gone && return; }
+  # shellcheck disable=SC2016 # it is expanded there
+  states=$(on_vm all bash -c 'if [[ -e $1/.venv/ready ]]; then
+      bash "$1/tpu_scripts/on_vm/job.sh" state "$2"
+    else
+      echo bare
+    fi' look "$VM_FOLDER" "$name" | sort -u) || { echo unknown && return; }
+  case " ${states//$'\n'/ } " in
+    *" bare "*) echo bare ;;
+    *" running "*) echo running ;;
+    *" absent "*) echo absent ;;
+    " 0 ") echo "done" ;;
+    *" 2 "*) echo refused ;;
+    *) echo failed ;;
+  esac
+}
+
+# The first thing to lie in the run's folder: from then on, that it cannot be listed means that the
+# bucket cannot be reached, and never that the run is new.
+command_file=$(mktemp)
+trap 'rm "$command_file"' EXIT
+printf '%q ' pretrain.sh "${ARGUMENTS[@]}" >"$command_file"
+run gcloud storage cp "$command_file" "$BUCKET/runs/$run/command.txt"
+if [[ $DRY_RUN ]]; then
+  "$here/create.sh"
+  "$here/setup.sh"
+  start
+  exit
+fi
+
+failures=0
+while true; do
+  found=$(look)
+  say "$run: $found"
+  case $found in
+    gone) "$here/create.sh" && continue ;;
+    bare) "$here/setup.sh" && continue ;;
+    absent) start && continue ;;
+    running | unknown) ;;
+    "done") exit ;;
+    refused | failed)
+      job all log "$name" 20 || true
+      [[ $found == failed ]] || fail "the run was refused"
+      failures=$((failures + 1))
+      [[ $failures -lt $MAX_FAILURES ]] || fail "the run failed $failures times"
+      start || true
+      ;;
+  esac
+  sleep "$POLL_SECONDS"
+done

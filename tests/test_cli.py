@@ -299,7 +299,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             ["encode", "--model=none", "--corpus=data", "--out=runs/index"],
             "already exists",
         ),
-        "missing flag": (["evaluate"], "required: --run"),
+        "missing flag": (["evaluate"], "one of the arguments --run --model is required"),
         "no verb": ([], "VERB"),
     }
 

@@ -99,10 +99,19 @@ def require_absent(target: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` to `path` as indented JSON, whole or not at all."""
+    """Writes `value` to `path` as indented JSON, whole or not at all, with the folders it needs.
+
+    Raises:
+      UserError: if it cannot be written there.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_json(path: Path) -> Any:

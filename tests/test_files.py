@@ -112,3 +112,11 @@ def test_json_round_trip_and_its_errors(tmp_path: Path) -> None:
         read_json(tmp_path / "b.json")
     with pytest.raises(UserError, match=r"cannot read .*c\.json"):
         read_json(tmp_path / "c.json")
+
+
+def test_json_is_written_into_new_folders_and_not_into_files(tmp_path: Path) -> None:
+    write_json(tmp_path / "new" / "folder" / "a.json", [1])
+    assert read_json(tmp_path / "new" / "folder" / "a.json") == [1]
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["a.json"]
+    with pytest.raises(UserError, match=r"cannot write .*a\.json/b\.json: "):
+        write_json(tmp_path / "new" / "folder" / "a.json" / "b.json", [1])

@@ -101,6 +101,9 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    try:
         with partial.open("w", encoding="utf-8") as file:
             for query, scores in run.items():
                 _require_one_word(query)

@@ -92,3 +92,9 @@ def test_scores_that_no_run_may_hold(tmp_path):
     with pytest.raises(UserError, match="'a b'"):
         trec.write_run(path, {"q": {"a b": 1.0}})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_cannot_be_written_is_said_so(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"cannot write .*file/run\.trec: "):
+        trec.write_run(tmp_path / "file" / "run.trec", {"q": {"d": 1.0}})

@@ -61,8 +61,7 @@ def load_retriever(
         _require_weights(_missing_weights(tower.model, tower_folder), tower_folder)
         _save_kwargs(tower, _model_kwargs(tower_folder))
         _limit_tokens(tower, query_length, passage_length, folder)
-    # The model card would otherwise look for its base model on the hub.
-    model.model_card_data.local_files_only = True
+    _keep_to_itself(model)
     return _with_two_towers(model, device) if two_towers and "" in found else model
 
 
@@ -118,8 +117,7 @@ def load_cross_encoder(
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
     )
-    # The model card would otherwise look for its base model on the hub.
-    model.model_card_data.local_files_only = True
+    _keep_to_itself(model)
     return model
 
 
@@ -187,8 +185,14 @@ def _with_two_towers(model: SentenceTransformer, device: str | None) -> Sentence
         similarity_fn_name=model.similarity_fn_name,
         device=device,
     )
-    split.model_card_data.local_files_only = True
+    _keep_to_itself(split)
     return split
+
+
+def _keep_to_itself(model: SentenceTransformer | CrossEncoder) -> None:
+    """Has training neither look for the base model on the hub nor pick texts for a model card."""
+    model.model_card_data.local_files_only = True
+    model.model_card_data.generate_widget_examples = False
 
 
 def _save_kwargs(tower: Any, kwargs: dict[str, bool]) -> None:

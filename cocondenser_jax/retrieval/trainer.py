@@ -142,7 +142,8 @@ def run(
     trainer.accelerator.wait_for_everyone()
     if is_main_process():
         with files.new_folder(workdir / result) as folder:
-            trainer.model.save_pretrained(str(folder))
+            # The library's model card would quote texts of the training set.
+            trainer.model.save_pretrained(str(folder), create_model_card=False)
         shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
     return {
         result: str(workdir / result),

@@ -98,6 +98,10 @@ def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, b
     assert [m["step"] for m in metrics(tmp_path / "run")] == [1, 2, 3, 4]
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     assert not (tmp_path / "run" / "checkpoints").exists()
+    # Nobody's training texts leave with the model.
+    written = [path for path in (tmp_path / "run" / "retriever").rglob("*") if path.is_file()]
+    content = b"".join(path.read_bytes() for path in written)
+    assert not [text for text in data.read_queries(beir).values() if text.encode() in content]
     with pytest.raises(UserError, match="already exists"):
         train.finetune(config, tmp_path / "run")
 

@@ -58,7 +58,7 @@ def get_config(argument: str = "") -> ConfigDict:
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 2_000  # steps
-    config.checkpoint.keep = 2  # the latest ones
+    config.checkpoint.keep = 2  # the latest ones, at least 2: the last may turn out to be damaged
     config.checkpoint.keep_every = 20_000  # steps; such checkpoints are never deleted. 0: none
 
     config.log_every = 50  # steps

@@ -45,6 +45,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.train.mlm_weight = 1.0  # weight of the MLM losses beside the contrastive one
     config.train.mlm_reduction = "token_mean"  # or "span_sum", the paper's literal equations
     config.train.chunk_size = 64  # spans per forward pass on a device; 0: the whole batch at once
+    config.train.skip_nonfinite = 0  # steps that a run may leave out, for their loss is NaN or inf
     config.train.dtype = "bfloat16"  # of the computation; parameters are always float32
 
     config.optimizer = ConfigDict()

@@ -5,6 +5,7 @@ checkpoints/<step>/ parameters, optimizer state, and the checksums of their file
 damaged/<step>/     checkpoints that a run found damaged when it went on from an earlier one
 tokenizer/          the store's tokenizer, so that the run folder can be converted by itself
 metrics.jsonl       see metrics.py
+nonfinite-<step>.npz  see nonfinite.py
 """
 
 import contextlib
@@ -33,6 +34,7 @@ from cocondenser_jax.files import (
     write_json,
 )
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.nonfinite import count_batches
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ UNREADABLE = (OSError, ValueError, KeyError)
 # Settings that may differ when a run goes on: they change how it is computed or stored, not what.
 FREE_SETTINGS = (
     ("train", "chunk_size"),
+    ("train", "skip_nonfinite"),
     ("checkpoint",),
     ("log_every",),
     ("data", "store"),  # the same data may have moved; its hash is compared
@@ -129,9 +132,13 @@ def checkpoint_manager(workdir: Path, config: ConfigDict) -> Iterator[ocp.Checkp
 def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
     """Saves the state of one device under its step, whatever the manager's interval.
 
+    Where it is saved already, nothing happens.
+
     Raises:
       UserError: if the checkpoint before this one could not be saved.
     """
+    if int(state.step) in manager.all_steps():
+        return
     host_state = jax.tree.map(np.asarray, state)
     items = ocp.args.Composite(
         params=ocp.args.StandardSave(host_state.params),
@@ -156,7 +163,10 @@ def restore_latest(manager: ocp.CheckpointManager, like: TrainState) -> TrainSta
     for later in (later for later in _steps(workdir) if later > step):
         _set_aside(workdir, later)
     manager.reload()
-    return TrainState(jnp.asarray(step, jnp.int32), restored["params"], restored["optimizer"])
+    skipped = count_batches(workdir, step)
+    return TrainState(
+        jnp.int32(step), restored["params"], restored["optimizer"], jnp.int32(skipped)
+    )
 
 
 def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, dict[str, Any]]:

@@ -26,7 +26,8 @@ STEPS = (2, 4, 6)
 def state_of(step: int) -> TrainState:
     """A state that tells its step, of arrays that fill a file of some kilobytes."""
     values = np.random.default_rng(step).normal(size=(40, 50)).astype(np.float32)
-    return TrainState(np.int32(step), {"w": values}, {"m": values + 1})  # type: ignore[arg-type]
+    w, m = {"w": values}, {"m": values + 1}
+    return TrainState(np.int32(step), w, m, np.int32(0))  # type: ignore[arg-type]
 
 
 @pytest.fixture

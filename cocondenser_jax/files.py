@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from typing import IO, Any
 import zstandard
 
 from cocondenser_jax.errors import UserError
+
+CHECKSUMS = "sha256.json"
 
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
@@ -173,6 +176,38 @@ def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes the SHA-256 of every file below `folder` to its `sha256.json`.
+
+    When it returns, the disk holds them all: a later rename of the folder can be trusted even if
+    the machine loses its power.
+    """
+    checksums = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        checksums[path.relative_to(folder).as_posix()] = file_sha256(path)
+    write_json(folder / CHECKSUMS, checksums)
+
+
+def damaged_file(folder: Path) -> str | None:
+    """Returns the first file that is not as `write_checksums` saw it; None where all are.
+
+    A folder without checksums has none to disagree with.
+    """
+    if not (folder / CHECKSUMS).exists():
+        return None
+    try:
+        checksums = read_json(folder / CHECKSUMS)
+    except UserError:
+        return CHECKSUMS
+    for name, checksum in checksums.items():
+        path = folder / name
+        if not path.is_file() or file_sha256(path) != checksum:
+            return str(name)
+    return None
 
 
 def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:

@@ -45,6 +45,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.train.mlm_weight = 1.0  # weight of the MLM losses beside the contrastive one
     config.train.mlm_reduction = "token_mean"  # or "span_sum", the paper's literal equations
     config.train.chunk_size = 64  # spans per forward pass on a device; 0: the whole batch at once
+    config.train.skip_nonfinite = 0  # steps that a run may leave out, for their loss is NaN or inf
     config.train.dtype = "bfloat16"  # of the computation; parameters are always float32
 
     config.optimizer = ConfigDict()
@@ -58,7 +59,7 @@ def get_config(argument: str = "") -> ConfigDict:
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 2_000  # steps
-    config.checkpoint.keep = 2  # the latest ones
+    config.checkpoint.keep = 2  # the latest ones, at least 2: the last may turn out to be damaged
     config.checkpoint.keep_every = 20_000  # steps; such checkpoints are never deleted. 0: none
 
     config.log_every = 50  # steps

@@ -15,7 +15,7 @@ from cocondenser_jax.cli.flags import Parser
 from cocondenser_jax.errors import UserError
 
 # Libraries that report at length what no user asked for.
-_QUIET = "absl datasets faiss httpx jax orbax sentence_transformers".split()
+_QUIET = "datasets faiss httpx jax orbax sentence_transformers".split()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax's: it also raises what it logs
     try:
         parser = _make_parser()
         arguments, rest = parser.parse_known_args(argv)

@@ -38,6 +38,16 @@ def document_order(store: TokenStore, seed: int) -> grain.MapDataset:
     return grain.MapDataset.range(store.n_documents).seed(seed).shuffle().repeat()
 
 
+def batch_documents(
+    store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
+) -> np.ndarray:
+    """Returns `documents_I`, the documents that `make_batch` takes; see there."""
+    n_documents = spec.documents_per_step // n_hosts
+    first = step * spec.documents_per_step + host * n_documents
+    order = document_order(store, spec.seed)
+    return np.fromiter((order[first + i] for i in range(n_documents)), np.int64)
+
+
 def make_batch(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> Batch:
@@ -58,9 +68,7 @@ def make_batch(
     """
     n_documents = spec.documents_per_step // n_hosts
     first = host * n_documents
-    order = document_order(store, spec.seed)
-    position = step * spec.documents_per_step + first
-    documents_I = np.fromiter((order[position + i] for i in range(n_documents)), np.int64)
+    documents_I = batch_documents(store, spec, step, host=host, n_hosts=n_hosts)
 
     content = spec.length - 2
     capacity = mask_capacity(spec.length)

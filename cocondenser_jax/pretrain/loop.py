@@ -17,8 +17,9 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain import checkpoint, hosts
+from cocondenser_jax.pretrain import checkpoint, hosts, signals
 from cocondenser_jax.pretrain.metrics import MetricsLog
+from cocondenser_jax.pretrain.nonfinite import NonFiniteError, write_batch
 from cocondenser_jax.pretrain.step import (
     Metrics,
     initial_params,
@@ -71,11 +72,18 @@ def train(
             state = checkpoint.restore_latest(manager, state)
         state = hosts.from_first(state)
         first_step, n_steps = int(state.step), config.train.steps
+        stopped_by: int | None = None
+        if int(state.skipped) > config.train.skip_nonfinite:
+            raise UserError(
+                f"this run has left out {int(state.skipped)} steps that were not finite, but"
+                f" config.train.skip_nonfinite is {config.train.skip_nonfinite}"
+            )
         if first_step and manager is not None:
             logger.info("%s: going on after step %d", workdir, first_step)
+        spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
         batches = read_batches(
             store,
-            BatchSpec(config.seed, config.data.documents_per_step, config.data.length),
+            spec,
             first_step=first_step,
             n_steps=n_steps,
             host=jax.process_index(),
@@ -91,21 +99,33 @@ def train(
                 unit="step",
                 disable=not hosts.is_first(),
             ) as bar,
+            _postponed_signals() as signal_sent,
         ):
-            meter = _Meter(config)
+            reader = _Reader(config, workdir, store, spec, int(state.skipped), log, bar)
             unread: Metrics | None = None  # of the last step; reading them waits for the device
-            for step in range(first_step + 1, n_steps + 1):
-                batch = meter.time(batches)
-                states, metrics = train_step(states, split_over_devices(batch))
-                if unread is not None:
-                    _log(log, bar, meter, step - 1, unread)
-                unread = metrics if step % config.log_every == 0 or step == n_steps else None
-                due = step % config.checkpoint.every == 0 or step == n_steps
-                if due and manager is not None:
+            try:
+                for step in range(first_step + 1, n_steps + 1):
+                    batch = reader.meter.time(batches)
+                    states, metrics = train_step(states, split_over_devices(batch))
+                    if unread is not None:
+                        reader.read(step - 1, unread)
+                    unread, stopped_by = metrics, signal_sent()
+                    if stopped_by or step % config.checkpoint.every == 0 or step == n_steps:
+                        # Read first: once it is saved, no later run logs this step again.
+                        reader.read(step, metrics)
+                        unread = None
+                        if manager is not None:
+                            checkpoint.save(manager, first_replica(states))
+                    bar.update()
+                    if stopped_by:
+                        break
+            except NonFiniteError:
+                if manager is not None:
                     checkpoint.save(manager, first_replica(states))
-                bar.update()
-            if unread is not None:
-                _log(log, bar, meter, n_steps, unread)
+                raise
+    if stopped_by:
+        logger.info("%s: stopped and saved after step %d", workdir, step)
+        signals.obey(stopped_by)
 
 
 def _beginning(
@@ -153,6 +173,12 @@ def _on_first_host(
     return make() if hosts.is_first() else contextlib.nullcontext()
 
 
+def _postponed_signals() -> contextlib.AbstractContextManager[Callable[[], int | None]]:
+    """Postpones signals on a single host. Several would each stop at another step."""
+    alone = jax.process_count() == 1
+    return signals.postponed() if alone else contextlib.nullcontext(lambda: None)
+
+
 def first_replica(tree: Any) -> Any:
     """Returns the first local device's copy of every array."""
     return jax.tree.map(lambda x: x.addressable_shards[0].data[0], tree)
@@ -195,11 +221,50 @@ class _Meter:
         return rates
 
 
-def _log(log: MetricsLog | None, bar: tqdm, meter: _Meter, step: int, metrics: Metrics) -> None:
-    values = {name: float(x) for name, x in first_replica(metrics).items()}
-    if log is not None:
-        log.write(step, values | meter.read())
-    bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
+class _Reader:
+    """Reads the figures of steps: logs those that are due, tells of those that are not finite."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        workdir: Path,
+        store: TokenStore,
+        batch_spec: BatchSpec,
+        n_skipped: int,
+        log: MetricsLog | None,
+        bar: tqdm,
+    ) -> None:
+        self._config, self._workdir, self._store = config, workdir, store
+        self._batch_spec, self._n_skipped = batch_spec, n_skipped
+        self._log, self._bar = log, bar
+        self.meter = _Meter(config)
+
+    def read(self, step: int, metrics: Metrics) -> None:
+        """Waits for the device to be done with the step."""
+        n_skipped = int(np.asarray(metrics["skipped"].addressable_shards[0].data)[0])
+        due = step % self._config.log_every == 0 or step == self._config.train.steps
+        if not due and n_skipped == self._n_skipped:
+            return
+        values = {name: float(x) for name, x in first_replica(metrics).items() if name != "skipped"}
+        if n_skipped > self._n_skipped:
+            self._n_skipped = n_skipped
+            self._tell_of(step, values)
+        elif self._log is not None:
+            self._log.write(step, values | self.meter.read())
+            self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
+
+    def _tell_of(self, step: int, values: dict[str, float]) -> None:
+        told = f"step {step} is not finite"
+        if hosts.is_first():
+            losses = {name: x for name, x in values.items() if name != "learning_rate"}
+            told = write_batch(self._workdir, self._store, self._batch_spec, step, losses)
+        allowed = self._config.train.skip_nonfinite
+        if self._n_skipped > allowed:
+            raise NonFiniteError(
+                f"{told}; the run is saved as it was before that step"
+                f" (config.train.skip_nonfinite is {allowed})"
+            )
+        logger.warning("%s; left out, %d of at most %d", told, self._n_skipped, allowed)
 
 
 def scratch_model(config: ConfigDict, store: TokenStore) -> ModelConfig:

@@ -36,6 +36,7 @@ class TrainState(NamedTuple):
     step: jax.Array  # int32 scalar, steps done
     params: Any
     optimizer_state: Any
+    skipped: jax.Array  # int32 scalar, those of them whose loss or gradient was not finite
 
 
 Metrics = dict[str, jax.Array]
@@ -45,6 +46,10 @@ def make_train_step(
     model_config: ModelConfig, config: ConfigDict
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the per-device step, to be mapped with the axis name `AXIS`.
+
+    A step whose loss or gradient is not finite changes neither parameters nor optimizer. One more
+    of them than `train.skip_nonfinite`, and nothing changes any more: the host learns of it later,
+    and then finds the state as it was before that step.
 
     Args:
       model_config: the network.
@@ -56,14 +61,24 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         losses, grads = loss_and_gradient(state.params, state.step, batch)
+        gradient_norm = optax.global_norm(grads)
+        finite = jnp.isfinite(losses["loss"]) & jnp.isfinite(gradient_norm)
+        skipped = state.skipped + (~finite).astype(jnp.int32)
+        halted = skipped > config.train.skip_nonfinite
         updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
+        params, optimizer_state = jax.tree.map(
+            lambda new, old: jnp.where(finite & ~halted, new, old),
+            (optax.apply_updates(state.params, updates), optimizer_state),
+            (state.params, state.optimizer_state),
+        )
         metrics = {
             **losses,
-            "learning_rate": schedule(state.step),
-            "gradient_norm": optax.global_norm(grads),
+            "learning_rate": schedule(state.step - state.skipped),
+            "gradient_norm": gradient_norm,
+            "skipped": skipped,
         }
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, optimizer_state), metrics
+        step = state.step + (~halted).astype(jnp.int32)
+        return TrainState(step, params, optimizer_state, skipped), metrics
 
     return train_step
 
@@ -212,7 +227,8 @@ def initial_state(
         params = initial_params(model_config, config.seed)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     params = jax.tree.map(jnp.asarray, params)
-    return TrainState(jnp.zeros((), jnp.int32), params, jax.jit(optimizer.init)(params))
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, jax.jit(optimizer.init)(params), zero)
 
 
 def initial_params(model_config: ModelConfig, seed: int) -> Any:

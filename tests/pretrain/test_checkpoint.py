@@ -1,0 +1,226 @@
+"""Checkpoints that were damaged after, or could not be written at all."""
+
+import json
+import logging
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain import checkpoint
+from cocondenser_jax.pretrain.loop import scratch_model
+from cocondenser_jax.pretrain.step import TrainState, initial_state
+
+STEPS = (2, 4, 6)
+
+
+def state_of(step: int) -> TrainState:
+    """A state that tells its step, of arrays that fill a file of some kilobytes."""
+    values = np.random.default_rng(step).normal(size=(40, 50)).astype(np.float32)
+    w, m = {"w": values}, {"m": values + 1}
+    return TrainState(np.int32(step), w, m, np.int32(0))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def settings() -> ConfigDict:
+    return ConfigDict({"every": 2, "keep": 3, "keep_every": 0})
+
+
+@pytest.fixture
+def run(tmp_path: Path, settings: ConfigDict) -> Path:
+    save_all(tmp_path, settings, STEPS)
+    return tmp_path
+
+
+def save_all(run: Path, settings: ConfigDict, steps: tuple[int, ...]) -> None:
+    with checkpoint.checkpoint_manager(run, settings) as manager:
+        for step in steps:
+            checkpoint.save(manager, state_of(step))
+
+
+def largest(folder: Path) -> Path:
+    return max(
+        (path for path in folder.rglob("*") if path.is_file()), key=lambda x: x.stat().st_size
+    )
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = largest(folder / "params")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(folder: Path) -> None:
+    path = largest(folder / "optimizer")
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lose_a_file(folder: Path) -> None:
+    largest(folder / "params").unlink()
+
+
+def spoil_the_checksums(folder: Path) -> None:
+    (folder / "params" / "sha256.json").write_text('{"params/')
+
+
+def half_deleted_without_checksums(folder: Path) -> None:
+    (folder / "params" / "sha256.json").unlink()
+    (folder / "params" / "manifest.ocdbt").unlink()
+
+
+DAMAGES = (
+    flip_a_bit, truncate, lose_a_file, spoil_the_checksums, half_deleted_without_checksums,
+)  # fmt: skip
+
+
+def restored(run: Path, settings: ConfigDict) -> TrainState:
+    with checkpoint.checkpoint_manager(run, settings) as manager:
+        return checkpoint.restore_latest(manager, state_of(0))
+
+
+def assert_state(state: TrainState, step: int) -> None:
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_of(step)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_newest_intact_checkpoint_is_used(
+    run: Path,
+    settings: ConfigDict,
+    damage: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert_state(restored(run, settings), 6)
+    damage(run / "checkpoints" / "6")
+    with caplog.at_level(logging.WARNING, logger="cocondenser_jax"):
+        assert_state(restored(run, settings), 4)
+    (line,) = (r.getMessage() for r in caplog.records if r.name.startswith("cocondenser_jax"))
+    assert f"checkpoint {run}/checkpoints/6 is damaged" in line
+    assert "\n" not in line
+    # It was put aside, not deleted; its step is saved again; and it may turn out damaged again.
+    for _ in range(2):
+        assert (run / "damaged" / "6").is_dir()
+        with checkpoint.checkpoint_manager(run, settings) as manager:
+            checkpoint.save(manager, state_of(6))
+        assert_state(restored(run, settings), 6)
+        damage(run / "checkpoints" / "6")
+        assert_state(restored(run, settings), 4)
+
+
+def test_without_an_intact_checkpoint_nothing_begins(run: Path, settings: ConfigDict) -> None:
+    for step in STEPS:
+        flip_a_bit(run / "checkpoints" / str(step))
+    with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4, 6\) is intact"):
+        restored(run, settings)
+    # Nothing was moved: the next attempt must not find an empty folder, and begin at 0.
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6"]
+
+
+def test_damage_by_command_line(
+    config: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment.py").write_text(
+        "import json\nfrom ml_collections import ConfigDict\n"
+        f"get_config = lambda: ConfigDict(json.loads({config.to_json()!r}))\n"
+    )
+    run, store = tmp_path / "run", open_store(Path(config.data.store))
+    model_config = scratch_model(config, store)
+    checkpoint.open_run(run, config, model_config, store)
+    with checkpoint.checkpoint_manager(run, config.checkpoint) as manager:
+        state = initial_state(model_config, config)
+        for step in (2, 4):
+            checkpoint.save(manager, state._replace(step=jnp.int32(step)))
+
+    flip_a_bit(run / "checkpoints" / "4")
+    assert main(["convert", f"--checkpoint={run}", "--step=4", f"--out={tmp_path}/model"]) == 2
+    assert "checkpoints/4 is damaged" in capsys.readouterr().err
+    assert checkpoint.load_run(run)[2]["step"] == 2
+    flip_a_bit(run / "checkpoints" / "2")
+    files = sorted(run.rglob("*"))
+    assert main(["pretrain", f"--config={tmp_path}/experiment.py", f"--workdir={run}"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1].startswith(f"cocondenser: {run}: none of its checkpoints (2, 4) is intact")
+    assert sorted(run.rglob("*")) == files
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[int], None]]:
+    """Gives a function after which no file can grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [1000, 100])  # too small for arrays; for checksums, too
+def test_a_full_disk_leaves_what_was_there(
+    run: Path, settings: ConfigDict, small_disk: Callable[[int], None], size: int
+) -> None:
+    for n_saves in (1, 2):  # found at the end, or when the next is saved
+        small_disk(size)
+        with pytest.raises(UserError, match=f"cannot save a checkpoint in {run}.*earlier ones"):
+            save_all(run, settings, (8, 10)[:n_saves])
+        small_disk(resource.RLIM_INFINITY)
+        assert_state(restored(run, settings), 6)
+        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6"]
+
+
+def test_one_checkpoint_is_not_enough(config: ConfigDict, tmp_path: Path) -> None:
+    config = config.copy_and_resolve_references().unlock()
+    config.checkpoint.keep = 1
+    store = open_store(Path(config.data.store))
+    with pytest.raises(UserError, match=r"checkpoint\.keep is 1: expected at least 2"):
+        checkpoint.open_run(tmp_path / "run", config, scratch_model(config, store), store)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("seed", 1),
+        ("data.documents_per_step", 8),
+        ("data.length", 14),
+        ("model.hidden_size", 8),
+        ("train.steps", 7),
+        ("optimizer.learning_rate", 0.5),
+    ],
+)
+def test_another_experiment_is_refused_with_the_difference(
+    config: ConfigDict, tmp_path: Path, setting: str, value: float
+) -> None:
+    store = open_store(Path(config.data.store))
+    model_config = scratch_model(config, store)
+    checkpoint.open_run(tmp_path / "run", config, model_config, store)
+    checkpoint.open_run(tmp_path / "run", config, model_config, store)
+    other = config.copy_and_resolve_references().unlock()
+    section, _, name = setting.rpartition(".")
+    place = other[section] if section else other
+    before = place[name]
+    place[name] = value
+    with pytest.raises(UserError, match=f"config.{setting} was {before}, is {value}"):
+        checkpoint.open_run(tmp_path / "run", other, scratch_model(other, store), store)
+
+
+def test_other_data_are_refused_and_moved_data_are_not(config: ConfigDict, tmp_path: Path) -> None:
+    store = open_store(Path(config.data.store))
+    model_config = scratch_model(config, store)
+    checkpoint.open_run(tmp_path / "run", config, model_config, store)
+    moved = config.copy_and_resolve_references().unlock()
+    moved.data.store = str(tmp_path / "store")
+    shutil.copytree(config.data.store, moved.data.store)
+    checkpoint.open_run(tmp_path / "run", moved, model_config, open_store(tmp_path / "store"))
+    manifest = tmp_path / "store" / "manifest.json"
+    text = manifest.read_text()
+    sha256 = json.loads(text)["files"]["tokens.bin"]["sha256"]
+    manifest.write_text(text.replace(sha256, sha256[::-1]))
+    with pytest.raises(UserError, match="the data are not the same"):
+        checkpoint.open_run(tmp_path / "run", moved, model_config, open_store(tmp_path / "store"))

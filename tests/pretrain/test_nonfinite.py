@@ -1,0 +1,139 @@
+"""Steps that are not finite: what stops, what is left out, what is left behind."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from cocondenser_jax.corpus import batches
+from cocondenser_jax.corpus.batches import BatchSpec, make_batch
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain import loop, nonfinite
+from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.loop import scratch_model, split_over_devices, train
+from cocondenser_jax.pretrain.nonfinite import NonFiniteError
+from cocondenser_jax.pretrain.step import initial_state, pmap_step, replicate
+
+BAD_STEPS = (4, 6)
+
+
+def logged(workdir: Path) -> list[dict[str, float]]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [{name: x for name, x in line.items() if name in ("step", "loss")} for line in lines]
+
+
+@pytest.fixture
+def config(config: ConfigDict) -> ConfigDict:
+    config = config.copy_and_resolve_references().unlock()
+    config.train.chunk_size = 0  # one pass: less to compile
+    config.train.skip_nonfinite = 1
+    return config
+
+
+@pytest.fixture
+def bad_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the losses of the batches of some steps infinite."""
+
+    def some_are_bad(store: Any, spec: Any, step: int, **hosts: int) -> batches.Batch:
+        batch = make_batch(store, spec, step, **hosts)
+        if step + 1 in BAD_STEPS:
+            return batch._replace(weights_SxM=batch.weights_SxM * np.inf)
+        return batch
+
+    monkeypatch.setattr(batches, "make_batch", some_are_bad)
+    monkeypatch.setattr(nonfinite, "make_batch", some_are_bad)
+
+
+def test_one_step_changes_nothing_and_the_next_does(config: ConfigDict) -> None:
+    store = open_store(Path(config.data.store))
+    model_config = scratch_model(config, store)
+    step = pmap_step(model_config, config)
+    spec = BatchSpec(0, config.data.documents_per_step, config.data.length)
+    good = split_over_devices(make_batch(store, spec, 0))
+    bad = good._replace(weights_SxM=good.weights_SxM * np.inf)
+
+    def after(states: Any, batch: Any) -> tuple[Any, Any]:
+        states, _ = step(states, batch)
+        return states, jax.tree.map(lambda x: np.array(x[0]), states)
+
+    def same(a: Any, b: Any) -> list[bool]:
+        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        return [np.array_equal(x, y) for x, y in pairs]
+
+    states, one = after(replicate(initial_state(model_config, config)), good)
+    states, two = after(states, bad)
+    assert all(same(two[1:3], one[1:3]))
+    assert (two.step, two.skipped) == (2, 1)
+    states, three = after(states, good)
+    assert (three.step, three.skipped) == (3, 1)
+    assert not any(same(three.params, two.params))
+    # One is allowed. After the second, nothing changes any more, good batch or not.
+    for batch in (bad, good):
+        states, four = after(states, batch)
+        assert all(same(four[:3], three[:3]))
+        assert four.skipped == 2
+
+
+@pytest.fixture
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets all runs of a test share their programs."""
+    steps: dict[int, Any] = {}
+
+    def shared(model_config: Any, config: ConfigDict) -> Any:
+        allowed = config.train.skip_nonfinite
+        return steps.setdefault(allowed, pmap_step(model_config, config))
+
+    monkeypatch.setattr(loop, "pmap_step", shared)
+
+
+@pytest.mark.usefixtures("bad_batches", "compiled_once")
+def test_a_run_stops_saves_and_can_go_on(
+    config: ConfigDict, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    store = open_store(Path(config.data.store))
+    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    # The number of steps that were left out survives the interruption.
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), pytest.raises(NonFiniteError) as stopped:
+            train(config, run)
+        said = str(stopped.value)
+        assert said.startswith("step 6 is not finite (")
+        assert "loss nan" in said
+        assert f"is in {run}/nonfinite-6.npz" in said
+        assert "saved as it was before that step" in said
+        assert load_run(run)[2]["step"] == 5
+    assert [line["step"] for line in logged(run)] == [1, 2, 3, 5]
+
+    dump = np.load(run / "nonfinite-6.npz", allow_pickle=False)
+    assert (dump["step"], dump["seed"]) == (6, 0)
+    order = batches.document_order(store, 0)
+    ids = [store.document_id(order[5 * 16 + i]) for i in range(16)]
+    assert dump["document_ids"].tolist() == ids
+    assert f"documents {', '.join(ids[:5])}, ..." in said
+    for name, value in batches.make_batch(store, spec, 5)._asdict().items():
+        np.testing.assert_array_equal(dump[name], value)
+    assert not np.isfinite(dump["loss"])
+
+    fewer = config.copy_and_resolve_references()
+    fewer.train.skip_nonfinite = 0
+    with pytest.raises(UserError, match="has left out 1 steps"):
+        train(fewer, run)
+
+    config.train.skip_nonfinite = 2
+    train(config, run)
+    train(config, tmp_path / "whole")
+    assert logged(run) == logged(tmp_path / "whole")
+    for a, b in zip(
+        jax.tree.leaves(load_run(run)[1]),
+        jax.tree.leaves(load_run(tmp_path / "whole")[1]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)

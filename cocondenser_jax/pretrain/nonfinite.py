@@ -39,14 +39,10 @@ def write_batch(
     path = workdir / f"nonfinite-{step}.npz"
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        np.savez(
-            file,
-            step=step,
-            seed=spec.seed,
-            document_ids=np.array(ids),
-            **make_batch(store, spec, step - 1)._asdict(),
-            **losses,
-        )
+        facts = {"step": step, "seed": spec.seed, "document_ids": ids, **losses}
+        arrays = make_batch(store, spec, step - 1)._asdict()
+        arrays |= {name: np.asarray(value) for name, value in facts.items()}
+        np.savez(file, allow_pickle=False, **arrays)
     partial.replace(path)
     shown = ", ".join(ids[:SHOWN_IDS]) + (", ..." if len(ids) > SHOWN_IDS else "")
     figures = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())

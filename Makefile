@@ -1,10 +1,11 @@
 # make quickstart   install and run the whole road on the docstrings of this machine
 # make test         install and run what CI runs: lint, types, tests
 # make bench        measure, and renew the tables of benchmarks/README.md (an idle machine, 15 minutes)
+# make soak         kill pre-training 200 times on the quickstart's store (make soak KILLS=20 for fewer)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit bench clean
+.PHONY: quickstart test lint types unit bench soak clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -26,6 +27,11 @@ bench: .venv/tools
 	for name in step memory input convert corpus schedule; do \
 	  $(BIN)/python -m benchmarks.$$name --json_out=benchmarks/results/$$name.json || exit 1; \
 	done
+	$(BIN)/python -m benchmarks.results
+
+soak: .venv/tools
+	$(BIN)/python -m benchmarks.soak --store=runs/quickstart/store --kills=$(or $(KILLS),200) \
+	  --json_out=benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.results
 
 # The stamps are renewed whenever the requirements change.

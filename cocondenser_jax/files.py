@@ -107,14 +107,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
       UserError: if it cannot be written there.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    _write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -169,7 +162,7 @@ def forget_steps_after(path: Path, step: int) -> None:
         raise UserError(
             f'{path} is damaged: expected a JSON object with a "step" on each line'
         ) from error
-    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    _write_whole(path, "".join(f"{line}\n" for line in kept))
 
 
 def file_sha256(path: Path) -> str:
@@ -208,6 +201,20 @@ def damaged_file(folder: Path) -> str | None:
         if not path.is_file() or file_sha256(path) != checksum:
             return str(name)
     return None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Replaces a file by one that is on the disk already: a kill or power cut loses neither."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:

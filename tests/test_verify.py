@@ -110,3 +110,18 @@ def test_mistakes_are_one_line(
     assert main(["verify", f"--checkpoint={run}", f"--store={moved}", "--documents=2"]) == 0
     assert main(["verify", f"--checkpoint={run}", "--documents=13"]) == 2
     assert "13 documents: expected 2 to 12" in capsys.readouterr().err
+
+
+def test_a_store_alone_is_compared_with_its_checksums(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = shutil.copytree(run.parent / "store", tmp_path / "store")
+    assert main(["verify", f"--store={store}"]) == 0
+    tokens = store / "tokens.bin"
+    content = bytearray(tokens.read_bytes())
+    content[-1] ^= 1
+    tokens.write_bytes(content)
+    assert main(["verify", f"--store={store}"]) == 2
+    assert f"{tokens} has changed" in capsys.readouterr().err
+    assert main(["verify"]) == 2
+    assert "give --checkpoint, or --store alone" in capsys.readouterr().err

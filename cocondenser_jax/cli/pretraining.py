@@ -208,11 +208,11 @@ def _add_verify(verbs: Verbs) -> None:
         verbs,
         "verify",
         _verify,
-        "Compare losses and gradients of a checkpoint with plain PyTorch; exit status 1 if they"
-        " differ.",
+        "Compare losses and gradients of a checkpoint with plain PyTorch, exit status 1 if they"
+        " differ; or, with --store alone, every file of a store with its checksum.",
         "--checkpoint=runs/cocondenser --pytorch_folder=runs/model",
     )
-    verb.add_argument("--checkpoint", required=True, type=Path, help="a run folder of pretrain")
+    verb.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
     verb.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
     exported = "the same checkpoint, converted (default: converts it for this once)"
     verb.add_argument("--pytorch_folder", type=Path, help=exported)
@@ -224,6 +224,9 @@ def _add_verify(verbs: Verbs) -> None:
 
 
 def _verify(arguments: Arguments) -> int:
+    if arguments.checkpoint is None:
+        _verify_store(arguments.store)
+        return 0
     from cocondenser_jax.verify import verify
 
     rows = verify(
@@ -242,3 +245,12 @@ def _verify(arguments: Arguments) -> int:
     if arguments.json_out:
         write_json(arguments.json_out, [row._asdict() for row in rows])
     return int(not all(row.passes for row in rows))
+
+
+def _verify_store(store: Path | None) -> None:
+    from cocondenser_jax.corpus.store import verify_store
+
+    if store is None:
+        raise UserError("give --checkpoint, or --store alone to check its files")
+    verify_store(store)
+    print(f"{store}: every file is as it was written")

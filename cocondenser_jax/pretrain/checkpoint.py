@@ -40,6 +40,7 @@ from cocondenser_jax.pretrain.step import TrainState, initial_params
 logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "optimizer")
+_UNFINISHED = {"run.json.partial"}  # what a kill may leave before run.json is there
 # One may turn out to be damaged.
 LEAST_KEPT = 2
 LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -85,15 +86,16 @@ def open_run(
     path = workdir / "run.json"
     if path.exists():
         _require_same(read_object(path), run)
-        return
-    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-        raise UserError(f"{workdir} already holds something that is not a run: choose a new folder")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create {workdir}: {error.strerror}") from error
-    shutil.copytree(store.tokenizer_folder, workdir / "tokenizer", dirs_exist_ok=True)
-    write_json(path, run)
+    else:
+        if workdir.exists() and not (workdir.is_dir() and _names(workdir) <= _UNFINISHED):
+            raise UserError(
+                f"{workdir} already holds something that is not a run: choose a new folder"
+            )
+        write_json(path, run)
+    # Only now: a kill between the two leaves a folder that says which run it is.
+    if not (workdir / "tokenizer").exists():
+        with new_folder(workdir / "tokenizer") as folder:
+            shutil.copytree(store.tokenizer_folder, folder, dirs_exist_ok=True)
 
 
 def started_model(workdir: Path) -> ModelConfig | None:
@@ -305,6 +307,10 @@ def _told_clearly(manager: ocp.CheckpointManager) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 def _steps(workdir: Path) -> list[int]:

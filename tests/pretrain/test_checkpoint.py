@@ -185,6 +185,24 @@ def test_one_checkpoint_is_not_enough(config: ConfigDict, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_was_killed_while_it_made_its_folder_goes_on(
+    config: ConfigDict, tmp_path: Path
+) -> None:
+    store = open_store(Path(config.data.store))
+    arguments = tmp_path / "run", config, scratch_model(config, store), store
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json.partial").write_text("{")
+    checkpoint.open_run(*arguments)
+    shutil.rmtree(tmp_path / "run" / "tokenizer")
+    (tmp_path / "run" / "tokenizer.partial").mkdir()
+    checkpoint.open_run(*arguments)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.json", "tokenizer"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="already holds something that is not a run"):
+        checkpoint.open_run(tmp_path / "other", *arguments[1:])
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

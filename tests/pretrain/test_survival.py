@@ -1,0 +1,46 @@
+"""Pre-training killed at random moments: started again, it goes on as if nothing had happened."""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from benchmarks.soak import losses, soak
+
+EXPERIMENT = """
+import json
+from ml_collections import ConfigDict
+get_config = lambda: ConfigDict(json.loads({!r}))
+"""
+
+
+@pytest.fixture
+def command(config: ConfigDict, tmp_path: Path) -> list[str]:
+    """`cocondenser pretrain` for an experiment of 12 steps, without --workdir."""
+    config = config.copy_and_resolve_references().unlock()
+    config.train.chunk_size = 0
+    config.model.hidden_dropout_prob = 0.1
+    config.train.steps = 12
+    config.checkpoint.every = 3
+    config.log_every = 1
+    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
+    program = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain"]
+    return [*program, f"--config={tmp_path}/experiment.py"]
+
+
+def test_a_run_killed_at_any_moment_logs_the_same_losses(
+    command: list[str], tmp_path: Path
+) -> None:
+    # One device, and programs compiled once for all processes.
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    runs = list(soak(command, tmp_path, 4, random.Random(), environment))
+    assert sum(len(run.kills) for run in runs) == 4
+    assert [run.survived for run in runs] == [True] * len(runs)
+    assert [line["step"] for line in losses(tmp_path / "whole")] == list(range(1, 13))

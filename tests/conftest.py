@@ -1,6 +1,8 @@
 """What all tests share. The environment is set before anything imports JAX or a hub client."""
 
 import os
+import resource
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -128,3 +130,11 @@ def spans(model_type: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids_BxL = np.where(mask_BxL, rng.integers(5, 80, mask_BxL.shape), pad_token_id)
     positions_BxM = np.stack([1 + rng.permutation(length - 1)[:4] for length in lengths_B])
     return ids_BxL.astype(np.int32), mask_BxL, positions_BxM.astype(np.int32)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[int], None]]:
+    """Gives a function after which no file can grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)

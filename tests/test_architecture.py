@@ -15,7 +15,7 @@ PACKAGE = "cocondenser_jax"
 MAX_LINES = 450
 CATCH_ALLS = {"common", "helpers", "misc", "util", "utils"}
 
-FOUNDATION = {"errors", "files"}
+FOUNDATION = {"errors", "files", "metrics"}
 BOTTOM = {"corpus", "model"}
 MIDDLE = {"pretrain", "convert", "retrieval", "evaluation", "analysis"}
 TOP = {"cli", "quickstart", "experiments", "verify"}

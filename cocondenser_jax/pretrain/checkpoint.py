@@ -4,7 +4,7 @@ run.json            config, model, data hash, seed, versions
 checkpoints/<step>/ parameters, optimizer state, and the checksums of their files
 damaged/<step>/     checkpoints that a run found damaged when it went on from an earlier one
 tokenizer/          the store's tokenizer, so that the run folder can be converted by itself
-metrics.jsonl       see metrics.py
+metrics.jsonl       see ../metrics.py
 nonfinite-<step>.npz  see nonfinite.py
 """
 

@@ -44,6 +44,15 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def stop_after(step: int) -> bool:
+    """Tells all hosts alike whether to stop after this step, because one of them got a SIGTERM.
+
+    JAX hears the signal, and agrees on a step that no host has passed. Each host has to ask after
+    each step.
+    """
+    return multihost_utils.reached_preemption_sync_point(step)
+
+
 def from_first(tree: Any) -> Any:
     """Returns host 0's arrays, on every host.
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,9 @@ from tqdm import tqdm
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.metrics import Log, metrics_log
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts, signals
-from cocondenser_jax.pretrain.metrics import MetricsLog
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, write_batch
 from cocondenser_jax.pretrain.step import (
     Metrics,
@@ -91,7 +92,7 @@ def train(
         )
         states = replicate(state)
         with (
-            _on_first_host(lambda: MetricsLog(workdir, first_step)) as log,
+            _on_first_host(lambda: metrics_log(workdir, first_step)) as log,
             tqdm(
                 total=n_steps,
                 initial=first_step,
@@ -99,7 +100,7 @@ def train(
                 unit="step",
                 disable=not hosts.is_first(),
             ) as bar,
-            _postponed_signals() as signal_sent,
+            _signals(first_step) as signal_sent,
         ):
             reader = _Reader(config, workdir, store, spec, int(state.skipped), log, bar)
             unread: Metrics | None = None  # of the last step; reading them waits for the device
@@ -109,7 +110,7 @@ def train(
                     states, metrics = train_step(states, split_over_devices(batch))
                     if unread is not None:
                         reader.read(step - 1, unread)
-                    unread, stopped_by = metrics, signal_sent()
+                    unread, stopped_by = metrics, signal_sent(step)
                     if stopped_by or step % config.checkpoint.every == 0 or step == n_steps:
                         # Read first: once it is saved, no later run logs this step again.
                         reader.read(step, metrics)
@@ -173,10 +174,16 @@ def _on_first_host(
     return make() if hosts.is_first() else contextlib.nullcontext()
 
 
-def _postponed_signals() -> contextlib.AbstractContextManager[Callable[[], int | None]]:
-    """Postpones signals on a single host. Several would each stop at another step."""
-    alone = jax.process_count() == 1
-    return signals.postponed() if alone else contextlib.nullcontext(lambda: None)
+@contextlib.contextmanager
+def _signals(first_step: int) -> Iterator[Callable[[int], int | None]]:
+    """Yields a function that tells, after each step, by which signal the run is to stop there."""
+    if jax.process_count() > 1:
+        # Else a SIGTERM that comes before the first step of a resumed run would stop it at step 1.
+        hosts.stop_after(first_step)
+        yield lambda step: signal.SIGTERM if hosts.stop_after(step) else None
+    else:
+        with signals.postponed() as heard:
+            yield lambda step: heard()
 
 
 def first_replica(tree: Any) -> Any:
@@ -231,7 +238,7 @@ class _Reader:
         store: TokenStore,
         batch_spec: BatchSpec,
         n_skipped: int,
-        log: MetricsLog | None,
+        log: Log | None,
         bar: tqdm,
     ) -> None:
         self._config, self._workdir, self._store = config, workdir, store
@@ -250,7 +257,7 @@ class _Reader:
             self._n_skipped = n_skipped
             self._tell_of(step, values)
         elif self._log is not None:
-            self._log.write(step, values | self.meter.read())
+            self._log(step, values | self.meter.read())
             self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
 
     def _tell_of(self, step: int, values: dict[str, float]) -> None:

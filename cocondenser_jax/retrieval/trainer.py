@@ -3,7 +3,6 @@
 The loop itself is transformers' Trainer, as sentence-transformers extends it.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -16,13 +15,12 @@ import ml_collections
 import torch
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
-from transformers.integrations import TensorBoardCallback
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.metrics import Log, metrics_log
 from cocondenser_jax.retrieval.models import PRECISIONS, uses_bfloat16
 
 log = logging.getLogger(__name__)
@@ -134,11 +132,17 @@ def run(
     """
     start = time.perf_counter()
     trainer.remove_callback(PrinterCallback)
-    progress = _Progress(workdir / "metrics.jsonl")
+    step = _last_step(workdir / "checkpoints")
+    checkpoint = str(workdir / "checkpoints" / f"checkpoint-{step}") if step else None
+    loss = float("nan")
     if is_main_process():
-        trainer.add_callback(progress)
-        trainer.add_callback(TensorBoardCallback(SummaryWriter(str(workdir / "tensorboard"))))
-    trainer.train(resume_from_checkpoint=_last_checkpoint(workdir / "checkpoints"))
+        with metrics_log(workdir, step) as metrics:
+            progress = _Progress(metrics)
+            trainer.add_callback(progress)
+            trainer.train(resume_from_checkpoint=checkpoint)
+            loss = progress.loss
+    else:
+        trainer.train(resume_from_checkpoint=checkpoint)
     trainer.accelerator.wait_for_everyone()
     if is_main_process():
         with files.new_folder(workdir / result) as folder:
@@ -148,7 +152,7 @@ def run(
     return {
         result: str(workdir / result),
         "steps": trainer.state.global_step,
-        "loss": progress.loss,
+        "loss": loss,
         "seconds": time.perf_counter() - start,
     }
 
@@ -168,17 +172,16 @@ class EachEpoch(TrainerCallback):
 
 
 class _Progress(TrainerCallback):
-    """Writes metrics.jsonl and shows a progress bar."""
+    """Logs the figures and shows a progress bar."""
 
     loss = float("nan")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, metrics: Log) -> None:
+        self._metrics = metrics
 
     def on_train_begin(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        files.forget_steps_after(self._path, state.global_step)
         self._bar = tqdm(
             total=state.max_steps, initial=state.global_step, desc="finetune", unit=" steps"
         )
@@ -201,16 +204,14 @@ class _Progress(TrainerCallback):
         steps, seconds = step - self._since[0], now - self._since[1]
         self._since = (step, now)
         self.loss = logs["loss"]
-        line = {
-            "step": step,
-            "epoch": state.epoch,
+        figures = {
+            "epoch": state.epoch or 0.0,
             "loss": logs["loss"],
             "learning_rate": logs["learning_rate"],
             "grad_norm": logs["grad_norm"],
             "pairs_per_second": steps * args.per_device_train_batch_size / seconds,
         }
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._metrics(step, figures)
         self._bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
 
     def on_train_end(
@@ -219,11 +220,11 @@ class _Progress(TrainerCallback):
         self._bar.close()
 
 
-def _last_checkpoint(folder: Path) -> str | None:
-    """Returns the newest checkpoint that was written whole."""
+def _last_step(folder: Path) -> int:
+    """Returns the step of the newest checkpoint that was written whole, 0 where there is none."""
     # The trainer writes its state last.
     steps = [int(path.parent.name.split("-")[1]) for path in folder.glob("*/trainer_state.json")]
     if not steps:
-        return None
+        return 0
     log.info("resuming from step %d", max(steps))
-    return str(folder / f"checkpoint-{max(steps)}")
+    return max(steps)

@@ -4,7 +4,7 @@ import json
 import logging
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -151,14 +151,6 @@ def test_damage_by_command_line(
     told = capsys.readouterr().err.splitlines()
     assert told[-1].startswith(f"cocondenser: {run}: none of its checkpoints (2, 4) is intact")
     assert sorted(run.rglob("*")) == files
-
-
-@pytest.fixture
-def small_disk() -> Iterator[Callable[[int], None]]:
-    """Gives a function after which no file can grow beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [1000, 100])  # too small for arrays; for checksums, too

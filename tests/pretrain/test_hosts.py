@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -40,6 +41,23 @@ read_batches = batches.read_batches
 if sys.argv[-1] == "--host=1":
     batches.read_batches = breaks_down
 pretraining.HEARTBEAT_SECONDS = 10
+sys.exit(main())
+"""
+# The command line; host 1 gets a SIGTERM before the run's first step.
+STOPPED = """
+import os, signal, sys, time
+from cocondenser_jax.cli import main
+from cocondenser_jax.corpus import batches
+
+def slow(*args, **kwargs):
+    os.kill(os.getppid(), signal.SIGTERM)
+    for batch in read_batches(*args, **kwargs):
+        time.sleep(3)
+        yield batch
+
+read_batches = batches.read_batches
+if sys.argv[-1] == "--host=1":
+    batches.read_batches = slow
 sys.exit(main())
 """
 OTHER_SEED = """
@@ -106,10 +124,15 @@ def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: 
     assert (first, second) == (3, 2)
     assert "cocondenser: host 1 has another config than host 0" in told
 
+    (first, told), (second, _) = run_two_hosts(tmp_path, STOPPED)
+    assert (first, second) == (0, 0), told
+
     two_passes = "--config.train.chunk_size=2"
     (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes)
     assert (first, second) == (0, 0), told
-    assert "going on after step 2" in told
+    going_on = re.search(r"going on after step (\d)", told)
+    assert going_on
+    assert 2 < int(going_on[1]) < 6
     # Only host 0 writes.
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "alone", "experiment.py", "of-host-0",

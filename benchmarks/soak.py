@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.results import report
 
-KILLS_PER_RUN = 4
+KILLS_PER_RUN = 10
 AIMS = "any time", "step", "checkpoint"
 MOMENTS = "compile", "step", "checkpoint", "end"
 CHECKPOINT_SECONDS = 0.05  # about as long as a small one is being written

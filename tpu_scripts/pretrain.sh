@@ -27,7 +27,8 @@ start() {
 }
 
 # Prints what has to be known of the run: gone (the VM), bare (it is not set up), absent (the run is
-# not there), running, done, refused (by its settings), failed, or unknown (no answer).
+# not there), running, done, stopped (by a SIGTERM), refused (by its settings), failed, or unknown (no
+# answer).
 look() {
   local state states
   state=$(vm_state) || { echo unknown && return; }
@@ -43,6 +44,7 @@ look() {
     *" running "*) echo running ;;
     *" absent "*) echo absent ;;
     " 0 ") echo "done" ;;
+    *" 143 "*) echo stopped ;;
     *" 2 "*) echo refused ;;
     *) echo failed ;;
   esac
@@ -68,7 +70,7 @@ while true; do
   case $found in
     gone) "$here/create.sh" && continue ;;
     bare) "$here/setup.sh" && continue ;;
-    absent) start && continue ;;
+    absent | stopped) start && continue ;;
     running | unknown) ;;
     "done") exit ;;
     refused | failed)

@@ -2,6 +2,8 @@
 
 import os
 import random
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,19 @@ EXPERIMENT = """
 import json
 from ml_collections import ConfigDict
 get_config = lambda: ConfigDict(json.loads({!r}))
+"""
+# Kills itself when the weights are written, and nothing else.
+KILLED_CONVERSION = """
+import os, signal, sys
+from cocondenser_jax.cli import main
+from cocondenser_jax.convert import to_torch
+
+def save_file(*args, **kwargs):
+    save(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+save, to_torch.save_file = to_torch.save_file, save_file
+sys.exit(main())
 """
 
 
@@ -31,7 +46,7 @@ def command(config: ConfigDict, tmp_path: Path) -> list[str]:
     return [*program, f"--config={tmp_path}/experiment.py"]
 
 
-def test_a_run_killed_at_any_moment_logs_the_same_losses(
+def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_happened(
     command: list[str], tmp_path: Path
 ) -> None:
     # One device, and programs compiled once for all processes.
@@ -40,7 +55,15 @@ def test_a_run_killed_at_any_moment_logs_the_same_losses(
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    runs = list(soak(command, tmp_path, 4, random.Random(), environment))
-    assert sum(len(run.kills) for run in runs) == 4
+    runs = list(soak(command, tmp_path, 20, random.Random(), environment))
+    assert sum(len(run.kills) for run in runs) == 20
     assert [run.survived for run in runs] == [True] * len(runs)
     assert [line["step"] for line in losses(tmp_path / "whole")] == list(range(1, 13))
+
+    convert = ["convert", f"--checkpoint={tmp_path}/whole", f"--out={tmp_path}/model"]
+    killed = subprocess.run([sys.executable, "-c", KILLED_CONVERSION, *convert], env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+    subprocess.run([*command[:3], *convert], env=environment, check=True)
+    assert (tmp_path / "model" / "tokenizer.json").exists()
+    assert not (tmp_path / "model.partial").exists()

@@ -273,6 +273,17 @@ def test_a_run_that_keeps_failing_is_given_up(cloud: Cloud) -> None:
     assert "no memory" in printed
 
 
+def test_a_run_that_was_stopped_is_not_done(cloud: Cloud) -> None:
+    steps = 'echo \'{"config": {"train": {"steps": 4}}}\' >runs/first/run.json'
+    program = f"mkdir -p runs/first/checkpoints && {steps} && cd runs/first/checkpoints"
+    (home,) = set_up(cloud, f"{program} && if [ -d 2 ]; then mkdir 4; else mkdir 2; fi")
+    (home / "cocondenser_jax" / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    printed = cloud.run("pretrain", "first", "--config=x")
+    assert printed.count("first: stopped") == 1
+    assert printed.endswith("first: done\n")
+    assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "4.tar").is_file()
+
+
 def test_every_worker_trains(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, workers=2)
     homes = set_up(cloud, 'echo "$@" >arguments')

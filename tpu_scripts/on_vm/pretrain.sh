@@ -46,6 +46,14 @@ newest_step() {
     sort -n | tail -n 1
 }
 
+# Whether the run on this worker has its last step; there is none but on host 0.
+has_ended() {
+  [[ -f runs/$run/run.json ]] || return 0
+  [[ $(newest_step) == "$(.venv/bin/python -c \
+    'import json, sys; print(json.load(open(sys.argv[1]))["config"]["train"]["steps"])' \
+    "runs/$run/run.json")" ]]
+}
+
 # Copies the newest checkpoint to the bucket, and the log; removes those that pretrain removed.
 save() {
   local step archive=$job/saved.tar mark
@@ -76,6 +84,7 @@ for argument in "$@"; do
 done
 fetch_run "runs/$run"
 
+export JAX_COMPILATION_CACHE_DIR=$PWD/compiled # a run that is started again compiles nothing
 several=()
 [[ $hosts -eq 1 ]] || several=(--coordinator=auto)
 .venv/bin/cocondenser pretrain --workdir="runs/$run" ${several[@]+"${several[@]}"} "$@" &
@@ -87,4 +96,6 @@ done
 status=0
 wait "$training" || status=$?
 save
+# A run that got a SIGTERM has saved, and ended well.
+[[ $status -ne 0 ]] || has_ended || status=143
 exit "$status"

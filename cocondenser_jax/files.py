@@ -1,4 +1,4 @@
-"""Reading plain and compressed files; output folders that are whole or absent; checksums."""
+"""Reading plain and compressed files; output files and folders, whole or absent; checksums."""
 
 import contextlib
 import gzip
@@ -91,6 +91,31 @@ def new_folder(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """Yields where to write a file that becomes `target`, in its folder, if the block succeeds.
+
+    A block that fails leaves nothing behind, and a file that was there before as it was.
+
+    Raises:
+      UserError: if it cannot be written there, or `target` is anything but a file.
+    """
+    # What a link such as /dev/stdout leads to is replaced, and never the link.
+    path = Path(os.path.realpath(target))
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"cannot write {target}: it is there already, and not a file")
+        partial = path.with_name(path.name + ".partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield partial
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def require_absent(target: Path) -> None:
@@ -193,28 +218,22 @@ def damaged_file(folder: Path) -> str | None:
     if not (folder / CHECKSUMS).exists():
         return None
     try:
-        checksums = read_json(folder / CHECKSUMS)
+        checksums = read_object(folder / CHECKSUMS)
     except UserError:
         return CHECKSUMS
     for name, checksum in checksums.items():
         path = folder / name
         if not path.is_file() or file_sha256(path) != checksum:
-            return str(name)
+            return name
     return None
 
 
 def _write_whole(path: Path, text: str) -> None:
     """Replaces a file by one that is on the disk already: a kill or power cut loses neither."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:

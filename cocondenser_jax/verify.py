@@ -30,6 +30,7 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import new_file
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -228,5 +229,5 @@ def _write(path: Path, batch: Batch, side: Sided) -> None:
         "gradient_norms": np.array([np.linalg.norm(side.gradients[name]) for name in names]),
         **side.losses,
     }
-    with path.open("wb") as file:
+    with new_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **arrays)

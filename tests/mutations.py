@@ -5,9 +5,10 @@ import json
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
@@ -64,6 +65,16 @@ _VALUES = st.sampled_from(
         {"x": 1},
     ]
 )
+
+
+class Payload:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
 
 
 def fuzz(share: float = 1.0) -> settings:
@@ -133,6 +144,26 @@ def broken_json(value: Any) -> st.SearchStrategy[bytes]:
         broken_values(value).map(lambda broken: json.dumps(broken).encode()),
         broken_bytes(json.dumps(value).encode()),
     )
+
+
+def fuzz_file(folder: Path, name: str, read: Callable[[Path], Any], share: float = 1.0) -> None:
+    """Breaks one file of a folder again and again, and reads the folder; then mends it."""
+    path = folder / name
+    valid = path.read_bytes()
+    broken = broken_json(json.loads(valid)) if name.endswith(".json") else broken_bytes(valid)
+
+    @fuzz(share)
+    @given(broken)
+    def check(content: bytes) -> None:
+        path.unlink(missing_ok=True)  # what is mapped must not change
+        path.write_bytes(content)
+        assert_read_or_refused(read, folder)
+
+    read(folder)
+    check()
+    path.unlink()
+    assert_read_or_refused(read, folder)
+    path.write_bytes(valid)
 
 
 def _places(holder: Any) -> Any:

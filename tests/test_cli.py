@@ -1,7 +1,9 @@
 """The command line: the README's road on a small corpus, and what bad input gets."""
 
+import contextlib
 import io
 import json
+import logging
 import lzma
 import random
 import re
@@ -31,6 +33,8 @@ SMALLER = {
     "finetune": "--config.max_steps=2 --config.batch_size=4 --config.query_length=8"
     " --config.passage_length=16",
 }
+SECRET = "hf_a1b2c3d4e5f6g7h8"
+CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 def sentence(rng: random.Random) -> str:
@@ -76,11 +80,19 @@ def road() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def walked(workplace: Path) -> Path:
-    """The workplace after all commands of the road."""
-    with pytest.MonkeyPatch.context() as patch:
+    """The workplace after all commands of the road, and in log.txt what they said."""
+    said = io.StringIO()
+    log = logging.StreamHandler(said)
+    logging.getLogger().addHandler(log)
+    redirected = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+    with pytest.MonkeyPatch.context() as patch, redirected[0], redirected[1]:
         patch.chdir(workplace)
+        for name in CREDENTIALS:
+            patch.setenv(name, SECRET)
         for _, verb, *arguments in road():
             assert main([verb, *arguments, *SMALLER.get(verb, "").split()]) == 0, verb
+    logging.getLogger().removeHandler(log)
+    (workplace / "log.txt").write_text(said.getvalue())
     return workplace
 
 
@@ -88,6 +100,25 @@ def test_the_road_visits_every_verb() -> None:
     assert {command[1] for command in road()} == {
         "corpus", "pretrain", "convert", "finetune", "encode", "search", "evaluate"
     }  # fmt: skip
+
+
+def holders_of_the_secret(folder: Path) -> list[str]:
+    """Lists the files whose name or content has it."""
+    return [
+        path.name
+        for path in folder.rglob("*")
+        if SECRET in path.name or (path.is_file() and SECRET.encode() in path.read_bytes())
+    ]
+
+
+def test_no_credential_is_written_or_printed(walked: Path) -> None:
+    assert holders_of_the_secret(walked) == []
+    folders = {path.name for path in walked.rglob("*") if path.is_dir()}
+    assert folders >= {"checkpoints", "tensorboard", "model", "retriever", "index"}
+    assert "loss" in (walked / "log.txt").read_text()
+    (walked / "planted").write_bytes(b"\0" + SECRET.encode())
+    assert holders_of_the_secret(walked) == ["planted"]
+    (walked / "planted").unlink()
 
 
 def test_the_road_ends_in_figures(walked: Path, capsys: pytest.CaptureFixture[str]) -> None:

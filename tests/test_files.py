@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,15 @@ import pytest
 import zstandard
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import forget_steps_after, new_folder, read_json, read_lines, write_json
+from cocondenser_jax.files import (
+    CHECKSUMS,
+    damaged_file,
+    forget_steps_after,
+    new_folder,
+    read_json,
+    read_lines,
+    write_json,
+)
 
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -120,3 +129,43 @@ def test_json_is_written_into_new_folders_and_not_into_files(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["a.json"]
     with pytest.raises(UserError, match=r"cannot write .*a\.json/b\.json: "):
         write_json(tmp_path / "new" / "folder" / "a.json" / "b.json", [1])
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("folder", "not a file"),
+        ("", "not a file"),
+        ("file/x.json", "Not a directory|File exists"),
+        ("n" * 300, "File name too long"),
+        ("pipe", "not a file"),
+        ("to_pipe", "not a file"),
+    ],
+)
+def test_a_file_is_written_to_no_unfit_place(tmp_path: Path, place: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to("pipe")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=f"cannot write .*({message})"):
+        write_json(tmp_path / place, {})
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_is_kept_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "link").symlink_to("deep/file")
+    write_json(tmp_path / "link", 1)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "deep" / "file").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("content", ["[]", "1", '{"../outside": ""}', "x"])
+def test_broken_checksums_are_damage(tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "item"
+    folder.mkdir()
+    (tmp_path / "outside").touch()
+    (folder / CHECKSUMS).write_text(content)
+    assert damaged_file(folder) is not None

@@ -16,6 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import new_file
 
 SERIES_COLOURS = 6  # the page defines --series-0 ... --series-5
 _MAX_POINTS = 400  # per curve; more cannot be seen at this width and would swell the page
@@ -217,13 +218,8 @@ def write_plot(panel: Panel, out: Path, width: float = 5.6, height: float = 3.6)
         metadata = {"Date": None} if kind == "svg" else None
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
-    partial = out.with_name(out.name + ".partial")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(out) as partial:
         partial.write_bytes(buffer.getvalue())
-        partial.replace(out)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from error
 
 
 def _finish(axes: Axes, panel: Panel, ink: str) -> None:

@@ -75,7 +75,9 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
       UserError: if the folder is not a model, or has no Condenser head.
     """
     tensors, skip_from = load_head(folder)
-    lm = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=attention)
+    lm = AutoModelForMaskedLM.from_pretrained(
+        folder, attn_implementation=attention, trust_remote_code=False
+    )
     n_layers = len({name.split(".")[0] for name in tensors})
     layer = LAYERS[lm.config.model_type]
     head = torch.nn.ModuleList(layer(lm.config) for _ in range(n_layers))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import read_lines
+from cocondenser_jax.files import new_file, read_lines
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
@@ -95,26 +95,15 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     this order, however it breaks ties.
 
     Raises:
-      UserError: for an id with white space, which the format cannot hold, or a score that is
-        not finite.
+      UserError: for an id with white space, which the format cannot hold, a score that is not
+        finite, or a place that cannot be written to.
     """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            for query, scores in run.items():
-                _require_one_word(query)
-                for rank, (passage, score) in enumerate(ranked(scores), start=1):
-                    _require_one_word(passage)
-                    file.write(f"{query} Q0 {passage} {rank} {score} {tag}\n")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        for query, scores in run.items():
+            _require_one_word(query)
+            for rank, (passage, score) in enumerate(ranked(scores), start=1):
+                _require_one_word(passage)
+                file.write(f"{query} Q0 {passage} {rank} {score} {tag}\n")
 
 
 def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:

@@ -91,7 +91,7 @@ def read_passages(path: Path) -> Iterator[Passage]:
         or an id that occurs twice.
     """
     is_tsv = plain_name(path).endswith(".tsv")
-    parse = _msmarco_passage if is_tsv else _jsonl_passage
+    parse = _msmarco_passage if is_tsv else parse_passage
     seen: set[str] = set()
     for number, line in numbered_lines(path):
         if is_tsv and number == 1 and line.replace('"', "").split("\t") == [*_DPR_HEADER]:
@@ -104,6 +104,16 @@ def read_passages(path: Path) -> Iterator[Passage]:
         yield passage
     if not seen:
         raise UserError(f"{path} is empty")
+
+
+def parse_passage(line: str | bytes, where: str) -> Passage:
+    """Reads a line of jsonl with `_id`, `title` and `text`.
+
+    Raises:
+      UserError: with `where`, for any other line.
+    """
+    record = _parse_record(line, where)
+    return Passage(record["_id"], record["title"], record["text"])
 
 
 def read_queries(path: Path) -> dict[str, str]:
@@ -221,9 +231,9 @@ def read_triplets(path: Path) -> list[Triplet]:
       UserError: with file and line, for a file that cannot be read or has no triplets, another
         header, or a line with fewer columns.
     """
-    triplets = []
+    triplets, columns = [], list[int]()
     for number, fields in _csv_rows(path):
-        if number == 1:
+        if not columns:
             if missing := [name for name in _TRIPLET_HEADER if name not in fields]:
                 raise UserError(
                     f"{path}: the header has no {', '.join(missing)}: expected "
@@ -258,11 +268,6 @@ def _queries(path: Path) -> Iterator[tuple[str, str, str]]:
                 yield where, record["_id"], record["text"]
 
 
-def _jsonl_passage(line: str, where: str) -> Passage:
-    record = _parse_record(line, where)
-    return Passage(record["_id"], record["title"], record["text"])
-
-
 def _msmarco_passage(line: str, where: str) -> Passage:
     name, text = _split_tabs(line, ("passage", "text"), where)
     return Passage(name, "", text)
@@ -273,7 +278,7 @@ def _dpr_passage(line: str, where: str) -> Passage:
     return Passage(name, title, text)
 
 
-def _parse_record(line: str, where: str) -> dict[str, Any]:
+def _parse_record(line: str | bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -331,7 +336,7 @@ def _context_ids(contexts: Any, where: str) -> list[str]:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields each record with the number of its last line; the header has number 1."""
+    """Yields each record with the number of its last line."""
     rows = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
     try:
         for fields in rows:

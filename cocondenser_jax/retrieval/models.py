@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
 
@@ -18,6 +18,8 @@ from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# Left out, the libraries would ask on the terminal whether to run a folder's code.
+_NO_CODE = {"trust_remote_code": False}
 PRECISIONS = ("auto", "float32", "bfloat16")  # see `uses_bfloat16`
 # What the vectors of a folder depend on, beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
@@ -61,6 +63,8 @@ def load_retriever(
         _require_weights(_missing_weights(tower.model, tower_folder), tower_folder)
         _save_kwargs(tower, _model_kwargs(tower_folder))
         _limit_tokens(tower, query_length, passage_length, folder)
+    with _loading(folder, "bi-encoder"):
+        model.encode_document("a word")  # modules that do not fit each other show only now
     _keep_to_itself(model)
     return _with_two_towers(model, device) if two_towers and "" in found else model
 
@@ -97,7 +101,7 @@ def load_cross_encoder(
     # The head is drawn from the state of torch's generator, which is nobody else's business.
     with _loading(folder, "cross-encoder"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(head_seed or 0)
-        backbone = Transformer(str(folder), transformer_task="sequence-classification")
+        backbone = _transformer(folder, _NO_CODE, transformer_task="sequence-classification")
     missing = _missing_weights(backbone.model, folder)
     if new_head:
         missing = [name for name in missing if not name.startswith(("classifier.", "pooler."))]
@@ -168,13 +172,23 @@ def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTran
                 model_kwargs=kwargs,
             )
         else:
-            backbone = Transformer(str(folder), model_kwargs=kwargs)
+            backbone = _transformer(folder, kwargs | _NO_CODE)
             model = SentenceTransformer(
                 modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
                 similarity_fn_name="dot",
                 device=device,
             )
     return model
+
+
+def _transformer(folder: Path, model_kwargs: dict[str, bool], **kwargs: Any) -> Transformer:
+    return Transformer(
+        str(folder),
+        model_kwargs=model_kwargs,
+        config_kwargs=_NO_CODE,
+        processor_kwargs=_NO_CODE,
+        **kwargs,
+    )
 
 
 def _with_two_towers(model: SentenceTransformer, device: str | None) -> SentenceTransformer:
@@ -248,7 +262,7 @@ def _missing_weights(model: transformers.PreTrainedModel, folder: Path) -> list[
     stored = {
         name.removeprefix(prefix)
         for path in folder.glob("*.safetensors")
-        for name in safe_open(path, "pt").keys()  # noqa: SIM118 (it is no dict)
+        for name in _stored_names(path)
     }
     if not stored:
         return []  # pytorch_model.bin does not tell its names without being read
@@ -256,6 +270,13 @@ def _missing_weights(model: transformers.PreTrainedModel, folder: Path) -> list[
     stored |= {n.replace("gamma", "weight").replace("beta", "bias") for n in stored}
     names = [name.removeprefix(prefix) for name, _ in model.named_parameters()]
     return [name for name in names if name not in stored]
+
+
+def _stored_names(path: Path) -> list[str]:
+    try:
+        return list(safe_open(path, "pt").keys())
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
 
 
 def _require_weights(missing: list[str], folder: Path) -> None:
@@ -309,8 +330,10 @@ def _model_kwargs(folder: Path) -> dict[str, bool]:
 
 def _is_classifier(folder: Path) -> bool:
     """Returns whether a folder's weights have a head that classifies texts."""
-    architectures = _read_config(folder).get("architectures") or []
-    return any(name.endswith("ForSequenceClassification") for name in architectures)
+    architectures = _read_config(folder).get("architectures")
+    return isinstance(architectures, list) and any(
+        str(name).endswith("ForSequenceClassification") for name in architectures
+    )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 An index folder holds everything that search needs beside the model: `index.faiss`,
 `passages.jsonl` (id, title, text, one line per row of the index), `offsets.npy` (where in that
-file each line begins) and `manifest.json` (of the embeddings, with the factory). The shards of
-`encode.encode_corpus` can also be searched as they are: exactly, and in little memory.
+file each line begins) and `manifest.json` (of the embeddings, with the factory and the checksum of
+`index.faiss`). The shards of `encode.encode_corpus` can also be searched as they are: exactly, and
+in little memory.
 """
 
-import json
 import re
 import shutil
 import time
@@ -23,7 +23,7 @@ from tqdm import tqdm
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.trec import Run
-from cocondenser_jax.retrieval.data import Passage
+from cocondenser_jax.retrieval.layouts import Passage, parse_passage
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.retrieval.shards import (
     BLOCK_ROWS,
@@ -97,7 +97,8 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
                 index.add(np.asarray(shard[start : start + BLOCK_ROWS], np.float32))
         faiss.write_index(index, str(folder / "index.faiss"))
         _join_passages(lines, folder)
-        manifest = manifest | {"factory": factory}
+        checksum = files.file_sha256(folder / "index.faiss")
+        manifest = manifest | {"factory": factory, "index_sha256": checksum}
         files.write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -126,13 +127,10 @@ def open_index(
     """
     manifest = read_manifest(index_folder, "build the index first")
     model = _load_model_of(index_folder, manifest, model_folder, query_length, device)
-    try:
-        index = faiss.read_index(str(index_folder / "index.faiss"))
-    except (RuntimeError, MemoryError) as error:
-        raise UserError(f"{index_folder}/index.faiss is missing or damaged") from error
+    index = _read_index(index_folder / "index.faiss", manifest)
     if (index.d, index.ntotal) != (manifest["dimension"], manifest["passages"]):
         raise UserError(f"{index_folder}/index.faiss holds other vectors than its manifest says")
-    _set_parameters(index, parameters, manifest["factory"])
+    _set_parameters(index, parameters, manifest.get("factory"))
     offsets = map_array(index_folder / "offsets.npy")
     if offsets is None or (offsets.shape, offsets.dtype) != ((index.ntotal,), np.int64):
         raise UserError(f"{index_folder}/offsets.npy is missing or damaged")
@@ -257,7 +255,21 @@ def _find(
     )
 
 
-def _set_parameters(index: faiss.Index, parameters: str, factory: str) -> None:
+def _read_index(path: Path, manifest: Mapping[str, Any]) -> faiss.Index:
+    """Reads an index that is as `build_index` wrote it.
+
+    faiss believes what it reads: of a damaged file it may allocate any amount of memory, search
+    without end, or give wrong results.
+    """
+    try:
+        if files.file_sha256(path) == manifest.get("index_sha256"):
+            return faiss.read_index(str(path))
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise UserError(f"{path} is missing or damaged: build the index again") from error
+    raise UserError(f"{path} is damaged, or its manifest is another's: build the index again")
+
+
+def _set_parameters(index: faiss.Index, parameters: str, factory: Any) -> None:
     try:
         if not re.fullmatch(r"(\w+=[1-9]\d*(,(?=.)|$))*", parameters):
             raise ValueError(parameters)
@@ -291,18 +303,20 @@ def _read_passages(searcher: Searcher, rows_QxK: np.ndarray) -> Iterator[tuple[i
     for path, offsets in searcher.lines:
         begin, end = np.searchsorted(rows, (first_row, first_row + len(offsets)))
         if begin < end:
-            with path.open("rb") as file:
-                for row in rows[begin:end].tolist():
-                    yield row, _read_passage(file, int(offsets[row - first_row]))
+            try:
+                with path.open("rb") as file:
+                    for row in rows[begin:end].tolist():
+                        yield row, _read_passage(file, int(offsets[row - first_row]))
+            except OSError as error:
+                raise UserError(f"cannot read {path}: {error.strerror}") from error
         first_row += len(offsets)
 
 
 def _read_passage(file: BinaryIO, offset: int) -> Passage:
     try:
         file.seek(offset)
-        record = json.loads(file.readline())
-        return Passage(record["_id"], record["title"], record["text"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        return parse_passage(file.readline(), file.name)
+    except (OSError, UserError) as error:
         raise UserError(f"{file.name} is damaged: expected a passage at byte {offset}") from error
 
 
@@ -315,7 +329,7 @@ def _load_model_of(
 ) -> SentenceTransformer:
     """Loads the model and makes sure that it encoded what `folder` holds."""
     model = load_retriever(
-        model_folder, query_length=query_length, pooling=manifest["pooling"], device=device
+        model_folder, query_length=query_length, pooling=manifest.get("pooling"), device=device
     )
     dimension = model.get_embedding_dimension()
     if dimension != manifest["dimension"]:

@@ -4,7 +4,6 @@ Shard i is `embeddings-<i>.npy`, of shape (passages, hidden), beside `passages-<
 title and text of the same rows. Vectors are memory-mapped: a folder may be larger than memory.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from tqdm import tqdm
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval.layouts import parse_passage
 
 MANIFEST = "manifest.json"
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
@@ -83,6 +83,8 @@ def read_manifest(folder: Path, advice: str) -> dict[str, Any]:
             )
     if manifest.get("pooling") not in (None, "cls", "mean"):
         raise UserError(f"{folder / MANIFEST}: pooling is neither cls nor mean")
+    if manifest["dtype"] not in ("float32", "float16"):
+        raise UserError(f"{folder / MANIFEST}: dtype is neither float32 nor float16")
     n_shards = -(-manifest["passages"] // max(1, manifest["shard_size"]))
     if min(manifest["dimension"], n_shards) < 1 or manifest["shards"] != n_shards:
         raise UserError(f"{folder / MANIFEST}: its numbers contradict each other")
@@ -159,25 +161,19 @@ def write_parquet(folder: Path, out: Path) -> None:
     vectors, lines = open_shards(folder, manifest)
     vector = pyarrow.list_(pyarrow.float32(), manifest["dimension"])
     schema = pyarrow.schema([("id", pyarrow.string()), ("vector", vector)])
-    partial = out.with_name(out.name + ".partial")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with pyarrow.parquet.ParquetWriter(partial, schema) as writer:
-            for vectors_NxD, (path, _) in zip(vectors, lines, strict=True):
-                ids = _read_ids(path)
-                numbers = pyarrow.array(np.asarray(vectors_NxD, np.float32).ravel())
-                column = pyarrow.FixedSizeListArray.from_arrays(numbers, type=vector)
-                writer.write_table(pyarrow.table([ids, column], schema=schema))
-        partial.replace(out)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+    with files.new_file(out) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+        for vectors_NxD, (path, _) in zip(vectors, lines, strict=True):
+            ids = _read_ids(path)
+            numbers = pyarrow.array(np.asarray(vectors_NxD, np.float32).ravel())
+            column = pyarrow.FixedSizeListArray.from_arrays(numbers, type=vector)
+            writer.write_table(pyarrow.table([ids, column], schema=schema))
 
 
 def _read_ids(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
-            return [str(json.loads(line)["_id"]) for line in file]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            return [parse_passage(line, str(path)).id for line in file]
+    except (OSError, UserError) as error:
         raise UserError(f"{path} {_DAMAGED}") from error
 
 

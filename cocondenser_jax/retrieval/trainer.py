@@ -107,7 +107,7 @@ def start_or_resume(workdir: Path, config: ml_collections.ConfigDict) -> None:
             raise UserError(f"cannot create {workdir}: {error.strerror}") from error
         files.write_json(path, config.to_dict())
         return
-    earlier = files.read_json(path)
+    earlier = files.read_object(path)
     for key, value in config.to_dict().items():
         if earlier.get(key) != value:
             raise UserError(

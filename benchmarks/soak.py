@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from benchmarks.results import report
 
 KILLS_PER_RUN = 10
@@ -57,8 +59,14 @@ def main() -> None:
         *(f"--config={arguments.config}", f"--config.data.store={arguments.store}"),
         *(*OVERRIDES, *overrides),
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        runs = list(soak(command, Path(folder), arguments.kills, random.Random(arguments.seed)))
+    runs = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tqdm(total=arguments.kills, desc="soak", unit=" kills") as bar,
+    ):
+        for run in soak(command, Path(folder), arguments.kills, random.Random(arguments.seed)):
+            runs.append(run)
+            bar.update(len(run.kills))
     report(iter(table(runs)), arguments.json_out)
     sys.exit(int(not all(run.survived for run in runs)))
 

@@ -2,10 +2,11 @@
 # make test         install and run what CI runs: lint, types, tests
 # make bench        measure, and renew the tables of benchmarks/README.md (an idle machine, 15 minutes)
 # make soak         kill pre-training 200 times on the quickstart's store (make soak KILLS=20 for fewer)
+# make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit bench soak clean
+.PHONY: quickstart test lint types unit bench soak fuzz clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -33,6 +34,10 @@ soak: .venv/tools
 	$(BIN)/python -m benchmarks.soak --store=runs/quickstart/store --kills=$(or $(KILLS),200) \
 	  --json_out=benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.results
+
+fuzz: .venv/tools
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 \
+	  tests/test_fuzz.py tests/retrieval/test_fuzz.py
 
 # The stamps are renewed whenever the requirements change.
 .venv/installed: setup.py constraints.txt

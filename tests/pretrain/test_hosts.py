@@ -69,13 +69,15 @@ sys.exit(main(sys.argv[1:] + ["--config.seed=1"] * (sys.argv[-1] == "--host=1"))
 WHOLE = "import sys; from cocondenser_jax.cli import main; sys.exit(main())"
 
 
-def run_two_hosts(folder: Path, program: str, *overrides: str) -> list[tuple[int, str]]:
+def run_two_hosts(
+    folder: Path, program: str, *overrides: str, n_devices: int = 4
+) -> list[tuple[int, str]]:
     """Runs the experiment in `folder` on two hosts; returns exit status and output of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}",
         "WAIT_FOR": f"{folder}/of-host-0/checkpoints/2",
     }
     command = [sys.executable, "-c", program, "pretrain", f"--config={folder}/experiment.py"]
@@ -128,7 +130,7 @@ def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: 
     assert (first, second) == (0, 0), told
 
     two_passes = "--config.train.chunk_size=2"
-    (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes)
+    (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes, n_devices=2)
     assert (first, second) == (0, 0), told
     going_on = re.search(r"going on after step (\d)", told)
     assert going_on

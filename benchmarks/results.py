@@ -1,9 +1,9 @@
-"""Results on disk, and the tables of README.md made from them.
+"""Results on disk, and the tables of two pages made from them.
 
   python -m benchmarks.results
 
 puts the rows of every `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and
-`<!-- end -->` of the README.
+`<!-- end -->` of the page that has them.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
+PAGES = FOLDER / "README.md", FOLDER.parent / "docs" / "reliability.md"
 
 Rows = list[dict[str, Any]]
 
@@ -41,16 +42,18 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    """Renews the tables of README.md."""
-    readme = FOLDER / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    """Renews the tables of `PAGES`."""
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     for path in sorted((FOLDER / "results").glob("*.json")):
-        start, mark, rest = text.partition(f"<!-- {path.stem} -->\n")
-        if not mark:
-            raise SystemExit(f"{readme} has no place for {path.name}")
+        mark = f"<!-- {path.stem} -->\n"
+        page = next((page for page, text in texts.items() if mark in text), None)
+        if page is None:
+            raise SystemExit(f"no page has a place for {path.name}")
+        start, _, rest = texts[page].partition(mark)
         rows = table(json.loads(path.read_text()))
-        text = start + mark + rows + rest[rest.index("<!-- end -->") :]
-    readme.write_text(text, encoding="utf-8")
+        texts[page] = start + mark + rows + rest[rest.index("<!-- end -->") :]
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -63,8 +63,8 @@ def load_retriever(
         _require_weights(_missing_weights(tower.model, tower_folder), tower_folder)
         _save_kwargs(tower, _model_kwargs(tower_folder))
         _limit_tokens(tower, query_length, passage_length, folder)
-    with _loading(folder, "bi-encoder"):
-        model.encode_document("a word")  # modules that do not fit each other show only now
+    with _loading(folder, "bi-encoder"):  # parts that do not fit each other show only now
+        model.encode_document("a word")
     _keep_to_itself(model)
     return _with_two_towers(model, device) if two_towers and "" in found else model
 
@@ -121,6 +121,8 @@ def load_cross_encoder(
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
     )
+    with _loading(folder, "cross-encoder"):
+        model.predict([("a word", "another")], show_progress_bar=False)
     _keep_to_itself(model)
     return model
 

@@ -6,6 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import write_json
 from cocondenser_jax.retrieval import data, encode, shards
 
 
@@ -82,3 +83,20 @@ def test_parquet_needs_whole_embeddings_and_a_place(embeddings, tmp_path):
         shards.write_parquet(tmp_path, tmp_path / "v.parquet")
     with pytest.raises(UserError, match=r"cannot write .*v\.parquet"):
         shards.write_parquet(embeddings, embeddings / "settings.json" / "v.parquet")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("pooling", "max", "pooling is neither cls nor mean"),
+        ("dtype", "float128x", "dtype is neither float32 nor float16"),
+        ("shards", 1, "its numbers contradict each other"),
+        ("dimension", 0, "its numbers contradict each other"),
+        ("passages", "60", "passages is '60', expected int"),
+    ],
+)
+def test_a_manifest_that_no_encoding_writes_is_refused(embeddings, tmp_path, key, value, says):
+    manifest = shards.read_manifest(embeddings, "")
+    write_json(tmp_path / shards.MANIFEST, manifest | {key: value})
+    with pytest.raises(UserError, match=says):
+        shards.read_manifest(tmp_path, "")

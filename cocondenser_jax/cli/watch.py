@@ -5,8 +5,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain.signals import HEARD, PATIENCE
 
 LOST_HOST = 3  # exit status
 _LOST_HOST = (
@@ -19,8 +21,9 @@ def watched(run: Callable[[], None]) -> int:
     """Calls `run` in a child process, and tells when it was ended because a host was lost.
 
     JAX ends it by abort(), from a thread that is not Python's, after which nothing of that process
-    can say a word. The child ends with its parent, whatever ends that. Must be called before JAX is
-    loaded: its threads do not survive a fork.
+    can say a word. The child ends with its parent, whatever ends that. A SIGTERM or Ctrl-C reaches
+    it as the SIGTERM that JAX knows, the third as SIGKILL. Must be called before JAX is loaded: its
+    threads do not survive a fork.
 
     Returns:
       The exit status.
@@ -29,11 +32,18 @@ def watched(run: Callable[[], None]) -> int:
     child = os.fork()
     if child == 0:
         os.close(held)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells both
         threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
         _run(run)
         return 0
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells both
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
+    heard: list[int] = []
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        os.kill(child, signal.SIGTERM if len(heard) <= PATIENCE else signal.SIGKILL)
+
+    for number in HEARD:
+        signal.signal(number, tell)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == -signal.SIGABRT:
         print(f"cocondenser: {_LOST_HOST}", file=sys.stderr)
@@ -51,9 +61,6 @@ def _run(run: Callable[[], None]) -> None:
     except UserError as error:
         print(f"cocondenser: {error}", file=sys.stderr, flush=True)
         os._exit(2)
-    except KeyboardInterrupt:
-        print("cocondenser: interrupted", file=sys.stderr, flush=True)
-        os._exit(130)
 
 
 def _end_with_parent(alive: int) -> None:

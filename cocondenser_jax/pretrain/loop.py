@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +54,7 @@ def train(
 
     Raises:
       UserError: if the settings do not fit each other, the data, or the run that is there.
+      SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
     store = open_store(Path(config.data.store))
     model_config, params = _beginning(config, workdir, store, warm_start)
@@ -73,7 +73,7 @@ def train(
             state = checkpoint.restore_latest(manager, state)
         state = hosts.from_first(state)
         first_step, n_steps = int(state.step), config.train.steps
-        stopped_by: int | None = None
+        stopped = False
         if int(state.skipped) > config.train.skip_nonfinite:
             raise UserError(
                 f"this run has left out {int(state.skipped)} steps that were not finite, but"
@@ -100,7 +100,7 @@ def train(
                 unit="step",
                 disable=not hosts.is_first(),
             ) as bar,
-            _signals(first_step) as signal_sent,
+            _signals(first_step) as is_to_stop,
         ):
             reader = _Reader(config, workdir, store, spec, int(state.skipped), log, bar)
             unread: Metrics | None = None  # of the last step; reading them waits for the device
@@ -110,23 +110,23 @@ def train(
                     states, metrics = train_step(states, split_over_devices(batch))
                     if unread is not None:
                         reader.read(step - 1, unread)
-                    unread, stopped_by = metrics, signal_sent(step)
-                    if stopped_by or step % config.checkpoint.every == 0 or step == n_steps:
+                    unread, stopped = metrics, is_to_stop(step)
+                    if stopped or step % config.checkpoint.every == 0 or step == n_steps:
                         # Read first: once it is saved, no later run logs this step again.
                         reader.read(step, metrics)
                         unread = None
                         if manager is not None:
                             checkpoint.save(manager, first_replica(states))
                     bar.update()
-                    if stopped_by:
+                    if stopped:
                         break
             except NonFiniteError:
                 if manager is not None:
                     checkpoint.save(manager, first_replica(states))
                 raise
-    if stopped_by:
+    if stopped:
         logger.info("%s: stopped and saved after step %d", workdir, step)
-        signals.obey(stopped_by)
+        raise SystemExit(0)
 
 
 def _beginning(
@@ -175,15 +175,15 @@ def _on_first_host(
 
 
 @contextlib.contextmanager
-def _signals(first_step: int) -> Iterator[Callable[[int], int | None]]:
-    """Yields a function that tells, after each step, by which signal the run is to stop there."""
+def _signals(first_step: int) -> Iterator[Callable[[int], bool]]:
+    """Yields a function that tells, after each step, whether the run was asked to stop there."""
     if jax.process_count() > 1:
         # Else a SIGTERM that comes before the first step of a resumed run would stop it at step 1.
         hosts.stop_after(first_step)
-        yield lambda step: signal.SIGTERM if hosts.stop_after(step) else None
+        yield hosts.stop_after
     else:
-        with signals.postponed() as heard:
-            yield lambda step: heard()
+        with signals.postponed() as is_to_stop:
+            yield lambda step: is_to_stop()
 
 
 def first_replica(tree: Any) -> Any:

@@ -1,46 +1,74 @@
 """Signals that ask a run to stop: heard between two steps, so that it can save first."""
 
 import contextlib
+import logging
+import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 2  # signals that wait for the step to end: whoever presses Ctrl-C twice loses nothing
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def postponed() -> Iterator[Callable[[], int | None]]:
-    """Yields a function that returns the signal that was sent since, None where there was none.
+def postponed() -> Iterator[Callable[[], bool]]:
+    """Yields a function, to be called after each step, that tells whether the run is to stop.
 
-    Whatever signal comes second ends the process at once. Only the main thread can hear signals; in
-    others nothing changes.
+    Until it is called first there is nothing to save, and a signal ends the process at once, with
+    status 0. Afterwards the third signal does. Only the main thread can hear signals; in others
+    nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield lambda: False
         return
     heard: list[int] = []
+    stepped = threading.Event()
 
     def hear(number: int, frame: FrameType | None) -> None:
         heard.append(number)
-        for each in HEARD:
-            signal.signal(each, signal.SIG_DFL)
+        if len(heard) == PATIENCE:
+            for each in HEARD:
+                signal.signal(each, signal.SIG_DFL)
+
+    def is_to_stop() -> bool:
+        stepped.set()
+        return bool(heard)
 
     before = {each: signal.signal(each, hear) for each in HEARD}
     try:
-        yield lambda: heard[0] if heard else None
+        with _ended_unless(stepped):
+            yield is_to_stop
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
 
 
-def obey(number: int) -> None:
-    """Ends the program as the signal asks: SIGTERM with status 0, Ctrl-C as an interruption.
+@contextlib.contextmanager
+def _ended_unless(stepped: threading.Event) -> Iterator[None]:
+    """Ends the process at once where a signal comes before the event.
 
-    Raises:
-      SystemExit: for SIGTERM.
-      KeyboardInterrupt: for Ctrl-C.
+    The first step is compiled for minutes, in which Python calls no handler: what it does at once
+    is to write a byte, which a thread can read.
     """
-    if number == signal.SIGTERM:
-        raise SystemExit(0)
-    raise KeyboardInterrupt
+
+    def listen() -> None:
+        if reader.recv(1) and not stepped.is_set():
+            logger.info("stopped before its first step: there was nothing to save")
+            os._exit(0)
+
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    outer = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(outer)
+        writer.close()
+        listener.join()
+        reader.close()

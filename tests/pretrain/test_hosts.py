@@ -43,13 +43,14 @@ if sys.argv[-1] == "--host=1":
 pretraining.HEARTBEAT_SECONDS = 10
 sys.exit(main())
 """
-# The command line; host 1 gets a SIGTERM before the run's first step.
+# The command line; host 1 gets Ctrl-C and a SIGTERM before the run's first step.
 STOPPED = """
 import os, signal, sys, time
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus import batches
 
 def slow(*args, **kwargs):
+    os.kill(os.getppid(), signal.SIGINT)
     os.kill(os.getppid(), signal.SIGTERM)
     for batch in read_batches(*args, **kwargs):
         time.sleep(3)

@@ -21,7 +21,7 @@ lint: .venv/tools
 types: .venv/tools
 	$(BIN)/mypy
 
-unit: .venv/tools
+unit: .venv/tools .venv-beam/installed
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests
 
 bench: .venv/tools
@@ -50,5 +50,12 @@ fuzz: .venv/tools
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
+# Beam and JAX do not agree on versions of what both need.
+.venv-beam/installed: constraints-beam.txt
+	$(PYTHON) -m venv .venv-beam
+	.venv-beam/bin/pip install --quiet --requirement constraints-beam.txt
+	.venv-beam/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-beam build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -11,8 +11,9 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import read_lines, without_surrogates
 
 MAX_DOCUMENT_BYTES = 50_000_000
+ACCEPTED_FILES = "a .txt or .jsonl file (also .gz, .xz, .zst), a folder of them"
 ACCEPTED = (
-    "pydocs, pydocs:numpy,scipy, a .txt or .jsonl file (also .gz, .xz, .zst), a folder of them, "
+    f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
 _FILE_NAME = re.compile(r".*\.(txt|jsonl)(\.(gz|xz|zst))?")
@@ -93,27 +94,47 @@ def _open_source(source: str, on_bytes: Callable[[int], object]) -> Iterator[Doc
 def _files(source: str) -> list[Path]:
     path = Path(source)
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if _FILE_NAME.fullmatch(p.name) and p.is_file())
+        files = sorted(p for p in path.iterdir() if is_source_file(p.name) and p.is_file())
         if not files:
             raise UserError(f"folder {path} holds no .txt or .jsonl file (also .gz, .xz, .zst)")
         return files
-    if not _FILE_NAME.fullmatch(path.name):
+    if not is_source_file(path.name):
         raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
     if not path.is_file():
         raise UserError(f"no file {path}")
     return [path]
 
 
+def is_source_file(name: str) -> bool:
+    """Tells whether a file is one of ACCEPTED_FILES by its name."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
 def _file_documents(files: list[Path], on_bytes: Callable[[int], object]) -> Iterator[Document]:
     for path in files:
         # Line numbers are unique within a file only.
-        prefix = f"{path.name}:" if len(files) > 1 else ""
-        if ".jsonl" in path.suffixes:
-            for line in _lines(path, on_bytes):
-                if line.text.strip():
-                    yield _parse_json(line, prefix)
-        else:
-            yield from _text_documents(path, prefix, on_bytes)
+        yield from read_file(path, f"{path.name}:" if len(files) > 1 else "", on_bytes)
+
+
+def read_file(
+    path: Path, prefix: str, on_bytes: Callable[[int], object] = lambda n_bytes: None
+) -> Iterator[Document]:
+    """Streams the documents of one file.
+
+    Args:
+      path: one of ACCEPTED_FILES.
+      prefix: of the id of a document that is known by the number of its line only.
+      on_bytes: see `read_documents`.
+
+    Raises:
+      UserError: as `read_documents`, but none for a file without documents.
+    """
+    if ".jsonl" not in path.suffixes:
+        yield from _text_documents(path, prefix, on_bytes)
+        return
+    for line in _lines(path, on_bytes):
+        if line.text.strip():
+            yield _parse_json(line, prefix)
 
 
 def _text_documents(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -22,6 +23,7 @@ from cocondenser_jax.pretrain import checkpoint, hosts, signals
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, write_batch
 from cocondenser_jax.pretrain.step import (
     Metrics,
+    TrainState,
     initial_params,
     initial_state,
     pmap_step,
@@ -66,19 +68,8 @@ def train(
     with _on_first_host(
         lambda: checkpoint.checkpoint_manager(workdir, config.checkpoint)
     ) as manager:
-        state = jax.eval_shape(lambda: initial_state(model_config, config))
-        if params is not None:
-            state = initial_state(model_config, config, params)
-        elif manager is not None:
-            state = checkpoint.restore_latest(manager, state)
-        state = hosts.from_first(state)
+        state = _state_to_begin_with(config, model_config, params, manager)
         first_step, n_steps = int(state.step), config.train.steps
-        stopped = False
-        if int(state.skipped) > config.train.skip_nonfinite:
-            raise UserError(
-                f"this run has left out {int(state.skipped)} steps that were not finite, but"
-                f" config.train.skip_nonfinite is {config.train.skip_nonfinite}"
-            )
         if first_step and manager is not None:
             logger.info("%s: going on after step %d", workdir, first_step)
         spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
@@ -90,6 +81,7 @@ def train(
             host=jax.process_index(),
             n_hosts=jax.process_count(),
         )
+        stopped = False
         states = replicate(state)
         with (
             _on_first_host(lambda: metrics_log(workdir, first_step)) as log,
@@ -165,6 +157,27 @@ def _beginning_of_first(
         return loaded
     model_config = scratch_model(config, store)
     return model_config, scratch_params(model_config, config.seed, store)
+
+
+def _state_to_begin_with(
+    config: ConfigDict,
+    model_config: ModelConfig,
+    params: Any | None,
+    manager: ocp.CheckpointManager | None,
+) -> TrainState:
+    """Returns the state of `params`, else of the newest checkpoint, as host 0 has it."""
+    state = jax.eval_shape(lambda: initial_state(model_config, config))
+    if params is not None:
+        state = initial_state(model_config, config, params)
+    elif manager is not None:
+        state = checkpoint.restore_latest(manager, state)
+    state = hosts.from_first(state)
+    if int(state.skipped) > config.train.skip_nonfinite:
+        raise UserError(
+            f"this run has left out {int(state.skipped)} steps that were not finite, but"
+            f" config.train.skip_nonfinite is {config.train.skip_nonfinite}"
+        )
+    return state
 
 
 def _on_first_host(

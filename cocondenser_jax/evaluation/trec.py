@@ -31,7 +31,7 @@ def read_qrels(path: Path) -> Qrels:
         that a query has twice with different grades.
     """
     qrels: Qrels = {}
-    for number, line in numbered_lines(path, _MAX_FIELDS_BYTES):
+    for number, line in _lines_of_ids(path):
         fields = line.split("\t") if line.count("\t") == 2 else line.split()
         if len(fields) == 3:
             query, passage, grade = fields
@@ -67,7 +67,7 @@ def read_run(path: Path) -> Run:
         a finite number, or a passage that a query has twice.
     """
     run: Run = {}
-    for number, line in numbered_lines(path, _MAX_FIELDS_BYTES):
+    for number, line in _lines_of_ids(path):
         fields = line.split()
         if len(fields) != 6:
             raise UserError(
@@ -142,6 +142,15 @@ def numbered_lines(path: Path, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[tup
     return ((number, line) for number, line in lines if line.strip())
 
 
+def _lines_of_ids(path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in numbered_lines(path, _MAX_FIELDS_BYTES):
+        if "\0" in line:  # where trec_eval's names end: two of them could become one
+            raise UserError(f"{path}:{number}: a zero byte, which no id can have")
+        yield number, line
+
+
 def _require_one_word(name: str) -> None:
-    if len(name.split()) != 1:
-        raise UserError(f"a TREC run cannot hold the id {name!r}: ids must be without white space")
+    if len(name.split()) != 1 or "\0" in name:
+        raise UserError(
+            f"a TREC run cannot hold the id {name!r}: ids must be without white space or zero bytes"
+        )

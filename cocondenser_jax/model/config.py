@@ -1,9 +1,27 @@
 """The shape of a Condenser. Names are those of Hugging Face's `config.json` where it has one."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 from cocondenser_jax.errors import UserError
+
+# No published BERT or RoBERTa comes near these; more layers than that would fill the memory before
+# anything else could be wrong with them.
+_MOST_LAYERS, _MOST_ENTRIES = 1_000, 10_000_000
+_LARGEST = {
+    "vocab_size": _MOST_ENTRIES,
+    "hidden_size": _MOST_ENTRIES,
+    "num_hidden_layers": _MOST_LAYERS,
+    "num_attention_heads": _MOST_ENTRIES,
+    "intermediate_size": _MOST_ENTRIES,
+    "max_position_embeddings": _MOST_ENTRIES,
+    "type_vocab_size": _MOST_ENTRIES,
+    "n_head_layers": _MOST_LAYERS,
+}
+_RATES = "hidden_dropout_prob", "attention_probs_dropout_prob"
+_SCALES = "layer_norm_eps", "initializer_range"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +50,33 @@ class ModelConfig:
         """Raises a UserError for shapes that cannot be built."""
         if self.model_type not in ("bert", "roberta"):
             raise UserError(f"model_type is {self.model_type!r}; expected 'bert' or 'roberta'")
-        if min(self.hidden_size, self.num_attention_heads, self.num_hidden_layers) < 1:
-            raise UserError("hidden_size, num_attention_heads and layers: expected at least 1")
+        for name, largest in _LARGEST.items():
+            self._require_whole(name, 1, largest)
+        self._require_whole("pad_token_id", 0, self.vocab_size - 1)
+        self._require_whole("skip_from", 0, self.num_hidden_layers)
+        for name in _RATES:
+            self._require_number(name, lambda rate: 0 <= rate < 1, "a number from 0 to below 1")
+        for name in _SCALES:
+            self._require_number(name, lambda scale: 0 < scale < math.inf, "a number above 0")
+        if type(self.late_mlm) is not bool:
+            raise UserError(f"late_mlm is {self.late_mlm!r}; expected true or false")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"hidden_size {self.hidden_size} is not a multiple of"
                 f" num_attention_heads {self.num_attention_heads}"
             )
-        if not 0 <= self.skip_from <= self.num_hidden_layers:
+
+    def _require_whole(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        if type(value) is not int or not least <= value <= most:
             raise UserError(
-                f"skip_from is {self.skip_from}; expected 0 to {self.num_hidden_layers},"
-                " the number of backbone layers"
+                f"{name} is {value!r}; expected a whole number from {least} to {most:,}"
             )
-        if self.n_head_layers < 1:
-            raise UserError(f"n_head_layers is {self.n_head_layers}; expected at least 1")
+
+    def _require_number(self, name: str, fits: Callable[[float], bool], expected: str) -> None:
+        value = getattr(self, name)
+        if type(value) not in (int, float) or not fits(value):
+            raise UserError(f"{name} is {value!r}; expected {expected}")
 
     @property
     def position_offset(self) -> int:

@@ -9,7 +9,6 @@ nonfinite-<step>.npz  see nonfinite.py
 """
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import logging
 import shutil
@@ -321,16 +320,12 @@ def _steps(workdir: Path) -> list[int]:
 
 def _model_of(path: Path, run: dict[str, Any]) -> ModelConfig:
     """Returns the shape that a `run.json` says its model has."""
-    model = run.get("model")
-    kinds: dict[str, Any] = {
-        field.name: type(field.default) for field in dataclasses.fields(ModelConfig)
-    }
-    kinds |= {name: (int, float) for name, kind in kinds.items() if kind is float}
-    if not isinstance(model, dict) or not all(
-        isinstance(value, kinds.get(name, ())) for name, value in model.items()
-    ):
-        raise UserError(f"{path} is damaged: it does not say the shape of a model")
-    return ModelConfig(**model)
+    try:
+        return ModelConfig(**run["model"])
+    except (KeyError, TypeError, UserError) as error:
+        raise UserError(
+            f"{path} is damaged: it does not say the shape of a model ({error})"
+        ) from error
 
 
 def _zeros_like(tree: Any) -> Any:

@@ -65,6 +65,7 @@ def load_retriever(
         _limit_tokens(tower, query_length, passage_length, folder)
     with _loading(folder, "bi-encoder"):  # parts that do not fit each other show only now
         model.encode_document("a word")
+        model.encode_query("a word")
     _keep_to_itself(model)
     return _with_two_towers(model, device) if two_towers and "" in found else model
 

@@ -230,7 +230,8 @@ def test_an_untied_projection_is_refused(bert_folder):
         ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
         ({"hidden_act": "relu"}, "only 'gelu' is supported"),
         ({"is_decoder": True}, "only False is supported"),
-        ({"hidden_size": None}, "hidden_size is None; expected a whole number"),
+        ({"hidden_size": None}, "does not say hidden_size"),
+        ({"hidden_size": 0}, "hidden_size is 0; expected a whole number"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
     ],
 )

@@ -150,8 +150,15 @@ def test_dropout_does_not_depend_on_the_padding(batch, variables):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"skip_from": 3}, "skip_from is 3; expected 0 to 2"),
-        ({"n_head_layers": 0}, "n_head_layers is 0; expected at least 1"),
+        ({"skip_from": 3}, "skip_from is 3; expected a whole number from 0 to 2"),
+        ({"n_head_layers": 0}, "n_head_layers is 0; expected a whole number from 1 to 1,000"),
+        ({"num_hidden_layers": 1 << 31}, "num_hidden_layers is 2147483648; expected"),
+        ({"type_vocab_size": -1}, "type_vocab_size is -1; expected"),
+        ({"hidden_size": "32"}, "hidden_size is '32'; expected"),
+        ({"pad_token_id": 10**6}, "pad_token_id is 1000000; expected"),
+        ({"hidden_dropout_prob": 1}, "hidden_dropout_prob is 1; expected a number from 0"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan; expected a number above 0"),
+        ({"late_mlm": 1}, "late_mlm is 1; expected true or false"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
         ({"model_type": "t5"}, "expected 'bert' or 'roberta'"),
     ],

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from ml_collections import ConfigDict
 
+from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.convert.reference import (
     IGNORED,
@@ -115,14 +116,19 @@ def verify(
         folder = pytorch_folder or Path(temporary) / "model"
         if pytorch_folder is None:
             export_folder(params, model_config, checkpoint / "tokenizer", folder, {})
+        _require_same_model(folder, checkpoint, model_config)
         reference = open_reference(folder)
     theirs = _torch_side(reference, model_config, config, batch)
-    if direct.gradients.keys() != theirs.gradients.keys():
-        odd = sorted(direct.gradients.keys() ^ theirs.gradients.keys())
-        raise UserError(f"{folder} has not the tensors of {checkpoint}: {', '.join(odd[:3])}")
     if batch_out:
         _write(batch_out, batch, direct)
     return _compare(cached, direct, theirs)
+
+
+def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -> None:
+    found = load_folder(str(folder))[0].to_dict()
+    for name, value in expected.to_dict().items():
+        if found[name] != value and not name.endswith("dropout_prob"):
+            raise UserError(f"{folder}: {name} is {found[name]}, but {value} in {checkpoint}")
 
 
 def _experiment(run: Mapping[str, Any], checkpoint: Path) -> ConfigDict:

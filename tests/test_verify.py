@@ -95,6 +95,21 @@ def test_a_changed_weight_is_noticed(
     assert main(command) == 1
     assert "TOO LARGE" in capsys.readouterr().out
 
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    assert main(command) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_another_model_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, params, _ = load_run(run)
+    folder = tmp_path / "model"
+    export_folder(params, config, run / "tokenizer", folder, {})
+    (folder / "condenser.json").write_text('{"n_head_layers": 2, "skip_from": 2, "late_mlm": true}')
+    assert main(["verify", f"--checkpoint={run}", f"--pytorch_folder={folder}"]) == 2
+    assert "skip_from is 2, but 1 in " in capsys.readouterr().err
+
 
 def test_mistakes_are_one_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

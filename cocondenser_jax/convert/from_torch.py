@@ -155,8 +155,8 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
         if values.get(key, supported) != supported:
             raise UserError(f"{path}: {key} is {values[key]!r}; only {supported!r} is supported")
     for key in _SIZES:
-        if values.get(key) is None:
-            raise UserError(f"{path} does not say {key}")
+        if type(values.get(key)) is not int:
+            raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
     fields = {key: values[key] for key in (*_SIZES, *_OPTIONAL) if values.get(key) is not None}
     return {"model_type": model_type, "pad_token_id": int(model_type == "roberta"), **fields}
 

@@ -39,7 +39,7 @@ def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASU
     `trec.write_run` would write it.
 
     Args:
-      qrels: the judgments.
+      qrels: the judgments; a grade below 0, as in TREC's for spam, counts as 0.
       run: the results.
       measures: names such as MRR@10, Recall@100, nDCG@10, Success@20, or any other that trec_eval
         has, as ir-measures spells it.
@@ -58,7 +58,12 @@ def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASU
     }
     per_query = {query: dict.fromkeys(names.values(), 0.0) for query in qrels}
     if by_rank:
-        for metric in _PROVIDER.iter_calc(list(names), qrels, by_rank):
+        # Below -1 a grade would be counted before the beginning of trec_eval's array of grades.
+        grades = {
+            query: {passage: max(grade, 0) for passage, grade in judged.items()}
+            for query, judged in qrels.items()
+        }
+        for metric in _PROVIDER.iter_calc(list(names), grades, by_rank):
             per_query[metric.query_id][names[metric.measure]] = float(metric.value)
     return {"mean": mean_over_queries(per_query), "per_query": per_query}
 

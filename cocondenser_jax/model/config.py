@@ -1,7 +1,6 @@
 """The shape of a Condenser. Names are those of Hugging Face's `config.json` where it has one."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -57,7 +56,7 @@ class ModelConfig:
         for name in _RATES:
             self._require_number(name, lambda rate: 0 <= rate < 1, "a number from 0 to below 1")
         for name in _SCALES:
-            self._require_number(name, lambda scale: 0 < scale < math.inf, "a number above 0")
+            self._require_number(name, lambda scale: 0 < scale <= 1, "a number above 0, at most 1")
         if type(self.late_mlm) is not bool:
             raise UserError(f"late_mlm is {self.late_mlm!r}; expected true or false")
         if self.hidden_size % self.num_attention_heads:

@@ -24,6 +24,9 @@ PRECISIONS = ("auto", "float32", "bfloat16")  # see `uses_bfloat16`
 # What the vectors of a folder depend on, beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
 
+# No published model comes near these, but a broken file may.
+_MOST_LAYERS, _MOST_ENTRIES = 1_000, 10_000_000
+
 
 def load_retriever(
     folder: Path,
@@ -235,6 +238,8 @@ def _require_model(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected one with config.json and weights")
     _require_own_modules(folder)
+    for path in folder.rglob("config.json"):
+        _require_bounded(path)
     if (folder / "router_config.json").is_file():
         return  # two towers, each in a folder of its own
     if not (folder / "config.json").is_file():
@@ -307,6 +312,14 @@ def _require_own_modules(folder: Path) -> None:
         weight_map = _object(folder, name).get("weight_map", {})
         for part in weight_map.values() if isinstance(weight_map, dict) else [weight_map]:
             _require_inside(folder, part, name)
+
+
+def _require_bounded(path: Path) -> None:
+    """Raises a UserError for sizes that no model has: layers would be made until memory is full."""
+    for name, value in _read_config(path.parent).items():
+        largest = _MOST_LAYERS if name.endswith("layers") else _MOST_ENTRIES
+        if type(value) is int and value > largest:
+            raise UserError(f"{path}: {name} is {value}; expected at most {largest:,}")
 
 
 def _object(folder: Path, name: str) -> dict[str, Any]:

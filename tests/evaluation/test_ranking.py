@@ -1,6 +1,8 @@
 """Measures against an implementation of a few lines, on runs with ties and missing queries."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -110,6 +112,20 @@ def test_a_query_without_relevant_passage_counts_zero_as_in_trec_eval():
         assert [figures["per_query"][q][name] for q in qrels] == [1.0, 0.0]
         assert [theirs[q][their_name] for q in qrels] == [1.0, 0.0]
         assert figures["mean"][name] == 0.5
+
+
+def test_negative_grades_count_zero_and_harm_nothing():
+    program = """
+from cocondenser_jax.evaluation.ranking import evaluate_run
+for _ in range(5000):
+    qrels = {"q": {"a": -2, "b": -1000, "c": 1}, "r": {"d": -11}}
+    found = evaluate_run(qrels, {"q": {"a": 3.0, "b": 2.0, "c": 1.0}, "r": {"d": 1.0}})
+print(found["mean"]["MRR@10"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{1 / 6}\n"), done.stderr
 
 
 def test_a_query_without_result_counts_zero(caplog):

@@ -158,6 +158,7 @@ def test_dropout_does_not_depend_on_the_padding(batch, variables):
         ({"pad_token_id": 10**6}, "pad_token_id is 1000000; expected"),
         ({"hidden_dropout_prob": 1}, "hidden_dropout_prob is 1; expected a number from 0"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan; expected a number above 0"),
+        ({"layer_norm_eps": 1 << 31}, "layer_norm_eps is 2147483648; expected"),
         ({"late_mlm": 1}, "late_mlm is 1; expected true or false"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
         ({"model_type": "t5"}, "expected 'bert' or 'roberta'"),

@@ -132,7 +132,8 @@ def broken_values(draw: st.DrawFn, value: Any) -> Any:
             case 0 if key != "":
                 del inside[key]
             case 1 if isinstance(inside[key], dict):
-                inside[key][draw(st.sampled_from(["x", "", "../../x"]))] = draw(_VALUES)
+                name = draw(st.sampled_from(["x", "", "../../x"]))
+                inside[key][name] = copy.deepcopy(draw(_VALUES))
             case _:
                 inside[key] = copy.deepcopy(draw(_VALUES))
     return holder[""]

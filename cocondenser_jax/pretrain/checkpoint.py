@@ -12,6 +12,7 @@ import contextlib
 import importlib.metadata
 import logging
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,15 +120,35 @@ def checkpoint_manager(workdir: Path, config: ConfigDict) -> Iterator[ocp.Checkp
         keep_period=config.keep_every or None,
         enable_async_checkpointing=True,
     )
+    with _one_error_told():
+        try:
+            yield manager
+            with _told_clearly(manager):
+                manager.wait_until_finished()
+        except BaseException:
+            with contextlib.suppress(*UNSAVED):  # or the same would be raised twice
+                manager.close()
+            raise
+        manager.close()
+
+
+@contextlib.contextmanager
+def _one_error_told() -> Iterator[None]:
+    """Silences the other files of a checkpoint after one could not be written.
+
+    Each of them would print that the event loop, which has ended with the first error, is closed.
+    """
+    before = sys.unraisablehook
+
+    def tell(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = tell
     try:
-        yield manager
-        with _told_clearly(manager):
-            manager.wait_until_finished()
-    except BaseException:
-        with contextlib.suppress(*UNSAVED):  # or the same would be raised twice
-            manager.close()
-        raise
-    manager.close()
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def save(manager: ocp.CheckpointManager, state: TrainState) -> None:

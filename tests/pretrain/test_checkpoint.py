@@ -4,6 +4,7 @@ import json
 import logging
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,6 +167,25 @@ def test_a_full_disk_leaves_what_was_there(
         # What could not be finished may lie beside them, under a name that is no step.
         steps = [path.name for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
         assert sorted(steps) == ["2", "4", "6"]
+
+
+def test_a_full_disk_is_told_once(
+    tmp_path: Path,
+    settings: ConfigDict,
+    small_disk: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.append(unraisable.exc_value))
+    state = state_of(2)
+    many = {str(number): state.params["w"] for number in range(50)}
+    small_disk(1000)
+    with (
+        pytest.raises(UserError, match="cannot save a checkpoint"),
+        checkpoint.checkpoint_manager(tmp_path, settings) as manager,
+    ):
+        checkpoint.save(manager, state._replace(params=many))
+    assert not told
 
 
 def test_one_checkpoint_is_not_enough(config: ConfigDict, tmp_path: Path) -> None:

@@ -58,6 +58,21 @@ def train(
       UserError: if the settings do not fit each other, the data, or the run that is there.
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
+    with _signals() as is_to_stop:
+        stopped_after = _train(config, workdir, warm_start, label, is_to_stop)
+    if stopped_after is not None:
+        logger.info("%s: stopped and saved after step %d", workdir, stopped_after)
+        raise SystemExit(0)
+
+
+def _train(
+    config: ConfigDict,
+    workdir: Path,
+    warm_start: Callable[[], tuple[ModelConfig, Any] | None],
+    label: str,
+    is_to_stop: Callable[[int], bool],
+) -> int | None:
+    """Does what `train` says; returns the step after which it was stopped, None at its end."""
     store = open_store(Path(config.data.store))
     model_config, params = _beginning(config, workdir, store, warm_start)
     _require_tokenizer(model_config, store)
@@ -72,6 +87,10 @@ def train(
         first_step, n_steps = int(state.step), config.train.steps
         if first_step and manager is not None:
             logger.info("%s: going on after step %d", workdir, first_step)
+        if jax.process_count() > 1:
+            # Else a SIGTERM that comes before the first step of a resumed run would stop it at
+            # step 1.
+            is_to_stop(first_step)
         spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
         batches = read_batches(
             store,
@@ -92,7 +111,6 @@ def train(
                 unit="step",
                 disable=not hosts.is_first(),
             ) as bar,
-            _signals(first_step) as is_to_stop,
         ):
             reader = _Reader(config, workdir, store, spec, int(state.skipped), log, bar)
             unread: Metrics | None = None  # of the last step; reading them waits for the device
@@ -116,9 +134,7 @@ def train(
                 if manager is not None:
                     checkpoint.save(manager, first_replica(states))
                 raise
-    if stopped:
-        logger.info("%s: stopped and saved after step %d", workdir, step)
-        raise SystemExit(0)
+    return step if stopped else None
 
 
 def _beginning(
@@ -188,11 +204,9 @@ def _on_first_host(
 
 
 @contextlib.contextmanager
-def _signals(first_step: int) -> Iterator[Callable[[int], bool]]:
+def _signals() -> Iterator[Callable[[int], bool]]:
     """Yields a function that tells, after each step, whether the run was asked to stop there."""
     if jax.process_count() > 1:
-        # Else a SIGTERM that comes before the first step of a resumed run would stop it at step 1.
-        hosts.stop_after(first_step)
         yield hosts.stop_after
     else:
         with signals.postponed() as is_to_stop:

@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C: the run saves the step it is at, and goes on from there."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
 
-from cocondenser_jax.pretrain import signals
+from cocondenser_jax.pretrain import checkpoint, signals
+from cocondenser_jax.pretrain.loop import train
 
 EXPERIMENT = """
 import json
@@ -85,6 +89,22 @@ def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number: signal.Sign
         process.kill()
     assert process.returncode == 0
     assert told == "stopped before its first step: there was nothing to save\n"
+
+
+def test_the_last_checkpoint_is_saved_whatever_comes(
+    config: ConfigDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    managed = checkpoint.checkpoint_manager
+
+    @contextlib.contextmanager
+    def interrupted(*arguments: Any) -> Iterator[Any]:
+        with managed(*arguments) as manager:
+            yield manager
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(checkpoint, "checkpoint_manager", interrupted)
+    train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / str(config.train.steps)).is_dir()
 
 
 def test_a_stopped_run_goes_on_with_other_devices(config: ConfigDict, tmp_path: Path) -> None:

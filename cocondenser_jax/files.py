@@ -126,6 +126,11 @@ def require_absent(target: Path) -> None:
         raise UserError(f"{target} already exists: choose a new folder, or remove it first")
 
 
+def is_inside(path: str) -> bool:
+    """Tells whether a path, as a file names it, stays in the folder that it is relative to."""
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` to `path` as indented JSON, whole or not at all, with the folders it needs.
 

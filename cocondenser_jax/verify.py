@@ -116,7 +116,8 @@ def verify(
         folder = pytorch_folder or Path(temporary) / "model"
         if pytorch_folder is None:
             export_folder(params, model_config, checkpoint / "tokenizer", folder, {})
-        _require_same_model(folder, checkpoint, model_config)
+        else:
+            _require_same_model(folder, checkpoint, model_config)
         reference = open_reference(folder)
     theirs = _torch_side(reference, model_config, config, batch)
     if batch_out:

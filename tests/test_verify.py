@@ -49,7 +49,15 @@ def experiment(store: Path) -> ConfigDict:
     return config.lock()
 
 
-def test_all_sides_agree_on_a_real_batch(run: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def folder(run: Path, tmp_path: Path) -> Path:
+    """The run, exported."""
+    config, params, _ = load_run(run)
+    export_folder(params, config, run / "tokenizer", tmp_path / "model", {})
+    return tmp_path / "model"
+
+
+def test_all_sides_agree_on_a_real_batch(run: Path, folder: Path, tmp_path: Path) -> None:
     rows = {row.name: row for row in verify(run, batch_out=tmp_path / "batch.npz")}
     assert all(row.passes for row in rows.values())
     assert rows["loss"].direct == pytest.approx(
@@ -62,9 +70,7 @@ def test_all_sides_agree_on_a_real_batch(run: Path, tmp_path: Path) -> None:
 
     # The file is enough to repeat the comparison: here with transformers alone.
     batch = np.load(tmp_path / "batch.npz")
-    config, params, _ = load_run(run)
-    export_folder(params, config, run / "tokenizer", tmp_path / "model", {})
-    lm = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    lm = AutoModelForMaskedLM.from_pretrained(folder).eval()
     with torch.no_grad():
         out = lm(
             input_ids=torch.tensor(batch["input_ids"]),
@@ -80,11 +86,8 @@ def test_all_sides_agree_on_a_real_batch(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_changed_weight_is_noticed(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, params, _ = load_run(run)
-    folder = tmp_path / "model"
-    export_folder(params, config, run / "tokenizer", folder, {})
     command = ["verify", f"--checkpoint={run}", f"--pytorch_folder={folder}"]
     assert main(command) == 0
     assert "TOO LARGE" not in capsys.readouterr().out
@@ -101,11 +104,8 @@ def test_a_changed_weight_is_noticed(
 
 
 def test_another_model_is_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, params, _ = load_run(run)
-    folder = tmp_path / "model"
-    export_folder(params, config, run / "tokenizer", folder, {})
     (folder / "condenser.json").write_text('{"n_head_layers": 2, "skip_from": 2, "late_mlm": true}')
     assert main(["verify", f"--checkpoint={run}", f"--pytorch_folder={folder}"]) == 2
     assert "skip_from is 2, but 1 in " in capsys.readouterr().err

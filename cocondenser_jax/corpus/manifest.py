@@ -5,7 +5,7 @@ from typing import Any
 
 from cocondenser_jax.corpus.token_files import FILE_NAMES
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import read_object
+from cocondenser_jax.files import is_inside, read_object
 
 _LONGEST_NAME = 200  # what no file system takes would be an error of its own
 
@@ -54,16 +54,12 @@ def _wrong_part(manifest: dict[str, Any]) -> str | None:
             isinstance(facts, dict)
             and _is_count(facts.get("bytes"))
             and isinstance(facts.get("sha256"), str)
-            and _is_name_inside(name)
+            and len(name) <= _LONGEST_NAME
+            and is_inside(name)
             for name, facts in files.items()
         ),
     }
     return next((name for name, is_right in parts.items() if not is_right), None)
-
-
-def _is_name_inside(name: str) -> bool:
-    path = Path(name)
-    return len(name) <= _LONGEST_NAME and not path.is_absolute() and ".." not in path.parts
 
 
 def _is_count(value: Any, least: int = 0) -> bool:

@@ -8,16 +8,16 @@ from cocondenser_jax.errors import UserError
 
 # No published BERT or RoBERTa comes near these; more layers than that would fill the memory before
 # anything else could be wrong with them.
-_MOST_LAYERS, _MOST_ENTRIES = 1_000, 10_000_000
+MOST_LAYERS, MOST_ENTRIES = 1_000, 10_000_000
 _LARGEST = {
-    "vocab_size": _MOST_ENTRIES,
-    "hidden_size": _MOST_ENTRIES,
-    "num_hidden_layers": _MOST_LAYERS,
-    "num_attention_heads": _MOST_ENTRIES,
-    "intermediate_size": _MOST_ENTRIES,
-    "max_position_embeddings": _MOST_ENTRIES,
-    "type_vocab_size": _MOST_ENTRIES,
-    "n_head_layers": _MOST_LAYERS,
+    "vocab_size": MOST_ENTRIES,
+    "hidden_size": MOST_ENTRIES,
+    "num_hidden_layers": MOST_LAYERS,
+    "num_attention_heads": MOST_ENTRIES,
+    "intermediate_size": MOST_ENTRIES,
+    "max_position_embeddings": MOST_ENTRIES,
+    "type_vocab_size": MOST_ENTRIES,
+    "n_head_layers": MOST_LAYERS,
 }
 _RATES = "hidden_dropout_prob", "attention_probs_dropout_prob"
 _SCALES = "layer_norm_eps", "initializer_range"

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Router, 
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.config import MOST_ENTRIES, MOST_LAYERS
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Left out, the libraries would ask on the terminal whether to run a folder's code.
@@ -23,9 +24,6 @@ _NO_CODE = {"trust_remote_code": False}
 PRECISIONS = ("auto", "float32", "bfloat16")  # see `uses_bfloat16`
 # What the vectors of a folder depend on, beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
-
-# No published model comes near these, but a broken file may.
-_MOST_LAYERS, _MOST_ENTRIES = 1_000, 10_000_000
 
 
 def load_retriever(
@@ -317,7 +315,7 @@ def _require_own_modules(folder: Path) -> None:
 def _require_bounded(path: Path) -> None:
     """Raises a UserError for sizes that no model has: layers would be made until memory is full."""
     for name, value in _read_config(path.parent).items():
-        largest = _MOST_LAYERS if name.endswith("layers") else _MOST_ENTRIES
+        largest = MOST_LAYERS if name.endswith("layers") else MOST_ENTRIES
         if type(value) is int and value > largest:
             raise UserError(f"{path}: {name} is {value}; expected at most {largest:,}")
 
@@ -335,7 +333,7 @@ def _require_own(folder: Path, kind: Any, name: str) -> None:
 
 
 def _require_inside(folder: Path, path: Any, name: str) -> None:
-    if not isinstance(path, str) or ".." in Path(path).parts or Path(path).is_absolute():
+    if not isinstance(path, str) or not files.is_inside(path):
         raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
 
 

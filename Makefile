@@ -16,6 +16,7 @@ test: lint types unit
 lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/shellcheck .ci/run tpu_scripts/*.sh tpu_scripts/on_vm/*.sh
 
 types: .venv/tools

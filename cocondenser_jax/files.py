@@ -18,6 +18,8 @@ import zstandard
 from cocondenser_jax.errors import UserError
 
 CHECKSUMS = "sha256.json"
+# A longer line of text is a mistake that would fill the memory.
+MAX_LINE_BYTES = 50_000_000
 
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
@@ -63,6 +65,17 @@ def read_lines(
     except _UNREADABLE as error:
         after = f" after line {number}" if number else ""
         raise UserError(f"cannot read {path}{after}: {_reason(error)}") from error
+
+
+def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
+    """Yields line number, from 1, and text of every line that is not blank.
+
+    Raises:
+      UserError: with file and line, for a missing file, bytes that are not UTF-8, or a line longer
+        than `max_bytes`.
+    """
+    lines = read_lines(path, max_bytes=max_bytes)
+    return ((number, line) for number, line in lines if line.strip())
 
 
 @contextlib.contextmanager
@@ -137,7 +150,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
       UserError: if it cannot be written there.
     """
-    _write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -174,25 +187,6 @@ def without_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode(errors="replace").decode()
     return text
-
-
-def forget_steps_after(path: Path, step: int) -> None:
-    """Cuts a `metrics.jsonl` back to the steps up to `step`, for a run that goes on from there.
-
-    What an interrupted run logged after its last checkpoint will be logged again; a last line that
-    a kill cut short goes too. A file that is not there becomes an empty one.
-
-    Raises:
-      UserError: for a line without a step; the file stays as it is.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(
-            f'{path} is damaged: expected a JSON object with a "step" on each line'
-        ) from error
-    _write_whole(path, "".join(f"{line}\n" for line in kept))
 
 
 def file_sha256(path: Path) -> str:
@@ -233,8 +227,12 @@ def damaged_file(folder: Path) -> str | None:
     return None
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Replaces a file by one that is on the disk already: a kill or power cut loses neither."""
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file by one that is on the disk already: a kill or power cut loses neither.
+
+    Raises:
+      UserError: if it cannot be written there.
+    """
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

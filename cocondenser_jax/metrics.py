@@ -12,7 +12,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import forget_steps_after
+from cocondenser_jax.files import write_text
 
 # Logs the figures of one step; steps count from 1.
 Log = Callable[[int, Mapping[str, float]], None]
@@ -51,6 +51,25 @@ def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
                 events.flush()
 
         yield log
+
+
+def forget_steps_after(path: Path, step: int) -> None:
+    """Cuts a `metrics.jsonl` back to the steps up to `step`, for a run that goes on from there.
+
+    What an interrupted run logged after its last checkpoint will be logged again; a last line that
+    a kill cut short goes too. A file that is not there becomes an empty one.
+
+    Raises:
+      UserError: for a line without a step; the file stays as it is.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(
+            f'{path} is damaged: expected a JSON object with a "step" on each line'
+        ) from error
+    write_text(path, "".join(f"{line}\n" for line in kept))
 
 
 @contextlib.contextmanager

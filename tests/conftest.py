@@ -20,6 +20,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 # A shape that is broadcast by accident is an error, here as on the device.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+pytest_plugins = ["tests.retrieval_data"]
+
 TEXTS = (
     "The CLS vector has to carry the meaning of the whole passage.",
     "Early layers know the words, late layers know the text.",

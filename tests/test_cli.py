@@ -16,10 +16,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.collection.folder import read_corpus, read_split
+from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
-from cocondenser_jax.evaluation.trec import read_run
 from cocondenser_jax.retrieval.bm25 import bm25_run
-from cocondenser_jax.retrieval.data import read_corpus, read_split
 
 README = Path(__file__).parents[1] / "README.md"
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()

@@ -1,4 +1,4 @@
-"""Compressed files, folders that are whole or absent, and metrics cut back to a checkpoint."""
+"""Compressed files, and folders that are whole or absent."""
 
 import gzip
 import json
@@ -14,7 +14,6 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import (
     CHECKSUMS,
     damaged_file,
-    forget_steps_after,
     new_folder,
     read_json,
     read_lines,
@@ -102,15 +101,6 @@ def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     with pytest.raises(UserError, match="already exists"), new_folder(tmp_path):
         pass
-
-
-def test_metrics_are_cut_back(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"st')
-    forget_steps_after(path, 2)
-    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
-    forget_steps_after(tmp_path / "new.jsonl", 2)
-    assert (tmp_path / "new.jsonl").read_text() == ""
 
 
 def test_json_round_trip_and_its_errors(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from safetensors.numpy import load_file, save_file
 from cocondenser_jax import files
 from cocondenser_jax.analysis.plots import read_metrics
 from cocondenser_jax.cli import main
+from cocondenser_jax.collection import layouts
+from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.store import build_store, open_store, verify_store
@@ -28,12 +30,12 @@ from cocondenser_jax.corpus.vocabulary import load_tokenizer, save_tokenizer, tr
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.answers import read_answers
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.evaluation.trec import read_qrels, read_run, write_run
-from cocondenser_jax.experiments import load_config
+from cocondenser_jax.finetune import schedule
+from cocondenser_jax.metrics import forget_steps_after
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.retrieval import layouts, schedule
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.shards import map_array
+from cocondenser_jax.settings import load_config
 from tests.conftest import TEXTS
 from tests.mutations import (
     Payload,
@@ -134,7 +136,7 @@ READERS = [
     Reader(
         "steps.jsonl",
         _jsonl({"step": 1, "loss": 2.5}, {"step": 2, "loss": 2}),
-        lambda path: files.forget_steps_after(path, 1),
+        lambda path: forget_steps_after(path, 1),
     ),
     Reader("some.json", _DPR, files.read_json),
     Reader("some.json.gz", gzip.compress(_DPR), files.read_json),

@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.metrics import metrics_log
+from cocondenser_jax.metrics import forget_steps_after, metrics_log
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -76,3 +76,12 @@ def test_mistakes_of_the_run_are_not_the_log_s(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("no folder")
     with pytest.raises(UserError, match=f"cannot log to {tmp_path}: "), metrics_log(tmp_path, 0):
         pass
+
+
+def test_metrics_are_cut_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"st')
+    forget_steps_after(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    forget_steps_after(tmp_path / "new.jsonl", 2)
+    assert (tmp_path / "new.jsonl").read_text() == ""

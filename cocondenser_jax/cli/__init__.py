@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from cocondenser_jax import __version__
-from cocondenser_jax.cli import analysis, evaluation, pretraining, retrieval, road
+from cocondenser_jax.cli import analysis, evaluation, pretraining, quickstart, retrieval
 from cocondenser_jax.cli.flags import Parser
 from cocondenser_jax.errors import UserError
 
@@ -54,6 +54,6 @@ def _make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
-    for module in (pretraining, retrieval, evaluation, analysis, road):
+    for module in (pretraining, retrieval, evaluation, analysis, quickstart):
         module.add_verbs(verbs)
     return parser

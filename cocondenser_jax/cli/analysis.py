@@ -148,7 +148,7 @@ def _neighbourhood(arguments: Arguments) -> None:
 
 
 def _rankings(run: Path) -> dict[str, list[str]]:
-    from cocondenser_jax.evaluation.trec import ranked, read_run
+    from cocondenser_jax.collection.trec import ranked, read_run
 
     return {
         query: [passage for passage, _ in ranked(scores)] for query, scores in read_run(run).items()
@@ -189,9 +189,9 @@ def _drawn_texts(source: Path, n: int, seed: int) -> list[str]:
 
 def _texts(source: Path) -> Iterator[str]:
     """Yields the lines of a .txt that are not blank, or passages as encoders read them."""
-    from cocondenser_jax.evaluation.trec import numbered_lines
-    from cocondenser_jax.retrieval.data import passage_text, read_corpus
-    from cocondenser_jax.retrieval.layouts import plain_name
+    from cocondenser_jax.collection.folder import passage_text, read_corpus
+    from cocondenser_jax.collection.layouts import plain_name
+    from cocondenser_jax.files import numbered_lines
 
     if plain_name(source).endswith(".txt"):
         return (text for _, text in numbered_lines(source))

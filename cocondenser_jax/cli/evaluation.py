@@ -60,7 +60,7 @@ def _add_evaluate(verbs: Verbs) -> None:
 
 
 def _evaluate(arguments: Arguments) -> None:
-    from cocondenser_jax.evaluation.trec import read_run
+    from cocondenser_jax.collection.trec import read_run
 
     _require_flags_that_fit(arguments)
     if arguments.model:
@@ -86,8 +86,8 @@ def _evaluate(arguments: Arguments) -> None:
 
 def _by_judgments(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, Any]:
     """Returns the figures of each run, by --qrels."""
+    from cocondenser_jax.collection.trec import read_qrels
     from cocondenser_jax.evaluation.ranking import evaluate_run
-    from cocondenser_jax.evaluation.trec import read_qrels
 
     qrels = read_qrels(arguments.qrels)
     measures = (arguments.measures or _MEASURES).split(",")
@@ -96,8 +96,8 @@ def _by_judgments(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, 
 
 def _by_answers(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, Any]:
     """Returns the figures of each run, by --answers in the passages of --corpus."""
+    from cocondenser_jax.collection.folder import read_corpus, require_known_passages
     from cocondenser_jax.evaluation.answers import answer_accuracy, first_passages, read_answers
-    from cocondenser_jax.retrieval.data import read_corpus, require_known_passages
 
     answers = read_answers(arguments.answers)
     top_k = arguments.top_k or whole_numbers(_TOP_K)
@@ -121,9 +121,9 @@ def _of_sentences(arguments: Arguments) -> dict[str, float]:
     """Returns the figures of --model on --sts or --triplets."""
     import numpy as np
 
+    from cocondenser_jax.collection.layouts import read_scored_pairs, read_triplets
     from cocondenser_jax.evaluation.sentences import similarity_figures, triplet_accuracy
-    from cocondenser_jax.retrieval.layouts import read_scored_pairs, read_triplets
-    from cocondenser_jax.retrieval.sentences import encode_sentences
+    from cocondenser_jax.finetune.sentences import encode_sentences
 
     if arguments.triplets:
         triplets = zip(*read_triplets(arguments.triplets), strict=True)

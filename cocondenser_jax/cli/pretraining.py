@@ -14,9 +14,9 @@ from cocondenser_jax.cli.flags import (
     add_workdir,
     print_figures,
 )
-from cocondenser_jax.cli.watch import watched
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
+from cocondenser_jax.pretrain.supervisor import watched
 
 HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
 
@@ -102,9 +102,10 @@ def _pretrain(arguments: Arguments) -> int:
 
 
 def _pretrain_here(arguments: Arguments) -> None:
-    from cocondenser_jax.experiments import load_config, load_warm_start
     from cocondenser_jax.pretrain.hosts import connect
     from cocondenser_jax.pretrain.loop import train
+    from cocondenser_jax.settings import load_config
+    from cocondenser_jax.warm_start import load_warm_start
 
     config = load_config(arguments.config, arguments.overrides)
     if not config.data.store:
@@ -145,8 +146,8 @@ def _add_plan(verbs: Verbs) -> None:
 
 
 def _plan(arguments: Arguments) -> None:
-    from cocondenser_jax.experiments import load_config
     from cocondenser_jax.pretrain.plan import largest_chunk, plan, planned_model
+    from cocondenser_jax.settings import load_config
 
     config = load_config(arguments.config, arguments.overrides)
     find = largest_chunk if arguments.search_chunk else plan

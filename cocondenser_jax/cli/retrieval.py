@@ -49,8 +49,9 @@ def _add_finetune(verbs: Verbs) -> None:
 
 
 def _finetune(arguments: Arguments) -> None:
-    from cocondenser_jax.experiments import load_config
-    from cocondenser_jax.retrieval import cross_encoder, sentences, train, trainer
+    from cocondenser_jax.finetune import bi_encoder as train
+    from cocondenser_jax.finetune import cross_encoder, sentences, trainer
+    from cocondenser_jax.settings import load_config
 
     tasks = {
         "retriever": train.finetune,
@@ -196,8 +197,8 @@ def _open(arguments: Arguments) -> "Searcher":
 
 
 def _write_run(arguments: Arguments) -> None:
-    from cocondenser_jax.evaluation.trec import write_run
-    from cocondenser_jax.retrieval.data import read_corpus, read_queries, read_split
+    from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split
+    from cocondenser_jax.collection.trec import write_run
 
     if arguments.run_out is None:
         raise UserError("--data needs --run_out FILE, where the run is written")
@@ -361,8 +362,8 @@ def _mine(arguments: Arguments) -> None:
 
 def _answer_test(arguments: Arguments) -> Callable[[str, str], bool]:
     """Returns f(query, passage): whether the passage holds an answer of --answers."""
+    from cocondenser_jax.collection.folder import read_corpus
     from cocondenser_jax.evaluation.answers import make_matcher, read_answers
-    from cocondenser_jax.retrieval.data import read_corpus
 
     answers = read_answers(arguments.answers)
     matchers = {query: make_matcher(found) for query, found in answers.items()}

@@ -13,10 +13,10 @@ from typing import Any
 
 import regex as re  # Python's own re knows no \p{...}, and cannot be stopped
 
+from cocondenser_jax.collection.trec import Run, ranked
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import Figures, mean_over_queries, require_results
-from cocondenser_jax.evaluation.trec import Run, numbered_lines, ranked
-from cocondenser_jax.files import without_surrogates
+from cocondenser_jax.files import numbered_lines, without_surrogates
 
 DEFAULT_TOP_K = (1, 5, 20, 100)
 

@@ -7,8 +7,8 @@ from typing import TypedDict
 
 import ir_measures
 
+from cocondenser_jax.collection.trec import Qrels, Run, ranked
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.trec import Qrels, Run, ranked
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Fine-tuning, encoding and search, in PyTorch. Never imports JAX."""
+"""Encoding, indexing, search and reranking, in PyTorch. Never imports JAX."""

@@ -8,8 +8,8 @@ from types import ModuleType
 import Stemmer
 from tqdm import tqdm
 
+from cocondenser_jax.collection.folder import Passage, passage_text
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.data import Passage, passage_text
 
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
 _WORTH_COMPILING = 50_000_000

@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax import files
+from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import models
-from cocondenser_jax.retrieval.data import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.retrieval.shards import MANIFEST, map_vectors, passages_file, vectors_file
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from cocondenser_jax.collection import trec
+from cocondenser_jax.collection.folder import read_best_passages, read_split, with_positives
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation import trec
-from cocondenser_jax.retrieval.data import read_best_passages, read_split, with_positives
 
 # f(query, passage) says whether the passage is no negative of the query.
 Objection = Callable[[str, str], bool]

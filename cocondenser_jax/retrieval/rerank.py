@@ -11,9 +11,9 @@ import torch
 from sentence_transformers import CrossEncoder
 from tqdm import tqdm
 
+from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection import trec
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation import trec
-from cocondenser_jax.retrieval import data
 from cocondenser_jax.retrieval.models import load_cross_encoder, uses_bfloat16
 
 

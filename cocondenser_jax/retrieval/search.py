@@ -21,9 +21,9 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax import files
+from cocondenser_jax.collection.layouts import Passage, parse_passage
+from cocondenser_jax.collection.trec import Run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.trec import Run
-from cocondenser_jax.retrieval.layouts import Passage, parse_passage
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.retrieval.shards import (
     BLOCK_ROWS,

@@ -15,8 +15,8 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from cocondenser_jax import files
+from cocondenser_jax.collection.layouts import parse_passage
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.layouts import parse_passage
 
 MANIFEST = "manifest.json"
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.

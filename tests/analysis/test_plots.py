@@ -18,8 +18,8 @@ from cocondenser_jax.analysis.plots import (
     read_metrics,
     write_plot,
 )
-from cocondenser_jax.analysis.report import _STYLE as PAGE_STYLE
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.quickstart.report import _STYLE as PAGE_STYLE
 
 
 def write_lines(path: Path, *rows: dict[str, float], end: str = "") -> Path:

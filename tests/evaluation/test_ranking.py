@@ -10,9 +10,9 @@ import pytrec_eval
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.evaluation.trec import read_run, write_run
 
 MEASURES = (
     "MRR@10", "MRR@100", "Recall@5", "Recall@20", "Recall@50", "Recall@100", "Recall@1000",

@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from cocondenser_jax.collection.folder import Passage
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import bm25
-from cocondenser_jax.retrieval.data import Passage
 
 # Words that stemming and stop words leave alone.
 VOCABULARY = ["apr", "bik", "cron", "dur", "gorm", "hulk", "jank", "kolm"]

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from cocondenser_jax.collection import folder as data
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval import data, encode, models
+from cocondenser_jax.retrieval import encode, models
 
 
 def vectors(folder):

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.trec import write_run
-from cocondenser_jax.retrieval import data, encode, models, search
+from cocondenser_jax.retrieval import encode, models, search
 from cocondenser_jax.retrieval.shards import write_parquet
 from tests.mutations import Payload, assert_read_or_refused, broken_bytes, fuzz, fuzz_file
 

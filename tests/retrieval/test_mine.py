@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection import trec
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation import trec
-from cocondenser_jax.retrieval import data
 from cocondenser_jax.retrieval.mine import make_pool, mine
 
 QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}, "q3": {"a": 0}}

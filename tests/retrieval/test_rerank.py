@@ -10,9 +10,10 @@ import safetensors.torch
 import torch
 import transformers
 
+from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection import trec
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation import trec
-from cocondenser_jax.retrieval import data, rerank
+from cocondenser_jax.retrieval import rerank
 from cocondenser_jax.retrieval.models import load_cross_encoder
 
 RUN = {

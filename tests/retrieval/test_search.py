@@ -5,9 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
+from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection import trec
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation import trec
-from cocondenser_jax.retrieval import data, encode, models, search
+from cocondenser_jax.retrieval import encode, models, search
 
 
 @pytest.fixture(scope="module")

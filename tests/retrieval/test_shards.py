@@ -5,9 +5,10 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from cocondenser_jax.collection import folder as data
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
-from cocondenser_jax.retrieval import data, encode, shards
+from cocondenser_jax.retrieval import encode, shards
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""A collection on disk: passages, queries, judgments, runs and answers. NumPy only."""

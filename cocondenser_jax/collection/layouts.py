@@ -1,0 +1,346 @@
+"""The files in which retrieval data is published: one reader for each kind.
+
+    BEIR      corpus.jsonl               `_id`, `title`, `text`
+              queries.jsonl              `_id`, `text`
+              qrels/SPLIT.tsv            query, passage, grade
+    MS MARCO  collection.tsv             passage, text
+              queries.SPLIT.tsv          query, text
+              qrels.SPLIT.tsv            query, 0, passage, grade
+              qidpidtriples.*.tsv        query, relevant passage, negative
+    DPR       psgs_w100.tsv              a header; passage, text, title; quoted as in csv
+              biencoder-NAME-SPLIT.json  `question`, `positive_ctxs`, `hard_negative_ctxs`, ...
+              NAME-SPLIT.qa.csv          question, list of answers; quoted as in csv
+
+The fields of .tsv and .csv are separated by tabs. Any file may be compressed (.gz, .xz, .zst). A
+question of DPR has no id: it gets its number in the file, from 0. Judgments in .tsv are read by
+`trec`.
+"""
+
+import csv
+import json
+import math
+import re
+import sys
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cocondenser_jax import files
+from cocondenser_jax.collection.trec import Qrels
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import numbered_lines
+
+COMPRESSIONS = "(plain, .gz, .xz or .zst)"
+_COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
+_DPR_HEADER = ("id", "text", "title")
+_TRIPLET_HEADER = ["Sentence1", "Sentence2", "Sentence3"]
+
+
+class Passage(NamedTuple):
+    """A unit of retrieval."""
+
+    id: str
+    title: str
+    text: str
+
+
+class ScoredPair(NamedTuple):
+    """Two sentences, and how similar people find them: 0 to 5."""
+
+    first: str
+    second: str
+    score: float
+
+
+class Triplet(NamedTuple):
+    """A sentence, one of the same section, and one of another section of the same article."""
+
+    anchor: str
+    positive: str
+    negative: str
+
+
+class TrainingFile(NamedTuple):
+    """What a .json file of DPR says, by question; any of them may be without passages."""
+
+    queries: dict[str, str]
+    qrels: Qrels
+    negatives: dict[str, list[str]]
+
+
+def plain_name(path: Path) -> str:
+    """Returns the name of a file without the suffix of its compression."""
+    return _COMPRESSED.sub("", path.name)
+
+
+def matching_files(folder: Path, pattern: str) -> list[Path]:
+    """Lists the files whose plain name matches a regular expression, each name once."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if re.fullmatch(pattern, plain_name(path)) and path.is_file():
+            found.setdefault(plain_name(path), path)
+    return list(found.values())
+
+
+def read_passages(path: Path) -> Iterator[Passage]:
+    """Yields the passages of a file, one at a time.
+
+    A .tsv is DPR's where its first line is DPR's header, else MS MARCO's; any other file is jsonl.
+
+    Raises:
+      UserError: with file and line, for a missing, damaged or empty file, a line of another form,
+        or an id that occurs twice.
+    """
+    is_tsv = plain_name(path).endswith(".tsv")
+    parse = _msmarco_passage if is_tsv else parse_passage
+    seen: set[str] = set()
+    for number, line in numbered_lines(path):
+        if is_tsv and number == 1 and line.replace('"', "").split("\t") == [*_DPR_HEADER]:
+            parse = _dpr_passage
+            continue
+        where = f"{path}:{number}"
+        passage = parse(line, where)
+        _require_new(passage.id, seen, where)
+        seen.add(passage.id)
+        yield passage
+    if not seen:
+        raise UserError(f"{path} is empty")
+
+
+def parse_passage(line: str | bytes, where: str) -> Passage:
+    """Reads a line of jsonl with `_id`, `title` and `text`.
+
+    Raises:
+      UserError: with `where`, for any other line.
+    """
+    record = _parse_record(line, where)
+    return Passage(record["_id"], record["title"], record["text"])
+
+
+def read_queries(path: Path) -> dict[str, str]:
+    """Reads the queries of a file: id → text.
+
+    Raises:
+      UserError: as `read_passages`.
+    """
+    if plain_name(path).endswith(".json"):
+        return read_training_file(path).queries
+    queries: dict[str, str] = {}
+    for where, name, text in _queries(path):
+        _require_new(name, queries, where)
+        queries[name] = text
+    if not queries:
+        raise UserError(f"{path} is empty")
+    return queries
+
+
+def read_training_file(path: Path) -> TrainingFile:
+    """Reads a .json file of DPR: a list of questions, perhaps with the ids of their passages.
+
+    The relevant passages are `positive_ctxs`, all of grade 1; the negatives `hard_negative_ctxs`,
+    then `negative_ctxs`; their texts are not read. The file is one JSON value, so it is in memory
+    whole while it is read.
+
+    Raises:
+      UserError: with the number of the question, from 0, for another form.
+    """
+    records = files.read_json(path)
+    if not isinstance(records, list) or not records:
+        raise UserError(f"{path}: expected a list of objects with a `question`")
+    found = TrainingFile({}, {}, {})
+    for number, record in enumerate(records):
+        name, where = str(number), f"{path}, question {number}"
+        if not isinstance(record, dict) or not isinstance(record.get("question"), str):
+            raise UserError(f"{where}: expected an object with a `question`, a string")
+        positives, hard, negatives = (
+            _context_ids(record.get(field, []), f"{where}, {field}")
+            for field in ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
+        )
+        found.queries[name] = files.without_surrogates(record["question"])
+        found.qrels[name] = dict.fromkeys(positives, 1)
+        found.negatives[name] = list(dict.fromkeys(hard + negatives))
+    return found
+
+
+def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str, list[str]]]:
+    """Reads MS MARCO's triples of ids.
+
+    Args:
+      path: query, relevant passage and negative, a triple a line.
+      depth: negatives per query to keep, the first ones: the published file has 400 million lines.
+
+    Returns:
+      query → its relevant passages, and query → its negatives in their order.
+
+    Raises:
+      UserError: with file and line, for another form, such as triples of texts.
+    """
+    positives: dict[str, set[str]] = {}
+    negatives: dict[str, dict[str, None]] = {}
+    for number, line in numbered_lines(path):
+        where = f"{path}:{number}"
+        ids = _split_tabs(line, ("query", "relevant passage", "negative"), where)
+        if any(len(name.split()) != 1 for name in ids):
+            raise UserError(
+                f"{where}: expected three ids; triples of texts are not read, "
+                "use qidpidtriples.train.full.2.tsv"
+            )
+        query, positive, negative = map(sys.intern, ids)
+        positives.setdefault(query, set()).add(positive)
+        listed = negatives.setdefault(query, {})
+        if len(listed) < depth:
+            listed[negative] = None
+    return positives, {query: list(listed) for query, listed in negatives.items()}
+
+
+def read_scored_pairs(path: Path) -> list[ScoredPair]:
+    """Reads the STS Benchmark: tab-separated genre, file, year, id, score and two sentences.
+
+    Further columns, which some lines have, are not read.
+
+    Raises:
+      UserError: with file and line, for a file that cannot be read or has no pairs, a line with
+        fewer columns, or a score outside 0 to 5.
+    """
+    pairs = []
+    for number, line in numbered_lines(path):
+        fields = line.split("\t")
+        if len(fields) < 7:
+            raise UserError(
+                f"{path}:{number}: expected at least 7 tab-separated fields (genre, file, year, "
+                f"id, score, two sentences), found {len(fields)}"
+            )
+        try:
+            score = float(fields[4])
+        except ValueError:
+            score = math.nan
+        if not 0 <= score <= 5:
+            raise UserError(f"{path}:{number}: expected a score of 0 to 5, not {fields[4]!r}")
+        pairs.append(ScoredPair(fields[5], fields[6], score))
+    if not pairs:
+        raise UserError(f"{path} holds no pairs of sentences")
+    return pairs
+
+
+def read_triplets(path: Path) -> list[Triplet]:
+    """Reads triplets: comma-separated, with the header Sentence1,Sentence2,Sentence3.
+
+    That is the layout of the Wikipedia sections of Ein Dor et al., *Learning thematic similarity
+    metric using triplet networks* (ACL 2018); columns of other names are not read.
+
+    Raises:
+      UserError: with file and line, for a file that cannot be read or has no triplets, another
+        header, or a line with fewer columns.
+    """
+    triplets, columns = [], list[int]()
+    for number, fields in _csv_rows(path):
+        if not columns:
+            if missing := [name for name in _TRIPLET_HEADER if name not in fields]:
+                raise UserError(
+                    f"{path}: the header has no {', '.join(missing)}: expected "
+                    f"{','.join(_TRIPLET_HEADER)}"
+                )
+            columns = [fields.index(name) for name in _TRIPLET_HEADER]
+        elif len(fields) <= max(columns):
+            raise UserError(
+                f"{path}:{number}: expected {max(columns) + 1} fields, found {len(fields)}"
+            )
+        else:
+            triplets.append(Triplet(*(fields[column] for column in columns)))
+    if not triplets:
+        raise UserError(f"{path} holds no triplets")
+    return triplets
+
+
+def _queries(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Yields place, id and text."""
+    suffix = Path(plain_name(path)).suffix
+    for number, line in numbered_lines(path):
+        where = f"{path}:{number}"
+        match suffix:
+            case ".csv":
+                question, _ = _split_csv(line, ("question", "list of answers"), where)
+                yield where, str(number - 1), question
+            case ".tsv":
+                name, text = _split_tabs(line, ("query", "text"), where)
+                yield where, name, text
+            case _:
+                record = _parse_record(line, where)
+                yield where, record["_id"], record["text"]
+
+
+def _msmarco_passage(line: str, where: str) -> Passage:
+    name, text = _split_tabs(line, ("passage", "text"), where)
+    return Passage(name, "", text)
+
+
+def _dpr_passage(line: str, where: str) -> Passage:
+    name, text, title = _split_csv(line, _DPR_HEADER, where)
+    return Passage(name, title, text)
+
+
+def _parse_record(line: str | bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: expected a JSON object")
+    record["title"] = record.get("title") or ""
+    for field in ("_id", "text", "title"):
+        if field not in record:
+            raise UserError(f"{where}: the field {field!r} is missing")
+        if not isinstance(record[field], str):
+            raise UserError(f"{where}: the field {field!r} must be a string")
+        record[field] = files.without_surrogates(record[field])
+    return record
+
+
+def _split_tabs(line: str, fields: Sequence[str], where: str) -> list[str]:
+    # One field more than wanted shows the fault; a line of tabs would make millions.
+    return _require_fields(line.split("\t", len(fields)), fields, where)
+
+
+def _split_csv(line: str, fields: Sequence[str], where: str) -> list[str]:
+    try:
+        # One line at a time: a quotation mark too many must not swallow the rest of the file.
+        values = next(csv.reader([line], delimiter="\t", strict=True))
+    except csv.Error as error:
+        raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
+    return _require_fields(values, fields, where)
+
+
+def _require_fields(values: list[str], fields: Sequence[str], where: str) -> list[str]:
+    if len(values) != len(fields):
+        raise UserError(
+            f"{where}: expected {len(fields)} tab-separated fields ({', '.join(fields)}), "
+            f"found {len(values)}"
+        )
+    return values
+
+
+def _require_new(name: str, known: Container[str], where: str) -> None:
+    if not name:
+        raise UserError(f"{where}: the id is empty")
+    if name in known:
+        raise UserError(f"{where}: the id {name!r} occurs twice")
+
+
+def _context_ids(contexts: Any, where: str) -> list[str]:
+    """Returns the ids of passages as DPR's files list them: NQ's and TriviaQA's fields differ."""
+    if not isinstance(contexts, list) or not all(isinstance(c, dict) for c in contexts):
+        raise UserError(f"{where}: expected a list of objects")
+    ids = [context.get("passage_id", context.get("psg_id")) for context in contexts]
+    if not all(isinstance(name, str | int) for name in ids):
+        raise UserError(f"{where}: a passage has no `passage_id` or `psg_id`")
+    return [files.without_surrogates(str(name)) for name in ids]
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields each record with the number of its last line."""
+    rows = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
+    try:
+        for fields in rows:
+            yield rows.line_num, fields
+    except csv.Error as error:
+        raise UserError(f"{path}:{rows.line_num}: {error}") from error

@@ -1,0 +1,294 @@
+"""The same data in the layouts of BEIR, MS MARCO and DPR reads alike; what is broken is named."""
+
+import csv
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection import layouts
+from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.errors import UserError
+
+# Quotation marks and separators that are text, not syntax.
+PASSAGES = [
+    Passage("d0", "One", '"quoted" at the beginning'),
+    Passage("d1", 'The "Two"', "a comma, a é and a \u2028 separator"),
+    Passage("d2", "", "it isn't, 5\" wide"),
+]
+QUERIES = {"0": '"who" asks?', "1": "it's what"}
+QRELS = {"0": {"d0": 1}, "1": {"d2": 1, "d1": 1}}
+NEGATIVES = {"0": ["d2", "d1"], "1": ["d0"]}
+
+
+def write_beir(folder, passages):
+    corpus = [{"_id": p.id, "title": p.title or None, "text": p.text} for p in passages]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(p) + "\n" for p in corpus))
+    queries = [{"_id": name, "text": text} for name, text in QUERIES.items()]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(q) + "\n" for q in queries))
+    (folder / "qrels").mkdir()
+    judged = "".join(f"{q}\t{p}\t1\n" for q, grades in QRELS.items() for p in grades)
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+
+
+def write_msmarco(folder, passages, separator="\t"):
+    (folder / "collection.tsv").write_text("".join(f"{p.id}\t{p.text}\n" for p in passages))
+    (folder / "queries.train.tsv").write_text("".join(f"{q}\t{t}\n" for q, t in QUERIES.items()))
+    judged = (separator.join((q, "0", p, "1")) for q, grades in QRELS.items() for p in grades)
+    (folder / "qrels.train.tsv").write_text("".join(f"{line}\n" for line in judged))
+    triples = [
+        (query, positive, negative)
+        for query in QUERIES
+        for positive in QRELS[query]
+        for negative in NEGATIVES[query]
+    ]
+    (folder / "qidpidtriples.train.full.2.tsv").write_text(
+        "".join("\t".join(triple) + "\n" for triple in triples)
+    )
+
+
+def contexts(ids, field="passage_id"):
+    return [{"title": "not read", "text": "not read", field: name} for name in ids]
+
+
+def write_dpr(folder, passages):
+    with (folder / "psgs_w100.tsv").open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t")
+        writer.writerow(["id", "text", "title"])
+        writer.writerows((p.id, p.text, p.title) for p in passages)
+    records = [
+        {
+            "question": text,
+            "answers": ["not read"],
+            "positive_ctxs": contexts(QRELS[query]),
+            "negative_ctxs": contexts(NEGATIVES[query]),
+            "hard_negative_ctxs": contexts(NEGATIVES[query][:1], "psg_id"),
+        }
+        for query, text in QUERIES.items()
+    ]
+    (folder / "biencoder-nq-train.json").write_text(json.dumps(records))
+
+
+LAYOUTS = {
+    "BEIR": write_beir,
+    "MS MARCO": write_msmarco,
+    "MS MARCO, spaces": lambda folder, passages: write_msmarco(folder, passages, " "),
+    "DPR": write_dpr,
+}
+COMPRESSIONS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_reads_alike(tmp_path: Path, layout: str, suffix: str) -> None:
+    passages = [Passage(p.id, "" if "MARCO" in layout else p.title, p.text) for p in PASSAGES]
+    LAYOUTS[layout](tmp_path, passages)
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        path.with_name(path.name + suffix).write_bytes(COMPRESSIONS[suffix](path.read_bytes()))
+        if suffix:
+            path.unlink()
+    assert list(data.read_corpus(tmp_path)) == passages
+    assert list(data.read_corpus(data.corpus_file(tmp_path))) == passages
+    assert data.read_queries(tmp_path) == QUERIES
+    assert data.read_split(tmp_path, "train") == (QUERIES, QRELS)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(write_msmarco, "qidpidtriples.train.full.2.tsv"), (write_dpr, "biencoder-nq-train.json")],
+)
+def test_published_negatives_are_candidates(tmp_path, write, name):
+    write(tmp_path, PASSAGES)
+    source = tmp_path / name
+    ids = [passage.id for passage in PASSAGES]
+    assert data.read_candidates(source, QRELS, ids, 10) == NEGATIVES
+    assert data.read_candidates(source, QRELS, ids, 1) == {"0": ["d2"], "1": ["d0"]}
+    # Fewer queries than the file has; one of them lists a relevant passage among its negatives.
+    fewer = {"0": {"d0": 1, "d2": 1}}
+    assert data.read_candidates(source, fewer, ids, 10) == {"0": ["d1"]}
+    with pytest.raises(UserError, match=rf"{name} names 1 passages .*: d1$"):
+        data.read_candidates(source, QRELS, ["d0", "d2"], 10)
+    with pytest.raises(UserError, match=rf"{name} has 2 relevant passages .*: 0 d0, 1 d1$"):
+        data.read_candidates(source, {"0": {"d0": 0}, "1": {"d2": 1}}, ids, 10)
+
+
+def test_question_files_judge_nothing(tmp_path):
+    (tmp_path / "nq-test.qa.csv").write_text(
+        "who asks\t['a', 'b']\n\n\"who \"\"really\"\" asks\"\t\"['it''s']\"\n"
+    )
+    # The number of the line, which the blank one has too.
+    expected = {"0": "who asks", "2": 'who "really" asks'}
+    assert data.read_split(tmp_path, "test") == (expected, {"0": {}, "2": {}})
+    assert data.read_queries(tmp_path / "nq-test.qa.csv") == expected
+    (tmp_path / "nq-dev.json").write_text('[{"question": "who", "answers": ["a"]}]')
+    assert data.read_split(tmp_path, "dev") == ({"0": "who"}, {"0": {}})
+
+
+def test_a_split_of_dpr_is_named_as_far_as_needed(tmp_path):
+    write_dpr(tmp_path, PASSAGES)
+    (tmp_path / "nq-train.qa.csv").write_text("another question\t['a']\n")
+    for split in ("train", "nq-train"):
+        with pytest.raises(UserError, match=r"splits biencoder-nq-train, nq-train\.qa$"):
+            data.read_split(tmp_path, split)
+    with pytest.raises(UserError, match="several files of questions"):
+        data.read_queries(tmp_path)
+    assert data.read_split(tmp_path, "biencoder-nq-train")[0] == QUERIES
+    assert data.read_split(tmp_path, "nq-train.qa")[0] == {"0": "another question"}
+    # "train" is a word of the name, "rain" only some of its letters.
+    with pytest.raises(UserError, match="no judgments of split 'rain'"):
+        data.read_split(tmp_path, "rain")
+
+
+def test_queries_of_all_splits_are_joined(tmp_path):
+    (tmp_path / "queries.dev.tsv").write_text("1\tone\n2\ttwo\n")
+    (tmp_path / "queries.dev.small.tsv").write_text("2\ttwo\n")
+    (tmp_path / "qrels.dev.small.tsv").write_text("2 0 d1 1\n")
+    assert data.read_queries(tmp_path) == {"1": "one", "2": "two"}
+    assert data.read_split(tmp_path, "dev.small") == ({"2": "two"}, {"2": {"d1": 1}})
+    (tmp_path / "queries.eval.tsv").write_text("1\tanother\n")
+    with pytest.raises(UserError, match=r"query 1 has another text"):
+        data.read_queries(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("collection.tsv", "1\tgood\n2 bad\n", r":2: expected 2 .* \(passage, text\), found 1"),
+        ("collection.tsv", "1\tgood\ttitle\n", ":1: expected 2 .*, found 3"),
+        ("collection.tsv", "1\tx\n\n1\ty\n", ":3: the id '1' occurs twice"),
+        ("collection.tsv", "\tx\n", ":1: the id is empty"),
+        ("collection.tsv", "", "collection.tsv is empty"),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n", "psgs_w100.tsv is empty"),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r":2: expected 3 .* \(id, text, title\)"),
+        ("psgs_w100.tsv", 'id\ttext\ttitle\n1\t"x"y\tT\n2\tx\tT\n', ":2: wrong quoting"),
+        ("psgs_w100.tsv", 'id\ttext\ttitle\n1\t"x\tT\n2\tx\tT\n', ":2: wrong quoting"),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\tT\n1\ty\tT\n", ":3: the id '1' occurs twice"),
+    ],
+)
+def test_bad_passages_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        list(data.read_corpus(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("queries.a.tsv", "1\tx\n2\n", r":2: expected 2 .* \(query, text\), found 1"),
+        ("queries.a.tsv", "1\tx\n1\tx\n", ":2: the id '1' occurs twice"),
+        ("queries.a.tsv", "\n", "queries.a.tsv is empty"),
+        ("nq-a.qa.csv", "who\n", r":1: expected 2 .* \(question, list of answers\), found 1"),
+        ("nq-a.qa.csv", "\"who\" is\t['x']\n", ":1: wrong quoting"),
+        ("nq-a.qa.csv", "", "nq-a.qa.csv is empty"),
+        ("a.json", "[]", "expected a list of objects"),
+        ("a.json", '{"question": "who"}', "expected a list of objects"),
+        ("a.json", '[{"question": "who"}, {"query": "who"}]', "question 1: expected an object"),
+        ("a.json", '[{"question": "who", "positive_ctxs": {}}]', "0, positive_ctxs: .* a list"),
+        (
+            "a.json",
+            '[{"question": "who", "negative_ctxs": [{"passage_id": 7}, {"text": "x"}]}]',
+            "question 0, negative_ctxs: a passage has no `passage_id`",
+        ),
+        ("a.json", '[{"question": "who"}', "a.json is not valid JSON"),
+    ],
+)
+def test_bad_queries_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        data.read_queries(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q\td", r":2: expected 3 .* \(query, relevant passage, negative\), found 2"),
+        ("a query\ta text\ta text", ":2: expected three ids; triples of texts are not read"),
+        ("q\td\t", ":2: expected three ids"),
+    ],
+)
+def test_bad_triples_are_named(tmp_path, line, message):
+    path = tmp_path / "triples.tsv"
+    path.write_text(f"q\td1\td2\n{line}\n")
+    with pytest.raises(UserError, match=message):
+        layouts.read_triples(path, 10)
+
+
+def test_triples_are_kept_to_the_depth(tmp_path):
+    path = tmp_path / "triples.tsv"
+    triples = ("q1 a x", "q2 c x", "q1 b x", "q1 a y", "q1 b z")
+    path.write_text("".join(triple.replace(" ", "\t") + "\n" for triple in triples))
+    positives = {"q1": {"a", "b"}, "q2": {"c"}}
+    assert layouts.read_triples(path, 9) == (positives, {"q1": ["x", "y", "z"], "q2": ["x"]})
+    assert layouts.read_triples(path, 2) == (positives, {"q1": ["x", "y"], "q2": ["x"]})
+
+
+def test_a_plain_file_goes_before_its_archive(tmp_path):
+    for name in ("collection.tsv", "nq-test.qa.csv"):
+        (tmp_path / name).write_text("plain\t['x']\n")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"archive\t['x']\n"))
+    assert [passage.id for passage in data.read_corpus(tmp_path)] == ["plain"]
+    assert data.read_queries(tmp_path) == {"0": "plain"}
+
+
+def test_pairs_are_read_with_quotes_and_further_columns(tmp_path):
+    path = tmp_path / "sts.csv"
+    path.write_text(
+        'news\tMSR\t2012\t1\t2.500\tHe said "no.\tHe "said" no.\n'
+        "\n"
+        "news\tMSR\t2012\t2\t5\tOne.\tTwo.\tlicence\tmore\n"
+    )
+    assert layouts.read_scored_pairs(path) == [
+        ('He said "no.', 'He "said" no.', 2.5),
+        ("One.", "Two.", 5.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a\tb\tc\td\t1.0\tone", r"sts.csv:1: expected at least 7 tab-separated .*, found 6"),
+        ("a\tb\tc\td\t5.1\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not '5.1'"),
+        ("a\tb\tc\td\thigh\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not 'high'"),
+        ("a\tb\tc\td\tnan\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not 'nan'"),
+        ("", "holds no pairs of sentences"),
+    ],
+)
+def test_pairs_of_another_form_are_refused(tmp_path, line, message):
+    path = tmp_path / "sts.csv"
+    path.write_text(line)
+    with pytest.raises(UserError, match=message):
+        layouts.read_scored_pairs(path)
+
+
+def test_triplets_are_read_by_the_names_of_their_columns(tmp_path):
+    path = tmp_path / "triplets.csv"
+    path.write_text(
+        'Article,Sentence1,Sentence2,Sentence3\nx,"One, two.","He said ""no"".",Three.\n'
+    )
+    assert layouts.read_triplets(path) == [("One, two.", 'He said "no".', "Three.")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Sentence1,Sentence2\na,b\n", "the header has no Sentence3: expected Sentence1,"),
+        ("Sentence1,Sentence2,Sentence3\na,b,c\na,b\n", ":3: expected 3 fields, found 2"),
+        ('Sentence1,Sentence2,Sentence3\na,"b,c\n', "triplets.csv:"),
+        ("Sentence1,Sentence2,Sentence3\n", "holds no triplets"),
+        ("", "holds no triplets"),
+    ],
+)
+def test_triplets_of_another_form_are_refused(tmp_path, text, message):
+    path = tmp_path / "triplets.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        layouts.read_triplets(path)

@@ -1,0 +1,103 @@
+"""Runs and judgments: formats, errors, and an order that no tie-breaking can change."""
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from cocondenser_jax.collection import trec
+from cocondenser_jax.errors import UserError
+
+
+def test_beir_and_trec_judgments_read_alike(tmp_path):
+    beir, classic = tmp_path / "test.tsv", tmp_path / "qrels.txt"
+    beir.write_text("query-id\tcorpus-id\tscore\nq1\ta b\t2\nq1\tc\t0\nq2\ta b\t1\n")
+    classic.write_text("q1 0 ab 2\nq1 0 c 0\n\nq2 0 ab 1\n")
+    assert trec.read_qrels(beir) == {"q1": {"a b": 2, "c": 0}, "q2": {"a b": 1}}
+    assert trec.read_qrels(classic) == {"q1": {"ab": 2, "c": 0}, "q2": {"ab": 1}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"q1\td1\t1\nq1\td2\tgood\n", ":2: the score must be an integer, not 'good'"),
+        (b"q1\td1\t1\nq1 d2\n", ":2: expected 3 tab-separated fields"),
+        (b"q1\td\xff\t1\n", ":1: not UTF-8"),
+        (b"query-id\tcorpus-id\tscore\n", "holds no judgments"),
+        (b"q1\td1\t1\nq1\0\td1\t1\n", ":2: a zero byte"),  # trec_eval would abort
+        (b"q1\td1\t1\nq1\td1\t1\nq1\td1\t0\n", ":3: query q1 has passage d1 with two scores"),
+    ],
+)
+def test_bad_judgments_are_named(tmp_path, content, message):
+    path = tmp_path / "qrels.tsv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        trec.read_qrels(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q1 Q0 d2 2 nan tag", ":2: the score must be a finite number, not 'nan'"),
+        ("q1 Q0 d2 2 inf tag", ":2: the score must be a finite number, not 'inf'"),
+        ("q1 Q0 d2 2 high tag", ":2: the score must be a finite number, not 'high'"),
+        ("q1 Q0 d2 2 1.0", ":2: expected 6 fields"),
+        ("q1 Q0 d1\0 2 1.0 tag", ":2: a zero byte"),
+        ("q1 Q0 d1 2 1.0 tag", ":2: query q1 has passage d1 twice"),
+    ],
+)
+def test_bad_runs_are_named(tmp_path, line, message):
+    path = tmp_path / "run.trec"
+    path.write_text(f"q1 Q0 d1 1 2.5 tag\n{line}\n")
+    with pytest.raises(UserError, match=message):
+        trec.read_run(path)
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*none"):
+        trec.read_run(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {"a": 1.0, "b": 1.0, "c": 1.0},
+        {"z": 200.0, "y": 200.000001, "x": 200.0},  # equal in single precision
+        {"a": 0.0, "b": 0.0, "c": -1.0, "d": 0.0},
+        {"a": 3.0, "b": 2.0, "c": 1.0},
+    ],
+)
+def test_written_scores_decrease_strictly_in_single_precision(tmp_path, scores):
+    path = tmp_path / "runs" / "run.trec"
+    trec.write_run(path, {"q": scores})
+    lines = [line.split() for line in path.read_text().splitlines()]
+    written = np.array([float(line[4]) for line in lines], np.float32)
+    assert (np.diff(written) < 0).all()
+    single = {passage: np.float32(score) for passage, score in scores.items()}
+    assert [line[2] for line in lines] == sorted(single, key=lambda passage: -single[passage])
+    assert [int(line[3]) for line in lines] == list(range(1, len(scores) + 1))
+    np.testing.assert_allclose(written, sorted(scores.values(), reverse=True), rtol=1e-6, atol=1e-6)
+
+
+def test_trec_eval_sees_the_order_written_whatever_the_ids(tmp_path):
+    path = tmp_path / "run.trec"
+    # trec_eval breaks ties by id, descending: left as they are, z would come first.
+    trec.write_run(path, {"q": {"a": 7.0, "m": 7.0, "z": 7.0}})
+    evaluator = pytrec_eval.RelevanceEvaluator({"q": {"a": 1}}, {"recip_rank"})
+    assert evaluator.evaluate(trec.read_run(path))["q"]["recip_rank"] == 1.0
+
+
+def test_scores_that_no_run_may_hold(tmp_path):
+    path = tmp_path / "run.trec"
+    for bad in (np.nan, np.inf, 1e300):
+        with pytest.raises(UserError, match="not a finite number"):
+            trec.write_run(path, {"q": {"a": 1.0, "b": bad}})
+    for bad in ("a b", "a\0"):
+        with pytest.raises(UserError, match="ids must be without"):
+            trec.write_run(path, {"q": {bad: 1.0}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_cannot_be_written_is_said_so(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"cannot write .*file/run\.trec: "):
+        trec.write_run(tmp_path / "file" / "run.trec", {"q": {"d": 1.0}})

@@ -1,0 +1,167 @@
+"""The losses against their formulas, written out with NumPy; the gradient cache."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cocondenser_jax.collection import folder as data
+from cocondenser_jax.finetune import losses
+from cocondenser_jax.finetune import training_data as rows
+from cocondenser_jax.retrieval import models
+
+Q, G = 4, 3
+
+
+@pytest.fixture
+def scores_QxP():
+    return np.random.default_rng(0).normal(0, 3, (Q, Q * G))
+
+
+def softmax(row):
+    return np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+
+
+def contrastive_by_hand(scores_QxP):
+    return np.mean([-math.log(softmax(row)[q * G]) for q, row in enumerate(scores_QxP)])
+
+
+def pairwise_by_hand(scores_QxP):
+    others = [
+        math.log1p(math.exp(score - row[q * G]))
+        for q, row in enumerate(scores_QxP)
+        for column, score in enumerate(row)
+        if column != q * G
+    ]
+    return np.mean(others)
+
+
+def soft_labels_by_hand(scores_QxP, teacher_QxG, group_only):
+    total = 0.0
+    for q, row in enumerate(scores_QxP):
+        group = slice(q * G, (q + 1) * G)
+        student_G = softmax(row[group]) if group_only else softmax(row)[group]
+        teacher_G = softmax(teacher_QxG[q])
+        total += (teacher_G * np.log(teacher_G / student_G)).sum()
+    return total / len(scores_QxP)
+
+
+def test_contrastive_and_pairwise_are_their_formulas(scores_QxP):
+    scores = torch.tensor(scores_QxP)
+    for loss, by_hand in (
+        (losses.contrastive, contrastive_by_hand),
+        (losses.pairwise, pairwise_by_hand),
+    ):
+        assert loss(scores, G).item() == pytest.approx(by_hand(scores_QxP), rel=1e-12)
+        # Two processes have half the queries each, and all passages.
+        halves = [loss(scores[:2], G, 0).item(), loss(scores[2:], G, 2).item()]
+        assert np.mean(halves) == pytest.approx(by_hand(scores_QxP), rel=1e-12)
+
+
+@pytest.mark.parametrize("group_only", [False, True])
+def test_soft_labels_are_their_formula(scores_QxP, group_only):
+    teacher_QxG = np.random.default_rng(1).normal(0, 2, (Q, G))
+    scores, teacher = torch.tensor(scores_QxP), torch.tensor(teacher_QxG)
+    expected = soft_labels_by_hand(scores_QxP, teacher_QxG, group_only)
+    loss = losses.soft_labels(scores, teacher, group_only=group_only).item()
+    assert loss == pytest.approx(expected, rel=1e-12)
+    halves = [
+        losses.soft_labels(scores[i : i + 2], teacher[i : i + 2], i, group_only=group_only).item()
+        for i in (0, 2)
+    ]
+    assert np.mean(halves) == pytest.approx(expected, rel=1e-12)
+    # A student that agrees with its teacher, and gives nothing to the rest, has nothing to learn.
+    agreeing = torch.full((Q, Q * G), -1e4, dtype=torch.float64)
+    for q in range(Q):
+        agreeing[q, q * G : (q + 1) * G] = teacher[q] + 5
+    assert losses.soft_labels(agreeing, teacher, group_only=group_only).item() == pytest.approx(0)
+
+
+def test_scores_stay_in_single_precision_under_autocast():
+    # 201.25 and 200.75 are the same bfloat16 number.
+    queries = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    passages = torch.tensor([[201.25, 0.0], [0.0, 200.75]])
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = losses.inner_products(queries, passages)
+    assert scores.dtype == torch.float32
+    assert scores.diag().tolist() == [201.25, 200.75]
+
+
+@pytest.fixture(scope="module")
+def step(make_model, beir):
+    """A model without dropout, and texts of four groups: q1's positive is among q0's negatives."""
+    folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = models.load_retriever(folder, 8, 16)
+    texts = {p.id: data.passage_text(p) for p in data.read_corpus(beir)}
+    queries = data.read_queries(beir)
+    groups = [
+        ["d0", "d1", "d20"],
+        ["d1", "d21", "d22"],
+        ["d2", "d23", "d24"],
+        ["d3", "d25", "d26"],
+    ]
+    qrels = {f"q{i}": {f"d{i}": 1} for i in range(Q)}
+    teacher = {
+        f"q{q}": {p: float(q - 2 * i) for i, p in enumerate(g)} for q, g in enumerate(groups)
+    }
+    known = rows.to_known(qrels, teacher)
+    labels = torch.tensor(
+        [
+            [known.queries[f"q{q}"], *(known.passages[p] for p in group)]
+            for q, group in enumerate(groups)
+        ]
+    )
+    columns = [[queries[f"q{q}"] for q in range(Q)]]
+    columns += [[texts[group[i]] for group in groups] for i in range(G)]
+    return model, columns, known, labels
+
+
+def features(model, columns):
+    return [
+        model.preprocess(texts, task="document" if i else "query")
+        for i, texts in enumerate(columns)
+    ]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_a_relevant_passage_is_never_a_negative(step, name, scale):
+    model, columns, known, labels = step
+    loss = losses.InBatchLoss(model, name, known, scale)
+    with torch.no_grad():
+        value = loss(features(model, columns), labels).item()
+    queries_QxD = model.encode_query(columns[0]).astype(np.float64)
+    passages_PxD = [
+        model.encode_document([columns[1 + i][q]])[0] for q in range(Q) for i in range(G)
+    ]
+    scores_QxP = scale * queries_QxD @ np.array(passages_PxD, np.float64).T
+    scores_QxP[1, 1] = -np.inf  # d1, in the group of q0
+    teacher_QxG = np.array([[q - 2.0 * i for i in range(G)] for q in range(Q)])
+    expected = {
+        "contrastive": lambda: contrastive_by_hand(scores_QxP),
+        "pairwise": lambda: pairwise_by_hand(scores_QxP),
+        "soft_labels": lambda: soft_labels_by_hand(scores_QxP, teacher_QxG, False),
+        "soft_labels_group": lambda: soft_labels_by_hand(scores_QxP, teacher_QxG, True),
+    }[name]()
+    assert value == pytest.approx(expected, rel=1e-5)
+
+
+def gradient(loss, model, columns, labels):
+    model.zero_grad()
+    value = loss(features(model, columns), labels)
+    value.backward()
+    return value.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_the_gradient_cache_changes_nothing(step, name):
+    model, columns, known, labels = step
+    model.train()
+    direct, expected = gradient(losses.InBatchLoss(model, name, known), model, columns, labels)
+    for chunk_size in (1, 3, 4):
+        loss = losses.InBatchLoss(model, name, known, chunk_size=chunk_size)
+        value, found = gradient(loss, model, columns, labels)
+        assert value == pytest.approx(direct, rel=1e-6)
+        assert (found - expected).norm() <= 1e-5 * expected.norm()
+    model.eval()

@@ -1,0 +1,97 @@
+"""Candidates for hard batches; plans of a run."""
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.finetune import samplers as batches
+from cocondenser_jax.finetune import schedule, trainer
+from cocondenser_jax.retrieval import models
+from cocondenser_jax.retrieval.bm25 import bm25_run
+
+
+@pytest.fixture(scope="module")
+def texts(beir):
+    queries = data.read_queries(beir)
+    passages = {p.id: data.passage_text(p) for p in data.read_corpus(beir)}
+    return [queries[f"q{i}"] for i in range(24)], [passages[f"d{i}"] for i in range(24)]
+
+
+def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts):
+    model = models.load_retriever(model_folder, 8, 16).train()
+    found = batches.encoder_candidates(model, *texts, depth=5)
+    assert model.training
+    model.eval()
+    scores_NxN = model.encode_query(texts[0]) @ model.encode_document(texts[1]).T
+    best_NxK = np.argsort(-scores_NxN, axis=1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(found.passages_NxK, best_NxK)
+    expected_NxK = np.take_along_axis(scores_NxN, best_NxK, 1)
+    np.testing.assert_allclose(found.scores_NxK, expected_NxK, rtol=1e-5)
+    assert batches.encoder_candidates(model, *texts, depth=100).passages_NxK.shape == (24, 24)
+
+
+def test_bm25s_candidates_are_its_run(texts):
+    queries = [*texts[0], "unheardofword"]
+    found = batches.bm25_candidates(queries, [*texts[1], "another text"], depth=6)
+    corpus = [Passage(f"p{i}", "", text) for i, text in enumerate([*texts[1], "another text"])]
+    run = bm25_run(corpus, dict(enumerate(queries)), 6)
+    for i, results in enumerate(run.values()):
+        known = found.passages_NxK[i] >= 0
+        assert [f"p{j}" for j in found.passages_NxK[i][known]] == list(results)
+        np.testing.assert_allclose(found.scores_NxK[i][known], list(results.values()))
+    assert (found.passages_NxK[-1] == -1).all()
+
+
+class Run:
+    """What the trainer tells its callbacks."""
+
+    def __init__(self, planner, n_steps, n_epochs):
+        self.planner, self.n_epochs = planner, n_epochs
+        self.state = trainer.TrainerState(max_steps=n_steps * n_epochs)
+        self.control = trainer.TrainerControl()
+
+    def step(self, number, should_save=False):
+        self.state.global_step = number
+        self.control.should_save = should_save
+        self.planner.on_step_end(None, self.state, self.control)
+
+
+def test_plans_follow_bm25_then_the_encoder_half_way(model_folder, texts, tmp_path, monkeypatch):
+    model = models.load_retriever(model_folder, 8, 16)
+    ids = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
+    options = {"seed": 3, "width": 1, "conflicts": schedule.false_negatives(*ids)}
+
+    def start():
+        planner = batches.HardPlans(tmp_path / "plans", model, texts, ids, 4, width=1, seed=3)
+        return planner, Run(planner, 6, 2)
+
+    planner, run = start()
+    bm25 = batches.bm25_candidates(*texts, 100)
+    first = planner.plan(0)
+    np.testing.assert_array_equal(first, schedule.hard_plan(bm25, 4, **options))
+    assert sorted(first.flat) == list(range(24))
+
+    for step in (1, 2):
+        run.step(step)
+    assert planner._pending is None
+    run.step(3)
+    half_way = batches.encoder_candidates(model, *texts, 100)
+    monkeypatch.setattr(batches, "encoder_candidates", None)  # the end of the epoch is too late
+    run.step(4, should_save=True)
+    assert planner._pending is None  # the plan was waited for
+    expected = schedule.hard_plan(half_way, 4, epoch=1, **options)
+    saved = schedule.load_plan(tmp_path / "plans" / "epoch-0001.npz", planner._settings(1))
+    np.testing.assert_array_equal(saved, expected)
+    for step in (5, 6):
+        run.step(step)
+    assert not np.array_equal(first, expected)
+
+    # What goes on from the checkpoint of step 4 has no need to plan, nor has the last epoch.
+    planner, run = start()
+    for step in (5, 6):
+        run.step(step)
+    np.testing.assert_array_equal(planner.plan(1), expected)
+    for step in range(7, 13):
+        run.step(step)
+    assert len(list((tmp_path / "plans").iterdir())) == 2

@@ -1,0 +1,125 @@
+"""Fine-tuning of sentence encoders: the losses, samples, and the road through the commands."""
+
+import json
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune import sentences
+from cocondenser_jax.retrieval import models
+from configs import sentences as sentences_config
+
+
+@pytest.fixture
+def files(tmp_path, words):
+    """Twelve scored pairs, and as many triplets."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words, 5)) for _ in range(36)]
+    pairs = [f"g\tf\t2012\t{i}\t{i % 6}\t{texts[2 * i]}\t{texts[2 * i + 1]}\n" for i in range(12)]
+    (tmp_path / "sts.csv").write_text("".join(pairs))
+    triplets = [",".join(texts[3 * i : 3 * i + 3]) + "\n" for i in range(12)]
+    (tmp_path / "triplets.csv").write_text("Sentence1,Sentence2,Sentence3\n" + "".join(triplets))
+    return tmp_path, texts
+
+
+def make_config(argument, folder, data):
+    config = sentences_config.get_config(argument)
+    config.update(
+        model=str(folder), data=str(data), length=12, batch_size=12, max_steps=1, log_every=1
+    )
+    return config
+
+
+def first_loss(make_model, argument, data, workdir):
+    folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = make_config(argument, folder, data)
+    result = sentences.finetune(config, workdir)
+    assert result["rows"] == 12
+    model = models.load_retriever(folder)
+    model.max_seq_length = 12
+    return result["loss"], model
+
+
+def test_pairs_are_taught_their_cosine(make_model, files):
+    root, texts = files
+    loss, model = first_loss(make_model, "stsb", root / "sts.csv", root / "run")
+    first, second = (model.encode(texts[i:24:2]) for i in (0, 1))
+    cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1)
+    cosines /= np.linalg.norm(second, axis=1)
+    expected = np.mean((cosines - np.arange(12) % 6 / 5) ** 2)
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_triplets_are_taught_their_distances(make_model, files):
+    root, texts = files
+    loss, model = first_loss(make_model, "triplets", root / "triplets.csv", root / "run")
+    anchors, positives, negatives = (model.encode(texts[i::3]) for i in range(3))
+    near, far = (np.linalg.norm(anchors - other, axis=1) for other in (positives, negatives))
+    assert loss == pytest.approx(np.maximum(0, near - far + 5.0).mean(), rel=1e-4)
+
+
+def test_samples_grow_with_their_size(model_folder, files):
+    root, _ = files
+    config = make_config("stsb", model_folder, root / "sts.csv")
+    config.batch_size = 2
+    samples = []
+    for n in (3, 6, 0):
+        config.train_rows = n
+        samples.append(set(sentences._read_rows(config)["first"]))
+    assert [len(sample) for sample in samples] == [3, 6, 12]
+    assert samples[0] < samples[1] < samples[2]
+    config.train_rows = 13
+    with pytest.raises(UserError, match="train_rows is 13: expected 1 to 12"):
+        sentences._read_rows(config)
+
+
+def test_the_road_through_the_commands(model_folder, files, capsys):
+    root, texts = files
+    flags = [f"--config.model={model_folder}", f"--config.data={root / 'sts.csv'}"]
+    flags += ["--config.length=12", "--config.batch_size=4", f"--workdir={root / 'run'}"]
+    assert main(["finetune", f"--config={sentences_config.__file__}:stsb", *flags]) == 0
+    encoder = str(root / "run" / "encoder")
+    loaded = SentenceTransformer(encoder)
+    assert loaded.max_seq_length == 12
+    assert loaded[1].pooling_mode == "cls"
+
+    figures = root / "figures.json"
+    command = ["evaluate", f"--model={encoder}", f"--json_out={figures}"]
+    assert main([*command, f"--sts={root / 'sts.csv'}"]) == 0
+    assert json.loads(figures.read_text()).keys() == {"Spearman", "Pearson"}
+    assert main([*command, f"--triplets={root / 'triplets.csv'}"]) == 0
+    vectors = [loaded.encode(texts[i::3]) for i in range(3)]
+    near, far = (np.linalg.norm(vectors[0] - other, axis=1) for other in vectors[1:])
+    assert json.loads(figures.read_text()) == {"Accuracy": (near < far).mean()}
+
+    capsys.readouterr()
+    for wrong, message in (
+        ([*command, "--qrels=x"], "--model goes with --sts or --triplets"),
+        (["evaluate", "--run=x", "--sts=y"], "--model goes with --sts or --triplets"),
+        ([*command, "--sts=x", "--measures=RR"], "--measures goes with --qrels"),
+        ([*command, "--sts=x", "--compare_with=y"], "--compare_with goes with --run"),
+        (["evaluate", "--run=x", "--qrels=y", "--pooling=cls"], "--pooling goes with --model"),
+    ):
+        assert main(wrong) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": "cosines"}, "config.loss is 'cosines': expected cosine or triplet"),
+        ({"data": "/nowhere"}, "cannot read /nowhere"),
+        ({"batch_size": 13}, "has 12 rows: too few for one step of batch_size=13"),
+        ({"length": 65}, "query_length=65: expected 3 to 64"),
+    ],
+)
+def test_bad_settings_leave_nothing(model_folder, files, change, message):
+    root, _ = files
+    config = make_config("stsb", model_folder, root / "sts.csv")
+    config.update(change)
+    with pytest.raises(UserError, match=message):
+        sentences.finetune(config, root / "run")
+    assert not (root / "run").exists()

@@ -1,0 +1,89 @@
+"""Training rows: pairs, the draw of negatives, the numbers of what is known."""
+
+import functools
+
+import numpy as np
+import scipy.sparse
+
+from cocondenser_jax.finetune import training_data as rows
+
+
+def test_pairs_are_the_relevant_judgments():
+    pairs = rows.training_pairs({"q1": {"a": 2, "b": 0, "c": 1}, "q2": {"b": 1}})
+    assert pairs.to_dict() == {"query_id": ["q1", "q1", "q2"], "positive_id": ["a", "c", "b"]}
+
+
+def fill(epoch, candidates, n_negatives, seed=0, known=None):
+    passages = {f"d{i}": f"text {i}" for i in range(50)}
+    return functools.partial(
+        rows.fill_rows,
+        queries={"q1": "one", "q2": "two"},
+        passages=passages,
+        candidates=candidates,
+        n_negatives=n_negatives,
+        seed=seed,
+        epoch=epoch,
+        known=known,
+    )
+
+
+def test_negatives_are_drawn_anew_every_epoch_and_only_depend_on_the_row():
+    candidates = {"q1": [f"d{i}" for i in range(10)], "q2": [f"d{i}" for i in range(10, 20)]}
+    both = {"query_id": ["q1", "q2"], "positive_id": ["d30", "d31"]}
+    epochs = []
+    for epoch in range(20):
+        filled = fill(epoch, candidates, 3)(both)
+        assert filled["query"] == ["one", "two"]
+        assert filled["positive"] == ["text 30", "text 31"]
+        alone = fill(epoch, candidates, 3)({"query_id": ["q2"], "positive_id": ["d31"]})
+        drawn = [filled[f"negative_{i}"] for i in (1, 2, 3)]
+        assert [column[1] for column in drawn] == [alone[f"negative_{i}"][0] for i in (1, 2, 3)]
+        epochs.append({column[0] for column in drawn})
+        assert len(epochs[-1]) == 3
+        assert epochs[-1] <= {f"text {i}" for i in range(10)}
+    assert set.union(*epochs) == {f"text {i}" for i in range(10)}
+    assert fill(0, candidates, 3)(both) != fill(0, candidates, 3, seed=1)(both)
+
+
+def test_few_candidates_come_twice():
+    filled = fill(0, {"q1": ["d1"]}, 4)({"query_id": ["q1"], "positive_id": ["d30"]})
+    assert {filled[f"negative_{i}"][0] for i in range(1, 5)} == {"text 1"}
+
+
+def test_rows_without_negatives():
+    filled = fill(0, {}, 0)({"query_id": ["q1"], "positive_id": ["d30"]})
+    assert filled == {"query": ["one"], "positive": ["text 30"]}
+
+
+def test_labels_lead_to_what_is_known():
+    qrels = {"q1": {"d3": 1, "d4": 0}, "q2": {"d5": 2, "d3": 1}}
+    teacher = {"q1": {"d3": 4.0, "d6": -1.0}, "q2": {"d5": 3.0, "d7": 2.0}, "other": {"d9": 1.0}}
+    known = rows.to_known(qrels, teacher)
+    labels = fill(0, {"q1": ["d6", "d8"], "q2": ["d7"]}, 2, known=known)(
+        {"query_id": ["q2", "q1"], "positive_id": ["d3", "d3"]}
+    )["label"]
+    names = {number: passage for passage, number in known.passages.items()}
+    assert [row[0] for row in labels] == [known.queries["q2"], known.queries["q1"]]
+    assert [names[number] for number in labels[0][1:]] == ["d3", "d7", "d7"]
+    # Nothing is known of d8, d9 and d4.
+    assert sorted(names.get(number, "") for number in labels[1][1:]) == ["", "d3", "d6"]
+    assert 0 not in names
+    assert set(names.values()) == {"d3", "d5", "d6", "d7"}
+
+    def cells(matrix):
+        matrix = scipy.sparse.coo_array(matrix)
+        queries = list(known.queries)
+        return {
+            (queries[row], names[column]): value
+            for row, column, value in zip(*matrix.coords, matrix.data, strict=True)
+        }
+
+    assert cells(known.relevant) == {("q1", "d3"): True, ("q2", "d5"): True, ("q2", "d3"): True}
+    assert known.relevant.dtype == np.bool_
+    assert cells(known.teacher) == {
+        ("q1", "d3"): 4.0,
+        ("q1", "d6"): -1.0,
+        ("q2", "d5"): 3.0,
+        ("q2", "d7"): 2.0,
+    }
+    assert rows.to_known(qrels).teacher is None

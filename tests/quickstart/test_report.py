@@ -1,0 +1,170 @@
+"""The page says what it was given, is well-formed, and needs nothing beside itself."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.analysis.plots import Curve, Panel
+from cocondenser_jax.quickstart.report import Example, Hit, ResultRow, write_report
+
+HOSTILE = "<script src='https://x.example/a.js'>&\"</script>"
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+LOADING_ATTRIBUTES = {"src", "srcset", "href", "xlink:href", "data", "action", "poster"}
+
+
+class Page(HTMLParser):
+    """Keeps the text of each element and every attribute; fails on tags that do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[tuple[str, str]] = []  # (innermost tag, text)
+        self.attributes: list[tuple[str, str, str]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1], " ".join(data.split())))
+
+    def texts_in(self, tag: str) -> list[str]:
+        return [text for where, text in self.texts if where == tag]
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    steps = np.arange(1.0, 4.0)
+    values: dict[str, Any] = {
+        "title": "A run",
+        "summary": "Small.",
+        "facts": {"seed": "7", "jax": "0.10"},
+        "panels": [
+            Panel("MLM loss", [Curve("stage 1", steps, np.array([3.0, 2.0, 1.25]))]),
+            Panel("Contrastive loss", [Curve("stage 1", np.empty(0), np.empty(0))]),
+        ],
+        "rows": [
+            ResultRow("BM25", 0.4712, 0.9, 0.25),
+            ResultRow("coCondenser", 0.24, 0.9001, 1512.74),
+        ],
+        "table_note": "1,000 queries.",
+        "examples": [
+            Example("sort an array", [Hit(12.25, "numpy.sort", "Return a sorted copy.")]),
+            Example("nothing like it", []),
+        ],
+        "search_command": 'cocondenser search --query "…"',
+    }
+    return values | changes
+
+
+def written_page(folder: Path, **changes: Any) -> tuple[str, Page]:
+    out = folder / "report.html"
+    write_report(out, **arguments(**changes))
+    html = out.read_text(encoding="utf-8")
+    return html, Page(html)
+
+
+def test_page_shows_the_figures_and_sets_the_best_of_each_column_in_bold(tmp_path: Path) -> None:
+    html, page = written_page(tmp_path)
+    table = html[html.index("<tbody>") : html.index("</tbody>")]
+    assert re.findall(r"<b>([\d.]+)</b>", table) == ["0.471", "0.900"]
+    assert re.findall(r"width:([\d.]+)%", table) == ["47.1", "90.0", "24.0", "90.0"]
+    assert page.texts_in("td") == ["0.900", "0.2", "0.240", "1,512.7"]
+    assert page.texts_in("dd") == ["7", "0.10"]
+    assert 'cocondenser search --query "…"' in page.texts_in("code")
+
+
+def test_page_shows_examples_with_scores_and_opens_the_first(tmp_path: Path) -> None:
+    html, page = written_page(tmp_path)
+    assert page.texts_in("summary") == ["sort an array", "nothing like it"]
+    assert "12.25" in page.texts_in("span")
+    assert "nothing found" in page.texts_in("li")
+    opened = re.findall(r"<details( open)?><summary>([^<]*)", html)
+    assert opened == [(" open", "sort an array"), ("", "nothing like it")]
+
+
+def test_page_leaves_out_panels_without_points_and_names_final_values(tmp_path: Path) -> None:
+    html, page = written_page(tmp_path)
+    assert "MLM loss" in page.texts_in("h3")
+    assert "Contrastive loss" not in page.texts_in("h3")
+    assert html.count("<svg") == 1
+    assert "1.25" in page.texts_in("b")
+
+
+def hostile_arguments() -> dict[str, Any]:
+    return {
+        "title": HOSTILE,
+        "summary": HOSTILE,
+        "facts": {HOSTILE: HOSTILE},
+        "panels": [
+            Panel(HOSTILE, [Curve(HOSTILE, np.ones(2), np.ones(2))], reference=(1, HOSTILE))
+        ],
+        "rows": [ResultRow(HOSTILE, 0, 0, 0)],
+        "table_note": HOSTILE,
+        "examples": [Example(HOSTILE, [Hit(1, HOSTILE, HOSTILE)])],
+        "search_command": HOSTILE,
+    }
+
+
+@pytest.mark.parametrize("changes", [{}, hostile_arguments()])
+def test_page_loads_nothing_and_runs_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    html, page = written_page(tmp_path, **changes)
+    loaded = [
+        value
+        for _, name, value in page.attributes
+        if name in LOADING_ATTRIBUTES and not value.startswith("#")
+    ]
+    assert loaded == []
+    assert not any(name.startswith("on") for _, name, _ in page.attributes)
+    assert re.findall(r"@import|url\((?!#)", html) == []
+    assert "<script" not in html
+    policy = [v for t, n, v in page.attributes if t == "meta" and n == "content" and "-src" in v]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def test_text_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    _, page = written_page(tmp_path, **hostile_arguments())
+    shown = [text for _, text in page.texts if text == HOSTILE]
+    assert len(shown) == 14  # title twice, summary, fact twice, panel, curve, reference, row, note,
+    # query, hit, passage, command
+
+
+def test_lone_surrogates_are_written(tmp_path: Path) -> None:
+    _, page = written_page(tmp_path, examples=[Example("\ud800 query", [])])
+    assert page.texts_in("summary") == ["? query"]
+
+
+@pytest.mark.parametrize(
+    ("passage", "shown"),
+    [
+        ("one\n  two\tthree", "one two three"),
+        ("word " * 100_000, "word " * 80 + "…"),
+        ("文" * 100_000, "文" * 400 + " …"),
+    ],
+)
+def test_page_shows_the_beginning_of_a_passage(tmp_path: Path, passage: str, shown: str) -> None:
+    examples = [Example("query", [Hit(1.0, "title", passage)] * 10)] * 20
+    html, page = written_page(tmp_path, examples=examples)
+    assert page.texts_in("p").count(shown) == 200
+    assert len(html.encode()) < 400_000
+
+
+def test_an_older_page_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("old")
+    _, page = written_page(tmp_path)
+    assert page.texts_in("h1") == ["A run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

@@ -331,7 +331,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             "already exists",
         ),
         "missing flag": (["evaluate"], "one of the arguments --run --model is required"),
-        "no verb": ([], "VERB"),
+        "no verb": ([], "COMMAND"),
     }
 
 

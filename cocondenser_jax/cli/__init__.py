@@ -1,7 +1,7 @@
-"""`cocondenser <verb>`: parses the command line, calls one function, prints.
+"""`cocondenser <command>`: parses the command line, calls one function, prints.
 
-Each module here declares some verbs: their flags, and beside them the call. Libraries are imported
-where a verb needs them, so that `--help` and mistakes answer at once.
+Each module here declares some commands: their flags, and beside them the call. Libraries are
+imported where a command needs them, so that `--help` and mistakes answer at once.
 """
 
 import logging
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, rest = parser.parse_known_args(argv)
         if rest and not hasattr(arguments, "config"):
             raise UserError(
-                f"unknown argument {rest[0]!r} (see cocondenser {arguments.verb} --help)"
+                f"unknown argument {rest[0]!r} (see cocondenser {arguments.command} --help)"
             )
         arguments.overrides = rest
         return int(arguments.run(arguments) or 0)
@@ -53,7 +53,9 @@ def _make_parser() -> Parser:
         description="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
     for module in (pretraining, retrieval, evaluation, analysis, quickstart):
-        module.add_verbs(verbs)
+        module.add_commands(commands)
     return parser

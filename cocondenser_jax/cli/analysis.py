@@ -1,4 +1,4 @@
-"""Verbs that look into models and runs, and draw what they find."""
+"""Commands that look into models and runs, and draw what they find."""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 
 from cocondenser_jax.cli.flags import (
     Arguments,
+    Commands,
     Parser,
-    Verbs,
+    add_command,
+    add_command_group,
     add_json_out,
-    add_verb,
-    add_verb_group,
     whole_numbers,
 )
 from cocondenser_jax.errors import UserError
@@ -20,16 +20,18 @@ from cocondenser_jax.files import write_json
 _PRINTED_DEPTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-def add_verbs(verbs: Verbs) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    group = add_verb_group(verbs, "analyze", "Draw what models attend to, and how two runs agree.")
+    group = add_command_group(
+        commands, "analyze", "Draw what models attend to, and how two runs agree."
+    )
     _add_attention(group)
     _add_neighbourhood(group)
 
 
-def _add_attention(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_attention(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "attention",
         _attention,
         "Draw how broad the attention of CLS is in each layer: its entropy, for several models.",
@@ -39,7 +41,7 @@ def _add_attention(verbs: Verbs) -> None:
     model = (
         "a BERT or RoBERTa, as convert and finetune write it, each tower a line; may be repeated"
     )
-    verb.add_argument(
+    command.add_argument(
         "--model",
         dest="models",
         metavar="FOLDER",
@@ -49,14 +51,14 @@ def _add_attention(verbs: Verbs) -> None:
         help=model,
     )
     texts = "a data folder, its file of passages, or a .txt with a text a line (also compressed)"
-    verb.add_argument("--texts", required=True, type=Path, help=texts)
+    command.add_argument("--texts", required=True, type=Path, help=texts)
     n_texts = "drawn at random; all where there are fewer (default: 1000)"
-    verb.add_argument("--n_texts", type=int, default=1_000, help=n_texts)
-    verb.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    command.add_argument("--n_texts", type=int, default=1_000, help=n_texts)
+    command.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
     length = "tokens kept of a text (default: 128)"
-    verb.add_argument("--passage_length", type=int, default=128, help=length)
-    _add_out(verb)
-    add_json_out(verb)
+    command.add_argument("--passage_length", type=int, default=128, help=length)
+    _add_out(command)
+    add_json_out(command)
 
 
 def _attention(arguments: Arguments) -> None:
@@ -95,9 +97,9 @@ def _attention(arguments: Arguments) -> None:
     write_plot(entropy_panel(entropies), arguments.out)
 
 
-def _add_neighbourhood(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_neighbourhood(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "neighbourhood",
         _neighbourhood,
         "Draw how much of the top n of a run lies in the top k of others, by k.",
@@ -105,15 +107,15 @@ def _add_neighbourhood(verbs: Verbs) -> None:
         " --out=neighbourhood.png",
     )
     stage1 = "TREC run to read to depth k; may be repeated"
-    verb.add_argument(
+    command.add_argument(
         "--stage1", metavar="RUN", action="append", required=True, type=Path, help=stage1
     )
     stage2 = "TREC run whose top n are each query's neighbourhood"
-    verb.add_argument("--stage2", metavar="RUN", required=True, type=Path, help=stage2)
+    command.add_argument("--stage2", metavar="RUN", required=True, type=Path, help=stage2)
     n = "sizes of the neighbourhood, separated by commas (default: 10)"
-    verb.add_argument("--n", type=whole_numbers, default=[10], help=n)
-    _add_out(verb)
-    add_json_out(verb)
+    command.add_argument("--n", type=whole_numbers, default=[10], help=n)
+    _add_out(command)
+    add_json_out(command)
 
 
 def _neighbourhood(arguments: Arguments) -> None:
@@ -155,8 +157,10 @@ def _rankings(run: Path) -> dict[str, list[str]]:
     }
 
 
-def _add_out(verb: Parser) -> None:
-    verb.add_argument("--out", required=True, type=_plot_file, help="the plot: a .png or .svg file")
+def _add_out(command: Parser) -> None:
+    command.add_argument(
+        "--out", required=True, type=_plot_file, help="the plot: a .png or .svg file"
+    )
 
 
 def _plot_file(text: str) -> Path:

@@ -1,4 +1,4 @@
-"""Verbs that turn results into figures."""
+"""Commands that turn results into figures."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 from cocondenser_jax.cli.flags import (
     Arguments,
-    Verbs,
+    Commands,
+    add_command,
     add_json_out,
-    add_verb,
-    print_figures,
+    print_metrics,
     whole_numbers,
 )
 from cocondenser_jax.errors import UserError
@@ -19,24 +19,24 @@ _MEASURES = "MRR@10,Recall@100,nDCG@10"
 _TOP_K = "1,5,20,100"
 
 
-def add_verbs(verbs: Verbs) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_evaluate(verbs)
+    _add_evaluate(commands)
 
 
-def _add_evaluate(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_evaluate(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "evaluate",
         _evaluate,
         "Compute the figures of a run, by judgments or by answers, or of a sentence encoder.",
         "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
     )
-    run = verb.add_mutually_exclusive_group(required=True)
+    run = command.add_mutually_exclusive_group(required=True)
     run.add_argument("--run", dest="run_file", type=Path, help="TREC run")
     model = "with --sts or --triplets: the encoder, a Hugging Face or sentence-transformers folder"
     run.add_argument("--model", type=Path, help=model)
-    truth = verb.add_mutually_exclusive_group(required=True)
+    truth = command.add_mutually_exclusive_group(required=True)
     truth.add_argument("--qrels", type=Path, help="TREC or BEIR judgments")
     answers = "answers to the questions, .jsonl (_id, answers) or DPR's .csv: gives Accuracy@k"
     truth.add_argument("--answers", type=Path, help=answers)
@@ -45,18 +45,18 @@ def _add_evaluate(verbs: Verbs) -> None:
     triplets = "a .csv with columns Sentence1, Sentence2, Sentence3: gives Accuracy"
     truth.add_argument("--triplets", type=Path, metavar="FILE", help=triplets)
     pooling = "with --model: instead of the folder's own; a plain folder has cls"
-    verb.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
+    command.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
     measures = f"with --qrels: names, separated by commas (default: {_MEASURES})"
-    verb.add_argument("--measures", help=measures)
+    command.add_argument("--measures", help=measures)
     corpus = "with --answers: the passages, a data folder or its file of passages"
-    verb.add_argument("--corpus", type=Path, help=corpus)
+    command.add_argument("--corpus", type=Path, help=corpus)
     regex = "with --answers: they are regular expressions, as in CuratedTREC"
-    verb.add_argument("--regex", action="store_true", help=regex)
+    command.add_argument("--regex", action="store_true", help=regex)
     top_k = f"with --answers: numbers of passages, separated by commas (default: {_TOP_K})"
-    verb.add_argument("--top_k", type=whole_numbers, metavar="K", help=top_k)
+    command.add_argument("--top_k", type=whole_numbers, metavar="K", help=top_k)
     other = "another TREC run: print both, p-values of two paired tests, and queries better, worse"
-    verb.add_argument("--compare_with", type=Path, metavar="RUN", help=other)
-    add_json_out(verb)
+    command.add_argument("--compare_with", type=Path, metavar="RUN", help=other)
+    add_json_out(command)
 
 
 def _evaluate(arguments: Arguments) -> None:
@@ -64,7 +64,7 @@ def _evaluate(arguments: Arguments) -> None:
 
     _require_flags_that_fit(arguments)
     if arguments.model:
-        print_figures(_of_sentences(arguments), arguments.json_out)
+        print_metrics(_of_sentences(arguments), arguments.json_out)
         return
     files = [file for file in (arguments.run_file, arguments.compare_with) if file]
     runs = {file: read_run(file) for file in files}
@@ -72,7 +72,7 @@ def _evaluate(arguments: Arguments) -> None:
     figures = by(arguments, runs)
     result = figures[arguments.run_file]
     if arguments.compare_with is None:
-        print_figures(result["mean"], None)
+        print_metrics(result["mean"], None)
     else:
         from cocondenser_jax.evaluation.significance import compare
 

@@ -1,4 +1,4 @@
-"""What the verbs share: how one is declared, the flags that many have, how figures are printed."""
+"""What the commands share: how one is declared, common flags, how metrics are printed."""
 
 import argparse
 import textwrap
@@ -10,7 +10,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
 
 Arguments = argparse.Namespace
-Verbs = Any  # what argparse's add_subparsers returns, of a type that it keeps to itself
+Commands = Any  # what argparse's add_subparsers returns, of a type that it keeps to itself
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,22 +21,22 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
-def add_verb(
-    verbs: Verbs, name: str, run: Callable[[Arguments], int | None], does: str, example: str
+def add_command(
+    commands: Commands, name: str, run: Callable[[Arguments], int | None], does: str, example: str
 ) -> Parser:
-    """Declares a verb.
+    """Declares a command.
 
     Args:
-      verbs: of the program's parser.
-      name: the verb.
+      commands: of the program's parser.
+      name: the command.
       run: what it does; returns the exit status, None for 0.
-      does: one sentence for the list of verbs and the verb's own help.
+      does: one sentence for the list of commands and the command's own help.
       example: worked arguments for the help.
 
     Returns:
-      The verb's parser, for its flags.
+      The command's parser, for its flags.
     """
-    added: Parser = verbs.add_parser(
+    added: Parser = commands.add_parser(
         name,
         help=does,
         description=does,
@@ -48,9 +48,9 @@ def add_verb(
     return added
 
 
-def add_verb_group(verbs: Verbs, name: str, does: str) -> Verbs:
-    """Declares a verb that has verbs of its own, and returns what `add_verb` adds them to."""
-    group = verbs.add_parser(name, help=does, description=does, allow_abbrev=False)
+def add_command_group(commands: Commands, name: str, does: str) -> Commands:
+    """Declares a command with subcommands, and returns what `add_command` adds them to."""
+    group = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
     return group.add_subparsers(required=True, metavar="WHAT", parser_class=Parser)
 
 
@@ -64,20 +64,20 @@ def whole_numbers(text: str) -> list[int]:
     return numbers
 
 
-def add_config(verb: Parser) -> None:
+def add_config(command: Parser) -> None:
     """Adds --config; what follows as --config.KEY=VALUE is left in `arguments.overrides`."""
     config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"
-    verb.add_argument("--config", required=True, help=config)
+    command.add_argument("--config", required=True, help=config)
 
 
-def add_workdir(verb: Parser, does: str) -> None:
-    """Adds --workdir, for verbs that go on where they stopped."""
-    verb.add_argument("--workdir", required=True, type=Path, help=does)
+def add_workdir(command: Parser, does: str) -> None:
+    """Adds --workdir, for commands that go on where they stopped."""
+    command.add_argument("--workdir", required=True, type=Path, help=does)
 
 
-def add_json_out(verb: Parser) -> None:
-    """Adds --json_out, for verbs that print figures."""
-    verb.add_argument("--json_out", type=Path, help="also write the figures to this file")
+def add_json_out(command: Parser) -> None:
+    """Adds --json_out, for commands that print figures."""
+    command.add_argument("--json_out", type=Path, help="also write the figures to this file")
 
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
@@ -88,7 +88,7 @@ def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
         print(textwrap.indent(textwrap.shorten(text, 300, placeholder=" ..."), " " * 12))
 
 
-def print_figures(figures: Mapping[str, Any], json_out: Path | None) -> None:
+def print_metrics(figures: Mapping[str, Any], json_out: Path | None) -> None:
     """Prints one figure a line, and writes them all where asked."""
     width = max(map(len, figures))
     for name, value in figures.items():

@@ -1,4 +1,4 @@
-"""Verbs from a corpus to a checkpoint and its PyTorch folder."""
+"""Commands from a corpus to a checkpoint and its PyTorch folder."""
 
 import argparse
 import functools
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
     Arguments,
-    Verbs,
+    Commands,
+    add_command,
     add_config,
     add_json_out,
-    add_verb,
     add_workdir,
-    print_figures,
+    print_metrics,
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
@@ -21,35 +21,35 @@ from cocondenser_jax.pretrain.supervisor import watched
 HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
 
 
-def add_verbs(verbs: Verbs) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_corpus(verbs)
-    _add_pretrain(verbs)
-    _add_plan(verbs)
-    _add_convert(verbs)
-    _add_verify(verbs)
+    _add_corpus(commands)
+    _add_pretrain(commands)
+    _add_plan(commands)
+    _add_convert(commands)
+    _add_verify(commands)
 
 
-def _add_corpus(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_corpus(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "corpus",
         _corpus,
         "Cut and tokenise documents into a store that pretrain reads.",
         "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
     )
-    verb.add_argument(
+    command.add_argument(
         "--source",
         required=True,
         help="a .txt or .jsonl file (also .gz, .xz, .zst) or a folder of them,"
         " pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT]",
     )
-    verb.add_argument("--tokenizer", required=True, help="BERT or RoBERTa: a folder or hub name")
-    verb.add_argument("--out", required=True, type=Path, help="the store to make")
-    verb.add_argument("--max_tokens", type=int, default=128, help="of a span (default: 128)")
+    command.add_argument("--tokenizer", required=True, help="BERT or RoBERTa: a folder or hub name")
+    command.add_argument("--out", required=True, type=Path, help="the store to make")
+    command.add_argument("--max_tokens", type=int, default=128, help="of a span (default: 128)")
     shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"
-    verb.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help=shard)
-    add_json_out(verb)
+    command.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help=shard)
+    add_json_out(command)
 
 
 def _corpus(arguments: Arguments) -> None:
@@ -63,7 +63,7 @@ def _corpus(arguments: Arguments) -> None:
         shard=arguments.shard,
     )
     figures = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
-    print_figures(figures, arguments.json_out)
+    print_metrics(figures, arguments.json_out)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -73,24 +73,24 @@ def _shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def _add_pretrain(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_pretrain(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "pretrain",
         _pretrain,
         "Pre-train a Condenser or coCondenser; started again, it goes on where it stopped.",
         "--config=configs/cocondenser.py --workdir=runs/cocondenser"
         " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
     )
-    add_config(verb)
-    add_workdir(verb, "the run folder: checkpoints, metrics, what the run decided")
+    add_config(command)
+    add_workdir(command, "the run folder: checkpoints, metrics, what the run decided")
     coordinator = (
         "on several hosts: HOST:PORT of the first, the same on all; auto: ask the TPU pod, Slurm or"
         " Open MPI. Exit status 3 where another host was lost"
     )
-    verb.add_argument("--coordinator", metavar="HOST:PORT", help=coordinator)
-    verb.add_argument("--num_hosts", type=int, metavar="N", help="with HOST:PORT: how many")
-    verb.add_argument("--host", type=int, metavar="I", help="with HOST:PORT: which, from 0")
+    command.add_argument("--coordinator", metavar="HOST:PORT", help=coordinator)
+    command.add_argument("--num_hosts", type=int, metavar="N", help="with HOST:PORT: how many")
+    command.add_argument("--host", type=int, metavar="I", help="with HOST:PORT: which, from 0")
 
 
 def _pretrain(arguments: Arguments) -> int:
@@ -129,20 +129,20 @@ def _require_hosts_that_fit(arguments: Arguments) -> None:
         )
 
 
-def _add_plan(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_plan(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "plan",
         _plan,
         "Compile the training step for a TPU, on any machine, and say what it needs.",
         "--config=configs/cocondenser.py --topology=v3-8",
     )
-    add_config(verb)
+    add_config(command)
     topology = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or a slice of more hosts such as v3:4x4"
-    verb.add_argument("--topology", required=True, help=topology)
+    command.add_argument("--topology", required=True, help=topology)
     search_chunk = "find the largest train.chunk_size that fits (several compilations)"
-    verb.add_argument("--search_chunk", action="store_true", help=search_chunk)
-    add_json_out(verb)
+    command.add_argument("--search_chunk", action="store_true", help=search_chunk)
+    add_json_out(command)
 
 
 def _plan(arguments: Arguments) -> None:
@@ -152,27 +152,27 @@ def _plan(arguments: Arguments) -> None:
     config = load_config(arguments.config, arguments.overrides)
     find = largest_chunk if arguments.search_chunk else plan
     figures = find(config, planned_model(config), arguments.topology)
-    print_figures(figures, arguments.json_out)
+    print_metrics(figures, arguments.json_out)
 
 
-def _add_convert(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_convert(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "convert",
         _convert,
         "Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint.",
         "--checkpoint=runs/cocondenser --out=runs/model",
     )
-    verb.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
-    verb.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
-    verb.add_argument("--pytorch_folder", help="a Hugging Face folder or hub name")
-    verb.add_argument("--out", required=True, type=Path, help="the folder to make")
+    command.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
+    command.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
+    command.add_argument("--pytorch_folder", help="a Hugging Face folder or hub name")
+    command.add_argument("--out", required=True, type=Path, help="the folder to make")
     length = "where sentence-transformers cuts texts (default: all positions of the model)"
-    verb.add_argument("--max_seq_length", type=int, metavar="TOKENS", help=length)
+    command.add_argument("--max_seq_length", type=int, metavar="TOKENS", help=length)
     layout = "put the Condenser head into model.pt, as published research checkpoints have it"
-    verb.add_argument("--research_layout", action="store_true", help=layout)
+    command.add_argument("--research_layout", action="store_true", help=layout)
     init_head = "with --pytorch_folder: draw a new Condenser head where the folder has none"
-    verb.add_argument("--init_head", action="store_true", help=init_head)
+    command.add_argument("--init_head", action="store_true", help=init_head)
 
 
 def _convert(arguments: Arguments) -> None:
@@ -204,24 +204,26 @@ def _convert(arguments: Arguments) -> None:
     print(arguments.out)
 
 
-def _add_verify(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_verify(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "verify",
         _verify,
         "Compare losses and gradients of a checkpoint with plain PyTorch, exit status 1 if they"
         " differ; or, with --store alone, every file of a store with its checksum.",
         "--checkpoint=runs/cocondenser --pytorch_folder=runs/model",
     )
-    verb.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
-    verb.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
+    command.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
+    command.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
     exported = "the same checkpoint, converted (default: converts it for this once)"
-    verb.add_argument("--pytorch_folder", type=Path, help=exported)
-    verb.add_argument("--store", type=Path, help="the token store (default: where the run had it)")
-    verb.add_argument("--documents", type=int, default=8, help="size of the batch (default: 8)")
+    command.add_argument("--pytorch_folder", type=Path, help=exported)
+    command.add_argument(
+        "--store", type=Path, help="the token store (default: where the run had it)"
+    )
+    command.add_argument("--documents", type=int, default=8, help="size of the batch (default: 8)")
     batch_out = "write inputs, labels, losses, vectors and gradient norms to this .npz file"
-    verb.add_argument("--batch_out", type=Path, help=batch_out)
-    add_json_out(verb)
+    command.add_argument("--batch_out", type=Path, help=batch_out)
+    add_json_out(command)
 
 
 def _verify(arguments: Arguments) -> int:

@@ -1,27 +1,27 @@
-"""The verb that walks the whole road."""
+"""The command that walks the whole road."""
 
 import sys
 from pathlib import Path
 
-from cocondenser_jax.cli.flags import Arguments, Verbs, add_verb, add_workdir, print_search
+from cocondenser_jax.cli.flags import Arguments, Commands, add_command, add_workdir, print_search
 
 
-def add_verbs(verbs: Verbs) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_quickstart(verbs)
+    _add_quickstart(commands)
 
 
-def _add_quickstart(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_quickstart(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "quickstart",
         _quickstart,
         "The whole road in one command, on the docstrings of this machine's Python packages.",
         "--workdir=runs/quickstart",
     )
-    add_workdir(verb, "the folder to work in")
+    add_workdir(command, "the folder to work in")
     compare = "all: also a Condenser, and two more seeds (about three times as long)"
-    verb.add_argument("--compare", choices=("baseline", "all"), default="baseline", help=compare)
+    command.add_argument("--compare", choices=("baseline", "all"), default="baseline", help=compare)
 
 
 def _quickstart(arguments: Arguments) -> None:

@@ -1,4 +1,4 @@
-"""Verbs of retrieval: fine-tune, encode, search, rerank, mine negatives."""
+"""Commands of retrieval: fine-tune, encode, search, rerank, mine negatives."""
 
 import contextlib
 import sys
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from cocondenser_jax.cli.flags import (
     Arguments,
+    Commands,
     Parser,
-    Verbs,
+    add_command,
     add_config,
     add_json_out,
-    add_verb,
     add_workdir,
-    print_figures,
+    print_metrics,
     print_search,
 )
 from cocondenser_jax.errors import UserError
@@ -25,27 +25,29 @@ if TYPE_CHECKING:
     from cocondenser_jax.retrieval.search import Result, Searcher
 
 
-def add_verbs(verbs: Verbs) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_finetune(verbs)
-    _add_encode(verbs)
-    _add_search(verbs)
-    _add_rerank(verbs)
-    _add_mine(verbs)
+    _add_finetune(commands)
+    _add_encode(commands)
+    _add_search(commands)
+    _add_rerank(commands)
+    _add_mine(commands)
 
 
-def _add_finetune(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_finetune(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "finetune",
         _finetune,
         "Fine-tune a retriever or a cross-encoder on queries and their passages.",
         "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
         " --config.data=data/msmarco",
     )
-    add_config(verb)
-    add_workdir(verb, "gets retriever/ or cross_encoder/, metrics and, while running, checkpoints")
-    add_json_out(verb)
+    add_config(command)
+    add_workdir(
+        command, "gets retriever/ or cross_encoder/, metrics and, while running, checkpoints"
+    )
+    add_json_out(command)
 
 
 def _finetune(arguments: Arguments) -> None:
@@ -66,43 +68,43 @@ def _finetune(arguments: Arguments) -> None:
         )
     result = tasks[config.task](config, arguments.workdir)
     if trainer.is_main_process():
-        print_figures(result, arguments.json_out)
+        print_metrics(result, arguments.json_out)
 
 
-def _add_encode(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_encode(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "encode",
         _encode,
         "Encode passages and index them.",
         "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/index",
     )
-    verb.add_argument("--model", required=True, type=Path, help="the retriever's folder")
+    command.add_argument("--model", required=True, type=Path, help="the retriever's folder")
     corpus = "a folder in BEIR, MS MARCO or DPR layout, or its file of passages"
-    verb.add_argument("--corpus", required=True, type=Path, help=corpus)
+    command.add_argument("--corpus", required=True, type=Path, help=corpus)
     out = "the index; embedding shards go beside it, into OUT.embeddings"
-    verb.add_argument("--out", required=True, type=Path, help=out)
+    command.add_argument("--out", required=True, type=Path, help=out)
     factory = "faiss index string (default: Flat); none: only the shards, for search --embeddings"
-    verb.add_argument("--factory", default="Flat", help=factory)
-    verb.add_argument("--batch_size", type=int, default=128, help="passages (default: 128)")
+    command.add_argument("--factory", default="Flat", help=factory)
+    command.add_argument("--batch_size", type=int, default=128, help="passages (default: 128)")
     length = "tokens of a passage (default: as the retriever was trained)"
-    verb.add_argument("--passage_length", type=int, help=length)
+    command.add_argument("--passage_length", type=int, help=length)
     shard = "passages per shard, which is what an interrupted run may lose (default: 5000)"
-    verb.add_argument("--shard_size", type=int, default=5_000, help=shard)
+    command.add_argument("--shard_size", type=int, default=5_000, help=shard)
     dtype = "of the numbers in the shards (default: float32)"
-    verb.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
-    _add_precision(verb)
+    command.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
+    _add_precision(command)
     pooling = "instead of the folder's own; a plain folder has cls"
-    verb.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
+    command.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
     parquet = "also write ids and vectors to this file, for a vector database"
-    verb.add_argument("--parquet", type=Path, metavar="FILE", help=parquet)
-    add_json_out(verb)
+    command.add_argument("--parquet", type=Path, metavar="FILE", help=parquet)
+    add_json_out(command)
 
 
-def _add_precision(verb: Parser) -> None:
+def _add_precision(command: Parser) -> None:
     precision = "of the matrix products; auto (default): bfloat16 on a GPU that has it"
     choices = ("auto", "float32", "bfloat16")
-    verb.add_argument("--precision", choices=choices, default="auto", help=precision)
+    command.add_argument("--precision", choices=choices, default="auto", help=precision)
 
 
 def _encode(arguments: Arguments) -> None:
@@ -128,18 +130,18 @@ def _encode(arguments: Arguments) -> None:
         write_parquet(embeddings, arguments.parquet)
     if arguments.factory != "none":
         manifest = build_index(embeddings, arguments.out, arguments.factory)
-    print_figures(manifest, arguments.json_out)
+    print_metrics(manifest, arguments.json_out)
 
 
-def _add_search(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_search(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "search",
         _search,
         "Search passages for one query, for those of a data set, or for what is typed.",
         '--index=runs/index --model=runs/finetune/retriever --query="who won the oscar in 1953"',
     )
-    where = verb.add_argument_group("where: --model with --index or --embeddings, or --bm25")
+    where = command.add_argument_group("where: --model with --index or --embeddings, or --bm25")
     where.add_argument("--model", type=Path, help="the retriever that encoded the passages")
     where.add_argument("--index", type=Path, help="a folder that encode made")
     embeddings = "shards that encode made: exact, without an index, in little memory"
@@ -152,17 +154,17 @@ def _add_search(verbs: Verbs) -> None:
     where.add_argument("--k1", type=float, default=0.9, help=k1)
     b = "BM25: length normalisation (default: 0.4; tuned on MS MARCO: 0.68)"
     where.add_argument("--b", type=float, default=0.4, help=b)
-    text = verb.add_argument_group("one query, or typed ones: passages are printed")
+    text = command.add_argument_group("one query, or typed ones: passages are printed")
     text.add_argument("--query", help="the text to search for")
     typed = "read queries from standard input, a line each, until it ends (Ctrl-D)"
     text.add_argument("--interactive", action="store_true", help=typed)
     text.add_argument("--top_k", type=int, default=10, help="passages printed (default: 10)")
-    many = verb.add_argument_group("queries of a data set: a run is written")
+    many = command.add_argument_group("queries of a data set: a run is written")
     many.add_argument("--data", type=Path, help="a folder of queries: search for them all")
     many.add_argument("--split", help="only the queries that this split judges")
     many.add_argument("--run_out", type=Path, help="the TREC run to write")
     many.add_argument("--depth", type=int, default=100, help="passages per query (default: 100)")
-    add_json_out(verb)
+    add_json_out(command)
 
 
 def _search(arguments: Arguments) -> None:
@@ -225,7 +227,7 @@ def _write_run(arguments: Arguments) -> None:
             figures[f"{part}_ms_per_query"] = 1000 * value / len(queries)
     write_run(arguments.run_out, run)
     print(arguments.run_out)
-    print_figures(figures, arguments.json_out)
+    print_metrics(figures, arguments.json_out)
 
 
 def _answer(arguments: Arguments) -> None:
@@ -267,28 +269,30 @@ def _to_hits(results: "list[Result]") -> list[tuple[float, str, str]]:
     return [(score, passage.title or passage.id, passage.text) for score, passage in results]
 
 
-def _add_rerank(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_rerank(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "rerank",
         _rerank,
         "Score the passages of a run with a cross-encoder; write them in the new order.",
         "--model=runs/ce/cross_encoder --data=data/msmarco --split=test --run=runs/test.trec"
         " --run_out=runs/reranked.trec",
     )
-    verb.add_argument("--model", required=True, type=Path, help="the cross-encoder's folder")
-    verb.add_argument("--data", required=True, type=Path, help="folder of queries and passages")
-    verb.add_argument("--split", help="the judgments whose queries the run has")
-    verb.add_argument("--run", dest="run_file", required=True, type=Path, help="TREC run to score")
+    command.add_argument("--model", required=True, type=Path, help="the cross-encoder's folder")
+    command.add_argument("--data", required=True, type=Path, help="folder of queries and passages")
+    command.add_argument("--split", help="the judgments whose queries the run has")
+    command.add_argument(
+        "--run", dest="run_file", required=True, type=Path, help="TREC run to score"
+    )
     run_out = "TREC run to write; its scores are the model's logits"
-    verb.add_argument("--run_out", required=True, type=Path, help=run_out)
+    command.add_argument("--run_out", required=True, type=Path, help=run_out)
     depth = "passages per query to score; those below are dropped (default: 100)"
-    verb.add_argument("--depth", type=int, default=100, help=depth)
-    verb.add_argument("--batch_size", type=int, default=64, help="pairs (default: 64)")
-    _add_precision(verb)
+    command.add_argument("--depth", type=int, default=100, help=depth)
+    command.add_argument("--batch_size", type=int, default=64, help="pairs (default: 64)")
+    _add_precision(command)
     positives = "also score what --split judges relevant: a teacher's scores for finetune and mine"
-    verb.add_argument("--with_positives", action="store_true", help=positives)
-    add_json_out(verb)
+    command.add_argument("--with_positives", action="store_true", help=positives)
+    add_json_out(command)
 
 
 def _rerank(arguments: Arguments) -> None:
@@ -306,12 +310,12 @@ def _rerank(arguments: Arguments) -> None:
         precision=arguments.precision,
     )
     print(arguments.run_out)
-    print_figures(figures, arguments.json_out)
+    print_metrics(figures, arguments.json_out)
 
 
-def _add_mine(verbs: Verbs) -> None:
-    verb = add_verb(
-        verbs,
+def _add_mine(commands: Commands) -> None:
+    command = add_command(
+        commands,
         "mine",
         _mine,
         "Make the pool of negatives that finetune draws from, of one run or several.",
@@ -319,28 +323,28 @@ def _add_mine(verbs: Verbs) -> None:
         " --out=runs/negatives.trec",
     )
     run = "TREC run, or published negatives (triples of ids, biencoder file); may be repeated"
-    verb.add_argument(
+    command.add_argument(
         "--run", dest="runs", metavar="RUN", action="append", required=True, type=Path, help=run
     )
-    verb.add_argument("--data", required=True, type=Path, help="the folder of queries and qrels")
-    verb.add_argument("--split", default="train", help="of the queries (default: train)")
-    verb.add_argument("--out", required=True, type=Path, help="TREC run to write")
+    command.add_argument("--data", required=True, type=Path, help="the folder of queries and qrels")
+    command.add_argument("--split", default="train", help="of the queries (default: train)")
+    command.add_argument("--out", required=True, type=Path, help="TREC run to write")
     depth = "rank, in each run, of the last passage taken (default: 200)"
-    verb.add_argument("--depth", type=int, default=200, help=depth)
+    command.add_argument("--depth", type=int, default=200, help=depth)
     skip_top = "passages at the top of each run not taken (default: 0)"
-    verb.add_argument("--skip_top", type=int, default=0, help=skip_top)
+    command.add_argument("--skip_top", type=int, default=0, help=skip_top)
     answers = (
         "answers to the queries, .jsonl or DPR's .csv: passages that hold one are no negatives"
     )
-    verb.add_argument("--answers", type=Path, help=answers)
+    command.add_argument("--answers", type=Path, help=answers)
     denoise_run = (
         "run of rerank over these passages, by a cross-encoder trained with config.loss=binary:"
         " keep only what is relevant with a probability below --denoise_below"
     )
-    verb.add_argument("--denoise_run", type=Path, help=denoise_run)
+    command.add_argument("--denoise_run", type=Path, help=denoise_run)
     below = "a probability, the sigmoid of the run's scores (default: 0.1)"
-    verb.add_argument("--denoise_below", type=float, default=0.1, help=below)
-    add_json_out(verb)
+    command.add_argument("--denoise_below", type=float, default=0.1, help=below)
+    add_json_out(command)
 
 
 def _mine(arguments: Arguments) -> None:
@@ -357,7 +361,7 @@ def _mine(arguments: Arguments) -> None:
         denoise_run=arguments.denoise_run,
         denoise_below=arguments.denoise_below,
     )
-    print_figures(figures, arguments.json_out)
+    print_metrics(figures, arguments.json_out)
 
 
 def _answer_test(arguments: Arguments) -> Callable[[str, str], bool]:

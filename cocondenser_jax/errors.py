@@ -1,4 +1,6 @@
-"""The one exception for what a user can cause and mend."""
+"""The one exception for what a user can cause and fix, and how messages are worded."""
+
+from collections.abc import Sequence
 
 
 class UserError(Exception):
@@ -10,3 +12,13 @@ class UserError(Exception):
     def __init__(self, message: str):
         """Joins the lines of a message, which may quote a file or another library."""
         super().__init__(" ".join(message.splitlines()))
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's message, or the name of its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def first_three(names: Sequence[str]) -> str:
+    """Returns "a, b, c, ...": up to three names, and dots for any others."""
+    return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])

@@ -1,44 +1,185 @@
-"""Reads an experiment file and its overrides."""
+"""The settings of experiments: how one is declared, and how experiment files are read and checked.
+
+The declarations stand in `configs/`: `default.py` for pre-training, `finetune.py`,
+`cross_encoder.py` and `sentences.py` for fine-tuning. `python -m cocondenser_jax.settings` prints
+them as docs/settings.md.
+"""
 
 import ast
+import importlib
 import importlib.util
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from cocondenser_jax.errors import UserError
 
+PRETRAINING = "pretrain"
+FINE_TUNING = ("retriever", "cross_encoder", "sentences")
+# The file of configs/ that declares the settings of a task; `config.task` names the task.
+_DECLARED_IN = {
+    PRETRAINING: "default",
+    "retriever": "finetune",
+    "cross_encoder": "cross_encoder",
+    "sentences": "sentences",
+}
+GIVEN = "given"  # a text that must not be empty
+_LARGEST_WHOLE = 2**32 - 1  # seeds, steps and sizes are passed on as 32-bit numbers
+_INTERVAL = re.compile(r"([\[(])(.+), (.+)([\])])")
 _OVERRIDE = "--config."
 
 
-def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Loads an experiment file and applies overrides.
+class Setting(NamedTuple):
+    """One setting. Its type is that of its default.
+
+    Attributes:
+      default: the value where an experiment says nothing.
+      allowed: an interval of numbers such as "[0, 1)", a tuple of choices, `GIVEN` for a text that
+        must be set, or None for any value of the type.
+      unit: of a number; "" where it has none.
+      meaning: what it does, in one line.
+    """
+
+    default: Any
+    allowed: str | tuple[str, ...] | None
+    unit: str
+    meaning: str
+
+
+def to_config(settings: Mapping[str, Setting]) -> ConfigDict:
+    """Returns the defaults as a locked config; dots in names make sections."""
+    config = ConfigDict()
+    for name, setting in settings.items():
+        *sections, last = name.split(".")
+        place = config
+        for section in sections:
+            if section not in place:
+                place[section] = ConfigDict()
+            place = place[section]
+        place[last] = setting.default
+    return config.lock()
+
+
+def load_config(
+    spec: str,
+    overrides: Sequence[str] = (),
+    *,
+    tasks: Sequence[str] = (PRETRAINING,),
+    complete: bool = True,
+) -> ConfigDict:
+    """Loads an experiment file, applies overrides and checks every setting.
 
     Args:
       spec: a path to a file with `get_config(argument)`, optionally followed by `:argument`. A path
-        `configs/x.py` that is not there means the experiment of that name shipped with the package.
+        `configs/x.py` that does not exist means the experiment of that name shipped with the
+        package.
       overrides: words of the form `--config.a.b=value`.
+      tasks: the tasks that the caller runs.
+      complete: whether the settings that have no default must be set.
 
     Returns:
       The locked config.
 
     Raises:
-      UserError: if the file, the key or the type of a value is wrong.
+      UserError: if the file, the task, the name of a setting or a value is wrong.
     """
-    name, _, argument = spec.partition(":")
+    name, argument = _split(spec)
     module = _load_module(_find(name))
     try:
         config = module.get_config(*[argument] if argument else [])
-    except Exception as error:
+    except UserError:
+        raise
+    except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"{spec}: get_config failed: {error!r}") from error
     if not isinstance(config, ConfigDict):
-        raise UserError(f"{spec}: get_config returned no ConfigDict")
+        raise UserError(f"{spec}: get_config did not return a ConfigDict")
     for word in overrides:
         _apply(config, word)
+    task = config.get("task", PRETRAINING)
+    if task not in tasks:
+        raise UserError(f"{spec} is for the task {task!r}; expected {' or '.join(tasks)}")
+    check(config, complete=complete)
     return config
+
+
+def declared_settings(task: str) -> dict[str, Setting]:
+    """Returns the settings of a task, by their dotted names."""
+    module = importlib.import_module(f"cocondenser_jax.configs.{_DECLARED_IN[task]}")
+    settings: dict[str, Setting] = module.SETTINGS
+    return settings
+
+
+def check(config: ConfigDict, *, complete: bool = True) -> None:
+    """Checks names, types and values against the declarations.
+
+    Raises:
+      UserError: for the first setting that is unknown, missing, of another type or not allowed.
+    """
+    task = config.get("task", PRETRAINING)
+    if task not in _DECLARED_IN:
+        raise UserError(f"config.task is {task!r}; expected {' or '.join(_DECLARED_IN)}")
+    settings = declared_settings(task)
+    values = flatten(config)
+    for name in values.keys() ^ settings.keys():
+        problem = "is not a setting" if name in values else "is missing"
+        raise UserError(f"config.{name} {problem} of this task; see docs/settings.md")
+    for name, setting in settings.items():
+        if not _is_allowed(setting, values[name], complete):
+            raise UserError(f"config.{name} is {values[name]!r}; expected {_expected(setting)}")
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the settings of a config, or of its dictionary, by their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping | ConfigDict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _is_allowed(setting: Setting, value: Any, complete: bool) -> bool:
+    if type(value) is not type(setting.default):
+        return False
+    if isinstance(setting.allowed, tuple):
+        return value in setting.allowed
+    if setting.allowed == GIVEN:
+        return bool(value) or not complete
+    if setting.allowed is None:
+        return True
+    return _is_inside(setting.allowed, value)
+
+
+def _is_inside(interval: str, value: float) -> bool:
+    match = _INTERVAL.fullmatch(interval)
+    assert match, interval
+    opening, low, high, closing = match.groups()
+    above = value > float(low) if opening == "(" else value >= float(low)
+    if high == "∞":
+        return above and math.isfinite(value) and (type(value) is float or value <= _LARGEST_WHOLE)
+    return above and (value < float(high) if closing == ")" else value <= float(high))
+
+
+def _expected(setting: Setting) -> str:
+    if isinstance(setting.allowed, tuple):
+        return " or ".join(map(repr, setting.allowed))
+    if setting.allowed == GIVEN:
+        return setting.meaning
+    kind = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+    unit = f" ({setting.unit})" if setting.unit else ""
+    within = f" in {setting.allowed}" if setting.allowed else ""
+    return f"{kind[type(setting.default)]}{within}{unit}"
+
+
+def _split(spec: str) -> tuple[str, str]:
+    """Parts FILE.py:ARGUMENT; the path itself may hold colons."""
+    match = re.fullmatch(r"(.*\.py)(?::(.*))?", spec, re.DOTALL)
+    return (match[1], match[2] or "") if match else (spec, "")
 
 
 def _find(name: str) -> Path:
@@ -46,13 +187,10 @@ def _find(name: str) -> Path:
     if path.is_file():
         return path
     package = importlib.util.find_spec("cocondenser_jax.configs")
-    shipped = (
-        [Path(folder) / path.name for folder in package.submodule_search_locations or []]
-        if package
-        else []
-    )
-    if path.parent == Path("configs") and shipped and shipped[0].is_file():
-        return shipped[0]
+    for folder in (package and package.submodule_search_locations) or []:
+        shipped = Path(folder) / path.name
+        if path.parent == Path("configs") and shipped.is_file():
+            return shipped
     raise UserError(f"no config file {name}: expected a path such as configs/cocondenser.py")
 
 
@@ -81,7 +219,7 @@ def _apply(config: ConfigDict, word: str) -> None:
         section = section.get(name) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict) or last not in section:
         known = ", ".join(sorted(section if isinstance(section, ConfigDict) else config))
-        raise UserError(f"no setting config.{key}; there is: {known}")
+        raise UserError(f"no setting config.{key}; expected one of {known}")
     section[last] = _parse(key, text, section[last])
 
 
@@ -110,3 +248,39 @@ def _require_utf8(key: str, text: str) -> str:
     except UnicodeEncodeError:
         raise UserError(f"config.{key} is {text!r}: not UTF-8") from None
     return text
+
+
+def settings_page() -> str:
+    """Returns docs/settings.md: a table for each task."""
+    parts = [_PAGE_HEAD]
+    for task, file in _DECLARED_IN.items():
+        parts.append(f"## `configs/{file}.py`: {task}\n\n{_TABLE_HEAD}")
+        parts += [f"{_row(*item)}\n" for item in declared_settings(task).items()]
+        parts.append("\n")
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+_PAGE_HEAD = """# Settings
+
+Generated by `python -m cocondenser_jax.settings > docs/settings.md`; do not edit.
+
+Every setting is declared once, in the file named above its table. An experiment is a file that
+changes some of them; the command line overrides them as `--config.NAME=VALUE`. A value of another
+type or outside the allowed range ends in one line and exit status 2 before any file is written.
+
+"""
+_TABLE_HEAD = "| setting | default | allowed | unit | meaning |\n|---|---|---|---|---|\n"
+
+
+def _row(name: str, setting: Setting) -> str:
+    allowed = setting.allowed or type(setting.default).__name__
+    if isinstance(allowed, tuple):
+        allowed = ", ".join(f"`{choice!r}`" for choice in allowed)
+    elif _INTERVAL.fullmatch(allowed):
+        allowed = f"{type(setting.default).__name__} in {allowed}"
+    cells = (f"`{name}`", f"`{setting.default!r}`", allowed, setting.unit, setting.meaning)
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    print(settings_page(), end="")

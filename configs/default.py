@@ -1,66 +1,77 @@
-"""Every setting of pre-training once, with its unit. Experiments start from this and change a few.
+"""Every setting of pre-training, declared once. Experiments start from this and change a few.
 
 The defaults are those of BERT-base with the hyper-parameters of Gao & Callan, arXiv 2108.05540.
+A declaration is: default, allowed values, unit, meaning.
 """
 
 from ml_collections import ConfigDict
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.settings import GIVEN, Setting, to_config
+
+SETTINGS = {
+    "seed": Setting(0, "[0, ∞)", "", "initial parameters, order, span pairs, masks, dropout"),
+    "warm_start": Setting(
+        "", None, "", "what to start from: Hugging Face folder or hub name, or a run folder"
+    ),
+    "init_head": Setting(False, None, "", "draw a new Condenser head if the warm start has none"),
+    # The batch.
+    "data.store": Setting("", GIVEN, "", "the folder that `cocondenser corpus` wrote"),
+    "data.documents_per_step": Setting(
+        2048, "[1, ∞)", "documents", "over all devices of all hosts; two spans of each"
+    ),
+    "data.length": Setting(128, "[3, ∞)", "tokens", "longest span, with [CLS] and [SEP]"),
+    # The network. A warm start brings its own sizes; of this section it takes the head's settings
+    # and the dropout rates.
+    "model.model_type": Setting("bert", ("bert", "roberta"), "", "architecture"),
+    "model.hidden_size": Setting(768, "[1, ∞)", "", "width of the network"),
+    "model.num_hidden_layers": Setting(12, "[1, ∞)", "layers", "depth of the backbone"),
+    "model.num_attention_heads": Setting(12, "[1, ∞)", "heads", "must divide the hidden size"),
+    "model.intermediate_size": Setting(3072, "[1, ∞)", "", "width of the feed-forward layers"),
+    "model.max_position_embeddings": Setting(512, "[3, ∞)", "tokens", "longest input"),
+    "model.hidden_dropout_prob": Setting(0.1, "[0, 1)", "", "dropout of hidden states"),
+    "model.attention_probs_dropout_prob": Setting(0.1, "[0, 1)", "", "dropout of attention"),
+    "model.n_head_layers": Setting(2, "[1, ∞)", "layers", "depth of the Condenser head"),
+    "model.skip_from": Setting(
+        6, "[0, ∞)", "layer", "backbone layer whose tokens the head reads, from 1; 0: embeddings"
+    ),
+    "model.late_mlm": Setting(True, None, "", "also predict masked tokens from the last layer"),
+    # The loss and how it is computed.
+    "train.steps": Setting(100_000, "[1, ∞)", "steps", "length of the run"),
+    "train.contrastive": Setting(True, None, "", "True: coCondenser; False: MLM only (Condenser)"),
+    "train.mlm_weight": Setting(1.0, "[0, ∞)", "", "weight of the MLM loss"),
+    "train.mlm_reduction": Setting(
+        "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of the paper"
+    ),
+    "train.chunk_size": Setting(
+        64, "[0, ∞)", "spans", "per forward pass on a device; 0: the whole batch at once"
+    ),
+    "train.skip_nonfinite": Setting(
+        0, "[0, ∞)", "steps", "NaN or infinite steps that a run may skip"
+    ),
+    "train.dtype": Setting(
+        "bfloat16", ("bfloat16", "float32"), "", "of the computation; parameters are float32"
+    ),
+    "optimizer.learning_rate": Setting(1e-4, "[0, 1]", "", "peak"),
+    "optimizer.warmup_ratio": Setting(0.1, "[0, 1)", "of all steps", "linear warm-up"),
+    "optimizer.weight_decay": Setting(0.01, "[0, 1]", "", "none on biases and LayerNorm"),
+    "optimizer.clip_norm": Setting(1.0, "(0, ∞)", "", "largest global norm of the gradient"),
+    "optimizer.b1": Setting(0.9, "[0, 1)", "", "Adam's β₁"),
+    "optimizer.b2": Setting(0.999, "[0, 1)", "", "Adam's β₂"),
+    "optimizer.eps": Setting(1e-8, "(0, 1]", "", "Adam's ε"),
+    "checkpoint.every": Setting(2_000, "[1, ∞)", "steps", "between two checkpoints"),
+    "checkpoint.keep": Setting(
+        2, "[2, ∞)", "checkpoints", "latest ones kept; two, for one may turn out to be damaged"
+    ),
+    "checkpoint.keep_every": Setting(
+        20_000, "[0, ∞)", "steps", "checkpoints of multiples are never deleted; 0: none"
+    ),
+    "log_every": Setting(50, "[1, ∞)", "steps", "between two lines of metrics"),
+}
 
 
 def get_config(argument: str = "") -> ConfigDict:
     """Returns the default experiment; it has no variants."""
     if argument:
         raise UserError(f"this experiment has no variant {argument!r}")
-    config = ConfigDict()
-    config.seed = 0  # initial parameters, document order, span pairs, masks, dropout
-    config.warm_start = (
-        ""  # Hugging Face folder or hub name, or one of our run folders; "": scratch
-    )
-    config.init_head = False  # allow a new Condenser head where the warm start has none
-
-    config.data = ConfigDict()
-    config.data.store = ""  # folder that `cocondenser corpus` wrote
-    config.data.documents_per_step = 2048  # over all devices of all hosts; two spans of each
-    config.data.length = 128  # tokens of a span, with [CLS] and [SEP]
-
-    # The network. With a warm start its sizes are those of what is loaded, and of this section only
-    # the head's settings and the dropout rates are read.
-    config.model = ConfigDict()
-    config.model.model_type = "bert"  # or "roberta"
-    config.model.hidden_size = 768
-    config.model.num_hidden_layers = 12
-    config.model.num_attention_heads = 12
-    config.model.intermediate_size = 3072
-    config.model.max_position_embeddings = 512
-    config.model.hidden_dropout_prob = 0.1
-    config.model.attention_probs_dropout_prob = 0.1
-    config.model.n_head_layers = 2
-    config.model.skip_from = 6  # the backbone layer that the head's "early" tokens come from
-    config.model.late_mlm = True  # also predict masked tokens from the backbone's own output
-
-    config.train = ConfigDict()
-    config.train.steps = 100_000
-    config.train.contrastive = True  # False: MLM only (Condenser); True: coCondenser
-    config.train.mlm_weight = 1.0  # weight of the MLM losses beside the contrastive one
-    config.train.mlm_reduction = "token_mean"  # or "span_sum", the paper's literal equations
-    config.train.chunk_size = 64  # spans per forward pass on a device; 0: the whole batch at once
-    config.train.skip_nonfinite = 0  # steps that a run may leave out, for their loss is NaN or inf
-    config.train.dtype = "bfloat16"  # of the computation; parameters are always float32
-
-    config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = 1e-4  # peak
-    config.optimizer.warmup_ratio = 0.1  # share of the steps
-    config.optimizer.weight_decay = 0.01  # none on biases and LayerNorm
-    config.optimizer.clip_norm = 1.0  # global norm of the gradient
-    config.optimizer.b1 = 0.9
-    config.optimizer.b2 = 0.999
-    config.optimizer.eps = 1e-8
-
-    config.checkpoint = ConfigDict()
-    config.checkpoint.every = 2_000  # steps
-    config.checkpoint.keep = 2  # the latest ones, at least 2: the last may turn out to be damaged
-    config.checkpoint.keep_every = 20_000  # steps; such checkpoints are never deleted. 0: none
-
-    config.log_every = 50  # steps
-    return config.lock()
+    return to_config(SETTINGS)

@@ -22,7 +22,7 @@ from cocondenser_jax.errors import UserError
 def get_config(argument: str = "cocondenser") -> ConfigDict:
     """Returns stage 1 ("condenser") or stage 2 ("cocondenser")."""
     if argument not in ("condenser", "cocondenser"):
-        raise UserError(f"quickstart.py:{argument}: expected 'condenser' or 'cocondenser'")
+        raise UserError(f"configs/quickstart.py:{argument}: expected condenser or cocondenser")
     config = default.get_config().unlock()
     config.data.documents_per_step = 64
     config.data.length = 32

@@ -15,26 +15,31 @@ Commands:
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.configs.finetune import training_settings
+from cocondenser_jax.configs.finetune import SETTINGS as RETRIEVER
+from cocondenser_jax.configs.finetune import TRAINING
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.settings import Setting, to_config
+
+SETTINGS = {
+    "task": Setting("sentences", ("sentences",), "", "what is trained"),
+    **TRAINING,
+    "epochs": TRAINING["epochs"]._replace(default=4),
+    "train_rows": Setting(0, "[0, ∞)", "rows", "drawn from the file by seed; 0: all"),
+    "pooling": RETRIEVER["pooling"],
+    "length": Setting(64, "[3, ∞)", "tokens", "kept of a sentence"),
+    "loss": Setting("cosine", ("cosine", "triplet"), "", "for scored pairs; for triplets"),
+    "margin": Setting(5.0, "[0, ∞)", "Euclidean distance", "of the triplet loss"),
+}
 
 
 def get_config(argument: str = "stsb") -> ConfigDict:
     """Returns the settings for scored pairs ("stsb") or triplets ("triplets")."""
     if argument not in ("stsb", "triplets"):
-        raise UserError(f"sentences.py:{argument}: expected 'stsb' or 'triplets'")
-    config = training_settings()
-    config.task = "sentences"
-
-    # data: a file, the STS Benchmark's .csv or a .csv of triplets
-    config.train_rows = 0  # rows drawn from the file, by seed; 0: all
-
-    config.pooling = ""  # "cls" or "mean" instead of the folder's own; a plain folder has "cls"
-    config.length = 64 if argument == "stsb" else 128  # tokens of a sentence
-    config.loss = "cosine" if argument == "stsb" else "triplet"
-    config.margin = 5.0  # of the triplet loss, in Euclidean distance
-
-    config.batch_size = 32 if argument == "stsb" else 16
-    config.epochs = 4 if argument == "stsb" else 1
-    config.learning_rate = 2e-5  # at its peak
+        raise UserError(f"configs/sentences.py:{argument}: expected stsb or triplets")
+    config = to_config(SETTINGS).unlock()
+    if argument == "triplets":
+        config.length = 128
+        config.loss = "triplet"
+        config.batch_size = 16
+        config.epochs = 1
     return config.lock()

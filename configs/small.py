@@ -23,7 +23,7 @@ from cocondenser_jax.errors import UserError
 def get_config(argument: str = "cocondenser") -> ConfigDict:
     """Returns stage 1 ("condenser") or stage 2 ("cocondenser")."""
     if argument not in ("condenser", "cocondenser"):
-        raise UserError(f"small.py:{argument}: expected 'condenser' or 'cocondenser'")
+        raise UserError(f"configs/small.py:{argument}: expected condenser or cocondenser")
     config = default.get_config().unlock()
     config.train.contrastive = argument == "cocondenser"
     # From scratch, MLM through the head alone leaves the late layers without a signal, and the CLS

@@ -108,8 +108,6 @@ def _pretrain_here(arguments: Arguments) -> None:
     from cocondenser_jax.warm_start import load_warm_start
 
     config = load_config(arguments.config, arguments.overrides)
-    if not config.data.store:
-        raise UserError("no data: give --config.data.store=FOLDER, made by cocondenser corpus")
     if arguments.coordinator is not None:
         hosts = arguments.coordinator, arguments.num_hosts, arguments.host
         connect(*hosts, heartbeat=HEARTBEAT_SECONDS)
@@ -149,7 +147,7 @@ def _plan(arguments: Arguments) -> None:
     from cocondenser_jax.pretrain.plan import largest_chunk, plan, planned_model
     from cocondenser_jax.settings import load_config
 
-    config = load_config(arguments.config, arguments.overrides)
+    config = load_config(arguments.config, arguments.overrides, complete=False)
     find = largest_chunk if arguments.search_chunk else plan
     figures = find(config, planned_model(config), arguments.topology)
     print_metrics(figures, arguments.json_out)

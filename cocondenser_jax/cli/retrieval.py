@@ -53,19 +53,14 @@ def _add_finetune(commands: Commands) -> None:
 def _finetune(arguments: Arguments) -> None:
     from cocondenser_jax.finetune import bi_encoder as train
     from cocondenser_jax.finetune import cross_encoder, sentences, trainer
-    from cocondenser_jax.settings import load_config
+    from cocondenser_jax.settings import FINE_TUNING, load_config
 
     tasks = {
         "retriever": train.finetune,
         "cross_encoder": cross_encoder.finetune,
         "sentences": sentences.finetune,
     }
-    config = load_config(arguments.config, arguments.overrides)
-    if config.get("task") not in tasks:
-        raise UserError(
-            f"{arguments.config} is not for fine-tuning: expected config.task to be one of "
-            f"{', '.join(tasks)}"
-        )
+    config = load_config(arguments.config, arguments.overrides, tasks=FINE_TUNING)
     result = tasks[config.task](config, arguments.workdir)
     if trainer.is_main_process():
         print_metrics(result, arguments.json_out)

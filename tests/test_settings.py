@@ -1,0 +1,184 @@
+"""Every declared setting refuses what is outside its range, before anything is made."""
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.settings import (
+    FINE_TUNING,
+    GIVEN,
+    PRETRAINING,
+    Setting,
+    check,
+    declared_settings,
+    load_config,
+    settings_page,
+    to_config,
+)
+
+ROOT = Path(__file__).parents[1]
+FILES = {
+    PRETRAINING: "default",
+    "retriever": "finetune",
+    "cross_encoder": "cross_encoder",
+    "sentences": "sentences",
+}
+ROWS = [
+    pytest.param(task, name, setting, id=f"{task}-{name}")
+    for task in FILES
+    for name, setting in declared_settings(task).items()
+]
+
+
+def wrong_values(setting: Setting) -> list[Any]:
+    """Returns values that a setting must refuse, written out by hand for each kind of range."""
+    if isinstance(setting.allowed, tuple):
+        return ["no such choice", 1]
+    if setting.allowed == GIVEN:
+        return ["", 1]
+    if setting.allowed is None:
+        return [3.5]
+    if isinstance(setting.default, float):
+        inside = ["[0, 1)", "[0, 1]", "(0, 1]"]
+        return {
+            **{name: [-0.1, 1.1, float("nan"), float("inf"), "0.5"] for name in inside},
+            "(0, ∞)": [0.0, -1.0, float("nan"), float("inf")],
+            "[0, ∞)": [-1.0, float("nan"), float("inf")],
+        }[setting.allowed]
+    least = int(setting.allowed[1 : setting.allowed.index(",")])
+    return [least - 1, 2**32, 99999999999999999999, True, 2.0]
+
+
+def complete_config(task: str) -> Any:
+    config = to_config(declared_settings(task)).unlock()
+    for name, setting in declared_settings(task).items():
+        if setting.allowed == GIVEN:
+            section, _, last = name.rpartition(".")
+            (config[section] if section else config)[last] = "somewhere"
+    return config
+
+
+@pytest.mark.parametrize(("task", "name", "setting"), ROWS)
+def test_a_value_outside_the_range_is_refused(task: str, name: str, setting: Setting) -> None:
+    config = complete_config(task)
+    check(config)
+    section, _, last = name.rpartition(".")
+    place = config[section] if section else config
+    for value in wrong_values(setting):
+        with place.ignore_type():
+            place[last] = value
+        expected = (
+            "is for the task|expected" if name == "task" else rf"^config\.{name} is .*expected"
+        )
+        with pytest.raises((UserError, KeyError), match=None if name == "task" else expected):
+            check(config)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "default", "inside", "outside"),
+    [
+        ("[0, 1)", 0.5, [0.0, 0.999], [1.0, -1e-9]),
+        ("(0, 1]", 0.5, [1e-9, 1.0], [0.0, 1.001]),
+        ("[0, 1]", 0.5, [0.0, 1.0], [-0.001, 1.001]),
+        ("[2, ∞)", 2, [2, 2**32 - 1], [1, 2**32]),
+        ("[0, 64]", 2, [0, 64], [-1, 65]),
+    ],
+)
+def test_an_interval_means_what_it_says(
+    allowed: str, default: Any, inside: list, outside: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("cocondenser_jax.configs.default")
+    settings = {"x": Setting(default, allowed, "", "a number")}
+    monkeypatch.setattr(module, "SETTINGS", settings)
+    for value in inside:
+        check(to_config({"x": settings["x"]._replace(default=value)}))
+    for value in outside:
+        with pytest.raises(UserError, match=r"config\.x is"):
+            check(to_config({"x": settings["x"]._replace(default=value)}))
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides", "message"),
+    [
+        (
+            "configs/default.py",
+            ["--config.data.store=s", "--config.data.length=1"],
+            r"data\.length is 1; .*in \[3, ∞\)",
+        ),
+        ("configs/default.py", [], r"data\.store is ''; expected the folder"),
+        (
+            "configs/default.py",
+            ["--config.data.store=s", "--config.train.dtype=float16"],
+            "'bfloat16' or 'float32'",
+        ),
+        (
+            "configs/finetune.py",
+            [],
+            "is for the task 'retriever'; expected pretrain",
+        ),
+        ("configs/small.py:condensor", [], r"^configs/small\.py:condensor: expected condenser or"),
+        ("configs/none.py", [], "no config file"),
+    ],
+)
+def test_a_wrong_experiment_ends_in_one_line(spec: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_config(spec, overrides)
+
+
+def test_a_config_without_a_setting_or_with_another_is_refused() -> None:
+    with pytest.raises(UserError, match=r"config\.seed is missing"):
+        check(to_config({"log_every": Setting(1, None, "", "")} | _without("seed")))
+    with pytest.raises(UserError, match=r"config\.speed is not a setting"):
+        check(to_config(declared_settings(PRETRAINING) | {"speed": Setting(1, None, "", "")}))
+
+
+def _without(name: str) -> dict[str, Setting]:
+    return {key: setting for key, setting in declared_settings(PRETRAINING).items() if key != name}
+
+
+def test_a_path_may_hold_colons_and_the_argument_follows_the_last(tmp_path: Path) -> None:
+    folder = tmp_path / "c:d"
+    folder.mkdir()
+    (folder / "tiny.py").write_text(
+        "from cocondenser_jax.configs import small\nget_config = small.get_config\n"
+    )
+    store = "--config.data.store=here"
+    assert load_config(f"{folder}/tiny.py", [store]).train.contrastive
+    assert not load_config(f"{folder}/tiny.py:condenser", [store]).train.contrastive
+
+
+def test_planning_needs_no_store() -> None:
+    assert load_config("configs/default.py", complete=False).data.store == ""
+
+
+def test_a_refused_setting_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = [
+        ["pretrain", "--config=configs/default.py", "--config.log_every=0"],
+        ["finetune", "--config=configs/finetune.py", "--config.warmup_ratio=2"],
+    ]
+    for command in commands:
+        given = ["--config.data=d", "--config.model=m"]
+        given = ["--config.data.store=s"] if command[0] == "pretrain" else given
+        assert main([*command, *given, "--workdir=run"]) == 2
+        assert "in [" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("task", [PRETRAINING, *FINE_TUNING])
+def test_every_setting_has_a_meaning_and_its_default_is_allowed(task: str) -> None:
+    for name, setting in declared_settings(task).items():
+        assert setting.meaning.strip(), name
+    check(to_config(declared_settings(task)), complete=False)
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert page == settings_page(), "python -m cocondenser_jax.settings > docs/settings.md"

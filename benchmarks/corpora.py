@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.pydocs import read_docstrings
-from cocondenser_jax.corpus.store import TokenStore, build_store, open_store
-from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 
 
 def docstrings() -> list[str]:

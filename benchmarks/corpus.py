@@ -13,7 +13,7 @@ from benchmarks.corpora import docstrings, write_tokenizer
 from benchmarks.results import report
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.spans import cut_documents
-from cocondenser_jax.corpus.vocabulary import load_tokenizer
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 
 BATCH = 256
 
@@ -28,18 +28,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_tokenizer(texts, Path(temporary) / "tokenizer")
         # One for each round, which then begins without a word known.
-        vocabularies = [load_tokenizer(str(folder)) for _ in range(arguments.rounds)]
+        tokenizers = [load_tokenizer(str(folder)) for _ in range(arguments.rounds)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
     ours, raw = [], []
-    for vocabulary in vocabularies:
+    for tokenizer in tokenizers:
         start = time.perf_counter()
         for first in range(0, len(texts), BATCH):
-            cut_documents(documents[first : first + BATCH], vocabulary, 128)
+            cut_documents(documents[first : first + BATCH], tokenizer, 128)
         ours.append(time.perf_counter() - start)
         start = time.perf_counter()
         tokens = 0
         for first in range(0, len(texts), BATCH):
-            encoded = vocabulary.tokenizer.encode_batch_fast(
+            encoded = tokenizer.backend.encode_batch_fast(
                 texts[first : first + BATCH], add_special_tokens=False
             )
             tokens += sum(map(len, encoded))

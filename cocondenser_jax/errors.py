@@ -10,7 +10,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str):
-        """Joins the lines of a message, which may quote a file or another library."""
+        """Joins the lines of the message, which may quote a file or another library."""
         super().__init__(" ".join(message.splitlines()))
 
 

@@ -1,4 +1,4 @@
-"""Reading plain and compressed files; output files and folders, whole or absent; checksums."""
+"""Plain and compressed input; output that is whole or absent; checksums; untrusted files."""
 
 import contextlib
 import gzip
@@ -18,7 +18,7 @@ import zstandard
 from cocondenser_jax.errors import UserError
 
 CHECKSUMS = "sha256.json"
-# A longer line of text is a mistake that would fill the memory.
+# A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
 
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
@@ -30,7 +30,7 @@ def read_lines(
     max_bytes: int | None = None,
     on_bytes: Callable[[int], object] = lambda n_bytes: None,
 ) -> Iterator[tuple[int, str]]:
-    """Yields number, from 1, and text of every line, without its end.
+    """Yields number, from 1, and text, without its end, of every line.
 
     Args:
       path: UTF-8 text, plain or compressed (.gz, .xz, .zst).
@@ -39,8 +39,8 @@ def read_lines(
         up to its size.
 
     Raises:
-      UserError: with file and line, for a file that is missing or damaged, or a line that is too
-        long or not UTF-8.
+      UserError: naming file and line, if the file is missing or damaged, or the line is too long
+        or not UTF-8.
     """
     number = consumed = 0
     try:
@@ -68,12 +68,7 @@ def read_lines(
 
 
 def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
-    """Yields line number, from 1, and text of every line that is not blank.
-
-    Raises:
-      UserError: with file and line, for a missing file, bytes that are not UTF-8, or a line longer
-        than `max_bytes`.
-    """
+    """Yields what `read_lines` does, without blank lines; raises the same errors."""
     lines = read_lines(path, max_bytes=max_bytes)
     return ((number, line) for number, line in lines if line.strip())
 
@@ -82,7 +77,7 @@ def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tupl
 def new_folder(target: Path) -> Iterator[Path]:
     """Yields an empty folder beside `target` that becomes `target` if the block succeeds.
 
-    A block that fails, or is interrupted, leaves nothing behind; one that was killed leaves
+    A block that fails or is interrupted leaves nothing; one that is killed leaves
     `<name>.partial`, which the next attempt removes.
 
     Raises:
@@ -108,18 +103,21 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Yields where to write a file that becomes `target`, in its folder, if the block succeeds.
+    """Yields the path of a new file that becomes `target` if the block succeeds.
 
-    A block that fails leaves nothing behind, and a file that was there before as it was.
+    A block that fails leaves nothing, and an earlier `target` as it was. For arrays:
+
+        with new_file(path) as partial, partial.open("wb") as file:
+            np.save(file, array)
 
     Raises:
-      UserError: if it cannot be written there, or `target` is anything but a file.
+      UserError: if it cannot be written there, or `target` exists and is not a file.
     """
-    # What a link such as /dev/stdout leads to is replaced, and never the link.
+    # A link such as /dev/stdout stays, and the file that it leads to is replaced.
     path = Path(os.path.realpath(target))
     try:
         if path.exists() and not path.is_file():
-            raise UserError(f"cannot write {target}: it is there already, and not a file")
+            raise UserError(f"cannot write {target}: it exists and is not a file")
         partial = path.with_name(path.name + ".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -140,8 +138,17 @@ def require_absent(target: Path) -> None:
 
 
 def is_inside(path: str) -> bool:
-    """Tells whether a path, as a file names it, stays in the folder that it is relative to."""
+    """Returns whether a path read from a file stays in the folder that it is relative to."""
     return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
+def size_limit(name: str) -> int:
+    """Returns the largest value to accept for a size in a `config.json`, such as `hidden_size`.
+
+    No published BERT or RoBERTa comes near it; more layers would fill the memory before anything
+    else could be found wrong with them.
+    """
+    return 1_000 if name.endswith("layers") else 10_000_000
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -181,7 +188,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def without_surrogates(text: str) -> str:
-    """Replaces lone surrogates, which JSON can spell and UTF-8 cannot."""
+    """Replaces lone surrogates, which JSON can express and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -198,8 +205,7 @@ def file_sha256(path: Path) -> str:
 def write_checksums(folder: Path) -> None:
     """Writes the SHA-256 of every file below `folder` to its `sha256.json`.
 
-    When it returns, the disk holds them all: a later rename of the folder can be trusted even if
-    the machine loses its power.
+    All of them are on the disk when it returns: a later rename of the folder survives a power cut.
     """
     checksums = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -210,10 +216,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """Returns the first file that is not as `write_checksums` saw it; None where all are.
-
-    A folder without checksums has none to disagree with.
-    """
+    """Returns the first file that changed since `write_checksums`; None if none did."""
     if not (folder / CHECKSUMS).exists():
         return None
     try:
@@ -228,7 +231,7 @@ def damaged_file(folder: Path) -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file by one that is on the disk already: a kill or power cut loses neither.
+    """Replaces a file only once the new one is on the disk: a kill or power cut loses neither.
 
     Raises:
       UserError: if it cannot be written there.
@@ -252,7 +255,7 @@ def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
 
 
 class _ZstdFile(io.RawIOBase):
-    """Reads zstandard frames. The library's own reader takes a cut file for a whole one."""
+    """Reads zstandard frames: zstandard 0.25's reader takes a truncated file for a whole one."""
 
     def __init__(self, raw: IO[bytes]):
         self._raw = raw

@@ -1,11 +1,10 @@
-"""A run's figures: one JSON line a logged step, and the same in TensorBoard."""
+"""The metrics of a run: one JSON line per logged step, and the same in TensorBoard."""
 
 import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
 
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
@@ -14,35 +13,35 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_text
 
-# Logs the figures of one step; steps count from 1.
+# Logs the metrics of one step; steps count from 1.
 Log = Callable[[int, Mapping[str, float]], None]
 
 
 @contextlib.contextmanager
 def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
-    """Yields what appends to `metrics.jsonl` and `tensorboard/` in a run folder.
+    """Yields a function that appends to `metrics.jsonl` and `tensorboard/` in a run folder.
 
-    A run that goes on after `first_step` steps first forgets what was logged of later ones, so the
+    A run that resumes after `first_step` steps first drops what was logged of later ones, so the
     files read as if the run had never stopped.
 
     Raises:
-      UserError: if `metrics.jsonl` is damaged, or nothing can be written. Not so tensorboardX's
-        usual writer: its thread ends when the disk is full, and then the run waits for it for ever.
+      UserError: if `metrics.jsonl` is damaged, or nothing can be written.
     """
+    # tensorboardX 2.6.5's usual writer hangs once its thread has died of a full disk, as
+    # TensorBoard's did (https://github.com/tensorflow/tensorboard/issues/6167): write directly.
     path, board = workdir / "metrics.jsonl", workdir / "tensorboard"
-    with contextlib.ExitStack() as stack:
-        with _told_clearly(workdir):
+    stack = contextlib.ExitStack()
+    try:
+        with _log_errors(workdir):
             forget_steps_after(path, first_step)
             board.mkdir(exist_ok=True)
-            lines = path.open("a", encoding="utf-8")
-            stack.enter_context(_closing(lines, workdir))
-            events = EventsWriter(str(board / "events"))
-            stack.enter_context(_closing(events, workdir))
+            lines = stack.enter_context(path.open("a", encoding="utf-8"))
+            events = stack.enter_context(contextlib.closing(EventsWriter(str(board / "events"))))
             start = SessionLog(status=SessionLog.START)
             events.write_event(Event(step=first_step + 1, wall_time=time.time(), session_log=start))
 
         def log(step: int, values: Mapping[str, float]) -> None:
-            with _told_clearly(workdir):
+            with _log_errors(workdir):
                 lines.write(json.dumps({"step": step, **values}) + "\n")
                 lines.flush()
                 for name, value in values.items():
@@ -51,16 +50,18 @@ def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
                 events.flush()
 
         yield log
+    finally:
+        with _log_errors(workdir):
+            stack.close()
 
 
 def forget_steps_after(path: Path, step: int) -> None:
-    """Cuts a `metrics.jsonl` back to the steps up to `step`, for a run that goes on from there.
+    """Cuts a `metrics.jsonl` back to the steps up to `step`, for a run that resumes from there.
 
-    What an interrupted run logged after its last checkpoint will be logged again; a last line that
-    a kill cut short goes too. A file that is not there becomes an empty one.
+    A last line that a kill cut short is dropped too; a missing file becomes an empty one.
 
     Raises:
-      UserError: for a line without a step; the file stays as it is.
+      UserError: if a line has no step; the file then stays as it is.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
@@ -73,16 +74,7 @@ def forget_steps_after(path: Path, step: int) -> None:
 
 
 @contextlib.contextmanager
-def _closing(file: TextIO | EventsWriter, workdir: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        with _told_clearly(workdir):
-            file.close()
-
-
-@contextlib.contextmanager
-def _told_clearly(workdir: Path) -> Iterator[None]:
+def _log_errors(workdir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.vocabulary import load_tokenizer
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -53,7 +53,7 @@ def load_warm_start(config: ConfigDict) -> tuple[ModelConfig, Any] | None:
 def _require_same_vocabulary(name_or_folder: str, store: str) -> None:
     """Raises a UserError where the store's token ids mean other words than the model's."""
     of_store = load_tokenizer(str(open_store(Path(store)).tokenizer_folder))
-    if load_tokenizer(name_or_folder).tokenizer.get_vocab() != of_store.tokenizer.get_vocab():
+    if load_tokenizer(name_or_folder).backend.get_vocab() != of_store.backend.get_vocab():
         raise UserError(
             f"the store {store} was made with another tokenizer than {name_or_folder}:"
             " build the store with the model's own tokenizer"

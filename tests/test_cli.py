@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_corpus, read_split
 from cocondenser_jax.collection.trec import read_run
-from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.retrieval.bm25 import bm25_run
 
 README = Path(__file__).parents[1] / "README.md"

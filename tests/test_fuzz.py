@@ -24,9 +24,10 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
 from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
-from cocondenser_jax.corpus.store import build_store, open_store, verify_store
-from cocondenser_jax.corpus.vocabulary import load_tokenizer, save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.store import open_store, verify_store
+from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_wordpiece
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.answers import read_answers
 from cocondenser_jax.evaluation.ranking import evaluate_run

@@ -13,8 +13,8 @@ from transformers import AutoModelForMaskedLM
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.to_torch import export_folder
-from cocondenser_jax.corpus.store import build_store
-from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.verify import verify

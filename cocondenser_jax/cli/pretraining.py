@@ -53,7 +53,7 @@ def _add_corpus(commands: Commands) -> None:
 
 
 def _corpus(arguments: Arguments) -> None:
-    from cocondenser_jax.corpus.store import build_store
+    from cocondenser_jax.corpus.build import build_store
 
     manifest = build_store(
         arguments.source,
@@ -192,7 +192,7 @@ def _convert(arguments: Arguments) -> None:
         )
     else:
         from cocondenser_jax.convert.from_torch import load_folder
-        from cocondenser_jax.corpus.vocabulary import load_tokenizer
+        from cocondenser_jax.corpus.tokenizer import load_tokenizer
         from cocondenser_jax.pretrain.checkpoint import save_converted
 
         name = arguments.pytorch_folder

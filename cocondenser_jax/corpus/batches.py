@@ -1,7 +1,7 @@
 """From (seed, step) to a batch of span pairs.
 
-A batch is a pure function of the data, the seed and the step, so a run that resumes at step t needs
-no other state than t, and every host computes its own rows of the batch that all hosts agree on.
+A batch is a pure function of the data, the seed and the step: a run that resumes at step t needs no
+other state, and every host computes its own rows of a batch that all hosts agree on.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 class BatchSpec(NamedTuple):
-    """What a batch is made of, besides the data."""
+    """What defines a batch, besides the data."""
 
     seed: int
     documents_per_step: int
@@ -34,14 +34,14 @@ class BatchSpec(NamedTuple):
 
 
 def document_order(store: TokenStore, seed: int) -> grain.MapDataset:
-    """Returns the endless sequence of document indices: each once per epoch, newly shuffled."""
+    """Returns the endless sequence of document indices: each once per epoch, reshuffled."""
     return grain.MapDataset.range(store.n_documents).seed(seed).shuffle().repeat()
 
 
 def batch_documents(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> np.ndarray:
-    """Returns `documents_I`, the documents that `make_batch` takes; see there."""
+    """Returns `documents_I`, the documents of the batch that `make_batch` makes."""
     n_documents = spec.documents_per_step // n_hosts
     first = step * spec.documents_per_step + host * n_documents
     order = document_order(store, spec.seed)
@@ -53,15 +53,15 @@ def make_batch(
 ) -> Batch:
     """Draws one host's part of the batch of a step.
 
-    Documents are taken in the order of `document_order`; of each, two different spans, uniform over
+    Documents come in the order of `document_order`; of each, two different spans, uniform over
     ordered pairs.
 
     Args:
       store: the tokenised corpus.
       spec: seed, batch size and length.
       step: counts from 0.
-      host: which part, 0 to `n_hosts - 1`.
-      n_hosts: number of equal parts.
+      host: which of `n_hosts` equal parts, from 0.
+      n_hosts: number of parts.
 
     Returns:
       `2 * documents_per_step / n_hosts` spans.

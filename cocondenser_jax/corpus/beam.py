@@ -1,11 +1,11 @@
-"""Documents of many files, gathered by any number of machines: a builder on Apache Beam.
+"""Documents of many files, gathered on any number of machines: a dataset builder on Apache Beam.
 
 python -m cocondenser_jax.corpus.beam --source=FOLDER --out=DATASETS [Beam's own flags]
 
-It is a builder of tensorflow-datasets (without TensorFlow) that writes array_record files, and
+It writes array_record files with tensorflow-datasets (without TensorFlow), and
 `cocondenser corpus --source=tfds:DATASETS/documents/1.0.0` reads them. Beam is not installed with
-this package: its libraries and ours do not agree on versions, so it has an environment of its own,
-which needs little of this package (constraints-beam.txt).
+this package, because its dependencies conflict with ours: it has an environment of its own
+(constraints-beam.txt), which needs little of this package.
 """
 
 import argparse
@@ -31,19 +31,14 @@ from cocondenser_jax.errors import UserError
 class Documents(tfds.core.BeamBasedBuilder):
     """`id` and `text` of every document that is not empty, each text once.
 
-    Of the copies of a text the one with the first id remains, however the work is divided.
-    Documents that come already cut into spans lose the borders.
+    Of several copies of a text, the one with the smallest id remains, however the work is divided.
+    Documents that are already cut into spans lose the borders.
     """
 
     VERSION = tfds.core.Version("1.0.0")
 
     def __init__(self, files: Sequence[str], data_dir: str) -> None:
-        """Takes .txt and .jsonl files of any file system that Beam knows.
-
-        Args:
-          files: as `corpus.sources` reads them; one file is read by one worker.
-          data_dir: the folder of all datasets.
-        """
+        """Takes files as `corpus.sources` reads them, each read by one worker."""
         self._files = files
         super().__init__(data_dir=data_dir, file_format="array_record")
 
@@ -62,14 +57,12 @@ class Documents(tfds.core.BeamBasedBuilder):
             | beam.FlatMap(_read)
             | beam.Map(lambda document: (_digest(document.text), document))
             | beam.CombinePerKey(_first)
-            | beam.MapTuple(
-                lambda digest, document: (digest, {"id": document.id, "text": document.text})
-            )
+            | beam.MapTuple(lambda digest, first: (digest, {"id": first.id, "text": first.text}))
         )
 
 
 def _read(path: str) -> Iterator[Document]:
-    """Yields a file's documents, which pass over the disk of the worker: it may lie in a bucket."""
+    """Yields a file's documents from a copy on the worker's disk: the file may be in a bucket."""
     name = path.rpartition("/")[2]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / name
@@ -93,15 +86,13 @@ def _first(copies: Sequence[Document]) -> Document:
 
 
 def main() -> int:
-    """Gathers the documents of a source; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", required=True, help=f"{ACCEPTED_FILES}; also gs://...")
-    parser.add_argument(
-        "--out", required=True, help="the folder of datasets, in which it makes one"
-    )
+    parser.add_argument("--out", required=True, help="the folder in which to make the dataset")
     arguments, options = parser.parse_known_args()
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # tensorflow-datasets talks
+        with contextlib.redirect_stdout(sys.stderr):  # tensorflow-datasets prints
             folder = build(arguments.source, arguments.out, options)
     except UserError as error:
         print(f"cocondenser: {error}", file=sys.stderr)
@@ -119,15 +110,14 @@ def build(source: str, out: str, options: Sequence[str]) -> str:
       options: flags of Beam, such as `--runner=DataflowRunner`.
 
     Raises:
-      UserError: where the source has no file, a file is broken, or the dataset is there already.
+      UserError: if the source has no file, a file is broken, or the dataset already exists.
     """
     builder = Documents(_source_files(source), out)
     if builder.data_path.exists():
-        raise UserError(f"{builder.data_path} exists already: remove it or choose another --out")
+        raise UserError(f"{builder.data_path} already exists: remove it or choose another --out")
     beam_options = PipelineOptions(list(options))
-    builder.download_and_prepare(
-        download_config=tfds.download.DownloadConfig(beam_options=beam_options)
-    )
+    config = tfds.download.DownloadConfig(beam_options=beam_options)
+    builder.download_and_prepare(download_config=config)
     return str(builder.data_path)
 
 
@@ -136,7 +126,7 @@ def _source_files(source: str) -> list[str]:
     paths = [file.path for match in matches for file in match.metadata_list]
     files = sorted(path for path in paths if is_source_file(path.rpartition("/")[2]))
     if not files:
-        raise UserError(f"{source}: no file there; expected {ACCEPTED_FILES}")
+        raise UserError(f"{source}: no file found; expected {ACCEPTED_FILES}")
     return files
 
 

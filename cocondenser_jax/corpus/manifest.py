@@ -7,42 +7,41 @@ from cocondenser_jax.corpus.token_files import FILE_NAMES
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import is_inside, read_object
 
-_LONGEST_NAME = 200  # what no file system takes would be an error of its own
+FORMAT_VERSION = 1
+# Facts about its tokenizer that a store is opened by: each a whole number.
+TOKENIZER_SIZES = ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id")
+_LONGEST_NAME = 200  # a file name that no file system takes would raise an error of its own
 
 
-def read_manifest(folder: Path, format_version: int) -> dict[str, Any]:
-    """Reads what a store says of itself.
-
-    Args:
-      folder: a store, or one shard of it.
-      format_version: the one that can be read.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Reads the manifest of a store, or of one shard.
 
     Raises:
-      UserError: if there is none, of another version, or without what the store is opened by; so
-        that a name in it never leads out of the folder.
+      UserError: if there is none, or it has another version, lacks what the store is opened by, or
+        names a file outside the folder.
     """
     file = folder / "manifest.json"
     if not file.exists():
-        raise UserError(f"{folder} is no store, or an unfinished one: it has no manifest.json")
+        raise UserError(f"{folder} is not a store, or is unfinished: it has no manifest.json")
     manifest = read_object(file)
     version = manifest.get("format_version")
-    if version != format_version:
-        raise UserError(f"{file} has format version {version}: expected {format_version}")
+    if version != FORMAT_VERSION:
+        raise UserError(f"{file} has format version {version}: expected {FORMAT_VERSION}")
     if wrong := _wrong_part(manifest):
         raise UserError(f"{file} is damaged: its {wrong!r} is not what `corpus` writes")
     return manifest
 
 
 def _wrong_part(manifest: dict[str, Any]) -> str | None:
-    """Names a part of a manifest that cannot be used; None if all can."""
+    """Returns the name of a part that cannot be used; None if all can."""
     tokenizer, counts, files = (manifest.get(key) for key in ("tokenizer", "counts", "files"))
-    shard, ids = manifest.get("shard"), ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id")
+    shard = manifest.get("shard")
     parts = {
         "source": isinstance(manifest.get("source"), str),
         "max_tokens": _is_count(manifest.get("max_tokens"), 1),
         "shard": isinstance(shard, list) and len(shard) == 2 and all(map(_is_count, shard)),
         "tokenizer": isinstance(tokenizer, dict)
-        and all(_is_count(tokenizer.get(name)) for name in ids)
+        and all(_is_count(tokenizer.get(name)) for name in TOKENIZER_SIZES)
         and isinstance(tokenizer.get("special_ids"), list)
         and all(map(_is_count, tokenizer["special_ids"]))
         and isinstance(tokenizer.get("sha256"), str),

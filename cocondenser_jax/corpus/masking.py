@@ -1,7 +1,7 @@
 """BERT's masking in whole words, for many spans at once.
 
-Every span is masked in the same few array operations: its words are put in random order by sorting
-one packed integer per token, and the words at the front are masked until 15 % of the tokens are.
+All spans are masked in the same few array operations: sorting one packed integer per token puts
+the words in random order, and the first words are masked until 15 % of the tokens are.
 """
 
 import math
@@ -24,10 +24,10 @@ class MaskedSpans(NamedTuple):
 
 
 def mask_capacity(length: int) -> int:
-    """Returns the slots for masked tokens in a span of `length` tokens.
+    """Returns the slots for masked tokens in a span of `length` tokens: a fifth of it.
 
-    A fifth of the span: room for 15 % plus most of the word in which the 15 % end. A word for which
-    there is no room left is not masked.
+    That is room for 15 % and for most words in which the 15 % end; a word that does not fit is not
+    masked.
     """
     return math.ceil(length / 5)
 
@@ -81,19 +81,16 @@ def mask_whole_words(
     rank_NxC = np.where(inside_NxC, rank_NxC, np.uint64(2**31))  # padding goes last
     packed_NxC = (rank_NxC << np.uint64(32)) | (start_NxC << np.uint64(16)) | column_C
     packed_NxC.sort(axis=1)
-    # A word that begins within the budget and fits the capacity ends within the first M columns;
-    # one more column shows whether the last of them is a word's end.
-    front_NxS = packed_NxC[:, : capacity + 1]
-    begins_NxS = np.ones(front_NxS.shape, bool)
-    begins_NxS[:, 1:] = (front_NxS[:, 1:] >> np.uint64(16)) != (front_NxS[:, :-1] >> np.uint64(16))
+    # The words that may be masked end within the first M columns; one more column shows which do.
+    # Padding counts as a word, and so does the column after the content.
+    front_NxS = packed_NxC[:, : capacity + 1] >> np.uint64(16)
+    begins_NxS = np.ones((n_spans, capacity + 1), bool)
+    begins_NxS[:, 1:content] = front_NxS[:, 1:] != front_NxS[:, :-1]
 
-    n_masked_N = _count_masked(
-        begins_NxS, n_tokens_N, choice_N[:, 0] / 2.0**64, probability, capacity
-    )
+    n_masked_N = _count_masked(begins_NxS, n_tokens_N, choice_N[:, 0] / 2.0**64, probability)
     used_NxM = np.arange(capacity) < n_masked_N[:, None]
-    positions_NxM = np.where(used_NxM, front_NxS[:, :capacity] & np.uint64(0xFFFF), 0).astype(
-        np.int64
-    )
+    columns_NxM = (packed_NxC[:, :capacity] & np.uint64(0xFFFF)).astype(np.int64)
+    positions_NxM = np.where(used_NxM, columns_NxM, 0)
     labels_NxM = np.take_along_axis(ids_NxC, positions_NxM, axis=1)
 
     action_NxM = action_NxM[:, :capacity]
@@ -116,30 +113,16 @@ def mask_whole_words(
 
 
 def _count_masked(
-    begins_NxS: np.ndarray,
-    n_tokens_N: np.ndarray,
-    choice_N: np.ndarray,
-    probability: float,
-    capacity: int,
+    begins_NxS: np.ndarray, n_tokens_N: np.ndarray, choice_N: np.ndarray, probability: float
 ) -> np.ndarray:
     """Returns how many tokens to mask: whole words from the front, the budget in expectation."""
-    n_columns = begins_NxS.shape[1]
-    n_front_N = np.minimum(n_tokens_N, n_columns)
-    column_S = np.arange(n_columns)
-    # The number of tokens in the words that end before or at a word's border.
-    border_NxS = begins_NxS & (column_S < n_front_N[:, None])
-    border_NxS1 = np.zeros((len(begins_NxS), n_columns + 1), bool)
-    border_NxS1[:, :n_columns] = border_NxS
-    # The end of a span is a border too, if it lies within the columns seen.
-    seen_whole_N = n_tokens_N <= capacity
-    border_NxS1[np.flatnonzero(seen_whole_N), n_tokens_N[seen_whole_N]] = True
-
+    capacity = begins_NxS.shape[1] - 1
+    column_S = np.arange(capacity + 1)
     budget_N = probability * n_tokens_N
-    column_S1 = np.arange(n_columns + 1)
-    below_NxS1 = border_NxS1 & (column_S1 <= budget_N[:, None])
-    above_NxS1 = border_NxS1 & (column_S1 > budget_N[:, None])
-    before_N = np.max(np.where(below_NxS1, column_S1, 0), axis=1)
-    after_N = np.min(np.where(above_NxS1, column_S1, n_columns + 1), axis=1)
-    fits_N = after_N <= capacity
+    # So many tokens are a number of whole words.
+    whole_NxS = begins_NxS & (column_S <= n_tokens_N[:, None])
+    within_NxS = column_S <= budget_N[:, None]
+    before_N = np.max(np.where(whole_NxS & within_NxS, column_S, 0), axis=1)
+    after_N = np.min(np.where(whole_NxS & ~within_NxS, column_S, capacity + 1), axis=1)
     share_N = (budget_N - before_N) / np.maximum(after_N - before_N, 1)
-    return np.where(fits_N & (choice_N < share_N), after_N, before_N)
+    return np.where((after_N <= capacity) & (choice_N < share_N), after_N, before_N)

@@ -13,6 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import without_surrogates
 
 DEFAULT_PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "torch", "transformers", "pandas")
 _TEST_FOLDERS = frozenset({"test", "tests", "testing"})
@@ -28,10 +29,9 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
 
     Yields:
       (qualified name, docstring) of each module, class, function and method that is not private
-      and whose docstring has at least two paragraphs. The docstring is `inspect.cleandoc`'s,
-      without lines that only underline. A docstring that comes again is left out; a name that
-      comes again gets #2, #3 …. The order is that of `packages`, then of file names, then of
-      lines.
+      and whose docstring has at least two paragraphs. The docstring is `inspect.cleandoc`'s
+      without lines that only underline. Repeated docstrings are dropped; repeated names get #2,
+      #3 …. The order is that of `packages`, then of file names, then of lines.
 
     Raises:
       UserError: if a named package, or every default one, is not installed.
@@ -39,7 +39,7 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
     roots = {package: _find(package) for package in packages or DEFAULT_PACKAGES}
     missing = [package for package, root in roots.items() if root is None]
     if packages and missing:
-        raise UserError(f"pydocs: no package {missing[0]} is installed beside this one")
+        raise UserError(f"pydocs: no package {missing[0]} is installed here")
     files = [(root.parent, file) for root in roots.values() if root for file in _modules(root)]
     if not files:
         raise UserError(f"pydocs: expected one of {', '.join(DEFAULT_PACKAGES)} to be installed")
@@ -81,7 +81,7 @@ def _file_docstrings(base: Path, file: Path) -> list[tuple[str, str]]:
     source = file.read_bytes()
     if b'"""' not in source and b"'''" not in source:
         return []
-    # The tree has no cycles: looking for them takes half of the time.
+    # The tree has no cycles: the garbage collector would take half of the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -102,7 +102,7 @@ def _node_docstrings(
     raw = ast.get_docstring(node, clean=False)
     if raw and "\n" in raw:
         docstring = _RULE.sub("", inspect.cleandoc(raw) + "\n").strip()
-        if re.search(r"\n\s*\n", docstring) and _encodable(docstring):
+        if re.search(r"\n\s*\n", docstring) and without_surrogates(docstring) == docstring:
             yield name, docstring
     if isinstance(node, ast.Module | ast.ClassDef):
         for child in node.body:
@@ -110,12 +110,3 @@ def _node_docstrings(
                 continue
             if not re.match("_(?!_)", child.name):
                 yield from _node_docstrings(child, f"{name}.{child.name}")
-
-
-def _encodable(text: str) -> bool:
-    """Tells whether UTF-8 can write it: escapes in a docstring can spell half a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -1,13 +1,14 @@
-"""Documents from installed packages, files, folders and published datasets, as a stream."""
+"""Streams documents from installed packages, files, folders and published datasets."""
 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocondenser_jax.corpus import pydocs
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.corpus.pydocs import read_docstrings
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import read_lines, without_surrogates
 
 MAX_DOCUMENT_BYTES = 50_000_000
@@ -22,23 +23,17 @@ _DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
 
 
 class Document(NamedTuple):
-    """A text and its name; `spans` instead of sentences where it comes already cut."""
+    """A text and its name, and its `spans` where the source has already cut it."""
 
     id: str
     text: str
     spans: tuple[str, ...] | None = None
 
 
-class _Line(NamedTuple):
-    where: str  # "file:line", for messages
-    number: int
-    text: str
-
-
 def read_documents(
     source: str, on_bytes: Callable[[int], object] = lambda n_bytes: None
 ) -> Iterator[Document]:
-    """Streams the documents of a source, in an order that never changes.
+    """Streams the documents of a source, always in the same order.
 
     Args:
       source: `pydocs` or `pydocs:PACKAGE,PACKAGE` (docstrings of installed packages); a path
@@ -65,7 +60,7 @@ def read_documents(
 
 
 def source_bytes(source: str) -> int | None:
-    """Returns the size of a source of local files, compressed as it lies; None for others."""
+    """Returns the size of a source of local files, as compressed; None for others."""
     if _scheme(source) is not None:
         return None
     return sum(path.stat().st_size for path in _files(source))
@@ -81,14 +76,18 @@ def _open_source(source: str, on_bytes: Callable[[int], object]) -> Iterator[Doc
     match _scheme(source):
         case "pydocs":
             packages = [package for package in name.split(",") if package]
-            docstrings = pydocs.read_docstrings(packages or None)
-            return (Document(qualified_name, text) for qualified_name, text in docstrings)
+            return (Document(*docstring) for docstring in read_docstrings(packages or None))
         case "hf":
             return _records(source, _huggingface_records(name))
         case "tfds":
             return _records(source, _tensorflow_records(name))
         case _:
-            return _file_documents(_files(source), on_bytes)
+            files = _files(source)
+            return chain.from_iterable(
+                # Line numbers are unique within a file only.
+                read_file(path, f"{path.name}:" if len(files) > 1 else "", on_bytes)
+                for path in files
+            )
 
 
 def _files(source: str) -> list[Path]:
@@ -106,14 +105,8 @@ def _files(source: str) -> list[Path]:
 
 
 def is_source_file(name: str) -> bool:
-    """Tells whether a file is one of ACCEPTED_FILES by its name."""
+    """Returns whether a file is one of ACCEPTED_FILES, by its name."""
     return _FILE_NAME.fullmatch(name) is not None
-
-
-def _file_documents(files: list[Path], on_bytes: Callable[[int], object]) -> Iterator[Document]:
-    for path in files:
-        # Line numbers are unique within a file only.
-        yield from read_file(path, f"{path.name}:" if len(files) > 1 else "", on_bytes)
 
 
 def read_file(
@@ -123,68 +116,65 @@ def read_file(
 
     Args:
       path: one of ACCEPTED_FILES.
-      prefix: of the id of a document that is known by the number of its line only.
+      prefix: put before line numbers that serve as ids.
       on_bytes: see `read_documents`.
 
     Raises:
-      UserError: as `read_documents`, but none for a file without documents.
+      UserError: as `read_documents`, except that a file may hold no documents.
     """
-    if ".jsonl" not in path.suffixes:
-        yield from _text_documents(path, prefix, on_bytes)
-        return
-    for line in _lines(path, on_bytes):
-        if line.text.strip():
-            yield _parse_json(line, prefix)
+    read = _json_documents if ".jsonl" in path.suffixes else _text_documents
+    return read(path, prefix, on_bytes)
 
 
 def _text_documents(
     path: Path, prefix: str, on_bytes: Callable[[int], object]
 ) -> Iterator[Document]:
-    if not _has_blank_lines(path):
-        for line in _lines(path, on_bytes):
-            if line.text.strip():
-                yield Document(f"{prefix}{line.number}", line.text)
-        return
-    block: list[_Line] = []
-    size = 0
-    for line in _lines(path, on_bytes):
-        if line.text.strip():
-            block.append(line)
-            size += len(line.text.encode())
-            _check_size(size, block[0].where)
-        elif block:
-            yield Document(f"{prefix}{block[0].number}", "\n".join(line.text for line in block))
-            block, size = [], 0
-    if block:
-        yield Document(f"{prefix}{block[0].number}", "\n".join(line.text for line in block))
+    """Yields a document per line, or per block of lines if blank lines separate any."""
+    has_blocks = _has_blank_lines(path)
+
+    def block(line: tuple[int, str]) -> int:
+        number, text = line
+        return bool(text.strip()) and (1 if has_blocks else number)
+
+    for is_text, lines in groupby(_lines(path, on_bytes), block):
+        if not is_text:
+            continue
+        first, texts, size = 0, [], 0
+        for number, text in lines:
+            first = first or number
+            texts.append(text)
+            size += len(text.encode())
+            _check_size(size, f"{path}:{first}")
+        yield Document(f"{prefix}{first}", "\n".join(texts))
 
 
 def _has_blank_lines(path: Path) -> bool:
-    """Tells whether a blank line lies between two lines with text."""
-    seen_text = blank_after_text = False
-    for line in _lines(path, lambda n_bytes: None):
-        if not line.text.strip():
-            blank_after_text = seen_text
-        elif blank_after_text:
-            return True
-        else:
-            seen_text = True
-    return False
+    """Returns whether a blank line lies between two lines with text."""
+    groups = groupby(_lines(path), lambda line: bool(line[1].strip()))
+    blocks = (True for is_text, _ in groups if is_text)
+    return next(blocks, False) and next(blocks, False)
 
 
-def _lines(path: Path, on_bytes: Callable[[int], object]) -> Iterator[_Line]:
-    for number, text in read_lines(path, max_bytes=MAX_DOCUMENT_BYTES, on_bytes=on_bytes):
-        yield _Line(f"{path}:{number}", number, text)
+def _json_documents(
+    path: Path, prefix: str, on_bytes: Callable[[int], object]
+) -> Iterator[Document]:
+    for number, text in _lines(path, on_bytes):
+        if not text.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} is not valid JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: expected a JSON object with `text` or `spans`")
+        yield _to_document(record, f"{prefix}{number}", where)
 
 
-def _parse_json(line: _Line, prefix: str) -> Document:
-    try:
-        record = json.loads(line.text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{line.where} is not valid JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{line.where}: expected a JSON object with `text` or `spans`")
-    return _to_document(record, f"{prefix}{line.number}", line.where)
+def _lines(
+    path: Path, on_bytes: Callable[[int], object] = lambda n_bytes: None
+) -> Iterator[tuple[int, str]]:
+    return read_lines(path, max_bytes=MAX_DOCUMENT_BYTES, on_bytes=on_bytes)
 
 
 def _records(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Document]:
@@ -214,7 +204,7 @@ def _to_document(record: dict[str, Any], default_id: str, where: str) -> Documen
 
 
 def _text(value: Any) -> Any:
-    """Decodes what tensorflow-datasets gives as bytes."""
+    """Decodes text that tensorflow-datasets gives as bytes."""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
 
 
@@ -238,7 +228,7 @@ def _huggingface_records(name: str) -> Iterator[dict[str, Any]]:
         else:
             yield from datasets.load_dataset(path, config or None, split=split, streaming=True)
     except _DATASET_ERRORS as error:
-        raise UserError(f"hf:{name}: {_first_line(error)}") from error
+        raise UserError(f"hf:{name}: {first_line(error)}") from error
 
 
 def _tensorflow_records(name: str) -> Iterator[dict[str, Any]]:
@@ -255,8 +245,4 @@ def _tensorflow_records(name: str) -> Iterator[dict[str, Any]]:
         else:
             yield from tfds.data_source(path, split=split)
     except _DATASET_ERRORS as error:
-        raise UserError(f"tfds:{name}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"tfds:{name}: {first_line(error)}") from error

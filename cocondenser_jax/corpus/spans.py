@@ -1,7 +1,7 @@
 """Documents to non-overlapping spans that end with a sentence wherever they can.
 
-A span is cut and tokenised here, once. Nothing later shortens it, moves its borders or
-tokenises it again, so tokens, word borders and masks always line up.
+A span is cut and tokenised here, once. Nothing later tokenises it again or moves its borders, so
+tokens, word borders and masks always line up.
 
 The text of a span is its sentences joined by one space, white space inside them collapsed. Its
 tokens are the tokenizer's own for that text.
@@ -17,20 +17,20 @@ from typing import NamedTuple
 import numpy as np
 
 from cocondenser_jax.corpus.sources import Document
-from cocondenser_jax.corpus.vocabulary import Vocabulary
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.corpus.words import WordTable, tokenize_words
 
-# A span with fewer content tokens says too little to be recognised by: it is dropped.
+# A span with fewer content tokens says too little to be recognised: it is dropped.
 MIN_TOKENS = 8
-# Text without any border is cut here, so that no call to the tokenizer is without bound.
+# Text without any border is cut at this length, so that no call to the tokenizer is unbounded.
 MAX_SENTENCE_CHARACTERS = 10_000
 # Sentences tokenised together: enough to feed many threads, few enough for the memory.
 ENCODE_BATCH = 8192
 # First words of spans whose tokens are remembered (byte-level BPE).
 KNOWN_WORDS = 100_000
 
-# A line break is a border unless the next line begins with a lower-case letter: hard-wrapped
-# text goes on there. A blank line always is.
+# A line break is a border unless the next line starts with a lower-case letter, as hard-wrapped
+# text does. A blank line always is.
 _LINE_BORDER = re.compile(r"\n\s*\n|\n(?!\s*[a-z])")
 # A full stop, question or exclamation mark, closing quotes and brackets, a space, and then
 # anything but a lower-case letter. Ideographic marks need no space.
@@ -46,15 +46,10 @@ _ABBREVIATION = re.compile(
 
 
 class Span(NamedTuple):
-    """The content tokens of one span, without [CLS] and [SEP].
+    """The content tokens of one span, without [CLS] and [SEP]."""
 
-    Attributes:
-      tokens: [L] token ids, uint32.
-      word_starts: [L] bool, true where a token begins a word of the tokenizer's pre-tokenizer.
-    """
-
-    tokens: np.ndarray
-    word_starts: np.ndarray
+    tokens: np.ndarray  # [L] token ids, uint32
+    word_starts: np.ndarray  # [L] bool, true where a token starts a word of the pre-tokenizer
 
 
 def split_sentences(text: str) -> list[str]:
@@ -74,7 +69,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def cut_documents(
-    documents: Sequence[Document], vocabulary: Vocabulary, max_tokens: int
+    documents: Sequence[Document], tokenizer: SpanTokenizer, max_tokens: int
 ) -> tuple[list[list[Span]], Counter[str]]:
     """Cuts documents into spans.
 
@@ -84,7 +79,7 @@ def cut_documents(
 
     Args:
       documents: what to cut.
-      vocabulary: the tokenizer.
+      tokenizer: of BERT's or RoBERTa's kind.
       max_tokens: longest span in tokens, [CLS] and [SEP] included.
 
     Returns:
@@ -97,8 +92,8 @@ def cut_documents(
         else [_bounded(" ".join(span.split()))[0] for span in document.spans if span.strip()]
         for document in documents
     ]
-    encoded = _encode(vocabulary, list(chain.from_iterable(texts_D)))
-    as_first = _first_form(vocabulary)
+    encoded = _encode(tokenizer, list(chain.from_iterable(texts_D)))
+    as_first = _first_form(tokenizer)
     lost: Counter[str] = Counter(short_spans=0, truncated_spans=0)
     spans_D = []
     for document, texts in zip(documents, texts_D, strict=True):
@@ -124,33 +119,30 @@ def _bounded(sentence: str) -> list[str]:
     return [*pieces, sentence] if sentence else pieces
 
 
-def _encode(vocabulary: Vocabulary, texts: Sequence[str]) -> Iterator[Span]:
-    """Tokenises texts as they read after a space.
-
-    Only byte-level BPE tells the difference, whose tokens carry the space before them.
-    """
-    words = _word_table(vocabulary)
+def _encode(tokenizer: SpanTokenizer, texts: Sequence[str]) -> Iterator[Span]:
+    """Tokenises texts as they read after a space, which byte-level BPE makes part of a token."""
+    words = _word_table(tokenizer)
     for begin in range(0, len(texts), ENCODE_BATCH):
         ids, starts, ends = words.tokenize(texts[begin : begin + ENCODE_BATCH])
         for left, right in pairwise([0, *ends.tolist()]):
             yield Span(ids[left:right], starts[left:right])
 
 
-_word_table = functools.lru_cache(maxsize=1)(WordTable)  # kept from one call to the next
+_word_table = functools.lru_cache(maxsize=1)(WordTable)  # its words are kept between calls
 
 
 @functools.lru_cache(maxsize=1)  # for the words it has met
-def _first_form(vocabulary: Vocabulary) -> Callable[[Span], Span]:
-    """Returns the function that rewrites continuing tokens as they read at a span's beginning.
+def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
+    """Returns the function that rewrites tokens after a space as they read at a span's start.
 
-    WordPiece does not see the space before a word. Byte-level BPE writes " The" and "The"
-    as different tokens, up to the next space.
+    WordPiece does not see the space before a word. Byte-level BPE has different tokens for " The"
+    and "The", up to the next space.
     """
-    if vocabulary.kind != "roberta":
+    if tokenizer.kind != "roberta":
         return lambda span: span
-    tokenizer = vocabulary.tokenizer
-    follows_space = np.zeros(vocabulary.vocab_size, bool)
-    follows_space[[i for token, i in tokenizer.get_vocab().items() if token.startswith("Ġ")]] = True
+    backend = tokenizer.backend
+    follows_space = np.zeros(tokenizer.vocab_size, bool)
+    follows_space[[i for token, i in backend.get_vocab().items() if token.startswith("Ġ")]] = True
     known: dict[bytes, Span] = {}
 
     def as_first(span: Span) -> Span:
@@ -162,8 +154,8 @@ def _first_form(vocabulary: Vocabulary) -> Callable[[Span], Span]:
         if word.tobytes() not in known:
             if len(known) >= KNOWN_WORDS:
                 known.clear()
-            text = tokenizer.decode(word.tolist(), skip_special_tokens=False).strip()
-            ids, starts, _ = tokenize_words(tokenizer, [text])
+            text = backend.decode(word.tolist(), skip_special_tokens=False).strip()
+            ids, starts, _ = tokenize_words(backend, [text])
             known[word.tobytes()] = Span(ids, starts)
         return _join([known[word.tobytes()], Span(span.tokens[stop:], span.word_starts[stop:])])
 

@@ -1,8 +1,8 @@
 """Tokens of texts, looked up word by word: a corpus repeats its words.
 
-A word is what stands between two spaces. The tokenizers of BERT and RoBERTa look at each by
-itself, and RoBERTa's at the space before it: so the tokens of a text are those of its words, end
-to end, and looking them up is several times as fast as tokenising again.
+A word is the text between two spaces. The tokenizers of BERT and RoBERTa treat each word by itself
+(RoBERTa's with the space before it), so the tokens of a text are those of its words, end to end,
+and looking them up is several times as fast as tokenising again.
 """
 
 from collections.abc import Sequence
@@ -12,48 +12,39 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from cocondenser_jax.corpus.vocabulary import Vocabulary
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.errors import UserError
 
-# Words are forgotten, all together, once they have more tokens than this: about 50 MB.
+# The table is emptied once its words have more tokens than this: about 50 MB.
 KNOWN_TOKENS = 1_000_000
-# New words that the tokenizer is given as one text: each text costs it an object.
+# New words are given to the tokenizer in texts of so many: each text costs it an object.
 ENCODE_WORDS = 64
 
 
 class Tokens(NamedTuple):
-    """The content tokens of texts, end to end.
+    """The content tokens of texts, end to end."""
 
-    Attributes:
-      ids: token ids, uint32.
-      word_starts: bool, true where a token begins a word of the tokenizer's pre-tokenizer.
-      ends: int64, where each text ends.
-    """
-
-    ids: np.ndarray
-    word_starts: np.ndarray
-    ends: np.ndarray
+    ids: np.ndarray  # token ids, uint32
+    word_starts: np.ndarray  # bool, true where a token starts a word of the pre-tokenizer
+    ends: np.ndarray  # int64, where each text ends
 
 
 class WordTable:
-    """The tokens of all words met so far.
-
-    Args:
-      vocabulary: the tokenizer.
+    """The tokens of all words seen so far.
 
     Raises:
       UserError: if an added token of the tokenizer reaches from one word into the next.
     """
 
-    def __init__(self, vocabulary: Vocabulary):
-        for token in vocabulary.tokenizer.get_added_tokens_decoder().values():
+    def __init__(self, tokenizer: SpanTokenizer):
+        for token in tokenizer.backend.get_added_tokens_decoder().values():
             if not token.special and (" " in token.content or token.rstrip):
                 raise UserError(
                     f"the tokenizer's added token {token.content!r} reaches across a space: "
                     "expected tokens that lie within a word"
                 )
-        self._tokenizer = vocabulary.tokenizer
-        self._space = " " if vocabulary.kind == "roberta" else ""
+        self._tokenizer = tokenizer.backend
+        self._space = " " if tokenizer.kind == "roberta" else ""
         self._forget()
 
     def _forget(self) -> None:
@@ -64,17 +55,18 @@ class WordTable:
         """Returns the tokens of texts as they read after a space.
 
         Args:
-          texts: at least one; the words of each are parted by single spaces.
+          texts: at least one, each of words separated by single spaces.
         """
         if len(self._known.ids) > KNOWN_TOKENS:
             self._forget()
         words = " ".join(texts).split(" ")
         self._learn(list(set(words).difference(self._rows)))
         rows = np.fromiter(map(self._rows.__getitem__, words), np.int64, len(words))
-        known_begins, lengths = self._begins[rows], self._known.ends[rows] - self._begins[rows]
+        known_starts = self._word_offsets[rows]
+        lengths = self._known.ends[rows] - known_starts
         ends = np.cumsum(lengths)
-        # A token is as far from the begin of its word in the table as in the text.
-        places = np.arange(ends[-1]) + np.repeat(known_begins - (ends - lengths), lengths)
+        # A token is as far from the start of its word in the table as in the text.
+        places = np.arange(ends[-1]) + np.repeat(known_starts - (ends - lengths), lengths)
         n_words = [text.count(" ") + 1 for text in texts]
         last_words = np.cumsum(n_words) - 1
         return Tokens(self._known.ids[places], self._known.word_starts[places], ends[last_words])
@@ -89,14 +81,14 @@ class WordTable:
             np.concatenate([old.word_starts, new.word_starts]),
             np.concatenate([old.ends, len(old.ids) + new.ends]),
         )
-        self._begins = np.concatenate([[0], self._known.ends[:-1]])
+        self._word_offsets = np.concatenate([[0], self._known.ends[:-1]])
 
 
 def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") -> Tokens:
     """Returns the tokenizer's own tokens of words, at least one.
 
     Args:
-      tokenizer: what to ask; it sees many words at a time, for its speed.
+      tokenizer: called with many words at a time, for speed.
       words: without a space in them.
       space: what stands before the first, " " or nothing.
     """
@@ -107,10 +99,10 @@ def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") 
     n_tokens = text_lengths.sum()
     ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, n_tokens)
     numbers = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), np.int64, n_tokens)
-    offsets = np.fromiter((begin for e in encodings for begin, _ in e.offsets), np.int64, n_tokens)
+    offsets = np.fromiter((start for e in encodings for start, _ in e.offsets), np.int64, n_tokens)
     # Which word a token is of follows from its character, counted through all texts.
     ends = np.cumsum([len(word) + 1 for word in words])
-    text_begins = np.concatenate([[0], ends])[: len(words) : ENCODE_WORDS]
-    owners = np.searchsorted(ends, offsets + np.repeat(text_begins, text_lengths), "right")
+    text_starts = np.concatenate([[0], ends])[: len(words) : ENCODE_WORDS]
+    owners = np.searchsorted(ends, offsets + np.repeat(text_starts, text_lengths), "right")
     starts = (np.diff(numbers, prepend=-1) != 0) | (np.diff(owners, prepend=-1) != 0)
     return Tokens(ids, starts, np.cumsum(np.bincount(owners, minlength=len(words))))

@@ -5,20 +5,18 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import size_limit
 
-# No published BERT or RoBERTa comes near these; more layers than that would fill the memory before
-# anything else could be wrong with them.
-MOST_LAYERS, MOST_ENTRIES = 1_000, 10_000_000
-_LARGEST = {
-    "vocab_size": MOST_ENTRIES,
-    "hidden_size": MOST_ENTRIES,
-    "num_hidden_layers": MOST_LAYERS,
-    "num_attention_heads": MOST_ENTRIES,
-    "intermediate_size": MOST_ENTRIES,
-    "max_position_embeddings": MOST_ENTRIES,
-    "type_vocab_size": MOST_ENTRIES,
-    "n_head_layers": MOST_LAYERS,
-}
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "n_head_layers",
+)
 _RATES = "hidden_dropout_prob", "attention_probs_dropout_prob"
 _SCALES = "layer_norm_eps", "initializer_range"
 
@@ -47,18 +45,16 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raises a UserError for shapes that cannot be built."""
-        if self.model_type not in ("bert", "roberta"):
-            raise UserError(f"model_type is {self.model_type!r}; expected 'bert' or 'roberta'")
-        for name, largest in _LARGEST.items():
-            self._require_whole(name, 1, largest)
+        self._require("model_type", lambda kind: kind in ("bert", "roberta"), "'bert' or 'roberta'")
+        for name in _SIZES:
+            self._require_whole(name, 1, size_limit(name))
         self._require_whole("pad_token_id", 0, self.vocab_size - 1)
         self._require_whole("skip_from", 0, self.num_hidden_layers)
         for name in _RATES:
             self._require_number(name, lambda rate: 0 <= rate < 1, "a number from 0 to below 1")
         for name in _SCALES:
             self._require_number(name, lambda scale: 0 < scale <= 1, "a number above 0, at most 1")
-        if type(self.late_mlm) is not bool:
-            raise UserError(f"late_mlm is {self.late_mlm!r}; expected true or false")
+        self._require("late_mlm", lambda value: type(value) is bool, "true or false")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"hidden_size {self.hidden_size} is not a multiple of"
@@ -66,20 +62,20 @@ class ModelConfig:
             )
 
     def _require_whole(self, name: str, least: int, most: int) -> None:
-        value = getattr(self, name)
-        if type(value) is not int or not least <= value <= most:
-            raise UserError(
-                f"{name} is {value!r}; expected a whole number from {least} to {most:,}"
-            )
+        expected = f"a whole number from {least} to {most:,}"
+        self._require(name, lambda x: type(x) is int and least <= x <= most, expected)
 
     def _require_number(self, name: str, fits: Callable[[float], bool], expected: str) -> None:
+        self._require(name, lambda x: type(x) in (int, float) and fits(x), expected)
+
+    def _require(self, name: str, fits: Callable[[Any], bool], expected: str) -> None:
         value = getattr(self, name)
-        if type(value) not in (int, float) or not fits(value):
+        if not fits(value):
             raise UserError(f"{name} is {value!r}; expected {expected}")
 
     @property
     def position_offset(self) -> int:
-        """Index of the first token's position embedding: RoBERTa counts from `pad_token_id + 1`."""
+        """The first token's position: RoBERTa counts from `pad_token_id + 1`."""
         return self.pad_token_id + 1 if self.model_type == "roberta" else 0
 
     @property

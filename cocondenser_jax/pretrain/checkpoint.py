@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.store import TokenStore
-from cocondenser_jax.corpus.vocabulary import Vocabulary, save_tokenizer
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import (
     damaged_file,
@@ -223,7 +223,7 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
 
 
 def save_converted(
-    out: Path, model_config: ModelConfig, params: Any, vocabulary: Vocabulary, source: str
+    out: Path, model_config: ModelConfig, params: Any, tokenizer: SpanTokenizer, source: str
 ) -> None:
     """Writes parameters that come from elsewhere as a run folder that a run can start from.
 
@@ -232,7 +232,7 @@ def save_converted(
     """
     with new_folder(out) as folder:
         (folder / "tokenizer").mkdir()
-        save_tokenizer(vocabulary, folder / "tokenizer", model_config.max_length)
+        save_tokenizer(tokenizer, folder / "tokenizer", model_config.max_length)
         with _manager(folder) as manager:
             manager.save(0, args=ocp.args.Composite(params=ocp.args.StandardSave(params)))
         write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})

@@ -40,8 +40,9 @@ from cocondenser_jax.collection.trec import Run, read_run, write_run
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
 from cocondenser_jax.convert.to_torch import export_folder
-from cocondenser_jax.corpus.store import build_store, open_store
-from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.files import new_folder, read_json, write_json

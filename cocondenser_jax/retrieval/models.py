@@ -16,7 +16,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Router, 
 
 from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model.config import MOST_ENTRIES, MOST_LAYERS
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Left out, the libraries would ask on the terminal whether to run a folder's code.
@@ -315,9 +314,9 @@ def _require_own_modules(folder: Path) -> None:
 def _require_bounded(path: Path) -> None:
     """Raises a UserError for sizes that no model has: layers would be made until memory is full."""
     for name, value in _read_config(path.parent).items():
-        largest = MOST_LAYERS if name.endswith("layers") else MOST_ENTRIES
-        if type(value) is int and value > largest:
-            raise UserError(f"{path}: {name} is {value}; expected at most {largest:,}")
+        limit = files.size_limit(name)
+        if type(value) is int and value > limit:
+            raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
 
 
 def _object(folder: Path, name: str) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def test_finetuning_reads_the_layout_and_its_negatives(
 ) -> None:
     import transformers
 
-    from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+    from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 
     data, model = folders[layout], tmp_path / "model"
     model.mkdir()

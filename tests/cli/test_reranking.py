@@ -12,7 +12,7 @@ from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection import trec
-from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
 N_PASSAGES, N_QUERIES = 30, 8

@@ -1,4 +1,4 @@
-"""Small vocabularies of both kinds, learnt from the documentation of the standard library."""
+"""Small tokenizers of both kinds, learnt from the documentation of the standard library."""
 
 import argparse
 import csv
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from cocondenser_jax.corpus.vocabulary import Vocabulary, load_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer, train_wordpiece
 
 
 @pytest.fixture(scope="session")
@@ -42,12 +42,12 @@ def byte_level_folder(paragraphs: list[str], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def wordpiece_folder(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wordpiece")
-    train_wordpiece(paragraphs, 900).tokenizer.model.save(str(folder))
+    train_wordpiece(paragraphs, 900).backend.model.save(str(folder))
     return folder
 
 
 @pytest.fixture(scope="session")
-def vocabularies(wordpiece_folder: Path, byte_level_folder: Path) -> dict[str, Vocabulary]:
+def tokenizers(wordpiece_folder: Path, byte_level_folder: Path) -> dict[str, SpanTokenizer]:
     return {
         "bert": load_tokenizer(str(wordpiece_folder)),
         "roberta": load_tokenizer(str(byte_level_folder)),
@@ -55,5 +55,5 @@ def vocabularies(wordpiece_folder: Path, byte_level_folder: Path) -> dict[str, V
 
 
 @pytest.fixture
-def vocabulary(vocabularies: dict[str, Vocabulary], model_type: str) -> Vocabulary:
-    return vocabularies[model_type]
+def tokenizer(tokenizers: dict[str, SpanTokenizer], model_type: str) -> SpanTokenizer:
+    return tokenizers[model_type]

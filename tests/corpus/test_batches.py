@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch, read_batches
-from cocondenser_jax.corpus.store import TokenStore, build_store, open_store
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 
 SPEC = BatchSpec(seed=7, documents_per_step=8, length=16)

@@ -47,13 +47,13 @@ def test_every_text_comes_once_from_whatever_worker(tmp_path: Path, flags: list[
     ]
     again = build(tmp_path, "--source=articles", "--out=datasets")
     assert again.returncode == 2
-    assert "datasets/documents/1.0.0 exists already" in again.stderr
+    assert "datasets/documents/1.0.0 already exists" in again.stderr
 
 
 def test_mistakes_end_in_one_line_and_leave_no_dataset(tmp_path: Path) -> None:
     missing = build(tmp_path, "--source=nowhere", "--out=datasets")
     assert missing.returncode == 2
-    assert "cocondenser: nowhere: no file there; expected a .txt or .jsonl file" in missing.stderr
+    assert "cocondenser: nowhere: no file found; expected a .txt or .jsonl file" in missing.stderr
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     broken = build(tmp_path, f"--source={tmp_path}/broken.jsonl", "--out=datasets")
     assert broken.returncode == 2

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cocondenser_jax.corpus import spans
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.spans import Span, cut_documents, split_sentences
-from cocondenser_jax.corpus.vocabulary import Vocabulary
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 
 # Words with accents, figures, quotes, several scripts and pieces that no vocabulary knows.
 WORDS = (
@@ -29,18 +29,18 @@ def _keep_short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "MIN_TOKENS", 1)
 
 
-def own_tokens(vocabulary: Vocabulary, text: str) -> tuple[list[int], list[bool]]:
-    encoding = vocabulary.tokenizer.encode(text, add_special_tokens=False)
+def own_tokens(tokenizer: SpanTokenizer, text: str) -> tuple[list[int], list[bool]]:
+    encoding = tokenizer.backend.encode(text, add_special_tokens=False)
     words = encoding.word_ids
     return encoding.ids, [i == 0 or words[i] != words[i - 1] for i in range(len(words))]
 
 
-def greedy_spans(vocabulary: Vocabulary, sentences: list[str], limit: int) -> list[str]:
+def greedy_spans(tokenizer: SpanTokenizer, sentences: list[str], limit: int) -> list[str]:
     """The longest runs of sentences that fit, by tokenising every candidate from scratch."""
     texts: list[str] = []
     for sentence in sentences:
         longer = f"{texts[-1]} {sentence}" if texts else sentence
-        if texts and len(own_tokens(vocabulary, longer)[0]) <= limit:
+        if texts and len(own_tokens(tokenizer, longer)[0]) <= limit:
             texts[-1] = longer
         else:
             texts.append(sentence)
@@ -92,89 +92,89 @@ def test_text_without_borders_is_cut_at_a_bound() -> None:
 @settings(deadline=None, max_examples=60)
 @given(text=DOCUMENTS, limit=st.integers(30, 60), kind=st.sampled_from(["bert", "roberta"]))
 def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(
-    vocabularies: dict[str, Vocabulary], text: str, limit: int, kind: str
+    tokenizers: dict[str, SpanTokenizer], text: str, limit: int, kind: str
 ) -> None:
-    vocabulary = vocabularies[kind]
-    sentences = [s for s in split_sentences(text) if len(own_tokens(vocabulary, s)[0]) <= limit]
+    tokenizer = tokenizers[kind]
+    sentences = [s for s in split_sentences(text) if len(own_tokens(tokenizer, s)[0]) <= limit]
     text = "\n\n".join(sentences)
-    [found], lost = cut_documents([Document("d", text)], vocabulary, limit + 2)
-    expected = greedy_spans(vocabulary, split_sentences(text), limit)
-    assert [plain(span) for span in found] == [own_tokens(vocabulary, t) for t in expected]
+    [found], lost = cut_documents([Document("d", text)], tokenizer, limit + 2)
+    expected = greedy_spans(tokenizer, split_sentences(text), limit)
+    assert [plain(span) for span in found] == [own_tokens(tokenizer, t) for t in expected]
     assert lost == Counter(short_spans=0, truncated_spans=0)
 
 
 @settings(deadline=None, max_examples=60)
 @given(text=DOCUMENTS, limit=st.integers(8, 30), kind=st.sampled_from(["bert", "roberta"]))
 def test_long_sentences_are_cut_between_words_and_nothing_is_lost(
-    vocabularies: dict[str, Vocabulary], text: str, limit: int, kind: str
+    tokenizers: dict[str, SpanTokenizer], text: str, limit: int, kind: str
 ) -> None:
-    vocabulary = vocabularies[kind]
+    tokenizer = tokenizers[kind]
     documents = [Document("d", text), Document("e", text)]
-    (found, again), lost = cut_documents(documents, vocabulary, limit + 2)
+    (found, again), lost = cut_documents(documents, tokenizer, limit + 2)
     assert [plain(span) for span in found] == [plain(span) for span in again]
     assert all(0 < len(span.tokens) <= limit for span in found)
     assert all(span.word_starts[0] for span in found)
     if lost["truncated_spans"]:
         return  # the next test is about these
-    whole_ids, whole_starts = own_tokens(vocabulary, " ".join(split_sentences(text)))
+    whole_ids, whole_starts = own_tokens(tokenizer, " ".join(split_sentences(text)))
     if kind == "bert":
         assert np.concatenate([[], *(span.tokens for span in found)]).tolist() == whole_ids
         assert np.concatenate([[], *(span.word_starts for span in found)]).tolist() == whole_starts
     else:
-        decode = vocabulary.tokenizer.decode
+        decode = tokenizer.backend.decode
         texts = [decode(span.tokens.tolist(), skip_special_tokens=False) for span in found]
         assert "".join("".join(texts).split()) == "".join(text.split())
         # Each reads as a text of its own, without the space that came before it.
-        assert [plain(span) for span in found] == [own_tokens(vocabulary, t) for t in texts]
+        assert [plain(span) for span in found] == [own_tokens(tokenizer, t) for t in texts]
 
 
-def test_a_word_longer_than_a_span_is_truncated_and_counted(vocabulary: Vocabulary) -> None:
-    word = "qxzj" * 20  # not in the vocabulary, within WordPiece's 100 characters
+def test_a_word_longer_than_a_span_is_truncated_and_counted(tokenizer: SpanTokenizer) -> None:
+    word = "qxzj" * 20  # not in the tokenizer, within WordPiece's 100 characters
     text = f"{word} after {word}"
-    ids, starts = own_tokens(vocabulary, text)
+    ids, starts = own_tokens(tokenizer, text)
     assert starts.index(True, 1) > 10
-    [found], lost = cut_documents([Document("d", f"{text}\nAnd on")], vocabulary, 12)
+    [found], lost = cut_documents([Document("d", f"{text}\nAnd on")], tokenizer, 12)
     assert lost["truncated_spans"] == 2
     assert plain(found[0])[0] == ids[:10]
-    assert plain(found[1]) == own_tokens(vocabulary, "after")
-    assert plain(found[2])[0] == own_tokens(vocabulary, word)[0][:10]
-    assert plain(found[3]) == own_tokens(vocabulary, "And on")
+    assert plain(found[1]) == own_tokens(tokenizer, "after")
+    assert plain(found[2])[0] == own_tokens(tokenizer, word)[0][:10]
+    assert plain(found[3]) == own_tokens(tokenizer, "And on")
     assert len(found) == 4
 
 
-def test_given_spans_stay_and_are_truncated_between_words(vocabulary: Vocabulary) -> None:
+def test_given_spans_stay_and_are_truncated_between_words(tokenizer: SpanTokenizer) -> None:
     long = "the argument parser " * 8
     given_spans = ("One. Two.", long, "", "end")
-    [found], lost = cut_documents([Document("d", "", given_spans)], vocabulary, 12)
-    ids, starts = own_tokens(vocabulary, long.strip())
+    [found], lost = cut_documents([Document("d", "", given_spans)], tokenizer, 12)
+    ids, starts = own_tokens(tokenizer, long.strip())
     stop = max(i for i in range(11) if starts[i])
     assert [span.tokens.tolist() for span in found] == [
-        own_tokens(vocabulary, given_spans[0])[0],
+        own_tokens(tokenizer, given_spans[0])[0],
         ids[:stop],
-        own_tokens(vocabulary, "end")[0],
+        own_tokens(tokenizer, "end")[0],
     ]
     assert lost["truncated_spans"] == 1
 
 
 def test_short_spans_are_dropped_and_counted(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    tokenizer: SpanTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "MIN_TOKENS", 3)
     document = Document("d", "", ("one two three four", "a"))
-    [found], lost = cut_documents([document], vocabulary, 60)
+    [found], lost = cut_documents([document], tokenizer, 60)
     assert [span.tokens.tolist() for span in found] == [
-        own_tokens(vocabulary, "one two three four")[0]
+        own_tokens(tokenizer, "one two three four")[0]
     ]
     assert lost["short_spans"] == 1
 
 
 def test_batches_of_the_tokenizer_do_not_matter(
-    vocabulary: Vocabulary, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch
+    tokenizer: SpanTokenizer, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = [Document(str(i), text) for i, text in enumerate(paragraphs[:20])]
-    whole, _ = cut_documents(documents, vocabulary, 40)
+    whole, _ = cut_documents(documents, tokenizer, 40)
     monkeypatch.setattr(spans, "ENCODE_BATCH", 3)
     monkeypatch.setattr(spans, "KNOWN_WORDS", 1)
     for document, expected in zip(documents, whole, strict=True):
-        [found], _ = cut_documents([document], vocabulary, 40)
+        [found], _ = cut_documents([document], tokenizer, 40)
         assert [plain(span) for span in found] == [plain(span) for span in expected]

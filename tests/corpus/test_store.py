@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import Span, cut_documents
-from cocondenser_jax.corpus.store import TokenStore, build_store, open_store, verify_store
+from cocondenser_jax.corpus.store import TokenStore, open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
-from cocondenser_jax.corpus.vocabulary import Vocabulary, load_tokenizer
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
 from cocondenser_jax.errors import UserError
 
 MAX_TOKENS = 24
@@ -30,35 +31,37 @@ def corpus(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 @pytest.fixture(scope="module")
-def tokenizers(wordpiece_folder: Path, byte_level_folder: Path) -> dict[str, str]:
+def tokenizer_folders(wordpiece_folder: Path, byte_level_folder: Path) -> dict[str, str]:
     return {"bert": str(wordpiece_folder), "roberta": str(byte_level_folder)}
 
 
 @pytest.fixture(scope="module")
 def stores(
-    corpus: str, tokenizers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    corpus: str, tokenizer_folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("stores")
-    for kind, tokenizer in tokenizers.items():
+    for kind, tokenizer in tokenizer_folders.items():
         build_store(corpus, tokenizer, folder / kind, max_tokens=MAX_TOKENS)
-    return {kind: folder / kind for kind in tokenizers}
+    return {kind: folder / kind for kind in tokenizer_folders}
 
 
 @pytest.fixture(scope="module")
 def shards(
-    corpus: str, tokenizers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    corpus: str, tokenizer_folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     for index in range(3):
-        build_store(corpus, tokenizers["bert"], folder, max_tokens=MAX_TOKENS, shard=(index, 3))
+        build_store(
+            corpus, tokenizer_folders["bert"], folder, max_tokens=MAX_TOKENS, shard=(index, 3)
+        )
     return folder
 
 
-def expected_documents(corpus: str, vocabulary: Vocabulary) -> dict[str, list[Span]]:
+def expected_documents(corpus: str, tokenizer: SpanTokenizer) -> dict[str, list[Span]]:
     """Name -> spans of the first copy of each document that has two spans."""
     first = {document.text: document for document in reversed(list(read_documents(corpus)))}
     documents = [d for d in read_documents(corpus) if first[d.text].id == d.id]
-    spans_D, _ = cut_documents(documents, vocabulary, MAX_TOKENS)
+    spans_D, _ = cut_documents(documents, tokenizer, MAX_TOKENS)
     assert {0, 1, 2} <= {len(spans) for spans in spans_D}
     return {d.id: spans for d, spans in zip(documents, spans_D, strict=True) if len(spans) > 1}
 
@@ -82,10 +85,10 @@ def as_lists(documents: dict[str, list[Span]]) -> dict[str, list[tuple[list[int]
 
 
 def test_a_store_gives_back_the_spans_that_were_cut(
-    stores: dict[str, Path], corpus: str, vocabulary: Vocabulary, model_type: str
+    stores: dict[str, Path], corpus: str, tokenizer: SpanTokenizer, model_type: str
 ) -> None:
     store = open_store(stores[model_type])
-    expected = as_lists(expected_documents(corpus, vocabulary))
+    expected = as_lists(expected_documents(corpus, tokenizer))
     found = stored_documents(store)
     assert found == expected
     assert list(found) == list(expected)  # in the order of the source
@@ -94,18 +97,18 @@ def test_a_store_gives_back_the_spans_that_were_cut(
 
 
 def test_the_manifest_counts_what_is_there_and_what_is_not(
-    stores: dict[str, Path], corpus: str, vocabulary: Vocabulary, model_type: str
+    stores: dict[str, Path], corpus: str, tokenizer: SpanTokenizer, model_type: str
 ) -> None:
     manifest = json.loads((stores[model_type] / "manifest.json").read_text())
-    documents = expected_documents(corpus, vocabulary)
+    documents = expected_documents(corpus, tokenizer)
     n_all = len(list(read_documents(corpus)))
     dropped = manifest["dropped"]
     assert manifest["counts"]["documents"] == len(documents)
     assert (dropped["empty"], dropped["duplicate"]) == (1, 3)
     assert dropped["single_span"] == n_all - 4 - len(documents) >= 2
     assert manifest["source"] == corpus
-    assert manifest["tokenizer"]["sha256"] == vocabulary.sha256
-    assert load_tokenizer(str(stores[model_type] / "tokenizer")).sha256 == vocabulary.sha256
+    assert manifest["tokenizer"]["sha256"] == tokenizer.sha256
+    assert load_tokenizer(str(stores[model_type] / "tokenizer")).sha256 == tokenizer.sha256
     assert "digests.sqlite" not in manifest["files"]
     on_disk = {
         p.relative_to(stores[model_type]).as_posix()
@@ -117,11 +120,11 @@ def test_the_manifest_counts_what_is_there_and_what_is_not(
 
 
 def test_the_store_knows_its_tokenizer(
-    stores: dict[str, Path], vocabulary: Vocabulary, model_type: str
+    stores: dict[str, Path], tokenizer: SpanTokenizer, model_type: str
 ) -> None:
     store = open_store(stores[model_type])
     for field in ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id", "special_ids"):
-        assert getattr(store, field) == getattr(vocabulary, field)
+        assert getattr(store, field) == getattr(tokenizer, field)
 
 
 def test_shards_hold_what_one_store_holds(
@@ -217,10 +220,10 @@ def test_a_store_pickles_as_its_path(shards: Path) -> None:
 
 
 def test_the_same_corpus_gives_the_same_store(
-    corpus: str, tokenizers: dict[str, str], stores: dict[str, Path], tmp_path: Path
+    corpus: str, tokenizer_folders: dict[str, str], stores: dict[str, Path], tmp_path: Path
 ) -> None:
-    build_store(corpus, tokenizers["bert"], tmp_path / "again", max_tokens=MAX_TOKENS)
-    build_store(corpus, tokenizers["bert"], tmp_path / "other", max_tokens=MAX_TOKENS + 1)
+    build_store(corpus, tokenizer_folders["bert"], tmp_path / "again", max_tokens=MAX_TOKENS)
+    build_store(corpus, tokenizer_folders["bert"], tmp_path / "other", max_tokens=MAX_TOKENS + 1)
     again, other = open_store(tmp_path / "again"), open_store(tmp_path / "other")
     assert again.sha256 == open_store(stores["bert"]).sha256 != other.sha256
 
@@ -269,18 +272,18 @@ def test_verifying_finds_a_changed_byte(stores: dict[str, Path], tmp_path: Path)
 
 
 def test_shards_that_do_not_belong_together_do_not_open(
-    shards: Path, corpus: str, tokenizers: dict[str, str], tmp_path: Path
+    shards: Path, corpus: str, tokenizer_folders: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "shards"
     shutil.copytree(shards, folder)
     shutil.rmtree(folder / "shard-00001-of-00003")
     with pytest.raises(UserError, match=r"lacks shard-00001-of-00003$"):
         open_store(folder)
-    build_store(corpus, tokenizers["bert"], folder, max_tokens=MAX_TOKENS + 1, shard=(1, 3))
+    build_store(corpus, tokenizer_folders["bert"], folder, max_tokens=MAX_TOKENS + 1, shard=(1, 3))
     with pytest.raises(UserError, match="differs from shard-00000-of-00003 in its max_tokens"):
         open_store(folder)
     shutil.rmtree(folder / "shard-00001-of-00003")
-    build_store(corpus, tokenizers["roberta"], folder, max_tokens=MAX_TOKENS, shard=(1, 3))
+    build_store(corpus, tokenizer_folders["roberta"], folder, max_tokens=MAX_TOKENS, shard=(1, 3))
     with pytest.raises(UserError, match="in its tokenizer"):
         open_store(folder)
 

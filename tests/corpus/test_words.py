@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from cocondenser_jax.corpus import words
-from cocondenser_jax.corpus.vocabulary import Vocabulary, describe
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer, span_tokenizer
 from cocondenser_jax.corpus.words import WordTable
 from cocondenser_jax.errors import UserError
 
@@ -22,10 +22,10 @@ def found_tokens(table: WordTable, texts: list[str]) -> list[tuple[list[int], li
     return [(ids[i:j].tolist(), starts[i:j].tolist()) for i, j in borders]
 
 
-def own_tokens(vocabulary: Vocabulary, text: str) -> tuple[list[int], list[bool]]:
+def own_tokens(tokenizer: SpanTokenizer, text: str) -> tuple[list[int], list[bool]]:
     """The tokenizer's for the whole text."""
-    space = " " if vocabulary.kind == "roberta" else ""
-    encoding = vocabulary.tokenizer.encode(space + text, add_special_tokens=False)
+    space = " " if tokenizer.kind == "roberta" else ""
+    encoding = tokenizer.backend.encode(space + text, add_special_tokens=False)
     numbers = encoding.word_ids
     return encoding.ids, [i == 0 or numbers[i] != numbers[i - 1] for i in range(len(numbers))]
 
@@ -33,18 +33,18 @@ def own_tokens(vocabulary: Vocabulary, text: str) -> tuple[list[int], list[bool]
 @settings(deadline=None)
 @given(texts=TEXTS, kind=st.sampled_from(["bert", "roberta"]))
 def test_tokens_are_those_of_the_whole_text(
-    vocabularies: dict[str, Vocabulary], texts: list[str], kind: str
+    tokenizers: dict[str, SpanTokenizer], texts: list[str], kind: str
 ) -> None:
-    vocabulary = vocabularies[kind]
-    table = WordTable(vocabulary)
-    expected = [own_tokens(vocabulary, text) for text in texts]
+    tokenizer = tokenizers[kind]
+    table = WordTable(tokenizer)
+    expected = [own_tokens(tokenizer, text) for text in texts]
     assert found_tokens(table, texts) == expected
     assert found_tokens(table, texts[::-1]) == expected[::-1]  # all words are known now
 
 
 @pytest.mark.parametrize(("known_tokens", "encode_words"), [(1, 1), (50, 3), (10**6, 10**6)])
-def test_what_is_forgotten_is_learnt_again(
-    vocabulary: Vocabulary,
+def test_forgotten_words_are_looked_up_again(
+    tokenizer: SpanTokenizer,
     paragraphs: list[str],
     monkeypatch: pytest.MonkeyPatch,
     known_tokens: int,
@@ -52,18 +52,18 @@ def test_what_is_forgotten_is_learnt_again(
 ) -> None:
     monkeypatch.setattr(words, "KNOWN_TOKENS", known_tokens)
     monkeypatch.setattr(words, "ENCODE_WORDS", encode_words)
-    table = WordTable(vocabulary)
+    table = WordTable(tokenizer)
     for paragraph in paragraphs[:20]:
         texts = [" ".join(line.split()) for line in paragraph.split("\n") if line.strip()]
-        expected = [own_tokens(vocabulary, text) for text in texts]
+        expected = [own_tokens(tokenizer, text) for text in texts]
         assert found_tokens(table, texts) == expected
 
 
 @pytest.mark.parametrize("token", [AddedToken("New York"), AddedToken("New", rstrip=True)])
-def test_a_token_across_a_space_is_refused(vocabulary: Vocabulary, token: AddedToken) -> None:
-    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
-    tokenizer.add_tokens(["York"])
-    WordTable(describe(tokenizer, "within a word"))
-    tokenizer.add_tokens([token])
+def test_a_token_across_a_space_is_refused(tokenizer: SpanTokenizer, token: AddedToken) -> None:
+    backend = Tokenizer.from_str(tokenizer.backend.to_str())
+    backend.add_tokens(["York"])
+    WordTable(span_tokenizer(backend, "within a word"))
+    backend.add_tokens([token])
     with pytest.raises(UserError, match=r"added token 'New.*' reaches across a space"):
-        WordTable(describe(tokenizer, "across"))
+        WordTable(span_tokenizer(backend, "across"))

@@ -8,8 +8,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from cocondenser_jax.configs import default
-from cocondenser_jax.corpus.store import build_store
-from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel
 
-from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 
 SCRIPTS = Path(__file__).parents[2] / "tpu_scripts"
 GCLOUD = Path(__file__).with_name("stand_in_gcloud.py")

@@ -20,34 +20,40 @@ from tokenizers import (
     trainers,
 )
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import read_object, write_json
 
 Kind = Literal["bert", "roberta"]
+
+# Types of model, normalizer and pre-tokenizer.
+_KINDS: dict[tuple[str | None, ...], Kind] = {
+    ("WordPiece", "BertNormalizer", "BertPreTokenizer"): "bert",
+    ("BPE", None, "ByteLevel"): "roberta",
+}
 
 # Role -> spelling, in the order in which a new vocabulary numbers them.
 SPECIAL_TOKENS: dict[Kind, dict[str, str]] = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
 }
-# A vocabulary learnt from text with many scripts keeps this many single characters.
+# A vocabulary learnt from text in many scripts has at most this many single characters.
 ALPHABET_SIZE = 1000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Vocabulary:
-    """A tokenizer and the facts about it that the rest of the software needs.
+class SpanTokenizer:
+    """A tokenizer of spans, and what the rest of the package needs to know about it.
 
     Attributes:
-      tokenizer: neither pads nor truncates, and reads "[MASK]" in a text as text.
+      backend: neither pads nor truncates, and reads "[MASK]" in a text as text.
       kind: `bert` is WordPiece, `roberta` is byte-level BPE.
       vocab_size: highest token id + 1.
       special_ids: ids that stand for no text (and the unknown token), ascending.
-      sha256: equal for two tokenizers exactly when they share entries and rules, however
-        their files are laid out.
+      sha256: equal for two tokenizers exactly when their entries and rules are, however their
+        files are laid out.
     """
 
-    tokenizer: Tokenizer
+    backend: Tokenizer
     kind: Kind
     vocab_size: int
     cls_id: int
@@ -58,7 +64,7 @@ class Vocabulary:
     sha256: str
 
 
-def load_tokenizer(name_or_folder: str) -> Vocabulary:
+def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
     """Loads a BERT or RoBERTa tokenizer.
 
     Args:
@@ -66,38 +72,33 @@ def load_tokenizer(name_or_folder: str) -> Vocabulary:
         as `tokenizer_config.json` says, else lower-cased if no entry has a capital), or with
         `vocab.json` and `merges.txt` (byte-level BPE); or a name on the Hugging Face hub.
 
-    Returns:
-      The tokenizer with its special ids and its identity.
-
     Raises:
       UserError: if there is no such tokenizer, or it is of neither kind.
     """
     folder = Path(name_or_folder)
     if folder.is_dir():
-        tokenizer = _read_folder(folder)
+        backend = _read_folder(folder)
     elif folder.exists():
         raise UserError(f"tokenizer {folder} is a file: expected the folder that holds it")
     else:
-        tokenizer = _fetch(name_or_folder)
-    return describe(tokenizer, name_or_folder)
+        backend = _fetch(name_or_folder)
+    return span_tokenizer(backend, name_or_folder)
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int) -> Vocabulary:
+def train_wordpiece(texts: Iterable[str], vocab_size: int) -> SpanTokenizer:
     """Learns a lower-case BERT WordPiece vocabulary; the same texts give the same vocabulary.
 
     Args:
       texts: the corpus, or a sample of it: held in memory.
-      vocab_size: number of entries, [PAD] = 0, [UNK], [CLS], [SEP] and [MASK] included. Fewer
-        come back if the texts do not hold so many.
-
-    Returns:
-      The tokenizer.
+      vocab_size: number of entries, [PAD] = 0, [UNK], [CLS], [SEP] and [MASK] included; a small
+        corpus gives fewer.
     """
     texts = list(texts)
     learner = _bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase=True)
     letters, inner_letters = _alphabet(learner, texts, min(ALPHABET_SIZE, vocab_size // 4))
-    # The trainer numbers inner letters as a hash table happens to yield them, breaks ties between
-    # merges by number, and so learns another vocabulary each time; it leaves alone what is there.
+    # tokenizers 0.23.3 numbers inner letters in the order of a hash table and breaks ties between
+    # merges by number, so each run learns another vocabulary. Letters given beforehand keep their
+    # numbers. https://github.com/huggingface/tokenizers/issues/1794
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIAL_TOKENS["bert"].values(), *(f"##{c}" for c in inner_letters)],
@@ -107,13 +108,11 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> Vocabulary:
     )
     learner.train_from_iterator(texts, trainer, length=len(texts))
     model = models.WordPiece(learner.get_vocab(), unk_token="[UNK]")
-    tokenizer = _bert_tokenizer(model, lowercase=True)
-    _finish(tokenizer, "bert")
-    return describe(tokenizer, "the trained vocabulary")
+    return span_tokenizer(_bert_tokenizer(model, lowercase=True), "the trained vocabulary")
 
 
 def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> tuple[list[str], list[str]]:
-    """Returns the most frequent characters of the words, and those that do not only begin them."""
+    """Returns the most frequent characters, and those of them that occur inside words."""
     words: Counter[str] = Counter()
     for text in texts:
         words.update(tokenizer.normalizer.normalize_str(text).split())
@@ -128,72 +127,65 @@ def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> tuple[li
     return sorted(letters), sorted(inner.intersection(letters))
 
 
-def save_tokenizer(vocabulary: Vocabulary, folder: Path, model_max_length: int = 512) -> None:
+def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int = 512) -> None:
     """Writes the files from which `transformers.AutoTokenizer` loads the same tokenizer.
 
     Args:
-      vocabulary: what to save.
+      tokenizer: what to save.
       folder: an existing folder.
       model_max_length: longest input of the model in tokens, special tokens included.
     """
-    kind, tokenizer = vocabulary.kind, vocabulary.tokenizer
-    tokenizer.save(str(folder / "tokenizer.json"))
-    tokenizer.model.save(str(folder))
+    kind, backend = tokenizer.kind, tokenizer.backend
+    backend.save(str(folder / "tokenizer.json"))
+    backend.model.save(str(folder))
     tokens = {f"{role}_token": token for role, token in SPECIAL_TOKENS[kind].items()}
-    if kind == "roberta":
-        tokens |= {"bos_token": "<s>", "eos_token": "</s>"}
-    config: dict[str, Any] = {**tokens, "model_max_length": model_max_length}
+    state = json.loads(backend.to_str())
     if kind == "bert":
-        rules = json.loads(tokenizer.to_str())["normalizer"]
-        config |= {
+        rules = {
             "tokenizer_class": "BertTokenizer",
-            "do_lower_case": rules["lowercase"],
-            "strip_accents": rules["strip_accents"],
-            "tokenize_chinese_chars": rules["handle_chinese_chars"],
+            "do_lower_case": state["normalizer"]["lowercase"],
+            "strip_accents": state["normalizer"]["strip_accents"],
+            "tokenize_chinese_chars": state["normalizer"]["handle_chinese_chars"],
         }
     else:
-        rules = json.loads(tokenizer.to_str())["pre_tokenizer"]
-        config |= {
+        tokens |= {"bos_token": "<s>", "eos_token": "</s>"}
+        rules = {
             "tokenizer_class": "RobertaTokenizer",
-            "add_prefix_space": rules["add_prefix_space"],
+            "add_prefix_space": state["pre_tokenizer"]["add_prefix_space"],
         }
+    config = {**tokens, "model_max_length": model_max_length, **rules}
     write_json(folder / "tokenizer_config.json", config)
     write_json(folder / "special_tokens_map.json", tokens)
 
 
-def describe(tokenizer: Tokenizer, name: str) -> Vocabulary:
+def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     """Wraps a tokenizer, switching off what would change the tokens of plain text.
 
     Raises:
       UserError: if it is neither BERT's nor RoBERTa's kind, or lacks a special token.
     """
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    backend.no_padding()
+    backend.no_truncation()
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
-    tokenizer.encode_special_tokens = True
-    state = json.loads(tokenizer.to_str())
-    steps = state["model"]["type"], (state["normalizer"] or {}).get("type")
-    splitter = (state["pre_tokenizer"] or {}).get("type")
-    if (*steps, splitter) == ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
-        kind: Kind = "bert"
-    elif (*steps, splitter) == ("BPE", None, "ByteLevel"):
-        kind = "roberta"
-    else:
-        found = ", ".join(str(step) for step in (*steps, splitter))
+    backend.encode_special_tokens = True
+    state = json.loads(backend.to_str())
+    parts = [(state[part] or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")]
+    kind = _KINDS.get(tuple(parts))
+    if kind is None:
         raise UserError(
-            f"tokenizer {name} is of another kind ({found}): "
+            f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}): "
             "expected BERT's WordPiece or RoBERTa's byte-level BPE"
         )
     ids: dict[str, int] = {}
     for role, token in SPECIAL_TOKENS[kind].items():
-        number = tokenizer.token_to_id(token)
+        number = backend.token_to_id(token)
         if number is None:
             raise UserError(f"tokenizer {name} has no {token}, which {kind} models need")
         ids[role] = number
-    added = tokenizer.get_added_tokens_decoder()
-    entries = tokenizer.get_vocab(with_added_tokens=True)
-    return Vocabulary(
-        tokenizer=tokenizer,
+    added = backend.get_added_tokens_decoder()
+    entries = backend.get_vocab(with_added_tokens=True)
+    return SpanTokenizer(
+        backend=backend,
         kind=kind,
         vocab_size=max(entries.values()) + 1,
         cls_id=ids["cls"],
@@ -201,12 +193,12 @@ def describe(tokenizer: Tokenizer, name: str) -> Vocabulary:
         pad_id=ids["pad"],
         mask_id=ids["mask"],
         special_ids=tuple(sorted({*ids.values(), *(i for i, t in added.items() if t.special)})),
-        sha256=_identity(entries, state),
+        sha256=_checksum(entries, state),
     )
 
 
-def _identity(entries: dict[str, int], state: dict[str, Any]) -> str:
-    """Hashes what decides the ids of a text; layout, decoder and template do not."""
+def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
+    """Hashes what decides the ids of a text, which layout, decoder and template do not."""
     rules = {
         "entries": entries,
         "merges": state["model"].get("merges"),
@@ -214,7 +206,7 @@ def _identity(entries: dict[str, int], state: dict[str, Any]) -> str:
         "pre_tokenizer": {
             key: value
             for key, value in state["pre_tokenizer"].items()
-            if key != "trim_offsets"  # concerns character positions only
+            if key != "trim_offsets"  # changes character positions only
         },
     }
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
@@ -225,7 +217,9 @@ def _read_folder(folder: Path) -> Tokenizer:
         try:
             return Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
+            raise UserError(
+                f"{folder / 'tokenizer.json'} is not a tokenizer: {first_line(error)}"
+            ) from error
     if (folder / "vocab.txt").exists():
         return _read_wordpiece(folder)
     if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
@@ -241,31 +235,31 @@ def _read_wordpiece(folder: Path) -> Tokenizer:
         lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {folder / 'vocab.txt'} as UTF-8: {error}") from error
-    entries = {line.rstrip("\r"): number for number, line in enumerate(lines)}
+    entries = {line: number for number, line in enumerate(lines)}
     config = _read_config(folder)
     special = set(SPECIAL_TOKENS["bert"].values())
     cased = any(re.search("[A-Z]", entry) for entry in entries.keys() - special)
-    tokenizer = _bert_tokenizer(
+    return _bert_tokenizer(
         models.WordPiece(entries, unk_token="[UNK]"),
         lowercase=config.get("do_lower_case", not cased),
         strip_accents=config.get("strip_accents"),
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
     )
-    _finish(tokenizer, "bert")
-    return tokenizer
 
 
 def _read_byte_level(folder: Path) -> Tokenizer:
     try:
         model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"vocab.json and merges.txt in {folder}: {error}") from error
+        raise UserError(
+            f"cannot read vocab.json and merges.txt in {folder}: {first_line(error)}"
+        ) from error
     config = _read_config(folder)
     tokenizer = Tokenizer(model)
     prefix = config.get("add_prefix_space", False)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
-    _finish(tokenizer, "roberta")
+    _add_special_tokens(tokenizer, "roberta")
     return tokenizer
 
 
@@ -296,17 +290,18 @@ def _bert_tokenizer(
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
+    _add_special_tokens(tokenizer, "bert")
     return tokenizer
 
 
-def _finish(tokenizer: Tokenizer, kind: Kind) -> None:
+def _add_special_tokens(tokenizer: Tokenizer, kind: Kind) -> None:
     """Declares the special tokens and how they surround one text or a pair."""
     names = SPECIAL_TOKENS[kind]
     present = [token for token in names.values() if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in present])
     cls_id, sep_id = (tokenizer.token_to_id(names[role]) for role in ("cls", "sep"))
     if cls_id is None or sep_id is None:
-        return  # `describe` names the missing one
+        return  # `span_tokenizer` names the missing one
     cls, sep = (names["cls"], cls_id), (names["sep"], sep_id)
     if kind == "bert":
         single = f"{cls[0]}:0 $A:0 {sep[0]}:0"
@@ -321,7 +316,7 @@ def _fetch(name: str) -> Tokenizer:
     try:
         return Tokenizer.from_pretrained(name)
     except Exception as error:  # the library passes on whatever the network raised
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"no folder {name}, and the Hugging Face hub gave no tokenizer of that name: {reason}"
+            f"no folder {name}, and no tokenizer of that name from the Hugging Face hub: "
+            f"{first_line(error)}"
         ) from error

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
-from cocondenser_jax.corpus.vocabulary import (
-    Vocabulary,
+from cocondenser_jax.corpus.tokenizer import (
+    SpanTokenizer,
     load_tokenizer,
     save_tokenizer,
     train_wordpiece,
@@ -23,34 +23,34 @@ TEXTS = [
 ]
 
 
-def assert_same_ids(vocabulary: Vocabulary, reference) -> None:
+def assert_same_ids(tokenizer: SpanTokenizer, reference) -> None:
     assert len(set(TEXTS)) == len(TEXTS)
     for text in TEXTS:
-        assert vocabulary.tokenizer.encode(text).ids == reference(text)["input_ids"]
-    pair = vocabulary.tokenizer.encode(TEXTS[0], TEXTS[1])
+        assert tokenizer.backend.encode(text).ids == reference(text)["input_ids"]
+    pair = tokenizer.backend.encode(TEXTS[0], TEXTS[1])
     assert pair.ids == reference(TEXTS[0], TEXTS[1])["input_ids"]
 
 
 def test_vocab_txt_gives_the_ids_of_transformers(wordpiece_folder: Path) -> None:
-    vocabulary = load_tokenizer(str(wordpiece_folder))
-    assert vocabulary.kind == "bert"
-    assert_same_ids(vocabulary, BertTokenizer.from_pretrained(wordpiece_folder))
+    tokenizer = load_tokenizer(str(wordpiece_folder))
+    assert tokenizer.kind == "bert"
+    assert_same_ids(tokenizer, BertTokenizer.from_pretrained(wordpiece_folder))
 
 
 def test_vocab_json_and_merges_give_the_ids_of_transformers(byte_level_folder: Path) -> None:
-    vocabulary = load_tokenizer(str(byte_level_folder))
-    assert vocabulary.kind == "roberta"
-    assert_same_ids(vocabulary, RobertaTokenizer.from_pretrained(byte_level_folder))
+    tokenizer = load_tokenizer(str(byte_level_folder))
+    assert tokenizer.kind == "roberta"
+    assert_same_ids(tokenizer, RobertaTokenizer.from_pretrained(byte_level_folder))
 
 
 def test_a_vocabulary_with_capitals_is_cased(wordpiece_folder: Path, tmp_path: Path) -> None:
     entries = (wordpiece_folder / "vocab.txt").read_text() + "The\n"
     (tmp_path / "vocab.txt").write_text(entries)
-    vocabulary = load_tokenizer(str(tmp_path))
-    assert vocabulary.tokenizer.encode("The", add_special_tokens=False).tokens == ["The"]
-    assert_same_ids(vocabulary, BertTokenizer.from_pretrained(tmp_path, do_lower_case=False))
-    save_tokenizer(vocabulary, tmp_path)
-    assert_same_ids(vocabulary, AutoTokenizer.from_pretrained(tmp_path))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.backend.encode("The", add_special_tokens=False).tokens == ["The"]
+    assert_same_ids(tokenizer, BertTokenizer.from_pretrained(tmp_path, do_lower_case=False))
+    save_tokenizer(tokenizer, tmp_path)
+    assert_same_ids(tokenizer, AutoTokenizer.from_pretrained(tmp_path))
 
 
 def test_the_config_beside_the_vocabulary_decides_about_case(
@@ -63,61 +63,61 @@ def test_the_config_beside_the_vocabulary_decides_about_case(
     )
 
 
-def test_transformers_loads_what_was_saved(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    save_tokenizer(vocabulary, tmp_path, model_max_length=77)
+def test_transformers_loads_what_was_saved(tokenizer: SpanTokenizer, tmp_path: Path) -> None:
+    save_tokenizer(tokenizer, tmp_path, model_max_length=77)
     reference = AutoTokenizer.from_pretrained(tmp_path)
     assert reference.is_fast
     assert type(reference).__name__ in ("BertTokenizer", "RobertaTokenizer")
     assert reference.model_max_length == 77
-    assert_same_ids(vocabulary, reference)
+    assert_same_ids(tokenizer, reference)
     for role in ("cls", "sep", "pad", "mask"):
-        assert getattr(reference, f"{role}_token_id") == getattr(vocabulary, f"{role}_id")
-    assert sorted(reference.all_special_ids) == list(vocabulary.special_ids)
+        assert getattr(reference, f"{role}_token_id") == getattr(tokenizer, f"{role}_id")
+    assert sorted(reference.all_special_ids) == list(tokenizer.special_ids)
     padded = reference(["a long text", "short"], padding=True)["input_ids"]
-    assert padded[1][-1] == vocabulary.pad_id
+    assert padded[1][-1] == tokenizer.pad_id
 
 
-def test_the_identity_outlives_saving_by_us_and_by_transformers(
-    vocabulary: Vocabulary, tmp_path: Path
+def test_the_checksum_survives_saving_by_us_and_by_transformers(
+    tokenizer: SpanTokenizer, tmp_path: Path
 ) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
-    save_tokenizer(vocabulary, ours)
+    save_tokenizer(tokenizer, ours)
     AutoTokenizer.from_pretrained(ours).save_pretrained(theirs)
-    assert load_tokenizer(str(ours)).sha256 == vocabulary.sha256
-    assert load_tokenizer(str(theirs)).sha256 == vocabulary.sha256
+    assert load_tokenizer(str(ours)).sha256 == tokenizer.sha256
+    assert load_tokenizer(str(theirs)).sha256 == tokenizer.sha256
 
 
-def test_another_entry_or_rule_is_another_identity(wordpiece_folder: Path, tmp_path: Path) -> None:
+def test_another_entry_or_rule_changes_the_checksum(wordpiece_folder: Path, tmp_path: Path) -> None:
     shutil.copy(wordpiece_folder / "vocab.txt", tmp_path)
-    identities = {load_tokenizer(str(tmp_path)).sha256}
+    checksums = {load_tokenizer(str(tmp_path)).sha256}
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    identities.add(load_tokenizer(str(tmp_path)).sha256)
+    checksums.add(load_tokenizer(str(tmp_path)).sha256)
     lines = (tmp_path / "vocab.txt").read_text().splitlines()
     lines[-1], lines[-2] = lines[-2], lines[-1]
     (tmp_path / "vocab.txt").write_text("\n".join(lines))
-    identities.add(load_tokenizer(str(tmp_path)).sha256)
-    assert len(identities) == 3
+    checksums.add(load_tokenizer(str(tmp_path)).sha256)
+    assert len(checksums) == 3
 
 
 def test_truncation_and_padding_of_a_published_file_are_switched_off(
-    vocabulary: Vocabulary, tmp_path: Path
+    tokenizer: SpanTokenizer, tmp_path: Path
 ) -> None:
-    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
-    tokenizer.enable_truncation(8)
-    tokenizer.enable_padding(length=8)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    published = Tokenizer.from_str(tokenizer.backend.to_str())
+    published.enable_truncation(8)
+    published.enable_padding(length=8)
+    published.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(str(tmp_path))
-    assert loaded.sha256 == vocabulary.sha256
+    assert loaded.sha256 == tokenizer.sha256
     text = "one two three four five six seven eight nine ten"
-    assert loaded.tokenizer.encode(text).ids == vocabulary.tokenizer.encode(text).ids
+    assert loaded.backend.encode(text).ids == tokenizer.backend.encode(text).ids
 
 
-def test_a_special_token_spelt_in_a_text_is_text(vocabulary: Vocabulary) -> None:
+def test_a_special_token_spelt_in_a_text_is_text(tokenizer: SpanTokenizer) -> None:
     text = "[CLS] [SEP] [PAD] [MASK] <s> </s> <pad> <mask>"
-    encoding = vocabulary.tokenizer.encode(text, add_special_tokens=False)
-    unknown = vocabulary.tokenizer.token_to_id("[UNK]")
-    assert not set(encoding.ids) & (set(vocabulary.special_ids) - {unknown})
+    encoding = tokenizer.backend.encode(text, add_special_tokens=False)
+    unknown = tokenizer.backend.token_to_id("[UNK]")
+    assert not set(encoding.ids) & (set(tokenizer.special_ids) - {unknown})
 
 
 def test_training_is_deterministic_and_numbers_the_special_tokens_first(
@@ -126,17 +126,17 @@ def test_training_is_deterministic_and_numbers_the_special_tokens_first(
     first, *others = (train_wordpiece(iter(paragraphs), 500) for _ in range(4))
     assert [other.sha256 for other in others] == [first.sha256] * 3
     assert first.vocab_size == 500
-    assert [first.tokenizer.id_to_token(i) for i in range(5)] == [
+    assert [first.backend.id_to_token(i) for i in range(5)] == [
         "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
     ]  # fmt: skip
     assert first.special_ids == (0, 1, 2, 3, 4)
-    encoding = first.tokenizer.encode("PARSER")
+    encoding = first.backend.encode("PARSER")
     assert (encoding.tokens[0], encoding.tokens[-1]) == ("[CLS]", "[SEP]")
-    assert encoding.ids == first.tokenizer.encode("parser").ids
-    assert max(first.tokenizer.get_vocab().values()) == 499
+    assert encoding.ids == first.backend.encode("parser").ids
+    assert max(first.backend.get_vocab().values()) == 499
 
 
-def test_what_is_no_bert_or_roberta_tokenizer_is_refused(
+def test_other_tokenizers_than_berts_and_robertas_are_refused(
     wordpiece_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"expected tokenizer\.json, vocab\.txt"):
@@ -158,5 +158,5 @@ def test_what_is_no_bert_or_roberta_tokenizer_is_refused(
         load_tokenizer(str(tmp_path))
 
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
-    with pytest.raises(UserError, match="is no tokenizer"):
+    with pytest.raises(UserError, match="is not a tokenizer"):
         load_tokenizer(str(tmp_path))

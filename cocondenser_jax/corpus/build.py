@@ -1,0 +1,175 @@
+"""Building a token store: a corpus cut and tokenised once, in memory that does not grow with it."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from cocondenser_jax.corpus.manifest import FORMAT_VERSION
+from cocondenser_jax.corpus.sources import Document, read_documents, source_bytes
+from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
+from cocondenser_jax.corpus.store import shard_name
+from cocondenser_jax.corpus.token_files import TokenWriter
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer, save_tokenizer
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import file_sha256, new_folder, write_json
+
+MIN_MAX_TOKENS = MIN_TOKENS + 2
+# Documents are cut together until they reach this many characters, or this many documents.
+BATCH_CHARACTERS = 1_000_000
+BATCH_DOCUMENTS = 4096
+# How much of the table of digests is kept in memory.
+DIGEST_CACHE_KIB = 256 * 1024
+_LIBRARIES = ("cocondenser_jax", "numpy", "tokenizers")
+
+
+def build_store(
+    source: str,
+    tokenizer: str,
+    out: Path,
+    *,
+    max_tokens: int = 128,
+    shard: tuple[int, int] = (0, 1),
+) -> dict[str, Any]:
+    """Cuts and tokenises a corpus into a store.
+
+    A document that is empty, has exactly the text of an earlier one, or has fewer than two spans
+    is dropped and counted.
+
+    Args:
+      source: see `sources.read_documents`.
+      tokenizer: see `tokenizer.load_tokenizer`.
+      out: a folder that does not exist yet; for one shard of several, the folder of all shards.
+      max_tokens: longest span in tokens, [CLS] and [SEP] included.
+      shard: (i, n): keep the documents whose text's hash is i modulo n. Copies of a document
+        fall into the same shard, so they are found whatever n is.
+
+    Returns:
+      The manifest.
+
+    Raises:
+      UserError: if an argument or the corpus is wrong, or no document remains.
+    """
+    index, n_shards = shard
+    if not 0 <= index < n_shards:
+        raise UserError(f"shard {index}/{n_shards}: expected i/n with 0 <= i < n")
+    if max_tokens < MIN_MAX_TOKENS:
+        raise UserError(f"max_tokens is {max_tokens}: expected at least {MIN_MAX_TOKENS}")
+    loaded = load_tokenizer(tokenizer)
+    target = out / shard_name(index, n_shards) if n_shards > 1 else out
+    with new_folder(target) as folder:
+        dropped: Counter[str] = Counter(empty=0, duplicate=0, single_span=0)
+        lost: Counter[str] = Counter()
+        with TokenWriter(folder, loaded.vocab_size, max_tokens) as writer:
+            for batch in _batches(_kept_documents(source, folder, shard, dropped)):
+                spans_D, batch_lost = cut_documents(batch, loaded, max_tokens)
+                lost += batch_lost
+                cut = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True)]
+                kept = [(name, spans) for name, spans in cut if len(spans) >= 2]
+                dropped["single_span"] += len(batch) - len(kept)
+                writer.write(kept)
+        if not writer.counts["documents"]:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
+            raise UserError(f"{source}: no document with two spans remains ({reasons})")
+        (folder / "tokenizer").mkdir()
+        save_tokenizer(loaded, folder / "tokenizer")
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "source": source,
+            "max_tokens": max_tokens,
+            "shard": [index, n_shards],
+            "tokenizer": {
+                field.name: getattr(loaded, field.name)
+                for field in dataclasses.fields(SpanTokenizer)
+                if field.name != "backend"
+            },
+            "counts": writer.counts,
+            "dropped": dict(dropped),
+            "dropped_short_spans": lost["short_spans"],
+            "truncated_spans": lost["truncated_spans"],
+            "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+            "files": {
+                path.relative_to(folder).as_posix(): {
+                    "bytes": path.stat().st_size,
+                    "sha256": file_sha256(path),
+                }
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            },
+        }
+        write_json(folder / "manifest.json", manifest)
+    return manifest
+
+
+def _kept_documents(
+    source: str, folder: Path, shard: tuple[int, int], dropped: Counter[str]
+) -> Iterator[Document]:
+    """Yields the shard's documents without empty ones and copies; shows a progress bar."""
+    index, n_shards = shard
+    total = source_bytes(source)
+    bar = tqdm(
+        desc=f"corpus {index}/{n_shards}" if n_shards > 1 else "corpus",
+        total=total,
+        unit="B" if total else " documents",
+        unit_scale=bool(total),
+        smoothing=0,  # tokenising comes in bursts
+    )
+    on_bytes = bar.update if total else lambda n_bytes: None
+    start = time.monotonic()
+    with bar, _digest_table(folder / "digests.sqlite") as is_new:
+        for number, document in enumerate(read_documents(source, on_bytes), start=1):
+            if not total:
+                bar.update()
+            elif number % 256 == 0:
+                rate = number / (time.monotonic() - start)
+                bar.set_postfix_str(f"{number} documents, {rate:.0f}/s", refresh=False)
+            digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
+            if int.from_bytes(digest[:8], "big") % n_shards != index:
+                continue
+            if not document.text.strip():
+                dropped["empty"] += 1
+            elif not is_new(digest):
+                dropped["duplicate"] += 1
+            else:
+                yield document
+
+
+@contextlib.contextmanager
+def _digest_table(path: Path) -> Iterator[Callable[[bytes], bool]]:
+    """Yields a function that returns whether it sees a digest for the first time.
+
+    The table is on disk, for corpora whose digests do not fit in memory.
+    """
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(f"PRAGMA cache_size = -{DIGEST_CACHE_KIB}")
+        connection.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+        connection.execute("BEGIN")
+        insert = "INSERT OR IGNORE INTO seen VALUES (?)"
+        yield lambda digest: connection.execute(insert, (digest,)).rowcount == 1
+    finally:
+        connection.close()
+        path.unlink(missing_ok=True)
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    n_characters = 0
+    for document in documents:
+        batch.append(document)
+        n_characters += len(document.text)
+        if n_characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, n_characters = [], 0
+    if batch:
+        yield batch

@@ -38,7 +38,7 @@ soak: .venv/tools
 
 fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 \
-	  tests/test_fuzz.py tests/retrieval/test_fuzz.py
+	  tests/test_fuzz.py tests/*/test_fuzz.py
 
 # The stamps are renewed whenever the requirements change.
 .venv/installed: setup.py constraints.txt

@@ -147,8 +147,39 @@ def broken_json(value: Any) -> st.SearchStrategy[bytes]:
     )
 
 
+def fuzz_content(path: Path, valid: bytes, read: Callable[[Path], Any]) -> None:
+    """Reads a valid file, then breaks its lines and bytes again and again."""
+    path.write_bytes(valid)
+    read(path)
+
+    @fuzz()
+    @given(broken_lines(valid) | broken_bytes(valid))
+    def check(content: bytes) -> None:
+        path.write_bytes(content)
+        assert_read_or_refused(read, path)
+
+    check()
+
+
+def fuzz_record(path: Path, record: Any, read: Callable[[Path], Any]) -> None:
+    """Reads files of one JSON record again and again, with values of wrong types."""
+
+    @fuzz()
+    @given(broken_json(record))
+    def check(content: bytes) -> None:
+        path.write_bytes(content + b"\n")
+        assert_read_or_refused(read, path)
+
+    check()
+
+
+def jsonl(*records: Any) -> bytes:
+    """Returns a file with one record per line."""
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
 def fuzz_file(folder: Path, name: str, read: Callable[[Path], Any], share: float = 1.0) -> None:
-    """Breaks one file of a folder again and again, and reads the folder; then mends it."""
+    """Breaks one file of a folder again and again, and reads the folder; then restores it."""
     path = folder / name
     valid = path.read_bytes()
     broken = broken_json(json.loads(valid)) if name.endswith(".json") else broken_bytes(valid)

@@ -1,0 +1,15 @@
+"""Whatever a file holds, it is read or refused with one clear line; and nothing in it is run."""
+
+from pathlib import Path
+
+from cocondenser_jax.analysis.plots import read_metrics
+from tests.mutations import fuzz_content, fuzz_record, jsonl
+
+
+def test_broken_metrics_are_read_or_refused(tmp_path: Path) -> None:
+    valid = jsonl({"step": 1, "loss": 2.5}, {"step": 2, "loss": 2})
+    fuzz_content(tmp_path / "metrics.jsonl", valid, read_metrics)
+
+
+def test_json_of_wrong_types_is_read_or_refused(tmp_path: Path) -> None:
+    fuzz_record(tmp_path / "metrics.jsonl", {"step": 1, "loss": 2.5}, read_metrics)

@@ -1,0 +1,112 @@
+"""Whatever a file holds, it is read or refused with one clear line; and nothing in it is run."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocondenser_jax.collection.layouts import (
+    read_passages,
+    read_queries,
+    read_scored_pairs,
+    read_training_file,
+    read_triples,
+    read_triplets,
+)
+from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.answers import read_answers
+from tests.mutations import fuzz_content, fuzz_record, jsonl
+
+
+def _passages(path: Path) -> None:
+    for passage in read_passages(path):
+        " ".join(passage).encode()
+
+
+def _queries(path: Path) -> None:
+    for pair in read_queries(path).items():
+        " ".join(pair).encode()
+
+
+def _run(path: Path) -> None:
+    write_run(path.with_suffix(".again"), read_run(path))
+
+
+_DPR = json.dumps(
+    [
+        {
+            "question": "who",
+            "positive_ctxs": [{"passage_id": "1", "title": "T", "text": "x"}],
+            "hard_negative_ctxs": [{"psg_id": 2}],
+            "negative_ctxs": [],
+        }
+    ]
+).encode()
+READERS = {
+    "corpus.jsonl": (jsonl({"_id": "d1", "title": "T", "text": "x"}), _passages),
+    "collection.tsv": (b"0\tone two\n1\tthree\n", _passages),
+    "psgs.tsv": (b'id\ttext\ttitle\n1\t"one ""two"""\tT\n', _passages),
+    "queries.jsonl": (jsonl({"_id": "q1", "text": "x"}), _queries),
+    "queries.dev.tsv": (b"1\twho\n2\twhen\n", _queries),
+    "nq.qa.csv": (b'who\t[\'a\', "b"]\nwhen\t["c"]\n', _queries),
+    "train.json": (_DPR, _queries),
+    "train2.json": (_DPR, read_training_file),
+    "triples.tsv": (b"1\t2\t3\n1\t2\t4\n", lambda path: read_triples(path, 5)),
+    "run.trec": (b"q1 Q0 d1 1 2.5 t\nq1 Q0 d2 2 1.5 t\n", _run),
+    "sts.csv": (
+        b"g\tf\t2012\t1\t2.5\tone\ttwo\ng\tf\t2012\t2\t5\tone\tone\textra\n",
+        read_scored_pairs,
+    ),
+    "triplets.csv": (
+        b'Id,Sentence1,Sentence2,Sentence3\n1,one,"two, ""2""",three\n2,a,"b\nc",d\n',
+        read_triplets,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    fuzz_content(tmp_path / name, *READERS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "read"),
+    [
+        ("corpus.jsonl", {"_id": "d1", "title": "T", "text": "x"}, _passages),
+        ("queries.jsonl", {"_id": "q1", "text": "x"}, _queries),
+        ("train.json", json.loads(_DPR), read_training_file),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_json_of_wrong_types_is_read_or_refused(
+    name: str, record: Any, read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    fuzz_record(tmp_path / name, record, read)
+
+
+def test_lone_surrogates_of_passages_and_queries_are_replaced(tmp_path: Path) -> None:
+    record = {"_id": "d\ud800", "title": "\udfff", "text": "a \ud800"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    assert list(read_passages(tmp_path / "a.jsonl")) == [("d?", "?", "a ?")]
+    assert read_queries(tmp_path / "a.jsonl") == {"d?": "a ?"}
+
+
+@pytest.mark.parametrize("unit", [b"a ", b"\t", b"[],"])
+@pytest.mark.parametrize("read", [read_run, read_qrels, read_queries, read_answers])
+def test_one_long_line_costs_little_memory(
+    unit: bytes, read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    size = 50_000_001
+    path = tmp_path / "long.tsv"
+    path.write_bytes((unit * size)[:size])
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 5 * size
+    finally:
+        tracemalloc.stop()

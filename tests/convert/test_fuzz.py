@@ -1,0 +1,66 @@
+"""Whatever a file holds, it is read or refused with one clear line; and nothing in it is run."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval.models import load_retriever
+from tests.mutations import Payload, fuzz_file
+
+
+@pytest.mark.parametrize("name", ["config.json", "condenser.json", "model.safetensors", "model.pt"])
+def test_broken_weights_load_or_are_refused(
+    name: str, research_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
+    (folder / "condenser.json").write_text('{"n_head_layers": 2, "skip_from": 1, "late_mlm": true}')
+    fuzz_file(folder, name, lambda folder: load_folder(str(folder)), 0.1)
+
+
+def test_a_broken_index_of_weights_is_read_or_refused(
+    research_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "part.safetensors", {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(list(tensors)[:3], "part.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    fuzz_file(folder, "model.safetensors.index.json", lambda folder: load_folder(str(folder)), 0.1)
+
+
+@pytest.mark.parametrize("load", [lambda folder: load_folder(str(folder)), load_retriever])
+def test_a_pickle_of_code_is_refused_and_not_run(
+    load: Callable[[Path], Any], research_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": Payload(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+    torch.load(folder / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "ran").exists()  # the payload is one
+
+
+@pytest.mark.parametrize("load", [lambda folder: load_folder(str(folder)), load_retriever])
+def test_weights_lie_inside_the_folder(
+    load: Callable[[Path], Any], research_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
+    weights = tmp_path / "model-00001.safetensors"
+    (folder / "model.safetensors").rename(weights)
+    weight_map = dict.fromkeys(load_file(weights), f"../{weights.name}")
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(weights, folder / "other.safetensors")
+    with pytest.raises(UserError, match=r"inside the folder|a file beside it"):
+        load(folder)

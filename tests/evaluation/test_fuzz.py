@@ -1,0 +1,36 @@
+"""Whatever a file holds, it is read or refused with one clear line; and nothing in it is run."""
+
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.collection.trec import read_qrels
+from cocondenser_jax.evaluation.answers import read_answers
+from cocondenser_jax.evaluation.ranking import evaluate_run
+from tests.mutations import fuzz_content, fuzz_record, jsonl
+
+
+def _answers(path: Path) -> None:
+    for name, answers in read_answers(path).items():
+        " ".join([name, *answers]).encode()
+
+
+def _judgments(path: Path) -> None:
+    evaluate_run(read_qrels(path), {"q1": {"d1": 1.0}, "q2": {"d1": 2.0}})
+
+
+READERS = {
+    "test.tsv": (b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td1\t2\n", _judgments),
+    "qrels.trec": (b"q1 0 d1 1\nq2 0 d2 0\n", _judgments),
+    "answers.jsonl": (jsonl({"_id": "1", "answers": ["a", "b"]}), _answers),
+    "answers.csv": (b'who\t[\'a\', "b"]\nwhen\t["c"]\n', _answers),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    fuzz_content(tmp_path / name, *READERS[name])
+
+
+def test_json_of_wrong_types_is_read_or_refused(tmp_path: Path) -> None:
+    fuzz_record(tmp_path / "answers.jsonl", {"_id": "1", "answers": ["a", "b"]}, _answers)

@@ -216,7 +216,10 @@ def write_checksums(folder: Path) -> None:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """Returns the first file that changed since `write_checksums`; None if none did."""
+    """Returns the first file that changed since `write_checksums`; None if none did.
+
+    A folder without checksums counts as unchanged.
+    """
     if not (folder / CHECKSUMS).exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Broken variants of valid input, and the one promise that all readers make of them."""
+"""Broken variants of valid input, and what every reader promises about them."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
 
-# FUZZ_EXAMPLES=20000 searches long, and elsewhere each time; without it the examples are the same.
+# FUZZ_EXAMPLES=20000 searches longer, with new examples each time; without it they never change.
 _EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 _PIECES = st.sampled_from(
     [

@@ -97,7 +97,7 @@ def test_what_a_killed_attempt_left_is_removed(tmp_path: Path) -> None:
     assert not any((tmp_path / "out").iterdir())
 
 
-def test_a_taken_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     with pytest.raises(UserError, match="already exists"), new_folder(tmp_path):
         pass
@@ -132,7 +132,7 @@ def test_json_is_written_into_new_folders_and_not_into_files(tmp_path: Path) -> 
         ("to_pipe", "not a file"),
     ],
 )
-def test_a_file_is_written_to_no_unfit_place(tmp_path: Path, place: str, message: str) -> None:
+def test_a_file_is_not_written_to_an_unfit_place(tmp_path: Path, place: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""The log of a run: lines and TensorBoard events, a run that goes on, a disk that is full."""
+"""The log of a run: lines and TensorBoard events, a run that resumes, a full disk."""
 
 import json
 import resource
@@ -37,7 +37,7 @@ def test_lines_and_events_are_those_of_a_run_that_never_stopped(tmp_path: Path) 
     first = only_events_of(tmp_path / "tensorboard")
     with metrics_log(tmp_path, 1) as log:  # what was logged of steps 2 and 3 is forgotten
         log(2, {"loss": 7.0})
-        # A kill may come at any time: what was logged is in the files already.
+        # A kill may come at any time: what was logged is already in the files.
         second = only_events_of(tmp_path / "tensorboard")
         lines = list(map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()))
     assert lines == [{"step": 1, "loss": 0.5, "rate": 0.25}, {"step": 2, "loss": 7.0}]
@@ -46,14 +46,16 @@ def test_lines_and_events_are_those_of_a_run_that_never_stopped(tmp_path: Path) 
     assert version.file_version == "brain.Event:2"
     assert (start.step, start.session_log.status) == (1, SessionLog.START)
     assert [(e.step, v.tag, v.simple_value) for e in scalars for v in e.summary.value] == [
-        (step, *figure) for step in (1, 2, 3) for figure in (("loss", step / 2), ("rate", 0.25))
+        (step, *metric) for step in (1, 2, 3) for metric in (("loss", step / 2), ("rate", 0.25))
     ]
     # TensorBoard drops from its plots what is older and has this step or a later one.
     assert (second[1].step, second[1].session_log.status) == (2, SessionLog.START)
     assert [(e.step, e.summary.value[0].simple_value) for e in second[2:]] == [(2, 7.0)]
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path: Path, small_disk: Callable[[int], None]) -> None:
+def test_a_full_disk_is_reported_in_one_line(
+    tmp_path: Path, small_disk: Callable[[int], None]
+) -> None:
     def log_until_full() -> None:
         with metrics_log(tmp_path, 0) as log:
             log(1, {"loss": 0.5})
@@ -70,7 +72,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path, small_disk: Callable[[i
     assert lines == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
 
 
-def test_mistakes_of_the_run_are_not_the_log_s(tmp_path: Path) -> None:
+def test_errors_of_the_run_are_not_blamed_on_the_log(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="other"), metrics_log(tmp_path / "run", 0):
         raise FileNotFoundError("other")
     (tmp_path / "tensorboard").write_text("no folder")

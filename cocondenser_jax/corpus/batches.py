@@ -51,7 +51,7 @@ def batch_documents(
 def make_batch(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> Batch:
-    """Draws one host's part of the batch of a step.
+    """Returns one host's `2 * documents_per_step / n_hosts` spans of the batch of a step.
 
     Documents come in the order of `document_order`; of each, two different spans, uniform over
     ordered pairs.
@@ -62,9 +62,6 @@ def make_batch(
       step: counts from 0.
       host: which of `n_hosts` equal parts, from 0.
       n_hosts: number of parts.
-
-    Returns:
-      `2 * documents_per_step / n_hosts` spans.
     """
     n_documents = spec.documents_per_step // n_hosts
     first = host * n_documents

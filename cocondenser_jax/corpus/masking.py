@@ -18,7 +18,7 @@ class MaskedSpans(NamedTuple):
     """N masked spans of C content tokens with room for M masked tokens each."""
 
     ids_NxC: np.ndarray  # int32, with the replacements
-    positions_NxM: np.ndarray  # int32, which tokens are to be predicted; 0 in unused slots
+    positions_NxM: np.ndarray  # int32, content tokens to predict, from 0; 0 in unused slots
     labels_NxM: np.ndarray  # int32, what they were; 0 in unused slots
     weights_NxM: np.ndarray  # float32, 1 in used slots, 0 in unused ones
 
@@ -63,9 +63,6 @@ def mask_whole_words(
       ordinary_ids: the ids that may replace a token at random (no specials).
       capacity: slots for masked tokens, M.
       probability: the share of tokens to mask.
-
-    Returns:
-      The masked spans; positions count content tokens from 0.
     """
     n_spans, content = ids_NxC.shape
     capacity = min(capacity, content)

@@ -163,7 +163,7 @@ def read_windows(
 
 
 def _read_bits(packed: np.ndarray, begin_N: np.ndarray, width: int) -> np.ndarray:
-    """Returns the `width` bits that follow each bit `begin_N`, as [N, width] bool."""
+    """Returns `width` bits from each bit `begin_N` on, as [N, width] bool."""
     n_bytes = -(-width // 8)
     windows = np.lib.stride_tricks.sliding_window_view(packed, n_bytes + 1)
     bytes_NxB = windows[begin_N >> 3].astype(np.uint16)

@@ -1,9 +1,9 @@
 """The Condenser (Gao & Callan, arXiv 2104.08253): a backbone whose CLS vector must carry the text.
 
-The backbone is read at two depths. Its layer `skip_from` gives `early`, its last layer `late`; the
-head is two more transformer layers over [CLS of late ; tokens of early] and has to predict the
-masked tokens. What early layers do not know about the text must therefore come through the CLS
-vector. After pre-training the head is dropped and the backbone is an ordinary BERT or RoBERTa.
+The backbone has two outputs: `early` is that of layer `skip_from`, `late` that of the last layer.
+The head, a few more transformer layers over [CLS of late ; tokens of early], predicts the masked
+tokens, so what the early layers do not know about the text must come through the CLS vector. After
+pre-training the head is dropped, and the backbone is an ordinary BERT or RoBERTa.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from cocondenser_jax.model.heads import MaskedLMHead
 
 
 class CondenserOutput(NamedTuple):
-    """What one forward pass gives for B spans with M masked positions each."""
+    """The outputs of one forward pass over B spans with M masked positions each."""
 
     cls_BxD: jax.Array  # float32: late CLS vectors, the representation for retrieval
     head_logits_BxMxV: jax.Array  # the head's predictions at the masked positions
@@ -29,8 +29,8 @@ class CondenserOutput(NamedTuple):
 class Condenser(nn.Module):
     """Backbone, Condenser head and the MLM projection they share.
 
-    Only the rows that somebody reads are computed: the last layer of the backbone runs at CLS (and
-    at the masked positions with `late_mlm`), the last layer of the head at the masked positions.
+    Only rows that are used are computed: the last layer of the backbone at CLS (and at the masked
+    positions with `late_mlm`), the last layer of the head at the masked positions.
     """
 
     config: ModelConfig
@@ -51,17 +51,14 @@ class Condenser(nn.Module):
         masked_positions_BxM: jax.Array,
         seeds_B: jax.Array | None = None,
     ) -> CondenserOutput:
-        """The whole forward pass.
+        """Runs the whole forward pass.
 
         Args:
           input_ids_BxL: token ids, [CLS] first, masked, padded on the right.
           attention_mask_BxL: true at tokens, false at padding.
-          masked_positions_BxM: positions to predict; slots that a span does not need may hold any
-            position, their logits are to be given weight 0 by the loss.
+          masked_positions_BxM: positions to predict; unused slots may hold any position, and the
+            loss must give their logits weight 0.
           seeds_B: one dropout seed per span (uint32); None for no dropout.
-
-        Returns:
-          CLS vectors and logits, see `CondenserOutput`.
         """
         config = self.config
         cls_Bx1 = jnp.zeros_like(masked_positions_BxM[:, :1])
@@ -94,7 +91,7 @@ class Condenser(nn.Module):
         attention_mask_BxL: jax.Array,
         seeds_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns `cls_BxD` (float32), as `__call__` does but without head and MLM projection."""
+        """Returns `cls_BxD` (float32) of `__call__` without computing head and MLM projection."""
         cls_Bx1 = jnp.zeros_like(input_ids_BxL[:, :1])
         _, late_Bx1xD = self._backbone(input_ids_BxL, attention_mask_BxL, seeds_B, cls_Bx1)
         return late_Bx1xD[:, 0].astype(jnp.float32)
@@ -119,10 +116,9 @@ class Condenser(nn.Module):
                 early_BxLxD = hidden_BxLxD
         last_seeds_B = fold_in(seeds_B, self.config.num_hidden_layers)
         if self.config.skip_from == self.config.num_hidden_layers:
-            # The head then reads the late output itself, so all of its rows are needed.
+            # The head then reads the late output, so all of its rows are needed.
             early_BxLxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B)
-            return early_BxLxD, early_BxLxD if rows_BxQ is None else take_rows(
-                early_BxLxD, rows_BxQ
-            )
+            late_BxQxD = early_BxLxD if rows_BxQ is None else take_rows(early_BxLxD, rows_BxQ)
+            return early_BxLxD, late_BxQxD
         late_BxQxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B, rows_BxQ)
         return early_BxLxD, late_BxQxD

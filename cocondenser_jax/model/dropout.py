@@ -1,10 +1,10 @@
 """Dropout that depends on a seed and an element's place, and on nothing else.
 
-Whether an element is kept is a hash of its span's seed, the site in the network, its row and its
-column. So what a token sees depends neither on the spans it is computed with, nor on the rows that
-are asked for, nor on how much padding follows, nor on the device: two passes over differently cut
-batches agree. JAX's own generator could do this too, with a key per row, but unrolled at each of
-some forty sites it takes most of the time to compile for a TPU.
+A hash of the span's seed, the site in the network, the row and the column decides whether an
+element is kept. So a mask does not depend on the other spans of a batch, the requested rows, the
+padding or the device: two passes over batches cut differently agree. JAX's own generator could do
+this with a key per row, but unrolled at some forty sites it takes most of the compile time for a
+TPU.
 """
 
 import jax
@@ -14,14 +14,11 @@ _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio, odd: consecutive multiples are spre
 
 
 def fold_in(seeds: jax.Array | None, numbers: jax.Array | int) -> jax.Array | None:
-    """Returns seeds for numbered parts of what has a seed.
+    """Returns seeds (uint32) of numbered parts; their shapes broadcast from the left.
 
     Args:
-      seeds: uint32; None where dropout is off.
-      numbers: integers; further axes count the parts of each seed.
-
-    Returns:
-      uint32 of the shape of seeds and numbers, broadcast from the left; None for None.
+      seeds: uint32; None, which is returned, for no dropout.
+      numbers: integers; further axes number the parts of each seed.
     """
     if seeds is None:
         return None
@@ -31,15 +28,12 @@ def fold_in(seeds: jax.Array | None, numbers: jax.Array | int) -> jax.Array | No
 
 
 def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
-    """Zeroes elements with probability `rate`, and scales the others by 1 / (1 - rate).
+    """Zeroes elements of `x` with probability `rate`, and scales the others by 1 / (1 - rate).
 
     Args:
       x: activations.
-      rate: of the elements to zero.
-      seeds: uint32, one for each row along the last axis of `x`; None turns dropout off.
-
-    Returns:
-      An array like `x`.
+      rate: the share of elements to zero.
+      seeds: uint32, one for each row along the last axis of `x`; None for no dropout.
     """
     if seeds is None or rate == 0.0:
         return x
@@ -48,9 +42,9 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """Permutes the 32-bit integers so that every bit that goes in changes half of those coming out.
+    """Permutes the 32-bit integers so that each input bit flips half of the output bits.
 
-    The constants are Wellons' `lowbias32`, found by a search for the least bias.
+    The constants are those of Wellons' `lowbias32`, found by a search for the least bias.
     """
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)

@@ -1,6 +1,6 @@
 """The post-LayerNorm transformer layer of BERT and RoBERTa, and their embeddings.
 
-Shape legend of the model: B spans, L tokens of a span, Q rows of a span that are asked for,
+Shape legend of the model: B spans, L tokens of a span, Q requested rows of a span,
 D hidden size, N attention heads, H size of a head, F intermediate size, V vocabulary,
 M masked positions of a span.
 """
@@ -26,8 +26,8 @@ def dense(
 ) -> Callable[[jax.Array], jax.Array]:
     """A linear map with BERT's initialisation, to be called on arrays of any rank.
 
-    It multiplies matrices, not stacks of them: on CPU the gradient of a stacked product is half as
-    fast, and elsewhere the reshapes cost nothing.
+    It multiplies flat matrices: on CPU the gradient of a batched product is half as fast, and
+    elsewhere the reshapes cost nothing.
     """
     init = nn.initializers.normal(config.initializer_range)
     layer = nn.Dense(features, dtype=dtype, kernel_init=init, name=name)
@@ -35,9 +35,9 @@ def dense(
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """BERT's exact GELU, in float32 inside: `1 + erf` cancels for negative arguments.
+    """BERT's exact GELU, computed in float32, because `1 + erf` cancels for negative arguments.
 
-    Through erf, which XLA evaluates several times faster than erfc.
+    XLA evaluates erf several times faster than erfc.
     """
     x32 = x.astype(jnp.float32)
     return (0.5 * x32 * (1.0 + jax.lax.erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
@@ -91,17 +91,14 @@ class TransformerLayer(nn.Module):
         seeds_B: jax.Array | None = None,
         rows_BxQ: jax.Array | None = None,
     ) -> jax.Array:
-        """Computes the layer's output at all rows, or only at those asked for.
+        """Returns `hidden_BxQxD`, the layer's output at all rows or at the requested ones.
 
         Args:
           hidden_BxLxD: the previous layer's output.
           attention_mask_BxL: true (or 1) at tokens, false at padding.
           seeds_B: one dropout seed per span (uint32), or None.
-          rows_BxQ: positions at which the output is wanted; None for all. Keys and values are
-            those of the whole span either way, so the rows returned are the same numbers.
-
-        Returns:
-          `hidden_BxQxD`.
+          rows_BxQ: positions of the requested rows; None for all. Keys and values are those of the
+            whole span either way, so a row's values do not depend on which are requested.
         """
         config = self.config
         n_spans, length, _ = hidden_BxLxD.shape

@@ -1,7 +1,7 @@
 """Floating-point operations of a forward pass, counted from the shapes: two per multiply-add.
 
-Only matrix products are counted, as is usual; the rows that nobody reads are not computed and not
-counted. Training costs three times the forward pass, one for the pass and two for its gradient.
+Only matrix products are counted, as usual, and only of rows that are computed. Training costs three
+times the forward pass: one for the pass and two for its gradient.
 """
 
 from cocondenser_jax.model.config import ModelConfig

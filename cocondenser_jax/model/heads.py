@@ -18,8 +18,7 @@ class MaskedLMHead(nn.Module):
     def __call__(self, hidden_BxMxD: jax.Array, words_VxD: jax.Array) -> jax.Array:
         """Returns `logits_BxMxV` for the rows given, with `words_VxD` as the output matrix."""
         config = self.config
-        hidden_BxMxD = dense(config, config.hidden_size, self.dtype, "dense")(hidden_BxMxD)
-        hidden_BxMxD = gelu(hidden_BxMxD)
+        hidden_BxMxD = gelu(dense(config, config.hidden_size, self.dtype, "dense")(hidden_BxMxD))
         hidden_BxMxD = layer_norm(config, self.dtype, "norm")(hidden_BxMxD)
         bias_V = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
         logits_BxMxV = jnp.einsum("bmd,vd->bmv", hidden_BxMxD, words_VxD.astype(self.dtype))

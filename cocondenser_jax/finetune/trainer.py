@@ -182,9 +182,13 @@ class _Metrics(ProgressCallback):
         control.should_log |= state.global_step >= state.max_steps
 
     def on_log(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Any = None,
+        **kwargs: Any,
     ) -> None:
-        logs: dict[str, float] = kwargs["logs"]
         if "loss" not in logs or not self._log:
             return
         step, now = state.global_step, time.perf_counter()
@@ -198,7 +202,8 @@ class _Metrics(ProgressCallback):
             "pairs_per_second": steps * args.per_device_train_batch_size / seconds,
         }
         self._log(step, values)
-        self.training_bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
+        bar: Any = self.training_bar
+        bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
 
 
 def _last_step(folder: Path) -> int:

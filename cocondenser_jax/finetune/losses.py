@@ -160,10 +160,10 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
             return contrastive(scores_QxP, group_size, first)
         if self._name == "pairwise":
             return pairwise(scores_QxP, group_size, first)
+        assert self._judgments.teacher is not None  # `train_bi_encoder` requires one
         teacher_QxG = _look_up_groups(self._judgments.teacher, labels)
-        return soft_labels(
-            scores_QxP, teacher_QxG, first, group_only=self._name == "soft_labels_group"
-        )
+        group_only = self._name == "soft_labels_group"
+        return soft_labels(scores_QxP, teacher_QxG, first, group_only=group_only)
 
 
 def _positives(scores_QxP: torch.Tensor, group_size: int, first: int) -> torch.Tensor:
@@ -180,11 +180,8 @@ def _look_up(
     return torch.from_numpy(rows_QxN[:, passages_P.cpu().numpy()].toarray()).to(queries_Q.device)
 
 
-def _look_up_groups(
-    matrix: scipy.sparse.csr_array | None, labels_Qx1G: torch.Tensor
-) -> torch.Tensor:
+def _look_up_groups(matrix: scipy.sparse.csr_array, labels_Qx1G: torch.Tensor) -> torch.Tensor:
     """Returns values_QxG, the matrix's for each query with its own group."""
-    assert matrix is not None  # `train_bi_encoder` requires a teacher
     queries_Qx1, passages_QxG = np.split(labels_Qx1G.cpu().numpy(), [1], axis=1)
     values_QxG = matrix[np.broadcast_to(queries_Qx1, passages_QxG.shape), passages_QxG].toarray()
     return torch.from_numpy(values_QxG).float().to(labels_Qx1G.device)

@@ -11,7 +11,7 @@ import numpy as np
 from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
 from torch.utils.data import BatchSampler
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.finetune.schedule import (
@@ -33,7 +33,6 @@ class PlannedBatches(BatchSampler):
     """Yields the batches of an epoch's plan, in its order."""
 
     def __init__(self, plan: Callable[[int], np.ndarray], n_pairs: int, batch_size: int) -> None:
-        """Takes a function from the number of an epoch to its plan."""
         self._plan, self._n_batches = plan, n_pairs // batch_size
         self.batch_size, self.drop_last = batch_size, True
         self._epoch = 0
@@ -43,11 +42,9 @@ class PlannedBatches(BatchSampler):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields the numbers of the pairs of each batch."""
         yield from self._plan(self._epoch).tolist()
 
     def __len__(self) -> int:
-        """Returns the number of batches."""
         return self._n_batches
 
 
@@ -74,9 +71,9 @@ class HardPlans(TrainerCallback):
         Args:
           folder: for the plans, `epoch-0000.npz` and so on.
           model: the encoder in training.
-          texts: of the queries and the passages, one of each per pair.
-          ids: of the same; pairs that would be false negatives of each other are kept apart.
-          batch_size: pairs per batch.
+          texts: queries and passages, one of each per pair.
+          ids: theirs; pairs that would be false negatives of each other are kept apart.
+          batch_size: pairs.
           seed: see `schedule.hard_plan`.
         """
         self._folder, self._model, self._texts = folder, model, texts
@@ -95,9 +92,7 @@ class HardPlans(TrainerCallback):
         state.wait_for_everyone()
         return load_plan(self._path(epoch), self._settings(epoch))
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Starts the next epoch's plan half-way; waits for it before a checkpoint."""
         if not state.is_world_process_zero:
             return
@@ -154,10 +149,7 @@ def bm25_candidates(queries: Sequence[str], passages: Sequence[str], depth: int)
 def encoder_candidates(
     model: SentenceTransformer, queries: Sequence[str], passages: Sequence[str], depth: int
 ) -> Candidates:
-    """Returns the best of the pairs' passages for each query, by inner product.
-
-    The model stays in training mode if it was.
-    """
+    """Returns the best of the pairs' passages for each query, by inner product."""
     training = model.training
     queries_NxD = model.encode_query(list(queries), show_progress_bar=False)
     passages_NxD = model.encode_document(list(passages), show_progress_bar=False)

@@ -5,7 +5,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.bi_encoder import train_bi_encoder
 from cocondenser_jax.finetune.cross_encoder import train_cross_encoder
 from cocondenser_jax.finetune.sentences import train_sentences
@@ -34,9 +33,4 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
       UserError: for data, a model or settings that cannot be used, or a workdir that holds
         something else.
     """
-    if config.get("task") not in _TASKS:
-        raise UserError(
-            f"the config is not for fine-tuning: expected config.task to be one of "
-            f"{', '.join(_TASKS)}"
-        )
     return _TASKS[config.task](config, workdir)

@@ -16,13 +16,7 @@ import torch
 from ml_collections import ConfigDict
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_folder, read_object, require_absent, write_json
@@ -150,12 +144,9 @@ class EachEpoch(TrainerCallback):
     """Calls a function with the number of each epoch, from 0, before its first batch is made."""
 
     def __init__(self, begin: Callable[[int], object]) -> None:
-        """Takes the function."""
         self._begin = begin
 
-    def on_epoch_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Calls it."""
         self._begin(int(state.epoch or 0))
 
@@ -167,28 +158,17 @@ class _Metrics(ProgressCallback):
         super().__init__()
         self._log = log
 
-    def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
         self._since = (state.global_step, time.perf_counter())
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_step_end(args, state, control, **kwargs)
         # Also a run that is shorter than `log_every`, or ends between two logs, has a last loss.
         # Every process asks for it, for the loss is their mean.
         control.should_log |= state.global_step >= state.max_steps
 
-    def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Any = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "loss" not in logs or not self._log:
             return
         step, now = state.global_step, time.perf_counter()

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from transformers import TrainerControl, TrainerState
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.finetune import samplers, schedule, trainer
+from cocondenser_jax.finetune import samplers, schedule
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
 
@@ -47,8 +48,8 @@ class Run:
 
     def __init__(self, planner, n_steps, n_epochs):
         self.planner, self.n_epochs = planner, n_epochs
-        self.state = trainer.TrainerState(max_steps=n_steps * n_epochs)
-        self.control = trainer.TrainerControl()
+        self.state = TrainerState(max_steps=n_steps * n_epochs)
+        self.control = TrainerControl()
 
     def step(self, number, should_save=False):
         self.state.global_step = number

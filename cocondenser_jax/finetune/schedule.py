@@ -206,8 +206,7 @@ def _exchange(matrix: _Matrix, batches_MxB: np.ndarray, sweeps: int, penalty: fl
       sweeps: see `hard_plan`.
       penalty: of a conflict.
     """
-    indptr, indices, values = matrix
-    n_pairs, n_batches = len(indptr) - 1, len(batches_MxB)
+    n_pairs, n_batches = len(matrix[0]) - 1, len(batches_MxB)
     batch_N = np.full(n_pairs, n_batches)  # that of the pairs left out
     own_N = np.zeros(n_pairs)  # the scores of a pair with the others in its batch
     for b in range(n_batches):
@@ -220,17 +219,16 @@ def _exchange(matrix: _Matrix, batches_MxB: np.ndarray, sweeps: int, penalty: fl
         exchanged = False
         for b in range(n_batches):
             for i in batches_MxB[b]:
-                row = slice(indptr[i], indptr[i + 1])
-                with_batch_N[indices[row]] += values[row]
+                near_J, score_J = _row(matrix, i)
+                with_batch_N[near_J] += score_J
             for place in range(batches_MxB.shape[1]):
                 i = batches_MxB[b, place]
                 in_conflict = own_N[i] < -penalty / 2
                 if sweep >= sweeps and not in_conflict:
                     continue
-                row = slice(indptr[i], indptr[i + 1])
-                near_J, score_J = indices[row], values[row]
-                for e in range(len(near_J)):
-                    to_batch_M[batch_N[near_J[e]]] += score_J[e]
+                near_J, score_J = _row(matrix, i)
+                for j, score in zip(near_J, score_J):  # noqa: B905
+                    to_batch_M[batch_N[j]] += score
                 # Two pairs that change places lose what they add to each other's new batch.
                 with_batch_N[near_J] -= 2 * score_J
                 to_batch_M[b] = to_batch_M[n_batches] = -np.inf
@@ -248,11 +246,11 @@ def _exchange(matrix: _Matrix, batches_MxB: np.ndarray, sweeps: int, penalty: fl
                     _move(matrix, batch_N, own_N, i, target)
                     _move(matrix, batch_N, own_N, y, b)
                     with_batch_N[near_J] -= score_J
-                    row = slice(indptr[y], indptr[y + 1])
-                    with_batch_N[indices[row]] += values[row]
+                    near_J, score_J = _row(matrix, y)
+                    with_batch_N[near_J] += score_J
                     exchanged = True
             for i in batches_MxB[b]:
-                with_batch_N[indices[indptr[i] : indptr[i + 1]]] = 0.0
+                with_batch_N[_row(matrix, i)[0]] = 0.0
         sweep += 1
 
 
@@ -282,13 +280,19 @@ def _best_partner(
 @njit(cache=True, nogil=True)
 def _move(matrix: _Matrix, batch_N: np.ndarray, own_N: np.ndarray, pair: int, target: int) -> None:
     """Moves a pair to another batch in `batch_N` and `own_N`."""
-    indptr, indices, values = matrix
     own, own_N[pair] = batch_N[pair], 0.0
-    for e in range(indptr[pair], indptr[pair + 1]):
-        j = indices[e]
+    for j, score in zip(*_row(matrix, pair)):  # noqa: B905
         if batch_N[j] == own:
-            own_N[j] -= values[e]
+            own_N[j] -= score
         elif batch_N[j] == target:
-            own_N[j] += values[e]
-            own_N[pair] += values[e]
+            own_N[j] += score
+            own_N[pair] += score
     batch_N[pair] = target
+
+
+@njit(cache=True, nogil=True)
+def _row(matrix: _Matrix, pair: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the pairs that a pair has scores with, and the scores."""
+    indptr, indices, values = matrix
+    row = slice(indptr[pair], indptr[pair + 1])
+    return indices[row], values[row]

@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import report
-from cocondenser_jax.finetune import schedule
-from cocondenser_jax.finetune.schedule import Candidates
+from cocondenser_jax.finetune.schedule import (
+    Candidates,
+    hard_plan,
+    hardness,
+    pair_scores,
+    random_plan,
+)
 
-BATCH_SIZE, DEPTH, CLUSTER, DIMENSIONS = 64, 100, 200, 32
-
-METHODS: dict[str, dict[str, Any]] = {
-    "beam search, width 1": {"width": 1, "sweeps": 0},
-    "beam search, width 4": {"width": 4, "sweeps": 0},
-    "replacement": {"width": 0},
-    "beam search, width 1, then replacement": {"width": 1},
-    "beam search, width 4, then replacement": {"width": 4},
-}
+DEPTH, DIMENSIONS = 100, 32
 
 
 def main() -> None:
@@ -32,16 +29,53 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=100_000)
     parser.add_argument("--json_out", type=Path)
     arguments = parser.parse_args()
-    report(measure(clustered(arguments.pairs)), arguments.json_out)
+    report(measure(arguments.pairs), arguments.json_out)
 
 
-def clustered(n: int) -> Candidates:
-    """Returns the best passages of queries that lie in clusters, searched in the cluster only."""
+def measure(n_pairs: int) -> Iterator[dict[str, Any]]:
+    """Yields a row per data set and number of sweeps; compiling is not in the time."""
+    hard_plan(small_clusters(60, 3), 2, seed=0)
+    for clusters, candidates, batch_size in (
+        ("small", small_clusters(1_600, 32), 32),
+        ("large", large_clusters(1_600, 200), 32),
+        ("large", large_clusters(n_pairs, 200), 64),
+    ):
+        scores = pair_scores(candidates)
+        n = len(candidates.passages_NxK)
+        at_random = hardness(random_plan(n, batch_size, seed=0), scores).mean()
+        for sweeps in (1, 2, 5):
+            start = time.process_time()
+            batches_MxB = hard_plan(candidates, batch_size, seed=0, sweeps=sweeps)
+            seconds = time.process_time() - start
+            h = hardness(batches_MxB, scores).mean()
+            yield {
+                "pairs": n,
+                "batch size": batch_size,
+                "clusters": clusters,
+                "sweeps": sweeps,
+                "pairs/s": round(batches_MxB.size / seconds),
+                "mean h": float(h),
+                "times random": float(h / at_random),
+            }
+
+
+def small_clusters(n: int, size: int) -> Candidates:
+    """Returns the best passages of queries in clusters as large as a batch, searched in all."""
     rng = np.random.default_rng(0)
-    label_N = rng.permutation(n) // CLUSTER
+    centres_NxD = np.repeat(rng.normal(size=(-(-n // size), DIMENSIONS)), size, axis=0)[:n]
+    queries_NxD, texts_NxD = centres_NxD + rng.normal(size=(2, n, DIMENSIONS))
+    scores_NxN = queries_NxD @ texts_NxD.T
+    best_NxK = np.argsort(-scores_NxN)[:, :DEPTH]
+    return Candidates(best_NxK, np.take_along_axis(scores_NxN, best_NxK, 1))
+
+
+def large_clusters(n: int, size: int) -> Candidates:
+    """Returns the best passages of queries in clusters of several batches, searched in these."""
+    rng = np.random.default_rng(0)
+    label_N = rng.permutation(n) // size
     passages_NxK = np.full((n, DEPTH), -1, np.int32)
     scores_NxK = np.zeros((n, DEPTH), np.float32)
-    for cluster in range(-(-n // CLUSTER)):
+    for cluster in range(-(-n // size)):
         pairs_C = np.flatnonzero(label_N == cluster)
         centre_D = rng.normal(size=DIMENSIONS)
         queries_CxD, texts_CxD = centre_D + rng.normal(size=(2, len(pairs_C), DIMENSIONS))
@@ -50,26 +84,6 @@ def clustered(n: int) -> Candidates:
         passages_NxK[pairs_C, : best_CxK.shape[1]] = pairs_C[best_CxK]
         scores_NxK[pairs_C, : best_CxK.shape[1]] = np.take_along_axis(scores_CxC, best_CxK, 1)
     return Candidates(passages_NxK, scores_NxK)
-
-
-def measure(candidates: Candidates) -> Iterator[dict[str, Any]]:
-    """Yields a row per method; compiling is not in the time."""
-    scores = schedule.pair_scores(candidates)
-    few = Candidates(np.zeros((4, 1), np.int32), np.zeros((4, 1), np.float32))
-    schedule.hard_plan(few, 2, seed=0)
-    random_MxB = schedule.random_plan(len(candidates.passages_NxK), BATCH_SIZE, seed=0)
-    at_random = float(schedule.hardness(random_MxB, scores).mean())
-    for name, options in METHODS.items():
-        start = time.process_time()
-        batches_MxB = schedule.hard_plan(candidates, BATCH_SIZE, seed=0, **options)
-        seconds = time.process_time() - start
-        h = float(schedule.hardness(batches_MxB, scores).mean())
-        yield {
-            "method": name,
-            "pairs/s": round(batches_MxB.size / seconds),
-            "mean h": h,
-            "times random": h / at_random,
-        }
 
 
 if __name__ == "__main__":

@@ -51,18 +51,13 @@ def _add_finetune(commands: Commands) -> None:
 
 
 def _finetune(arguments: Arguments) -> None:
-    from cocondenser_jax.finetune import bi_encoder as train
-    from cocondenser_jax.finetune import cross_encoder, sentences, trainer
+    from cocondenser_jax.finetune.tasks import finetune
+    from cocondenser_jax.finetune.trainer import is_main_process
     from cocondenser_jax.settings import FINE_TUNING, load_config
 
-    tasks = {
-        "retriever": train.finetune,
-        "cross_encoder": cross_encoder.finetune,
-        "sentences": sentences.finetune,
-    }
     config = load_config(arguments.config, arguments.overrides, tasks=FINE_TUNING)
-    result = tasks[config.task](config, arguments.workdir)
-    if trainer.is_main_process():
+    result = finetune(config, arguments.workdir)
+    if is_main_process():
         print_metrics(result, arguments.json_out)
 
 

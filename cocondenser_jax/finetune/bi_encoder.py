@@ -1,11 +1,12 @@
 """Contrastive fine-tuning of a bi-encoder, on sentence-transformers' trainer."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ml_collections
 import torch
+from ml_collections import ConfigDict
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -15,43 +16,50 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
-from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.losses import LOSSES, InBatchLoss
+from cocondenser_jax.finetune.losses import SOFT_LOSSES, InBatchLoss
 from cocondenser_jax.finetune.samplers import HardPlans, PlannedBatches
 from cocondenser_jax.finetune.schedule import random_plan, sequential_plan
-from cocondenser_jax.finetune.training_data import SOFT_LOSSES, Training, read_training
+from cocondenser_jax.finetune.training_data import TrainingData, draw_negatives, read_training
 from cocondenser_jax.retrieval.models import load_retriever
 
-_BATCHES = ("random", "sequential", "hard")
 # Texts whose tokens are remembered: about 150 MB at 128 tokens.
 _REMEMBERED = 100_000
 
 
-def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]:
-    """Fine-tunes a bi-encoder on (query, relevant passage) pairs; resumes an interrupted run.
+def train_bi_encoder(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Trains a bi-encoder on (query, relevant passage) pairs.
 
     A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: each query has its
-    relevant passage, sampled negatives, and the passages of the other queries. `losses` says what
-    is made of the scores, `batches` which pairs meet in a step.
+    relevant passage, sampled negatives, and the passages of the other queries. `config.loss` says
+    what is computed from the scores, `config.batches` which pairs share a step.
 
-    Args:
-      config: see configs/finetune.py.
-      workdir: gets `retriever/` (a sentence-transformers folder, whole or absent),
-        `metrics.jsonl`, TensorBoard events, with `batches="hard"` the plans, and checkpoints while
-        the run is not at its end.
-
-    Returns:
-      retriever (path), steps, loss (mean of the last logged steps), seconds, and pairs.
-
-    Raises:
-      UserError: for data, a model or a setting that cannot be used, or a workdir that holds
-        something else.
+    Arguments, result and errors as of `tasks.finetune`; see configs/finetune.py.
     """
-    _require_settings(config)
-    files.require_absent(workdir / "retriever")
-    training = read_training(config)
+    trainer.require_startable(config.batch_size, workdir / "retriever")
+    if config.negatives_per_query and not config.negatives_run:
+        raise UserError(
+            f"config.negatives_per_query is {config.negatives_per_query}, but there is no "
+            "config.negatives_run to draw them from: name a TREC run, or set it to 0"
+        )
+    is_soft = config.loss in SOFT_LOSSES
+    if is_soft and not (config.teacher_run and config.negatives_per_query):
+        raise UserError(
+            f"config.loss is {config.loss}: expected config.teacher_run, a TREC run of a "
+            "cross-encoder's scores, and config.negatives_per_query of at least 1"
+        )
+    data = read_training(
+        Path(config.data),
+        config.split,
+        n_negatives=config.negatives_per_query,
+        negatives_run=Path(config.negatives_run),
+        negatives_depth=config.negatives_depth,
+        seed=config.seed,
+        n_queries=config.train_queries,
+        strict=config.strict,
+        teacher_run=Path(config.teacher_run) if is_soft else None,
+    )
     model = load_retriever(
         Path(config.model),
         config.query_length,
@@ -59,16 +67,20 @@ def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]
         config.pooling or None,
         two_towers=config.two_towers,
     )
-    trainer.start_or_resume(workdir, config)
-    columns = _columns(config)
-    batches, planner = _plan_batches(config, workdir, training, model)
+    trainer.start_or_resume(config, workdir, len(data.pairs))
+    # Which task a column belongs to decides how many tokens of its texts are kept.
+    negatives = [f"negative_{i + 1}" for i in range(config.negatives_per_query)]
+    columns = {"query": "query"} | dict.fromkeys(["positive", *negatives], "document")
+    batches, planner = _plan_batches(
+        config.batches, config.batch_size, config.seed, data, model, workdir / "plans"
+    )
     hf_trainer = _Trainer(
         model,
         SentenceTransformerTrainingArguments(
             **trainer.arguments(config, workdir), router_mapping=columns
         ),
-        training.rows,
-        loss=InBatchLoss(model, config.loss, training.known, config.scale, config.chunk_size),
+        data.pairs,
+        loss=InBatchLoss(model, config.loss, data.judgments, config.scale, config.chunk_size),
         data_collator=SentenceTransformerDataCollator(
             remembering_tokenizer(model.tokenizer),
             router_mapping=columns,
@@ -76,18 +88,17 @@ def finetune(config: ml_collections.ConfigDict, workdir: Path) -> dict[str, Any]
             max_length={"query": config.query_length, "document": config.passage_length},
         ),
         callbacks=[
-            trainer.EachEpoch(training.draw),
-            trainer.EachEpoch(batches.begin_epoch),
+            trainer.EachEpoch(partial(draw_negatives, data)),
+            trainer.EachEpoch(batches.start_epoch),
             *planner,
         ],
     )
     hf_trainer.batches = batches
-    result = trainer.run(hf_trainer, workdir, "retriever")
-    return result | {"pairs": len(training.rows)}
+    return trainer.run(hf_trainer, workdir, "retriever") | {"pairs": len(data.pairs)}
 
 
 class _Trainer(SentenceTransformerTrainer):
-    """The library's, with batches of ours."""
+    """The library's, with our batches."""
 
     batches: PlannedBatches
 
@@ -96,40 +107,36 @@ class _Trainer(SentenceTransformerTrainer):
 
 
 def _plan_batches(
-    config: ml_collections.ConfigDict,
-    workdir: Path,
-    training: Training,
+    order: str,
+    batch_size: int,
+    seed: int,
+    data: TrainingData,
     model: SentenceTransformer,
+    folder: Path,
 ) -> tuple[PlannedBatches, list[TrainerCallback]]:
-    """Returns the batches of every epoch, and the callback that plans them if one is needed."""
-    n, size, seed = len(training.rows), config.batch_size, config.seed
-    if config.batches == "hard":
-        ids = training.rows.with_format(None)
-        planner = HardPlans(
-            workdir / "plans",
-            model,
-            training.texts,
-            (list(ids["query_id"]), list(ids["positive_id"])),
-            size,
-            width=config.beam_width,
-            seed=seed,
-        )
-        return PlannedBatches(planner.plan, n, size), [planner]
-    if config.batches == "sequential":
-        return PlannedBatches(lambda epoch: sequential_plan(n, size), n, size), []
-    return PlannedBatches(lambda epoch: random_plan(n, size, seed=seed, epoch=epoch), n, size), []
+    """Returns the batches of every epoch, and for "hard" ones the callback that plans them."""
+    n = len(data.pairs)
+    if order == "hard":
+        ids = data.pairs.with_format(None)
+        pairs = list(ids["query_id"]), list(ids["positive_id"])
+        planner = HardPlans(folder, model, data.texts, pairs, batch_size, seed=seed)
+        return PlannedBatches(planner.plan, n, batch_size), [planner]
+    if order == "sequential":
+        return PlannedBatches(lambda epoch: sequential_plan(n, batch_size), n, batch_size), []
+    plan = partial(random_plan, n, batch_size, seed=seed)
+    return PlannedBatches(lambda epoch: plan(epoch=epoch), n, batch_size), []
 
 
 def remembering_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Callable[..., dict[str, torch.Tensor]]:
-    """Wraps a tokenizer so that a text that comes back is not tokenised again.
+    """Wraps a tokenizer so that each text is tokenised once, and not in every epoch.
 
-    Texts are much longer than what is kept of them and return every epoch: for a small model,
-    tokenising would take a fifth of the step.
+    Texts are much longer than what is kept of them: for a small model, tokenising would take a
+    fifth of the step.
 
     Returns:
-      f(texts, prompt, task, max_length) → `input_ids` and `attention_mask`, (texts, tokens).
+      f(texts, prompt, task, max_length) → `input_ids` and `attention_mask`, both BxL.
     """
     known: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -152,29 +159,3 @@ def remembering_tokenizer(
         }
 
     return tokenize
-
-
-def _columns(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Returns the column → task mapping that decides how many tokens of a text are kept."""
-    negatives = [f"negative_{i + 1}" for i in range(config.negatives_per_query)]
-    return {"query": "query"} | dict.fromkeys(["positive", *negatives], "document")
-
-
-def _require_settings(config: ml_collections.ConfigDict) -> None:
-    trainer.require_settings(config)
-    if config.negatives_per_query and not config.negatives_run:
-        raise UserError(
-            f"config.negatives_per_query is {config.negatives_per_query}, but there is no "
-            "config.negatives_run to draw them from: name a TREC run, or set it to 0"
-        )
-    for name, least in (("batch_size", 2), ("scale", 1e-6), ("chunk_size", 0), ("beam_width", 0)):
-        if config[name] < least:
-            raise UserError(f"config.{name} is {config[name]}: expected at least {least}")
-    for name, choices in (("loss", LOSSES), ("batches", _BATCHES)):
-        if config[name] not in choices:
-            raise UserError(f"config.{name} is {config[name]!r}: expected {', '.join(choices)}")
-    if config.loss in SOFT_LOSSES and not (config.teacher_run and config.negatives_per_query):
-        raise UserError(
-            f"config.loss is {config.loss}: expected config.teacher_run, a TREC run of a "
-            "cross-encoder's scores, and config.negatives_per_query of at least 1"
-        )

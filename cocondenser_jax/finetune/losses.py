@@ -6,7 +6,7 @@ query i's group is the columns i·G to i·G + G − 1. A column that must not co
 """
 
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import scipy.sparse
@@ -17,16 +17,16 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch.nn import functional
 
-from cocondenser_jax.finetune.training_data import Known
+from cocondenser_jax.finetune.training_data import Judgments
 
 Loss = Literal["contrastive", "pairwise", "soft_labels", "soft_labels_group"]
-LOSSES: tuple[Loss, ...] = get_args(Loss)
+SOFT_LOSSES = ("soft_labels", "soft_labels_group")  # those that need a teacher
 
 
 def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
-    """Returns all inner products (Q, P), in float32 also where the encoder runs in bfloat16.
+    """Returns scores_QxP, the inner products, in float32 even if the encoder runs in bfloat16.
 
-    At the size such logits have, about 200, neighbouring bfloat16 numbers are 1.0 apart.
+    Such logits are about 200, where neighbouring bfloat16 numbers are 1.0 apart.
     """
     with torch.autocast(queries_QxD.device.type, enabled=False):
         return queries_QxD.float() @ passages_PxD.float().T
@@ -35,7 +35,7 @@ def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> tor
 def contrastive(scores_QxP: torch.Tensor, group_size: int, first: int = 0) -> torch.Tensor:
     """Returns −1/Q Σ_q log( exp s(q, d⁺_q) / Σ_d exp s(q, d) ), over all passages of the step.
 
-    Gao & Callan, arXiv 2108.05540, section 4.
+    Gao & Callan, arXiv 2108.05540, the equation in section 3.4.
 
     Args:
       scores_QxP: s, of some queries of the step with all its passages.
@@ -63,14 +63,15 @@ def soft_labels(
     """Returns 1/Q Σ_q KL(T_q ‖ S_q), the distillation of a cross-encoder.
 
     T_q is the softmax of the teacher's scores over the query's own group, 0 elsewhere; S_q is the
-    softmax of s over all passages of the step, so that what the teacher has not seen is pushed away
-    as a negative is.
+    softmax of s over all passages of the step, so that passages the teacher has not scored are
+    pushed away like negatives. It is not KL(S_q ‖ T_q), which also appears in print: that diverges
+    wherever T_q is 0.
 
     Args:
       scores_QxP: as in `contrastive`; the group of a query must be finite.
       teacher_QxG: the teacher's scores of each query's group.
       first: as in `contrastive`.
-      group_only: let S_q too run over the group alone.
+      group_only: S_q, too, is a softmax over the group alone.
     """
     n_queries, group_size = teacher_QxG.shape
     rows = torch.arange(n_queries, device=scores_QxP.device)[:, None]
@@ -86,18 +87,18 @@ def soft_labels(
 
 
 class InBatchLoss(CachedLossMixin, torch.nn.Module):
-    """One of the losses above as sentence-transformers' trainer wants it.
+    """One of the losses above, as sentence-transformers' trainer calls it.
 
-    A passage that is judged relevant to a query is never its negative: where another query of the
-    step brings it along, its score does not count. With several processes, the passages of all are
-    scored against the queries of each, and the mean over processes is the loss of the whole step.
+    A passage that is judged relevant to a query is never its negative: if it is in the group of
+    another query of the step, its score does not count. With several processes, each scores its
+    queries against the passages of all, and the mean over processes is the loss of the whole step.
     """
 
     def __init__(
         self,
         model: SentenceTransformer,
         name: Loss,
-        known: Known,
+        judgments: Judgments,
         scale: float = 1.0,
         chunk_size: int = 0,
     ) -> None:
@@ -106,15 +107,15 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         Args:
           model: the bi-encoder.
           name: which loss.
-          known: judgments, and for soft labels a teacher's scores of every group.
+          judgments: for soft labels with a teacher's scores of every group.
           scale: factor of the inner products.
-          chunk_size: texts per forward pass, whose gradients are cached (Gao et al., arXiv
-            2101.06983); 0: all of a column at once, without a cache.
+          chunk_size: texts per forward pass, with a gradient cache (Gao et al., arXiv
+            2101.06983); 0: a whole column at once, without a cache.
         """
         super().__init__()
         self.model = model
         self.mini_batch_size = chunk_size
-        self._name, self._known, self._scale = name, known, scale
+        self._name, self._judgments, self._scale = name, judgments, scale
 
     def forward(
         self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor
@@ -123,7 +124,8 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
 
         Args:
           sentence_features: tokens of the queries, then of the passages at each place of a group.
-          labels: numbers (queries, 1 + G) of the query and the passages of its group, see `Known`.
+          labels: labels_Qx1G, the numbers of each query and the passages of its group, see
+            `Judgments`.
         """
         if self.mini_batch_size:
             return self.forward_cached(sentence_features, labels)
@@ -136,7 +138,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         *,
         with_backward: bool = False,
     ) -> torch.Tensor:
-        """Returns the loss of embeddings that came in chunks: see `CachedLossMixin`."""
+        """Returns the loss of embeddings in chunks: see `CachedLossMixin`."""
         assert labels is not None  # `forward` passes them on
         loss = self._loss([torch.cat(chunks) for chunks in reps], labels)
         if with_backward:
@@ -151,17 +153,17 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         passages_PxD = all_gather_with_grad(groups_QxGxD).flatten(0, 1)
         numbers_P = all_gather(labels[:, 1:].contiguous()).flatten()
         scores_QxP = self._scale * inner_products(queries_QxD, passages_PxD)
-        relevant_QxP = _look_up(self._known.relevant, labels[:, 0], numbers_P)
+        relevant_QxP = _look_up(self._judgments.relevant, labels[:, 0], numbers_P)
         own_Qx1 = _positives(scores_QxP, group_size, first)[:, None]
         scores_QxP = scores_QxP.masked_fill(relevant_QxP.scatter(1, own_Qx1, False), -torch.inf)
         if self._name == "contrastive":
             return contrastive(scores_QxP, group_size, first)
         if self._name == "pairwise":
             return pairwise(scores_QxP, group_size, first)
-        teacher_QxG = _look_up_groups(self._known.teacher, labels)
-        return soft_labels(
-            scores_QxP, teacher_QxG, first, group_only=self._name == "soft_labels_group"
-        )
+        assert self._judgments.teacher is not None  # `train_bi_encoder` requires one
+        teacher_QxG = _look_up_groups(self._judgments.teacher, labels)
+        group_only = self._name == "soft_labels_group"
+        return soft_labels(scores_QxP, teacher_QxG, first, group_only=group_only)
 
 
 def _positives(scores_QxP: torch.Tensor, group_size: int, first: int) -> torch.Tensor:
@@ -173,16 +175,13 @@ def _positives(scores_QxP: torch.Tensor, group_size: int, first: int) -> torch.T
 def _look_up(
     matrix: scipy.sparse.csr_array, queries_Q: torch.Tensor, passages_P: torch.Tensor
 ) -> torch.Tensor:
-    """Returns the matrix's values for all queries and passages (Q, P)."""
+    """Returns values_QxP, the matrix's for each of the queries with each of the passages."""
     rows_QxN = matrix[queries_Q.cpu().numpy()]
     return torch.from_numpy(rows_QxN[:, passages_P.cpu().numpy()].toarray()).to(queries_Q.device)
 
 
-def _look_up_groups(
-    matrix: scipy.sparse.csr_array | None, labels_Qx1G: torch.Tensor
-) -> torch.Tensor:
-    """Returns the matrix's values for each query and its own group (Q, G)."""
-    assert matrix is not None  # `finetune` does not go without a teacher
+def _look_up_groups(matrix: scipy.sparse.csr_array, labels_Qx1G: torch.Tensor) -> torch.Tensor:
+    """Returns values_QxG, the matrix's for each query with its own group."""
     queries_Qx1, passages_QxG = np.split(labels_Qx1G.cpu().numpy(), [1], axis=1)
     values_QxG = matrix[np.broadcast_to(queries_Qx1, passages_QxG.shape), passages_QxG].toarray()
     return torch.from_numpy(values_QxG).float().to(labels_Qx1G.device)

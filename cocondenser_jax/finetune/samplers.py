@@ -1,4 +1,4 @@
-"""Which training pairs meet in a step: at random, in the data's order, or hard for each other."""
+"""Batches of an epoch's plan; plans of batches that are hard by the time they are trained on."""
 
 import concurrent.futures
 import logging
@@ -11,14 +11,19 @@ import numpy as np
 from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
 from torch.utils.data import BatchSampler
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.finetune import schedule
-from cocondenser_jax.finetune.schedule import Candidates
+from cocondenser_jax.finetune.schedule import (
+    Candidates,
+    false_negatives,
+    hard_plan,
+    load_plan,
+    save_plan,
+)
 from cocondenser_jax.retrieval.bm25 import bm25_run
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Passages scored for each query when hard batches are planned.
 _DEPTH = 100
@@ -28,21 +33,18 @@ class PlannedBatches(BatchSampler):
     """Yields the batches of an epoch's plan, in its order."""
 
     def __init__(self, plan: Callable[[int], np.ndarray], n_pairs: int, batch_size: int) -> None:
-        """Takes `plan`, from the number of an epoch to its batches, and the size of all."""
         self._plan, self._n_batches = plan, n_pairs // batch_size
         self.batch_size, self.drop_last = batch_size, True
         self._epoch = 0
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Says whose plan is next."""
+    def start_epoch(self, epoch: int) -> None:
+        """Sets the epoch whose batches are yielded next."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields the numbers of the pairs of each batch."""
         yield from self._plan(self._epoch).tolist()
 
     def __len__(self) -> int:
-        """Returns the number of batches."""
         return self._n_batches
 
 
@@ -51,8 +53,7 @@ class HardPlans(TrainerCallback):
 
     The first epoch's hardness is that of BM25. Half-way through each epoch, the encoder as it is
     then scores all pairs, and the next epoch is planned in the background while training goes on.
-    A plan is written to disk before the next checkpoint is, so that a run that goes on from there
-    finds the plan it had.
+    A plan is written to disk before the next checkpoint is, so a run that resumes there finds it.
     """
 
     def __init__(
@@ -63,7 +64,6 @@ class HardPlans(TrainerCallback):
         ids: tuple[Sequence[str], Sequence[str]],
         batch_size: int,
         *,
-        width: int,
         seed: int,
     ) -> None:
         """Plans nothing yet.
@@ -71,76 +71,65 @@ class HardPlans(TrainerCallback):
         Args:
           folder: for the plans, `epoch-0000.npz` and so on.
           model: the encoder in training.
-          texts: of the queries and the passages, one of each a pair.
-          ids: of the same; pairs that would be false negatives of each other are kept apart.
+          texts: queries and passages, one of each per pair.
+          ids: theirs; pairs that would be false negatives of each other are kept apart.
           batch_size: pairs.
-          width: see `schedule.hard_plan`.
-          seed: likewise.
+          seed: see `schedule.hard_plan`.
         """
         self._folder, self._model, self._texts = folder, model, texts
-        self._conflicts = schedule.false_negatives(*ids)
+        self._conflicts = false_negatives(*ids)
         self._n_steps = len(texts[0]) // batch_size
-        self._batch_size, self._width, self._seed = batch_size, width, seed
+        self._batch_size, self._seed = batch_size, seed
         self._pending: concurrent.futures.Future[None] | None = None
 
     def plan(self, epoch: int) -> np.ndarray:
-        """Returns the batches of an epoch (batches, pairs), planned before or in epoch − 1."""
+        """Returns batches_MxB: the first epoch is planned now, others were in the epoch before."""
         state = PartialState()
         if state.is_main_process:
             if epoch == 0:
-                self._begin(0, bm25_candidates(*self._texts, _DEPTH))
-            self._finish()
+                self._start(0, bm25_candidates(*self._texts, _DEPTH))
+            self._wait()
         state.wait_for_everyone()
-        return schedule.load_plan(self._path(epoch), self._settings(epoch))
+        return load_plan(self._path(epoch), self._settings(epoch))
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Begins the next epoch's plan half-way, ends it before a checkpoint."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Starts the next epoch's plan half-way; waits for it before a checkpoint."""
         if not state.is_world_process_zero:
             return
         epoch, step = divmod(state.global_step - 1, self._n_steps)
-        goes_on = (epoch + 1) * self._n_steps < state.max_steps
-        if goes_on and step == (self._n_steps - 1) // 2:
-            log.info("scoring %d pairs for the batches of epoch %d", len(self._texts[0]), epoch + 2)
-            self._begin(epoch + 1, encoder_candidates(self._model, *self._texts, _DEPTH))
+        is_last = (epoch + 1) * self._n_steps >= state.max_steps
+        if not is_last and step == (self._n_steps - 1) // 2:
+            logger.info("scoring all pairs for the batches of epoch %d", epoch + 2)
+            self._start(epoch + 1, encoder_candidates(self._model, *self._texts, _DEPTH))
         if control.should_save:
-            self._finish()
+            self._wait()
 
-    def _begin(self, epoch: int, candidates: Candidates) -> None:
-        self._finish()
+    def _start(self, epoch: int, candidates: Candidates) -> None:
+        self._wait()
         # A thread: the compiled loops of `hard_plan` leave the interpreter to the training.
         executor = concurrent.futures.ThreadPoolExecutor(1)
         self._pending = executor.submit(self._plan_and_save, epoch, candidates)
         executor.shutdown(wait=False)
 
-    def _finish(self) -> None:
+    def _wait(self) -> None:
         if self._pending:
             self._pending.result()
             self._pending = None
 
     def _plan_and_save(self, epoch: int, candidates: Candidates) -> None:
-        batches_MxB = schedule.hard_plan(
-            candidates,
-            self._batch_size,
-            seed=self._seed,
-            epoch=epoch,
-            conflicts=self._conflicts,
-            width=self._width,
+        batches_MxB = hard_plan(
+            candidates, self._batch_size, seed=self._seed, epoch=epoch, conflicts=self._conflicts
         )
-        self._folder.mkdir(exist_ok=True)
-        schedule.save_plan(self._path(epoch), batches_MxB, self._settings(epoch))
+        save_plan(self._path(epoch), batches_MxB, self._settings(epoch))
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch:04d}.npz"
 
     def _settings(self, epoch: int) -> dict[str, int]:
-        n_pairs = len(self._texts[0])
         return {
             "epoch": epoch,
-            "pairs": n_pairs,
+            "pairs": len(self._texts[0]),
             "batch_size": self._batch_size,
-            "width": self._width,
             "seed": self._seed,
         }
 
@@ -160,10 +149,7 @@ def bm25_candidates(queries: Sequence[str], passages: Sequence[str], depth: int)
 def encoder_candidates(
     model: SentenceTransformer, queries: Sequence[str], passages: Sequence[str], depth: int
 ) -> Candidates:
-    """Returns the best of the pairs' passages for each query, by inner product.
-
-    The model is left in the mode, training or not, in which it was.
-    """
+    """Returns the best of the pairs' passages for each query, by inner product."""
     training = model.training
     queries_NxD = model.encode_query(list(queries), show_progress_bar=False)
     passages_NxD = model.encode_document(list(passages), show_progress_bar=False)

@@ -1,4 +1,4 @@
-"""Training rows: (query, relevant passage) pairs, the negatives drawn for them, what is known."""
+"""Training data of rankers: (query, relevant passage) pairs, negatives, judgments by number."""
 
 import functools
 import zlib
@@ -7,45 +7,52 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import ml_collections
 import numpy as np
 import scipy.sparse
 
-from cocondenser_jax.collection import folder as data
-from cocondenser_jax.collection import trec
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.collection.folder import (
+    judgments_file,
+    passage_text,
+    read_candidates,
+    read_corpus,
+    read_split,
+    require_known_passages,
+    sample_queries,
+    with_positives,
+)
+from cocondenser_jax.collection.trec import Qrels, Run, read_run
+from cocondenser_jax.errors import UserError, first_three
 
-SOFT_LOSSES = ("soft_labels", "soft_labels_group")  # those that need a teacher
 
-
-class Known(NamedTuple):
-    """What judgments and a teacher say of queries and passages, by numbers of their own."""
+class Judgments(NamedTuple):
+    """Judgments, and a teacher's scores, as matrices over numbered queries and passages."""
 
     queries: dict[str, int]
-    passages: dict[str, int]  # from 1; a passage that is not here has number 0
+    passages: dict[str, int]  # from 1; any other passage has number 0
     relevant: scipy.sparse.csr_array  # of bool, (queries, passages + 1)
     teacher: scipy.sparse.csr_array | None = None  # a cross-encoder's scores, the same shape
 
 
-class Training(NamedTuple):
-    """What a run learns from."""
+class TrainingData(NamedTuple):
+    """What a ranker is trained on."""
 
-    rows: datasets.Dataset  # of ids, one a pair
-    fill: Callable[..., dict[str, list[Any]]]  # `fill_rows` but for the epoch
-    known: Known
+    pairs: datasets.Dataset  # `query_id` and `positive_id`; read through the epoch's `fill_rows`
+    fill: Callable[..., dict[str, list[Any]]]  # `fill_rows`, lacking only the epoch
+    judgments: Judgments
     texts: tuple[list[str], list[str]]  # of the pairs' queries and passages
 
-    def draw(self, epoch: int) -> None:
-        """Gives the rows the texts and negatives of an epoch."""
-        self.rows.set_transform(functools.partial(self.fill, epoch=epoch))
+
+def draw_negatives(data: TrainingData, epoch: int) -> None:
+    """Sets the dataset of pairs to yield the texts and negatives of an epoch."""
+    data.pairs.set_transform(functools.partial(data.fill, epoch=epoch))
 
 
-def to_known(qrels: trec.Qrels, teacher: trec.Run | None = None) -> Known:
-    """Numbers the queries of the judgments, and the passages that anything is known of.
+def to_judgments(qrels: Qrels, teacher: Run | None = None) -> Judgments:
+    """Numbers the queries of the judgments, and the passages judged relevant or scored.
 
     Args:
       qrels: the judgments.
-      teacher: scores of the same queries.
+      teacher: scores for the same queries.
     """
     relevant = {
         query: {passage: 1.0 for passage, grade in grades.items() if grade > 0}
@@ -62,15 +69,11 @@ def to_known(qrels: trec.Qrels, teacher: trec.Run | None = None) -> Known:
         shape = len(queries), len(passages) + 1
         return scipy.sparse.csr_array((np.array(values), (rows, columns)), shape=shape)
 
-    return Known(
-        queries,
-        passages,
-        to_matrix(relevant).astype(bool),
-        to_matrix(scores) if teacher else None,
-    )
+    teacher_scores = to_matrix(scores) if teacher else None
+    return Judgments(queries, passages, to_matrix(relevant).astype(bool), teacher_scores)
 
 
-def training_pairs(qrels: trec.Qrels) -> datasets.Dataset:
+def training_pairs(qrels: Qrels) -> datasets.Dataset:
     """Lists every relevant judgment as one row (`query_id`, `positive_id`)."""
     rows = [
         (query, passage)
@@ -91,26 +94,26 @@ def fill_rows(
     n_negatives: int,
     seed: int,
     epoch: int,
-    known: Known | None = None,
+    judgments: Judgments | None = None,
 ) -> dict[str, list[Any]]:
     """Turns rows of ids into rows of texts and draws their negatives: a dataset's transform.
 
-    A row's negatives depend on (seed, epoch, row) only, not on batch, order or worker. Queries
-    with fewer candidates than asked for have some twice.
+    A row's negatives depend on (seed, epoch, row) only, not on batch, order or worker. Where a
+    query has fewer candidates than `n_negatives`, some are drawn more than once.
 
     Args:
       rows: columns `query_id` and `positive_id`.
       queries: id → text.
       passages: id → text as the encoder reads it.
       candidates: query id → ids of passages to draw from. Not read if `n_negatives` is 0.
-      n_negatives: negatives per row.
+      n_negatives: per row.
       seed: of the draw.
       epoch: of the draw.
-      known: see `Known`.
+      judgments: number the queries and passages of the labels.
 
     Returns:
-      Columns `query`, `positive`, `negative_1` … `negative_n`; and, if `known` is given, `label`,
-      the numbers there of the query and of these passages.
+      Columns `query`, `positive`, `negative_1` … `negative_n`; and with `judgments` also `label`,
+      the numbers of the query and of these passages.
     """
     pairs = list(zip(rows["query_id"], rows["positive_id"], strict=True))
     groups = [[passage] for _, passage in pairs]
@@ -120,9 +123,9 @@ def fill_rows(
     columns: dict[str, list[Any]] = {"query": [queries[query] for query, _ in pairs]}
     for i, column in enumerate(zip(*groups, strict=True)):
         columns[f"negative_{i}" if i else "positive"] = [passages[passage] for passage in column]
-    if known:
+    if judgments:
         columns["label"] = [
-            [known.queries[query], *(known.passages.get(passage, 0) for passage in group)]
+            [judgments.queries[query], *(judgments.passages.get(passage, 0) for passage in group)]
             for (query, _), group in zip(pairs, groups, strict=True)
         ]
     return columns
@@ -134,82 +137,88 @@ def _draw(candidates: Sequence[str], n: int, row: str, seed: int, epoch: int) ->
     return [candidates[i] for i in chosen]
 
 
-def read_training(config: ml_collections.ConfigDict) -> Training:
+def read_training(
+    folder: Path,
+    split: str,
+    *,
+    n_negatives: int,
+    negatives_run: Path | None,
+    negatives_depth: int,
+    seed: int,
+    n_queries: int = 0,
+    strict: bool = False,
+    teacher_run: Path | None = None,
+) -> TrainingData:
     """Reads the pairs of a training set and the negatives to draw from.
 
     Args:
-      config: see configs/finetune.py and configs/cross_encoder.py.
+      folder: in the layout of BEIR, MS MARCO passage or DPR.
+      split: whose judgments make the pairs.
+      n_negatives: per pair, drawn anew for each epoch.
+      negatives_run: to draw them from; a query without results draws from all passages.
+      negatives_depth: passages per query to draw from, the best of the run.
+      seed: of the sample of queries and of the negatives.
+      n_queries: to sample; 0: all.
+      strict: refuse queries without a relevant passage instead of dropping them.
+      teacher_run: a cross-encoder's scores; negatives are drawn from the passages it has scored.
 
     Raises:
-      UserError: for data that cannot be read, is too little, or does not fit together.
+      UserError: for data that cannot be read or does not fit together.
     """
-    folder = Path(config.data)
-    queries, qrels = data.read_split(folder, config.split)
-    passages = {p.id: data.passage_text(p) for p in data.read_corpus(folder)}
-    data.require_known_passages(qrels, passages, data.judgments_file(folder, config.split))
-    qrels = data.with_positives(qrels, config.strict)
-    qrels = data.sample_queries(qrels, config.train_queries, config.seed)
-    candidates: dict[str, Sequence[str]] = {}
-    if config.negatives_per_query:
+    queries, qrels = read_split(folder, split)
+    passages = {p.id: passage_text(p) for p in read_corpus(folder)}
+    require_known_passages(qrels, passages, judgments_file(folder, split))
+    qrels = sample_queries(with_positives(qrels, strict), n_queries, seed)
+    candidates: Mapping[str, Sequence[str]] = {}
+    if n_negatives and negatives_run:
+        found = read_candidates(negatives_run, qrels, passages, negatives_depth)
         everything = list(passages)
-        candidates = {
-            query: found or everything
-            for query, found in data.read_candidates(
-                Path(config.negatives_run), qrels, passages, config.negatives_depth
-            ).items()
-        }
+        candidates = {query: best or everything for query, best in found.items()}
     teacher = None
-    if config.loss in SOFT_LOSSES:
-        teacher = trec.read_run(Path(config.teacher_run))
-        candidates = _taught(candidates, qrels, teacher, Path(config.teacher_run))
+    if teacher_run:
+        teacher = read_run(teacher_run)
+        candidates = _scored_candidates(candidates, qrels, teacher, teacher_run)
     pairs = training_pairs(qrels)
-    if len(pairs) < config.batch_size:
-        raise UserError(
-            f"{folder} has {len(pairs)} training pairs in split {config.split}: "
-            f"too few for one step of batch_size={config.batch_size}"
-        )
-    known = to_known(qrels, teacher)
+    judgments = to_judgments(qrels, teacher)
     fill = functools.partial(
         fill_rows,
         queries=queries,
         passages=passages,
         candidates=candidates,
-        n_negatives=config.negatives_per_query,
-        seed=config.seed,
-        known=known,
+        n_negatives=n_negatives,
+        seed=seed,
+        judgments=judgments,
     )
     texts = (
         [queries[query] for query in pairs["query_id"]],
         [passages[passage] for passage in pairs["positive_id"]],
     )
-    training = Training(pairs, fill, known, texts)
-    training.draw(0)
-    return training
+    data = TrainingData(pairs, fill, judgments, texts)
+    draw_negatives(data, epoch=0)
+    return data
 
 
-def _taught(
-    candidates: Mapping[str, Sequence[str]], qrels: trec.Qrels, teacher: trec.Run, source: Path
-) -> dict[str, Sequence[str]]:
+def _scored_candidates(
+    candidates: Mapping[str, Sequence[str]], qrels: Qrels, teacher: Run, source: Path
+) -> dict[str, list[str]]:
     """Keeps the candidates that the teacher has scored; it must have scored every positive."""
-    without = [
+    if without := [
         f"{query} {passage}"
         for query, grades in qrels.items()
         for passage, grade in grades.items()
         if grade > 0 and passage not in teacher.get(query, {})
-    ]
-    if without:
+    ]:
         raise UserError(
             f"{source} has no score for {len(without)} relevant passages (query, passage): "
-            f"{', '.join(without[:3])}{', ...' if len(without) > 3 else ''}; "
-            "rerank --with_positives scores them too"
+            f"{first_three(without)}; rerank --with_positives scores them too"
         )
-    taught: dict[str, Sequence[str]] = {
+    scored = {
         query: [passage for passage in found if passage in teacher[query]]
         for query, found in candidates.items()
     }
-    if nothing := [query for query, found in taught.items() if not found]:
+    if nothing := [query for query, found in scored.items() if not found]:
         raise UserError(
             f"{source} has no score for any negative of {len(nothing)} queries: "
-            f"{', '.join(nothing[:3])}{', ...' if len(nothing) > 3 else ''}"
+            f"{first_three(nothing)}"
         )
-    return taught
+    return scored

@@ -46,7 +46,7 @@ from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.files import new_folder, read_json, write_json
-from cocondenser_jax.finetune.bi_encoder import finetune
+from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.step import initial_params

@@ -1,14 +1,15 @@
 """The losses against their formulas, written out with NumPy; the gradient cache."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.finetune import losses
-from cocondenser_jax.finetune import training_data as rows
+from cocondenser_jax.finetune.training_data import to_judgments
 from cocondenser_jax.retrieval import models
 
 Q, G = 4, 3
@@ -93,8 +94,8 @@ def step(make_model, beir):
     """A model without dropout, and texts of four groups: q1's positive is among q0's negatives."""
     folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = models.load_retriever(folder, 8, 16)
-    texts = {p.id: data.passage_text(p) for p in data.read_corpus(beir)}
-    queries = data.read_queries(beir)
+    texts = {p.id: passage_text(p) for p in read_corpus(beir)}
+    queries = read_queries(beir)
     groups = [
         ["d0", "d1", "d20"],
         ["d1", "d21", "d22"],
@@ -105,16 +106,16 @@ def step(make_model, beir):
     teacher = {
         f"q{q}": {p: float(q - 2 * i) for i, p in enumerate(g)} for q, g in enumerate(groups)
     }
-    known = rows.to_known(qrels, teacher)
+    judgments = to_judgments(qrels, teacher)
     labels = torch.tensor(
         [
-            [known.queries[f"q{q}"], *(known.passages[p] for p in group)]
+            [judgments.queries[f"q{q}"], *(judgments.passages[p] for p in group)]
             for q, group in enumerate(groups)
         ]
     )
     columns = [[queries[f"q{q}"] for q in range(Q)]]
     columns += [[texts[group[i]] for group in groups] for i in range(G)]
-    return model, columns, known, labels
+    return model, columns, judgments, labels
 
 
 def features(model, columns):
@@ -125,10 +126,10 @@ def features(model, columns):
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])
-@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize("name", get_args(losses.Loss))
 def test_a_relevant_passage_is_never_a_negative(step, name, scale):
-    model, columns, known, labels = step
-    loss = losses.InBatchLoss(model, name, known, scale)
+    model, columns, judgments, labels = step
+    loss = losses.InBatchLoss(model, name, judgments, scale)
     with torch.no_grad():
         value = loss(features(model, columns), labels).item()
     queries_QxD = model.encode_query(columns[0]).astype(np.float64)
@@ -154,13 +155,13 @@ def gradient(loss, model, columns, labels):
     return value.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize("name", get_args(losses.Loss))
 def test_the_gradient_cache_changes_nothing(step, name):
-    model, columns, known, labels = step
+    model, columns, judgments, labels = step
     model.train()
-    direct, expected = gradient(losses.InBatchLoss(model, name, known), model, columns, labels)
+    direct, expected = gradient(losses.InBatchLoss(model, name, judgments), model, columns, labels)
     for chunk_size in (1, 3, 4):
-        loss = losses.InBatchLoss(model, name, known, chunk_size=chunk_size)
+        loss = losses.InBatchLoss(model, name, judgments, chunk_size=chunk_size)
         value, found = gradient(loss, model, columns, labels)
         assert value == pytest.approx(direct, rel=1e-6)
         assert (found - expected).norm() <= 1e-5 * expected.norm()

@@ -2,25 +2,25 @@
 
 import numpy as np
 import pytest
+from transformers import TrainerControl, TrainerState
 
-from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.finetune import samplers as batches
-from cocondenser_jax.finetune import schedule, trainer
+from cocondenser_jax.finetune import samplers, schedule
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
 
 
 @pytest.fixture(scope="module")
 def texts(beir):
-    queries = data.read_queries(beir)
-    passages = {p.id: data.passage_text(p) for p in data.read_corpus(beir)}
+    queries = read_queries(beir)
+    passages = {p.id: passage_text(p) for p in read_corpus(beir)}
     return [queries[f"q{i}"] for i in range(24)], [passages[f"d{i}"] for i in range(24)]
 
 
 def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts):
     model = models.load_retriever(model_folder, 8, 16).train()
-    found = batches.encoder_candidates(model, *texts, depth=5)
+    found = samplers.encoder_candidates(model, *texts, depth=5)
     assert model.training
     model.eval()
     scores_NxN = model.encode_query(texts[0]) @ model.encode_document(texts[1]).T
@@ -28,12 +28,12 @@ def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts
     np.testing.assert_array_equal(found.passages_NxK, best_NxK)
     expected_NxK = np.take_along_axis(scores_NxN, best_NxK, 1)
     np.testing.assert_allclose(found.scores_NxK, expected_NxK, rtol=1e-5)
-    assert batches.encoder_candidates(model, *texts, depth=100).passages_NxK.shape == (24, 24)
+    assert samplers.encoder_candidates(model, *texts, depth=100).passages_NxK.shape == (24, 24)
 
 
 def test_bm25s_candidates_are_its_run(texts):
     queries = [*texts[0], "unheardofword"]
-    found = batches.bm25_candidates(queries, [*texts[1], "another text"], depth=6)
+    found = samplers.bm25_candidates(queries, [*texts[1], "another text"], depth=6)
     corpus = [Passage(f"p{i}", "", text) for i, text in enumerate([*texts[1], "another text"])]
     run = bm25_run(corpus, dict(enumerate(queries)), 6)
     for i, results in enumerate(run.values()):
@@ -44,12 +44,12 @@ def test_bm25s_candidates_are_its_run(texts):
 
 
 class Run:
-    """What the trainer tells its callbacks."""
+    """The part of a trainer that its callbacks see."""
 
     def __init__(self, planner, n_steps, n_epochs):
         self.planner, self.n_epochs = planner, n_epochs
-        self.state = trainer.TrainerState(max_steps=n_steps * n_epochs)
-        self.control = trainer.TrainerControl()
+        self.state = TrainerState(max_steps=n_steps * n_epochs)
+        self.control = TrainerControl()
 
     def step(self, number, should_save=False):
         self.state.global_step = number
@@ -60,14 +60,14 @@ class Run:
 def test_plans_follow_bm25_then_the_encoder_half_way(model_folder, texts, tmp_path, monkeypatch):
     model = models.load_retriever(model_folder, 8, 16)
     ids = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
-    options = {"seed": 3, "width": 1, "conflicts": schedule.false_negatives(*ids)}
+    options = {"seed": 3, "conflicts": schedule.false_negatives(*ids)}
 
     def start():
-        planner = batches.HardPlans(tmp_path / "plans", model, texts, ids, 4, width=1, seed=3)
+        planner = samplers.HardPlans(tmp_path / "plans", model, texts, ids, 4, seed=3)
         return planner, Run(planner, 6, 2)
 
     planner, run = start()
-    bm25 = batches.bm25_candidates(*texts, 100)
+    bm25 = samplers.bm25_candidates(*texts, 100)
     first = planner.plan(0)
     np.testing.assert_array_equal(first, schedule.hard_plan(bm25, 4, **options))
     assert sorted(first.flat) == list(range(24))
@@ -76,8 +76,8 @@ def test_plans_follow_bm25_then_the_encoder_half_way(model_folder, texts, tmp_pa
         run.step(step)
     assert planner._pending is None
     run.step(3)
-    half_way = batches.encoder_candidates(model, *texts, 100)
-    monkeypatch.setattr(batches, "encoder_candidates", None)  # the end of the epoch is too late
+    half_way = samplers.encoder_candidates(model, *texts, 100)
+    monkeypatch.setattr(samplers, "encoder_candidates", None)  # the end of the epoch is too late
     run.step(4, should_save=True)
     assert planner._pending is None  # the plan was waited for
     expected = schedule.hard_plan(half_way, 4, epoch=1, **options)
@@ -87,7 +87,7 @@ def test_plans_follow_bm25_then_the_encoder_half_way(model_folder, texts, tmp_pa
         run.step(step)
     assert not np.array_equal(first, expected)
 
-    # What goes on from the checkpoint of step 4 has no need to plan, nor has the last epoch.
+    # A run that resumes at step 4 does not plan again, nor has the last epoch.
     planner, run = start()
     for step in (5, 6):
         run.step(step)

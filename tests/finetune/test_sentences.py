@@ -1,4 +1,4 @@
-"""Fine-tuning of sentence encoders: the losses, samples, and the road through the commands."""
+"""Fine-tuning of sentence encoders: the losses, samples, and the commands."""
 
 import json
 
@@ -8,8 +8,9 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune import sentences
-from cocondenser_jax.retrieval import models
+from cocondenser_jax.finetune.sentences import _read_rows
+from cocondenser_jax.finetune.tasks import finetune
+from cocondenser_jax.retrieval.models import load_retriever
 from configs import sentences as sentences_config
 
 
@@ -36,9 +37,9 @@ def make_config(argument, folder, data):
 def first_loss(make_model, argument, data, workdir):
     folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config = make_config(argument, folder, data)
-    result = sentences.finetune(config, workdir)
+    result = finetune(config, workdir)
     assert result["rows"] == 12
-    model = models.load_retriever(folder)
+    model = load_retriever(folder)
     model.max_seq_length = 12
     return result["loss"], model
 
@@ -61,22 +62,16 @@ def test_triplets_are_taught_their_distances(make_model, files):
     assert loss == pytest.approx(np.maximum(0, near - far + 5.0).mean(), rel=1e-4)
 
 
-def test_samples_grow_with_their_size(model_folder, files):
+def test_samples_grow_with_their_size(files):
     root, _ = files
-    config = make_config("stsb", model_folder, root / "sts.csv")
-    config.batch_size = 2
-    samples = []
-    for n in (3, 6, 0):
-        config.train_rows = n
-        samples.append(set(sentences._read_rows(config)["first"]))
+    samples = [set(_read_rows(root / "sts.csv", "cosine", n, 42)["first"]) for n in (3, 6, 0)]
     assert [len(sample) for sample in samples] == [3, 6, 12]
     assert samples[0] < samples[1] < samples[2]
-    config.train_rows = 13
     with pytest.raises(UserError, match="train_rows is 13: expected 1 to 12"):
-        sentences._read_rows(config)
+        _read_rows(root / "sts.csv", "cosine", 13, 42)
 
 
-def test_the_road_through_the_commands(model_folder, files, capsys):
+def test_the_commands_train_and_evaluate_an_encoder(model_folder, files, capsys):
     root, texts = files
     flags = [f"--config.model={model_folder}", f"--config.data={root / 'sts.csv'}"]
     flags += ["--config.length=12", "--config.batch_size=4", f"--workdir={root / 'run'}"]
@@ -110,9 +105,8 @@ def test_the_road_through_the_commands(model_folder, files, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss": "cosines"}, "config.loss is 'cosines': expected cosine or triplet"),
         ({"data": "/nowhere"}, "cannot read /nowhere"),
-        ({"batch_size": 13}, "has 12 rows: too few for one step of batch_size=13"),
+        ({"batch_size": 13}, "has 12 rows to train on: too few for one step of batch_size=13"),
         ({"length": 65}, "query_length=65: expected 3 to 64"),
     ],
 )
@@ -121,5 +115,5 @@ def test_bad_settings_leave_nothing(model_folder, files, change, message):
     config = make_config("stsb", model_folder, root / "sts.csv")
     config.update(change)
     with pytest.raises(UserError, match=message):
-        sentences.finetune(config, root / "run")
+        finetune(config, root / "run")
     assert not (root / "run").exists()

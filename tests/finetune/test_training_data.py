@@ -1,29 +1,29 @@
-"""Training rows: pairs, the draw of negatives, the numbers of what is known."""
+"""Training rows: pairs, the draw of negatives, numbered judgments."""
 
 import functools
 
 import numpy as np
 import scipy.sparse
 
-from cocondenser_jax.finetune import training_data as rows
+from cocondenser_jax.finetune.training_data import fill_rows, to_judgments, training_pairs
 
 
 def test_pairs_are_the_relevant_judgments():
-    pairs = rows.training_pairs({"q1": {"a": 2, "b": 0, "c": 1}, "q2": {"b": 1}})
+    pairs = training_pairs({"q1": {"a": 2, "b": 0, "c": 1}, "q2": {"b": 1}})
     assert pairs.to_dict() == {"query_id": ["q1", "q1", "q2"], "positive_id": ["a", "c", "b"]}
 
 
-def fill(epoch, candidates, n_negatives, seed=0, known=None):
+def fill(epoch, candidates, n_negatives, seed=0, judgments=None):
     passages = {f"d{i}": f"text {i}" for i in range(50)}
     return functools.partial(
-        rows.fill_rows,
+        fill_rows,
         queries={"q1": "one", "q2": "two"},
         passages=passages,
         candidates=candidates,
         n_negatives=n_negatives,
         seed=seed,
         epoch=epoch,
-        known=known,
+        judgments=judgments,
     )
 
 
@@ -58,12 +58,12 @@ def test_rows_without_negatives():
 def test_labels_lead_to_what_is_known():
     qrels = {"q1": {"d3": 1, "d4": 0}, "q2": {"d5": 2, "d3": 1}}
     teacher = {"q1": {"d3": 4.0, "d6": -1.0}, "q2": {"d5": 3.0, "d7": 2.0}, "other": {"d9": 1.0}}
-    known = rows.to_known(qrels, teacher)
-    labels = fill(0, {"q1": ["d6", "d8"], "q2": ["d7"]}, 2, known=known)(
+    judgments = to_judgments(qrels, teacher)
+    labels = fill(0, {"q1": ["d6", "d8"], "q2": ["d7"]}, 2, judgments=judgments)(
         {"query_id": ["q2", "q1"], "positive_id": ["d3", "d3"]}
     )["label"]
-    names = {number: passage for passage, number in known.passages.items()}
-    assert [row[0] for row in labels] == [known.queries["q2"], known.queries["q1"]]
+    names = {number: passage for passage, number in judgments.passages.items()}
+    assert [row[0] for row in labels] == [judgments.queries["q2"], judgments.queries["q1"]]
     assert [names[number] for number in labels[0][1:]] == ["d3", "d7", "d7"]
     # Nothing is known of d8, d9 and d4.
     assert sorted(names.get(number, "") for number in labels[1][1:]) == ["", "d3", "d6"]
@@ -72,18 +72,18 @@ def test_labels_lead_to_what_is_known():
 
     def cells(matrix):
         matrix = scipy.sparse.coo_array(matrix)
-        queries = list(known.queries)
+        queries = list(judgments.queries)
         return {
             (queries[row], names[column]): value
             for row, column, value in zip(*matrix.coords, matrix.data, strict=True)
         }
 
-    assert cells(known.relevant) == {("q1", "d3"): True, ("q2", "d5"): True, ("q2", "d3"): True}
-    assert known.relevant.dtype == np.bool_
-    assert cells(known.teacher) == {
+    assert cells(judgments.relevant) == {("q1", "d3"): True, ("q2", "d5"): True, ("q2", "d3"): True}
+    assert judgments.relevant.dtype == np.bool_
+    assert cells(judgments.teacher) == {
         ("q1", "d3"): 4.0,
         ("q1", "d6"): -1.0,
         ("q2", "d5"): 3.0,
         ("q2", "d7"): 2.0,
     }
-    assert rows.to_known(qrels).teacher is None
+    assert to_judgments(qrels).teacher is None

@@ -16,6 +16,7 @@ from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_folder, require_absent, write_json
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.checkpoint import load_run
 
 ARCHITECTURES = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}
 HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")  # not part of Hugging Face's config.json
@@ -28,6 +29,38 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+
+
+def export_run(
+    run: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    max_seq_length: int | None = None,
+    research_layout: bool = False,
+) -> None:
+    """Writes a checkpoint of a run folder as a Hugging Face folder.
+
+    Args:
+      run: the run folder.
+      out: the folder to make.
+      step: which checkpoint; None for the latest that is intact.
+      max_seq_length: see `export_folder`.
+      research_layout: see `export_folder`.
+
+    Raises:
+      UserError: as `load_run` and `export_folder` do.
+    """
+    model_config, params, facts = load_run(run, step)
+    export_folder(
+        params,
+        model_config,
+        run / "tokenizer",
+        out,
+        facts,
+        max_seq_length=max_seq_length,
+        research_layout=research_layout,
+    )
 
 
 def export_folder(
@@ -43,14 +76,14 @@ def export_folder(
     """Writes a Condenser as a Hugging Face folder, float32.
 
     `transformers` reads the backbone with its MLM projection from it, sentence-transformers a
-    retriever (CLS vector, inner product), and pre-training can go on from it.
+    retriever (CLS vector, inner product), and pre-training can start from it.
 
     Args:
       params: the Flax parameter tree, without the outer "params".
       config: the model's shape.
       tokenizer_folder: holds the tokenizer the model was trained with.
       out: the folder to make.
-      facts: what the model card tells about the run: {name: value}, values may be nested. Absolute
+      facts: what the model card says about the run: {name: value}, values may be nested. Absolute
         paths are cut to their last part, and credentials in addresses are removed.
       max_seq_length: where sentence-transformers truncates, in tokens; None for the longest text
         that has position embeddings.
@@ -210,7 +243,7 @@ vectors = model(**batch).last_hidden_state[:, 0]
 ```
 
 `AutoModelForMaskedLM` reads the MLM projection too. The Condenser head is in a file of its own and
-only needed to go on with the pre-training.
+only needed to continue pre-training.
 
 ## References
 

@@ -97,8 +97,8 @@ def test_the_last_checkpoint_is_saved_whatever_comes(
     managed = checkpoint.checkpoint_manager
 
     @contextlib.contextmanager
-    def interrupted(*arguments: Any) -> Iterator[Any]:
-        with managed(*arguments) as manager:
+    def interrupted(*arguments: Any, **settings: int) -> Iterator[Any]:
+        with managed(*arguments, **settings) as manager:
             yield manager
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -139,7 +139,7 @@ def test_a_stopped_run_goes_on_with_other_devices(config: ConfigDict, tmp_path: 
             process.kill()
         assert process.returncode == 0
         if saved:
-            assert f"going on after step {saved}" in told
+            assert f"resuming after step {saved}" in told
         last = int(re.findall(r"stopped and saved after step (\d+)", told)[0])
         assert (run / "checkpoints" / str(last)).is_dir()
         steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]

@@ -11,14 +11,14 @@ from cocondenser_jax.pretrain.signals import HEARD
 
 PROGRAM = """
 import os, signal, sys, time
-from cocondenser_jax.pretrain.supervisor import watched
+from cocondenser_jax.pretrain.supervisor import supervise
 from cocondenser_jax.errors import UserError
 
 def run():
     print("child", os.getpid(), flush=True)
     {}
 
-sys.exit(watched(run))
+sys.exit(supervise(run))
 """
 
 

@@ -85,10 +85,10 @@ def verify_checkpoint(
     Args:
       checkpoint: a run folder.
       step: which checkpoint; None for the latest.
-      pytorch_folder: the exported checkpoint; None to export it to a temporary folder.
-      store: where the token store is; None for where the run had it.
-      n_documents: size of the batch; two spans of each.
-      batch_out: .npz file to write the batch and our results to.
+      pytorch_folder: the same checkpoint, exported; None to export it to a temporary folder.
+      store: the token store; None for that of the run.
+      n_documents: of the batch; two spans of each.
+      batch_out: .npz file for the batch and our results.
 
     Returns:
       The losses, the CLS vectors, and the gradient, as a whole and by part of the network. Of

@@ -17,16 +17,7 @@ from cocondenser_jax.pretrain.loop import train
 
 
 def pretrain(config: ConfigDict, workdir: Path, *, label: str = "pretrain") -> None:
-    """Trains as `pretrain.loop.train` does, from `config.warm_start` where there is one.
-
-    Args:
-      config: the experiment, see `configs/default.py`.
-      workdir: the run folder.
-      label: what the progress bar says.
-
-    Raises:
-      UserError, SystemExit: as `train` and `load_warm_start` do.
-    """
+    """Calls `pretrain.loop.train` with `config.warm_start`; see there, and `load_warm_start`."""
 
     def warm_start() -> tuple[ModelConfig, Any] | None:
         if not config.warm_start:
@@ -52,9 +43,6 @@ def load_warm_start(
       store: the token store.
       settings: `config.model` of the experiment.
       init_head_seed: draws a Condenser head or an MLM projection that is missing; None forbids it.
-
-    Returns:
-      The model's shape and parameters.
 
     Raises:
       UserError: if the model cannot be read, has another head than the settings ask for, or

@@ -15,34 +15,27 @@ from cocondenser_jax.convert.names import (
     Params,
     expected_shapes,
     from_tensors,
-    new_tensors,
+    to_tensors,
 )
 from cocondenser_jax.corpus.vocabulary import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import read_object
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import save_converted
+from cocondenser_jax.pretrain.step import initial_params
 
 logger = logging.getLogger(__name__)
 
 # What config.json may say besides sizes; any other value means another network.
 _SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-)
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
+    " max_position_embeddings"
+).split()
 _OPTIONAL = (
-    "type_vocab_size",
-    "layer_norm_eps",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "pad_token_id",
-    "initializer_range",
-)
+    "type_vocab_size layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob pad_token_id"
+    " initializer_range"
+).split()
 # Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
 
@@ -50,17 +43,13 @@ _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|d
 def import_folder(name_or_folder: str, out: Path, *, init_head: bool = False) -> None:
     """Writes a BERT or RoBERTa as a run folder that pre-training can start from.
 
-    Args:
-      name_or_folder: a folder, or the name of a model on the Hugging Face hub; see `load_folder`.
-      out: the run folder to make.
-      init_head: draw a Condenser head or an MLM projection, with seed 0, where it is missing.
+    With `init_head`, a Condenser head or an MLM projection that is missing is drawn with seed 0.
 
     Raises:
       UserError: as `load_folder` does; or if `out` already holds something.
     """
     model_config, params = load_folder(name_or_folder, init_head_seed=0 if init_head else None)
-    tokenizer = load_tokenizer(name_or_folder)
-    save_converted(out, model_config, params, tokenizer, name_or_folder)
+    save_converted(out, model_config, params, load_tokenizer(name_or_folder), name_or_folder)
 
 
 def load_folder(
@@ -141,17 +130,12 @@ def _find(name_or_folder: str) -> Path:
         return Path(snapshot_download(name_or_folder, allow_patterns=list(patterns)))
 
     try:
-        folder = download(
-            "config.json",
-            "condenser.json",
-            "condenser_head.safetensors",
-            "model.pt",
-            "model*.safetensors",
-            "model.safetensors.index.json",
-        )
+        head = "condenser.json", "condenser_head.safetensors", "model.pt"
+        weights = "model*.safetensors", "model.safetensors.index.json"
+        folder = download("config.json", *head, *weights)
         # Many models are published in both formats; the second one is twice the download.
         if not any(folder.glob("model*.safetensors")):
-            folder = download("config.json", "model.pt", "pytorch_model*.bin*")
+            folder = download("config.json", *head, "pytorch_model*.bin*")
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
             f"{name_or_folder}: no such folder, and the model cannot be had from the hub:"
@@ -233,7 +217,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         return {name: value.detach().float().numpy() for name, value in state.items()}
     except UserError:
         raise
-    except Exception as error:  # what a damaged pickle raises has no end
+    except Exception as error:  # a damaged pickle may raise anything
         raise UserError(f"cannot read {path} as a file of tensors: {first_line(error)}") from error
 
 
@@ -279,7 +263,10 @@ def _new_heads(
             raise UserError(f"{folder} has no {part}; --init_head starts with a new, random one")
         logger.warning("%s has no %s: a new one is drawn from seed %d", folder, part, seed)
         drawn |= names
-    return new_tensors(config, drawn, seed) if drawn and seed is not None else {}
+    if not drawn or seed is None:
+        return {}
+    new = to_tensors(initial_params(config, seed), config)
+    return {name: new[name] for name in drawn}
 
 
 def _check_shapes(

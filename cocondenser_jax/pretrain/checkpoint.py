@@ -106,13 +106,8 @@ def checkpoint_manager(
 ) -> Iterator[ocp.CheckpointManager]:
     """Opens the checkpoints of a run for writing; saving happens in the background.
 
-    An earlier checkpoint is deleted when its successor is complete on the disk, not before.
-
-    Args:
-      workdir: the run folder.
-      every: steps between checkpoints.
-      keep: how many of the latest to keep; at least 2, because the last may turn out damaged.
-      keep_every: steps between those that are never deleted; 0 for none.
+    An earlier checkpoint is deleted when its successor is complete on the disk, not before. The
+    arguments are the settings of `config.checkpoint`.
 
     Raises:
       UserError: at the end, if the last of them could not be saved.
@@ -199,21 +194,17 @@ def restore_latest(manager: ocp.CheckpointManager, like: TrainState) -> TrainSta
     step, restored = _newest_intact(
         manager, workdir, params=like.params, optimizer=like.optimizer_state
     )
-    for later in (later for later in _steps(workdir) if later > step):
-        _set_aside(workdir, later)
+    for later in (str(later) for later in _steps(workdir) if later > step):
+        shutil.rmtree(workdir / "damaged" / later, ignore_errors=True)
+        (workdir / "damaged").mkdir(exist_ok=True)
+        (workdir / "checkpoints" / later).rename(workdir / "damaged" / later)
     manager.reload()
-    skipped = count_batches(workdir, step)
-    return TrainState(
-        jnp.int32(step), restored["params"], restored["optimizer"], jnp.int32(skipped)
-    )
+    counts = jnp.int32(step), jnp.int32(count_batches(workdir, step))
+    return TrainState(counts[0], restored["params"], restored["optimizer"], counts[1])
 
 
 def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, dict[str, Any]]:
-    """Reads the parameters of a run.
-
-    Args:
-      workdir: the run folder.
-      step: which checkpoint; None for the latest that is intact.
+    """Reads the parameters of a run at a step, or of its latest checkpoint that is intact.
 
     Returns:
       The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.
@@ -325,13 +316,6 @@ def _restore(
     return {name: restored[name] for name in like}
 
 
-def _set_aside(workdir: Path, step: int) -> None:
-    target = workdir / "damaged" / str(step)
-    shutil.rmtree(target, ignore_errors=True)
-    target.parent.mkdir(exist_ok=True)
-    (workdir / "checkpoints" / str(step)).rename(target)
-
-
 def _steps(workdir: Path) -> list[int]:
     """Returns the steps of the checkpoints of a run, in order."""
     names = (path.name for path in (workdir / "checkpoints").glob("*"))
@@ -343,9 +327,7 @@ def _model_of(path: Path, run: dict[str, Any]) -> ModelConfig:
     try:
         return ModelConfig(**run["model"])
     except (KeyError, TypeError, UserError) as error:
-        raise UserError(
-            f"{path} is damaged: it does not say the shape of a model ({error})"
-        ) from error
+        raise UserError(f"{path} is damaged: it lacks the shape of a model ({error})") from error
 
 
 def _require_same(saved: dict[str, Any], now: dict[str, Any]) -> None:

@@ -52,12 +52,11 @@ def train(
     reads and writes the run folder.
 
     Args:
-      config: the experiment, see `configs/default.py`.
+      config: the experiment.
       workdir: the run folder; `checkpoint.py` says what it holds.
-      warm_start: gives model and parameters to start from, or None for a new model of
-        `config.model`. It is not called for a run that resumes from a checkpoint: what that run
-        started from may be gone by then.
-      label: what the progress bar says.
+      warm_start: gives model and parameters to start from, or None for a new model. It is not
+        called for a run that resumes: what that run started from may be gone by then.
+      label: of the progress bar.
 
     Raises:
       UserError: if the settings do not fit each other, the data, or the run that is there.
@@ -98,15 +97,8 @@ def train(
             # step 1.
             stop_after(first_step)
 
-        bar = stack.enter_context(
-            tqdm(
-                total=n_steps,
-                initial=first_step,
-                desc=label,
-                unit="step",
-                disable=not hosts.is_first(),
-            )
-        )
+        bar = tqdm(total=n_steps, initial=first_step, desc=label, unit="step", disable=log is None)
+        stack.enter_context(bar)
         throughput = _Throughput(spec.documents_per_step)
         report = functools.partial(report_step, workdir, store, spec, settings.skip_nonfinite)
 
@@ -165,14 +157,9 @@ def _model_and_params(
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)
         if model_config is None:
-            model_config, params = warm_start() or _new_model(config, store)
-    agreed = hosts.agree(
-        {
-            "config": config.to_dict(),
-            "data": store.sha256,
-            "model": model_config.to_dict() if model_config else None,
-        }
-    )
+            model_config, params = warm_start() or new_model(config.model, config.seed, store)
+    model = model_config.to_dict() if model_config else None
+    agreed = hosts.agree({"config": config.to_dict(), "data": store.sha256, "model": model})
     model_config = ModelConfig(**agreed["model"])
     if (model_config.vocab_size, model_config.pad_token_id) != (store.vocab_size, store.pad_id):
         raise UserError(
@@ -183,27 +170,23 @@ def _model_and_params(
     return model_config, params
 
 
-def _new_model(config: ConfigDict, store: TokenStore) -> tuple[ModelConfig, Any]:
-    model_config = scratch_model(config.model, store)
-    return model_config, scratch_params(model_config, config.seed, store)
-
-
 def scratch_model(sizes: Mapping[str, Any], store: TokenStore) -> ModelConfig:
     """Returns the shape of a new model: sizes of `config.model`, the store's vocabulary."""
     return ModelConfig(**sizes, vocab_size=store.vocab_size, pad_token_id=store.pad_id)
 
 
-def scratch_params(model_config: ModelConfig, seed: int, store: TokenStore) -> Any:
-    """Returns new parameters, with the bias of the MLM projection at each token's log frequency.
+def new_model(sizes: Mapping[str, Any], seed: int, store: TokenStore) -> tuple[ModelConfig, Any]:
+    """Returns a new model, with the bias of the MLM projection at each token's log frequency.
 
     The projection is tied to the word embeddings. While its bias still has to learn that most words
     are rare, the embeddings learn it instead: those of all rare words move in one direction, and
     can hardly be told apart afterwards.
     """
+    model_config = scratch_model(sizes, store)
     params = initial_params(model_config, seed)
     counts_V = store.token_counts() + 1.0
     params["mlm"]["bias"] = np.log(counts_V / counts_V.sum()).astype(np.float32)
-    return params
+    return model_config, params
 
 
 def _initial_or_restored(

@@ -13,6 +13,7 @@ import numpy as np
 from cocondenser_jax.corpus.batches import BatchSpec, batch_documents, make_batch
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import new_file
 from cocondenser_jax.pretrain import hosts
 
 logger = logging.getLogger(__name__)
@@ -35,41 +36,30 @@ def report_step(
 ) -> None:
     """Warns of a step that was left out, the `n_skipped`th; host 0 also writes its batch.
 
+    The file holds the whole batch, of all hosts, with the ids of its documents and the losses.
+
     Raises:
       NonFiniteError: if it is one more than the `skip_nonfinite` that are allowed.
     """
     message = f"step {step} is not finite"
     if hosts.is_first():
         losses = {name: x for name, x in metrics.items() if name != "learning_rate"}
-        message = write_batch(workdir, store, spec, step, losses)
+        ids = [store.document_id(int(i)) for i in batch_documents(store, spec, step - 1)]
+        facts = {"step": step, "seed": spec.seed, "document_ids": ids, **losses}
+        arrays = make_batch(store, spec, step - 1)._asdict()
+        arrays |= {name: np.asarray(value) for name, value in facts.items()}
+        path = workdir / f"nonfinite-{step}.npz"
+        with new_file(path) as partial, partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        shown_ids = ", ".join(ids[:SHOWN_IDS]) + (", ..." if len(ids) > SHOWN_IDS else "")
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
+        message += f" ({shown}); its batch (documents {shown_ids}) is in {path}"
     if n_skipped > skip_nonfinite:
         raise NonFiniteError(
             f"{message}; the run is saved as it was before that step"
             f" (config.train.skip_nonfinite is {skip_nonfinite})"
         )
     logger.warning("%s; left out, %d of at most %d", message, n_skipped, skip_nonfinite)
-
-
-def write_batch(
-    workdir: Path, store: TokenStore, spec: BatchSpec, step: int, losses: Mapping[str, float]
-) -> str:
-    """Writes the whole batch of a step, of all hosts, with the ids of its documents and the losses.
-
-    Returns:
-      A message with the step (from 1), its losses, the first ids, and the file.
-    """
-    ids = [store.document_id(int(i)) for i in batch_documents(store, spec, step - 1)]
-    path = workdir / f"nonfinite-{step}.npz"
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        facts = {"step": step, "seed": spec.seed, "document_ids": ids, **losses}
-        arrays = make_batch(store, spec, step - 1)._asdict()
-        arrays |= {name: np.asarray(value) for name, value in facts.items()}
-        np.savez(file, allow_pickle=False, **arrays)
-    partial.replace(path)
-    shown = ", ".join(ids[:SHOWN_IDS]) + (", ..." if len(ids) > SHOWN_IDS else "")
-    shown_losses = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
-    return f"step {step} is not finite ({shown_losses}); its batch (documents {shown}) is in {path}"
 
 
 def count_batches(workdir: Path, step: int) -> int:

@@ -72,10 +72,9 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
     """Compiles the training step of an experiment for a TPU and says what it needs.
 
     Args:
-      config: the experiment, see `configs/default.py`. Its network gets the vocabulary of the
-        published BERT or RoBERTa.
+      config: the experiment; its network gets the vocabulary of the published BERT or RoBERTa.
       topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
-      search_chunk: find the largest `config.train.chunk_size` that fits first.
+      search_chunk: whether to find the largest `config.train.chunk_size` that fits.
 
     Returns:
       {quantity: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
@@ -84,7 +83,7 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
 
     Raises:
       UserError: if libtpu is missing, topology, batch and chunk do not fit each other, or not even
-        chunks of one span fit on the topology.
+        chunks of one span fit.
     """
     vocab_size, pad_token_id = VOCABULARIES.get(config.model.model_type, (0, 0))
     model_config = ModelConfig(**config.model, vocab_size=vocab_size, pad_token_id=pad_token_id)

@@ -71,112 +71,107 @@ class TrainState(NamedTuple):
 Metrics = dict[str, jax.Array]
 
 
-def make_train_step(
-    model_config: ModelConfig, settings: StepSettings
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the per-device step, to be mapped with the axis name `AXIS`.
+def train_step(
+    model_config: ModelConfig, settings: StepSettings, state: TrainState, batch: Batch
+) -> tuple[TrainState, Metrics]:
+    """Makes one step on a device's part of the batch; to be mapped with the axis name `AXIS`.
 
     A step whose loss or gradient is not finite changes neither parameters nor optimizer. One more
     of them than `skip_nonfinite`, and nothing changes any more: the host learns of it one step
     later, and still finds the state from before the first step too many.
     """
-    loss_and_gradient = make_gradient(model_config, settings.loss)
-    optimizer = make_optimizer(settings.optimizer)
-    schedule = learning_rate_schedule(settings.optimizer)
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        losses, grads = loss_and_gradient(state.params, state.step, batch)
-        gradient_norm = optax.global_norm(grads)
-        finite = jnp.isfinite(losses["loss"]) & jnp.isfinite(gradient_norm)
-        skipped = state.skipped + (~finite).astype(jnp.int32)
-        halted = skipped > settings.skip_nonfinite
-        updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
-        params, optimizer_state = jax.tree.map(
-            lambda new, old: jnp.where(finite & ~halted, new, old),
-            (optax.apply_updates(state.params, updates), optimizer_state),
-            (state.params, state.optimizer_state),
-        )
-        metrics = {
-            **losses,
-            "learning_rate": schedule(state.step - state.skipped),
-            "gradient_norm": gradient_norm,
-            "skipped": skipped,
-        }
-        step = state.step + (~halted).astype(jnp.int32)
-        return TrainState(step, params, optimizer_state, skipped), metrics
-
-    return train_step
+    losses, grads = loss_and_gradient(model_config, settings.loss, state.params, state.step, batch)
+    gradient_norm = optax.global_norm(grads)
+    finite = jnp.isfinite(losses["loss"]) & jnp.isfinite(gradient_norm)
+    skipped = state.skipped + (~finite).astype(jnp.int32)
+    halted = skipped > settings.skip_nonfinite
+    updates, optimizer_state = make_optimizer(settings.optimizer).update(
+        grads, state.optimizer_state, state.params
+    )
+    params, optimizer_state = jax.tree.map(
+        lambda new, old: jnp.where(finite & ~halted, new, old),
+        (optax.apply_updates(state.params, updates), optimizer_state),
+        (state.params, state.optimizer_state),
+    )
+    metrics = {
+        **losses,
+        "learning_rate": learning_rate_schedule(settings.optimizer)(state.step - state.skipped),
+        "gradient_norm": gradient_norm,
+        "skipped": skipped,
+    }
+    step = state.step + (~halted).astype(jnp.int32)
+    return TrainState(step, params, optimizer_state, skipped), metrics
 
 
-def make_gradient(
-    model_config: ModelConfig, settings: LossSettings
-) -> Callable[[Any, jax.Array, Batch], tuple[Metrics, Any]]:
-    """Returns the per-device loss and its gradient, to be mapped with the axis name `AXIS`.
+def loss_and_gradient(
+    model_config: ModelConfig, settings: LossSettings, params: Any, step: jax.Array, batch: Batch
+) -> tuple[Metrics, Any]:
+    """Returns the losses of the whole batch and their gradient, the same on every device.
 
     L = mean over the spans of all devices of (mlm_weight * L_mlm + L_co); without `contrastive`
     only the first. L_mlm is the head's masked-token loss plus, with `late_mlm`, the backbone's,
     averaged over all masked tokens of the global batch (`token_mean`), or summed within a span as
     in equations 5 and 7 of arXiv 2108.05540 (`span_sum`).
 
-    Returns:
-      A function of parameters, step (it seeds the dropout) and a device's part of the batch. It
-      gives the losses and the gradient of the whole batch, the same on every device.
+    Args:
+      model_config: the network.
+      settings: of the loss.
+      params: of the network.
+      step: seeds the dropout.
+      batch: a device's part; to be mapped with the axis name `AXIS`.
     """
     model = Condenser(model_config, dtype=jnp.dtype(settings.dtype))
-    has_dropout = (
-        model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0
+    n_local = batch.input_ids_SxL.shape[0]
+    n_spans = n_local * jax.lax.axis_size(AXIS)
+    n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)
+    per_token = settings.mlm_reduction == "token_mean"
+    mlm_scale = settings.mlm_weight / (n_masked if per_token else n_spans)
+
+    def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
+        batch, seeds_B = chunk
+        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
+        output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
+        targets = batch.labels_SxM, batch.weights_SxM
+        sums = {"head_mlm": masked_lm_sum(output.head_logits_BxMxV, *targets)}
+        if output.late_logits_BxMxV is not None:
+            sums["late_mlm"] = masked_lm_sum(output.late_logits_BxMxV, *targets)
+        return output.cls_BxD, mlm_scale * sum(sums.values()), sums
+
+    def encode(params: Any, chunk: tuple) -> jax.Array:
+        batch, seeds_B = chunk
+        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
+        return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
+
+    def contrast(in_order_SxD: jax.Array) -> jax.Array:
+        return corpus_contrastive_sum(in_order_SxD[place_S], AXIS) / n_spans
+
+    seeds_S = None
+    if model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0:
+        # A function of seed, step and the span's global index only.
+        spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
+        seeds_S = fold_in(fold_in(jnp.uint32(settings.seed), step), spans_S)
+    # Neighbours in length share a chunk, so that chunks of short spans can be computed short.
+    order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
+    place_S = jnp.argsort(order_S)
+    in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
+    contrastive_loss, sums, grads = loss_gradient(
+        params,
+        _split(in_order, n_local // (settings.chunk_size or n_local)),
+        forward=forward,
+        encode=encode,
+        contrast=contrast if settings.contrastive else None,
+        on_chunk=_at_shortest_length,
     )
-
-    def loss_and_gradient(params: Any, step: jax.Array, batch: Batch) -> tuple[Metrics, Any]:
-        n_local = batch.input_ids_SxL.shape[0]
-        n_spans = n_local * jax.lax.axis_size(AXIS)
-        n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)
-        per_token = settings.mlm_reduction == "token_mean"
-        mlm_scale = settings.mlm_weight / (n_masked if per_token else n_spans)
-
-        def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
-            batch, seeds_B = chunk
-            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
-            output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
-            targets = batch.labels_SxM, batch.weights_SxM
-            sums = {"head_mlm": masked_lm_sum(output.head_logits_BxMxV, *targets)}
-            if output.late_logits_BxMxV is not None:
-                sums["late_mlm"] = masked_lm_sum(output.late_logits_BxMxV, *targets)
-            return output.cls_BxD, mlm_scale * sum(sums.values()), sums
-
-        def encode(params: Any, chunk: tuple) -> jax.Array:
-            batch, seeds_B = chunk
-            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
-            return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
-
-        def contrast(in_order_SxD: jax.Array) -> jax.Array:
-            return corpus_contrastive_sum(in_order_SxD[place_S], AXIS) / n_spans
-
-        seeds_S = _dropout_seeds(settings.seed, step, n_local) if has_dropout else None
-        # Neighbours in length share a chunk, so that chunks of short spans can be computed short.
-        order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
-        place_S = jnp.argsort(order_S)
-        in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
-        contrastive_loss, sums, grads = loss_gradient(
-            params,
-            _cut(in_order, settings.chunk_size or n_local),
-            forward=forward,
-            encode=encode,
-            contrast=contrast if settings.contrastive else None,
-            on_chunk=_at_shortest_length,
-        )
-        # Every device holds its own share of sums over the global batch: add them once.
-        contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
-        losses = {
-            "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
-            # Per masked token, whatever the reduction, so that runs can be compared.
-            **{f"{name}_loss": total / n_masked for name, total in sums.items()},
-        }
-        if settings.contrastive:
-            losses["contrastive_loss"] = contrastive_loss
-        return losses, grads
-
-    return loss_and_gradient
+    # Every device holds its own share of sums over the global batch: add them once.
+    contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
+    losses = {
+        "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
+        # Per masked token, whatever the reduction, so that runs can be compared.
+        **{f"{name}_loss": total / n_masked for name, total in sums.items()},
+    }
+    if settings.contrastive:
+        losses["contrastive_loss"] = contrastive_loss
+    return losses, grads
 
 
 def mapped_step(
@@ -188,7 +183,7 @@ def mapped_step(
     state is donated: the one passed in must not be used again. Nothing waits for the devices until
     a value of what it returns is read.
     """
-    step = _pmap(make_train_step(model_config, settings), devices, donate_argnums=(0,))
+    step = _mapped_step(model_config, settings, devices)
     n_devices = len(devices) if devices else jax.local_device_count()
     return lambda state, batch: step(state, _split(batch, n_devices))
 
@@ -207,31 +202,29 @@ def compile_step(
 ) -> jax.stages.Compiled:
     """Compiles the step that `mapped_step` runs, for devices that need not be here."""
     shape: Any = jax.ShapeDtypeStruct
-    rows = 2 * spec.documents_per_step, spec.length
-    slots = 2 * spec.documents_per_step, mask_capacity(spec.length)
+    spans = len(devices), 2 * spec.documents_per_step // len(devices)
+    tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
     batch = Batch(
-        input_ids_SxL=shape(rows, jnp.int32),
-        attention_mask_SxL=shape(rows, jnp.bool_),
+        input_ids_SxL=shape(tokens, jnp.int32),
+        attention_mask_SxL=shape(tokens, jnp.bool_),
         masked_positions_SxM=shape(slots, jnp.int32),
         labels_SxM=shape(slots, jnp.int32),
         weights_SxM=shape(slots, jnp.float32),
     )
-    parts = jax.eval_shape(functools.partial(_split, n_devices=len(devices)), batch)
-    step = _pmap(make_train_step(model_config, settings), devices, donate_argnums=(0,))
-    return step.lower(state_shapes(model_config, settings.optimizer), parts).compile()
+    state = state_shapes(model_config, settings.optimizer)
+    return _mapped_step(model_config, settings, devices).lower(state, batch).compile()
 
 
 def batch_gradient(
     model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
 ) -> tuple[Metrics, Any]:
     """Returns the losses of a batch and their gradient at step 0, computed on one device."""
-    gradient = make_gradient(model_config, settings)
 
     def at_step_0(params: Any, batch: Batch) -> tuple[Metrics, Any]:
-        return gradient(params, jnp.zeros((), jnp.int32), batch)
+        return loss_and_gradient(model_config, settings, params, jnp.int32(0), batch)
 
-    mapped = _pmap(at_step_0, jax.local_devices()[:1])
-    return cast(tuple[Metrics, Any], mapped(params, _split(batch, 1)))
+    gradient = _pmap(at_step_0, jax.local_devices()[:1])
+    return cast(tuple[Metrics, Any], gradient(params, _split(batch, 1)))
 
 
 def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
@@ -273,6 +266,13 @@ def initial_params(model_config: ModelConfig, seed: int) -> Any:
     return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
 
 
+def _mapped_step(
+    model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None
+) -> Any:
+    step = functools.partial(train_step, model_config, settings)
+    return _pmap(step, devices, donate_argnums=(0,))
+
+
 def _pmap(
     function: Callable, devices: list[jax.Device] | None, donate_argnums: tuple[int, ...] = ()
 ) -> Any:
@@ -287,15 +287,9 @@ def _pmap(
     )
 
 
-def _split(batch: Batch, n_devices: int) -> Batch:
-    """Cuts a host's batch into equal parts: a new leading axis of devices."""
-    return Batch(*(x.reshape(n_devices, -1, *x.shape[1:]) for x in batch))
-
-
-def _dropout_seeds(seed: int, step: jax.Array, n_local: int) -> jax.Array | None:
-    """Returns `seeds_S`, a function of seed, step and the span's global index only."""
-    spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
-    return fold_in(fold_in(jnp.uint32(seed), step), spans_S)
+def _split(tree: Any, n_parts: int) -> Any:
+    """Cuts every array into equal parts along a new leading axis: of devices, or of chunks."""
+    return jax.tree.map(lambda x: x.reshape(n_parts, -1, *x.shape[1:]), tree)
 
 
 def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
@@ -312,26 +306,11 @@ def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
 
     def cut(length: int, n_slots: int, chunk: tuple) -> Any:
         batch, seeds_B = chunk
-        return function(
-            (
-                Batch(
-                    batch.input_ids_SxL[:, :length],
-                    batch.attention_mask_SxL[:, :length],
-                    batch.masked_positions_SxM[:, :n_slots],
-                    batch.labels_SxM[:, :n_slots],
-                    batch.weights_SxM[:, :n_slots],
-                ),
-                seeds_B,
-            )
-        )
+        sizes = (length, length, n_slots, n_slots, n_slots)
+        return function((Batch(*(x[:, :n] for x, n in zip(batch, sizes, strict=True))), seeds_B))
 
     longest = jnp.max(jnp.sum(batch.attention_mask_SxL, axis=1))
     most_masked = jnp.max(jnp.sum(batch.weights_SxM > 0, axis=1))
     fits = (longest <= jnp.array(lengths)) & (most_masked <= jnp.array(slots))
     branches = [functools.partial(cut, *sizes) for sizes in zip(lengths, slots, strict=True)]
     return jax.lax.switch(jnp.argmax(fits), branches, chunk)
-
-
-def _cut(tree: Any, chunk_size: int) -> Any:
-    """Splits the leading axis of every array into [chunks, chunk_size]."""
-    return jax.tree.map(lambda x: x.reshape(-1, chunk_size, *x.shape[1:]), tree)

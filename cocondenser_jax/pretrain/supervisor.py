@@ -25,16 +25,10 @@ _LOST_HOST = (
 def run_on_hosts(
     run: Callable[[], None], coordinator: str | None, n_hosts: int | None, host: int | None
 ) -> int:
-    """Calls `run` after joining the other hosts, or at once where there are none.
+    """Calls `run` after joining the other hosts, and returns the exit status.
 
-    Args:
-      run: what every host does.
-      coordinator: HOST:PORT of host 0, `auto`, or None where this host is the only one.
-      n_hosts: how many there are; with HOST:PORT only.
-      host: which one this is, from 0; with HOST:PORT only.
-
-    Returns:
-      The exit status.
+    Without a coordinator there are none, and it is called at once. See `hosts.connect` for the
+    arguments.
 
     Raises:
       UserError: if the arguments do not fit each other.
@@ -62,14 +56,11 @@ def run_on_hosts(
 
 
 def supervise(run: Callable[[], None]) -> int:
-    """Calls `run` in a child process, and says so when it was aborted because a host was lost.
+    """Calls `run` in a child process, and returns its exit status, explained if a host was lost.
 
-    JAX ends it by abort(), from a thread that is not Python's, after which nothing of that process
-    can print. The child ends with its parent, whatever ends that. A SIGTERM or Ctrl-C reaches it as
+    JAX (0.10.2; see https://github.com/jax-ml/jax/pull/39095) ends it by abort(), from a thread
+    that is not Python's, after which nothing in that process can print. The child ends with its parent, whatever ends that. A SIGTERM or Ctrl-C reaches it as
     the SIGTERM that JAX catches, the third as SIGKILL.
-
-    Returns:
-      The exit status.
     """
     alive, held = os.pipe()
     child = os.fork()

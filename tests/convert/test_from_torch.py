@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.convert.names import new_tensors, tensor_names
+from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.pretrain.step import initial_params
 
 
 @pytest.fixture
@@ -170,10 +171,8 @@ def test_a_plain_encoder_lacks_the_mlm_projection(bert_folder, caplog):
     assert "MLM projection: a new one" in caplog.text
     assert "Condenser head" not in caplog.text  # that one was there
     np.testing.assert_array_equal(params["mlm"]["norm"]["scale"], np.ones(32))
-    names = {"cls.predictions.transform.dense.weight"}
-    drawn = new_tensors(config, names, 0)
-    assert drawn.keys() == names
-    np.testing.assert_array_equal(params["mlm"]["dense"]["kernel"].T, *drawn.values())
+    drawn = to_tensors(initial_params(config, 0), config)["cls.predictions.transform.dense.weight"]
+    np.testing.assert_array_equal(params["mlm"]["dense"]["kernel"].T, drawn)
 
 
 def test_missing_tensors_are_counted_and_named(bert_folder):

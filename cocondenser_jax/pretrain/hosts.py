@@ -20,13 +20,14 @@ AUTO = "auto"
 def connect(coordinator: str, n_hosts: int | None, host: int | None, *, heartbeat: int) -> None:
     """Joins the other hosts; to be called before anything else of JAX.
 
-    From then on JAX ends this process by abort() when another host is lost.
+    From then on JAX ends this process by abort() when another host was silent for `heartbeat`
+    seconds.
 
     Args:
       coordinator: address and port of host 0; `auto` to learn it from a TPU pod, Slurm or Open MPI.
       n_hosts: how many there are; None with `auto`.
       host: which one this is, from 0; None with `auto`.
-      heartbeat: seconds of silence after which a host counts as lost.
+      heartbeat: in seconds.
 
     Raises:
       UserError: with `auto`, where the environment does not say.

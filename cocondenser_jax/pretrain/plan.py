@@ -5,6 +5,7 @@ so its memory and its collectives are as the compiler says. Time is not measured
 the least that arithmetic, memory and network allow.
 """
 
+import bisect
 import importlib.util
 import logging
 import math
@@ -141,20 +142,18 @@ def largest_chunk(
     """Finds the largest chunk size that fits, by bisection; returns its plan, see `plan`."""
     n_spans = 2 * spec.documents_per_step // len(_topology(topology)[1])
     sizes = [size for size in range(1, n_spans + 1) if n_spans % size == 0]
-    best = None
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        tried = settings._replace(loss=settings.loss._replace(chunk_size=sizes[middle]))
-        planned = plan_step(model_config, tried, spec, topology)
-        logger.info("chunk size %d: fits: %s", sizes[middle], planned["fits"])
-        if planned["fits"] == "yes":
-            low, best = middle + 1, planned
-        else:
-            high = middle
-    if best is None:
+    plans = {}
+
+    def is_too_large(size: int) -> bool:
+        tried = settings._replace(loss=settings.loss._replace(chunk_size=size))
+        plans[size] = plan_step(model_config, tried, spec, topology)
+        logger.info("chunk size %d: fits: %s", size, plans[size]["fits"])
+        return bool(plans[size]["fits"] != "yes")
+
+    n_fitting = bisect.bisect_left(sizes, True, key=is_too_large)
+    if not n_fitting:
         raise UserError(f"not even chunks of one span fit on {topology}")
-    return best
+    return plans[sizes[n_fitting - 1]]
 
 
 class Collective(NamedTuple):

@@ -58,9 +58,10 @@ def run_on_hosts(
 def supervise(run: Callable[[], None]) -> int:
     """Calls `run` in a child process, and returns its exit status, explained if a host was lost.
 
-    JAX (0.10.2; see https://github.com/jax-ml/jax/pull/39095) ends it by abort(), from a thread
-    that is not Python's, after which nothing in that process can print. The child ends with its parent, whatever ends that. A SIGTERM or Ctrl-C reaches it as
-    the SIGTERM that JAX catches, the third as SIGKILL.
+    JAX (0.10.2; described in https://github.com/jax-ml/jax/pull/39095) ends it by abort(), from a
+    thread that is not Python's, after which nothing in that process can print. The child ends with
+    its parent, whatever ends that. A SIGTERM or Ctrl-C reaches it as the SIGTERM that JAX catches,
+    the third as SIGKILL.
     """
     alive, held = os.pipe()
     child = os.fork()

@@ -66,8 +66,8 @@ def _corpus(arguments: Arguments) -> None:
         max_tokens=arguments.max_tokens,
         shard=arguments.shard,
     )
-    figures = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
-    print_metrics(figures, arguments.json_out)
+    counts = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
+    print_metrics(counts, arguments.json_out)
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -114,6 +114,7 @@ def train(
                 bar.set_postfix(loss=f"{float(metrics['loss']):.3f}", refresh=False)
 
         state, unread = place(state), None  # the metrics of the step before
+        del params  # else the first device would hold what the run started from
         try:
             for step in range(first_step + 1, n_steps + 1):
                 batch = throughput.next(batches)

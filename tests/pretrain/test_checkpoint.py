@@ -30,7 +30,7 @@ STEPS = (2, 4, 6)
 
 
 def state_of(step: int) -> TrainState:
-    """A state that tells its step, of arrays that fill a file of some kilobytes."""
+    """A state that shows its step, of arrays that fill a file of some kilobytes."""
     values = np.random.default_rng(step).normal(size=(40, 50)).astype(np.float32)
     w, m = {"w": values}, {"m": values + 1}
     return TrainState(np.int32(step), w, m, np.int32(0))  # type: ignore[arg-type]
@@ -123,12 +123,12 @@ def test_the_newest_intact_checkpoint_is_used(
         assert_state(restored(run, settings), 4)
 
 
-def test_without_an_intact_checkpoint_nothing_begins(run: Path, settings: dict[str, int]) -> None:
+def test_without_an_intact_checkpoint_nothing_starts(run: Path, settings: dict[str, int]) -> None:
     for step in STEPS:
         flip_a_bit(run / "checkpoints" / str(step))
     with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4, 6\) is intact"):
         restored(run, settings)
-    # Nothing was moved: the next attempt must not find an empty folder, and begin at 0.
+    # Nothing was moved: the next attempt must not find an empty folder, and start at 0.
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6"]
 
 
@@ -154,8 +154,8 @@ def test_damage_by_command_line(
     flip_a_bit(run / "checkpoints" / "2")
     files = sorted(run.rglob("*"))
     assert main(["pretrain", f"--config={tmp_path}/experiment.py", f"--workdir={run}"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told[-1].startswith(f"cocondenser: {run}: none of its checkpoints (2, 4) is intact")
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-1].startswith(f"cocondenser: {run}: none of its checkpoints (2, 4) is intact")
     assert sorted(run.rglob("*")) == files
 
 
@@ -169,7 +169,7 @@ def test_a_full_disk_leaves_what_was_there(
             save_all(run, settings, (8, 10)[:n_saves])
         small_disk(resource.RLIM_INFINITY)
         assert_state(restored(run, settings), 6)
-        # What could not be finished may lie beside them, under a name that is no step.
+        # What could not be finished may lie beside them, under a name that is not a step.
         steps = [path.name for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
         assert sorted(steps) == ["2", "4", "6"]
 
@@ -180,8 +180,8 @@ def test_a_full_disk_is_reported_once(
     small_disk: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.append(unraisable.exc_value))
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_value))
     state = state_of(2)
     many = {str(number): state.params["w"] for number in range(50)}
     small_disk(1000)
@@ -190,10 +190,10 @@ def test_a_full_disk_is_reported_once(
         checkpoint.checkpoint_manager(tmp_path, **settings) as manager,
     ):
         checkpoint.save(manager, state._replace(params=many))
-    assert not told
+    assert not seen
 
 
-def test_a_run_that_was_killed_while_it_made_its_folder_goes_on(
+def test_a_run_that_was_killed_while_it_made_its_folder_resumes(
     config: ConfigDict, tmp_path: Path
 ) -> None:
     store = open_store(Path(config.data.store))

@@ -118,24 +118,24 @@ def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: 
     (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
     train(config, tmp_path / "alone")
 
-    (first, told), (second, _) = run_two_hosts(tmp_path, BREAKS_DOWN)
+    (first, printed), (second, _) = run_two_hosts(tmp_path, BREAKS_DOWN)
     assert (first, second) == (3, -9)
-    lines = [line for line in told.splitlines() if line.startswith("cocondenser: ")]
+    lines = [line for line in printed.splitlines() if line.startswith("cocondenser: ")]
     assert len(lines) == 1
     assert "another host of this run has stopped" in lines[0]
 
-    # One that does not fit is refused, and told so; the other ends with it.
-    (first, _), (second, told) = run_two_hosts(tmp_path, OTHER_SEED)
+    # One that does not fit is refused with a message; the other ends with it.
+    (first, _), (second, printed) = run_two_hosts(tmp_path, OTHER_SEED)
     assert (first, second) == (3, 2)
-    assert "cocondenser: host 1 has another config than host 0" in told
+    assert "cocondenser: host 1 has another config than host 0" in printed
 
-    (first, told), (second, _) = run_two_hosts(tmp_path, STOPPED)
-    assert (first, second) == (0, 0), told
+    (first, printed), (second, _) = run_two_hosts(tmp_path, STOPPED)
+    assert (first, second) == (0, 0), printed
 
     two_passes = "--config.train.chunk_size=2"
-    (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes, n_devices=2)
-    assert (first, second) == (0, 0), told
-    resumed = re.search(r"resuming after step (\d)", told)
+    (first, printed), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes, n_devices=2)
+    assert (first, second) == (0, 0), printed
+    resumed = re.search(r"resuming after step (\d)", printed)
     assert resumed
     assert 2 < int(resumed[1]) < 6
     # Only host 0 writes.

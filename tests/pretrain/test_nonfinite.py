@@ -101,7 +101,7 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("bad_batches", "compiled_once")
-def test_a_run_stops_saves_and_can_go_on(
+def test_a_run_stops_saves_and_can_resume(
     config: ConfigDict, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"

@@ -124,6 +124,24 @@ def test_eight_devices_are_one(config: ConfigDict) -> None:
     assert_same(steps(config, n_devices=8, n_steps=3), steps(config, n_devices=1, n_steps=3))
 
 
+def test_the_state_is_donated_and_the_step_compiled_once(
+    config: ConfigDict, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = changed(config, train__chunk_size=0, train__contrastive=False)
+    store = open_store(Path(config.data.store))
+    model_config, settings = scratch_model(config.model, store), step_settings(config)
+    step = mapped_step(model_config, settings)
+    batch = make_batch(store, BatchSpec(config.seed, 16, 16), 0)
+    first = place(initial_state(initial_params(model_config, 0), settings.optimizer))
+    second, _ = step(first, batch)
+    with jax.log_compiles():
+        step(second, batch)
+        assert "XLA compilation" not in caplog.text
+        jax.jit(lambda x: x + 1)(0)  # such a line is what was looked for
+        assert "XLA compilation" in caplog.text
+    assert all(x.is_deleted() for x in jax.tree.leaves((first, second)))
+
+
 def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config: ConfigDict) -> None:
     one_chunk = changed(config, train__chunk_size=0, train__contrastive=False)
     chunks = changed(config, train__chunk_size=2, train__contrastive=False)

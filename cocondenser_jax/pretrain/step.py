@@ -249,8 +249,8 @@ def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: in
 def initial_state(params: Any, optimizer: AdamW) -> TrainState:
     """Returns the state before the first step."""
     params = jax.tree.map(jnp.asarray, params)
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, jax.jit(make_optimizer(optimizer).init)(params), zero)
+    optimizer_state = jax.jit(make_optimizer(optimizer).init)(params)
+    return TrainState(jnp.int32(0), params, optimizer_state, jnp.int32(0))
 
 
 def state_shapes(model_config: ModelConfig, optimizer: AdamW) -> TrainState:

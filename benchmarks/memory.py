@@ -45,16 +45,17 @@ def temporaries(arguments: argparse.Namespace, n_documents: int) -> int:
     import jax
 
     from cocondenser_jax.configs import default
-    from cocondenser_jax.pretrain.plan import argument_shapes, replicated
-    from cocondenser_jax.pretrain.step import pmap_step
+    from cocondenser_jax.corpus.batches import BatchSpec
+    from cocondenser_jax.pretrain.step import compile_step, step_settings
 
     config = default.get_config().unlock()
-    config.data.documents_per_step = n_documents
     config.train.chunk_size = arguments.chunk_size
     model = model_config(SIZES[arguments.size])
-    shapes = replicated(argument_shapes(config, model, 2 * n_documents // N_DEVICES), N_DEVICES)
-    step: Any = pmap_step(model, config, jax.devices())
-    return int(step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes)
+    spec = BatchSpec(config.seed, n_documents, config.data.length)
+    analysis: Any = compile_step(
+        model, step_settings(config), spec, jax.devices()
+    ).memory_analysis()
+    return int(analysis.temp_size_in_bytes)
 
 
 if __name__ == "__main__":

@@ -210,7 +210,7 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     from cocondenser_jax.configs import default
     from cocondenser_jax.convert.from_torch import load_folder
     from cocondenser_jax.corpus.batches import Batch
-    from cocondenser_jax.pretrain.step import initial_state, pmap_step
+    from cocondenser_jax.pretrain.step import initial_state, mapped_step, place, step_settings
 
     device = jax.devices()[0]
     before = _resident_bytes()
@@ -220,16 +220,15 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     loaded, params = load_folder(str(folder), skip_from=model_config(size).skip_from)
     loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     batch = Batch(**np.load(folder / "batch.npz"))
-    state = initial_state(loaded, config, params)
-    states, batches = jax.tree.map(lambda x: jnp.asarray(x)[None], (state, batch))
-    step: Any = pmap_step(loaded, config, [device])
-    states = jax.pmap(lambda x: x, devices=[device])(states)
+    settings = step_settings(config)
+    step = mapped_step(loaded, settings, [device])
+    state = place(initial_state(params, settings.optimizer), [device])
 
     losses, seconds = [], []
     for _ in range(n_steps + 1):
         start = time.perf_counter()
-        states, metrics = step(states, batches)
-        losses.append(float(metrics["loss"][0]))
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
         seconds.append(time.perf_counter() - start)
     on_gpu = device.platform == "gpu"
     used = device.memory_stats()["peak_bytes_in_use"] if on_gpu else _resident_bytes() - before

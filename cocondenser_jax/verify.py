@@ -1,18 +1,16 @@
-"""A checkpoint checked on a real batch: our two-pass step, our direct pass, and plain PyTorch.
+"""A checkpoint compared on a real batch: our two-pass step, our direct pass, and plain PyTorch.
 
 All three compute the same losses and the gradient of every tensor, in float32, without dropout and
-with the same masks. Two of them share no code: PyTorch's side is made of transformers' modules.
+with the same masks. PyTorch's are computed by transformers' modules, and share no code with ours.
 """
 
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 from ml_collections import ConfigDict
@@ -35,7 +33,7 @@ from cocondenser_jax.files import new_file
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.step import pmap_gradient
+from cocondenser_jax.pretrain.step import LossSettings, batch_gradient, check_batch, step_settings
 
 TWO_PASS_TOLERANCE = 1e-5  # two passes against one, relative
 TORCH_TOLERANCE = 1e-4  # Flax against PyTorch, relative
@@ -44,8 +42,8 @@ GRADIENT = "gradient"
 Tensors = dict[str, np.ndarray]  # by their names in a Hugging Face checkpoint
 
 
-class Sided(NamedTuple):
-    """What one side computes."""
+class Computed(NamedTuple):
+    """What one of the three implementations computes."""
 
     losses: dict[str, float]
     cls_SxD: np.ndarray
@@ -53,7 +51,7 @@ class Sided(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One quantity on all three sides, and how far two of them are from the direct pass.
+    """One quantity by all three implementations, and how far two are from the direct pass.
 
     The differences are relative to the quantity, those of a part of the gradient to the whole
     gradient: a part can be next to nothing, a sum of terms that cancel.
@@ -73,7 +71,7 @@ class Row(NamedTuple):
         return within and self.pytorch_error <= TORCH_TOLERANCE
 
 
-def verify(
+def verify_checkpoint(
     checkpoint: Path,
     *,
     step: int | None = None,
@@ -82,15 +80,15 @@ def verify(
     n_documents: int = 8,
     batch_out: Path | None = None,
 ) -> list[Row]:
-    """Compares the three sides on the first documents of the run's data.
+    """Compares the three implementations on the first documents of the run's data.
 
     Args:
       checkpoint: a run folder.
       step: which checkpoint; None for the latest.
-      pytorch_folder: the exported checkpoint; None to export it for this once.
-      store: where the token store is; None for where the run had it.
-      n_documents: size of the batch; two spans of each.
-      batch_out: .npz file to write the batch and our results to.
+      pytorch_folder: the same checkpoint, exported; None to export it to a temporary folder.
+      store: the token store; None for that of the run.
+      n_documents: of the batch; two spans of each.
+      batch_out: .npz file for the batch and our results.
 
     Returns:
       The losses, the CLS vectors, and the gradient, as a whole and by part of the network. Of
@@ -100,18 +98,24 @@ def verify(
       UserError: if run, store or folder cannot be read, or belong to different models.
     """
     model_config, params, run = load_run(checkpoint, step)
+    if "config" not in run:
+        raise UserError(f"{checkpoint} was converted, not trained: it says nothing about its data")
+    config = ConfigDict(run["config"])
     model_config = dataclasses.replace(
         model_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
-    config = _experiment(run, checkpoint)
     tokens = open_store(store or Path(config.data.store))
     if not 2 <= n_documents <= tokens.n_documents:
         raise UserError(f"{n_documents} documents: expected 2 to {tokens.n_documents}")
-    batch = make_batch(tokens, BatchSpec(config.seed, n_documents, config.data.length), step=0)
-    config.data.documents_per_step = n_documents
+    spec = BatchSpec(config.seed, n_documents, config.data.length)
     # Of 2 * n_documents spans: two chunks.
-    cached = _flax_side(model_config, config, params, batch, chunk_size=n_documents)
-    direct = _flax_side(model_config, config, params, batch, chunk_size=0)
+    settings = step_settings(config).loss._replace(
+        contrastive=True, dtype="float32", chunk_size=n_documents
+    )
+    check_batch(spec, settings.chunk_size, model_config.max_length, n_devices=1)
+    batch = make_batch(tokens, spec, step=0)
+    two_pass = _flax_side(model_config, settings, params, batch)
+    direct = _flax_side(model_config, settings._replace(chunk_size=0), params, batch)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pytorch_folder or Path(temporary) / "model"
         if pytorch_folder is None:
@@ -119,10 +123,10 @@ def verify(
         else:
             _require_same_model(folder, checkpoint, model_config)
         reference = open_reference(folder)
-    theirs = _torch_side(reference, model_config, config, batch)
+    pytorch = _torch_side(reference, model_config.late_mlm, settings, batch)
     if batch_out:
         _write(batch_out, batch, direct)
-    return _compare(cached, direct, theirs)
+    return _compare(two_pass, direct, pytorch)
 
 
 def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -> None:
@@ -132,49 +136,37 @@ def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -
             raise UserError(f"{folder}: {name} is {found[name]}, but {value} in {checkpoint}")
 
 
-def _experiment(run: Mapping[str, Any], checkpoint: Path) -> ConfigDict:
-    """Returns the run's settings, with both losses, in float32."""
-    if "config" not in run:
-        raise UserError(f"{checkpoint} was converted, not trained: it says nothing about its data")
-    config = ConfigDict(run["config"])
-    config.train.contrastive = True
-    config.train.dtype = "float32"
-    return config
-
-
 def _flax_side(
-    model_config: ModelConfig, config: ConfigDict, params: Any, batch: Batch, chunk_size: int
-) -> Sided:
-    """Ours: with chunks in two passes, whose CLS vectors are those of the headless first one."""
-    config.train.chunk_size = chunk_size
-    gradient = pmap_gradient(model_config, config, jax.local_devices()[:1])
-    losses, grads = gradient(params, jnp.zeros((), jnp.int32), Batch(*(x[None] for x in batch)))
+    model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
+) -> Computed:
+    """Computes ours; with chunks in two passes, whose CLS vectors are those of the first."""
+    losses, grads = batch_gradient(model_config, settings, params, batch)
     model, variables = Condenser(model_config), {"params": params}
     ids, mask = batch.input_ids_SxL, batch.attention_mask_SxL
-    if chunk_size:
+    if settings.chunk_size:
         cls_SxD = jax.jit(functools.partial(model.apply, method="encode"))(variables, ids, mask)
     else:
         cls_SxD = jax.jit(model.apply)(variables, ids, mask, batch.masked_positions_SxM).cls_BxD
-    return Sided(
-        {name: float(value[0]) for name, value in losses.items()},
+    return Computed(
+        {name: float(value) for name, value in losses.items()},
         np.asarray(cls_SxD),
-        to_tensors(jax.tree.map(lambda x: np.asarray(x[0]), grads), model_config),
+        to_tensors(grads, model_config),
     )
 
 
 def _torch_side(
-    model: TorchCondenser, model_config: ModelConfig, config: ConfigDict, batch: Batch
-) -> Sided:
+    model: TorchCondenser, late_mlm: bool, settings: LossSettings, batch: Batch
+) -> Computed:
     ids, mask = torch.from_numpy(batch.input_ids_SxL), torch.from_numpy(batch.attention_mask_SxL)
     labels = full_labels(batch)
     n_masked = (labels != IGNORED).sum()
-    output = model(ids, mask, model_config.late_mlm)
+    output = model(ids, mask, late_mlm)
     cls_SxD = output.late_BxLxD[:, 0]
     losses = {"head_mlm_loss": mlm_sum(output.head_logits_BxLxV, labels) / n_masked}
     if output.late_logits_BxLxV is not None:
         losses["late_mlm_loss"] = mlm_sum(output.late_logits_BxLxV, labels) / n_masked
-    mlm = config.train.mlm_weight * sum(losses.values())
-    if config.train.mlm_reduction == "span_sum":
+    mlm = settings.mlm_weight * sum(losses.values())
+    if settings.mlm_reduction == "span_sum":
         mlm = mlm * n_masked / len(labels)
     losses["contrastive_loss"] = contrastive_loss(cls_SxD)
     losses["loss"] = mlm + losses["contrastive_loss"]
@@ -184,13 +176,14 @@ def _torch_side(
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    return Sided(
+    return Computed(
         {name: value.item() for name, value in losses.items()}, cls_SxD.detach().numpy(), gradients
     )
 
 
-def _compare(cached: Sided, direct: Sided, theirs: Sided) -> list[Row]:
-    sides = [_quantities(side) for side in (cached, direct, theirs)]
+def _compare(*computed: Computed) -> list[Row]:
+    """Returns the rows for what the two passes, the direct pass and PyTorch computed."""
+    sides = [_quantities(each) for each in computed]
 
     def row(name: str) -> Row:
         two_pass, one_pass, pytorch = (side[name] for side in sides)
@@ -202,7 +195,7 @@ def _compare(cached: Sided, direct: Sided, theirs: Sided) -> list[Row]:
     return [row(name) for name in sides[1]]
 
 
-def _quantities(side: Sided) -> Tensors:
+def _quantities(side: Computed) -> Tensors:
     """Returns what is compared, each as one vector: losses, CLS vectors, gradients by part."""
     parts: dict[str, list[np.ndarray]] = {}
     for name, gradient in sorted(side.gradients.items()):
@@ -225,7 +218,7 @@ def _part(tensor_name: str) -> str:
     return "embeddings" if "embeddings" in words else "MLM projection"
 
 
-def _write(path: Path, batch: Batch, side: Sided) -> None:
+def _write(path: Path, batch: Batch, side: Computed) -> None:
     names = sorted(side.gradients)
     arrays: dict[str, Any] = {
         "input_ids": batch.input_ids_SxL,

@@ -1,6 +1,7 @@
-"""What a pre-training run starts from: another run, or a Hugging Face model."""
+"""Pre-training from what an experiment names: another run, a Hugging Face model, or nothing."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +13,60 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.loop import train
 
 
-def load_warm_start(config: ConfigDict) -> tuple[ModelConfig, Any] | None:
-    """Reads what a run begins with: one of our run folders, or a Hugging Face model.
+def pretrain(config: ConfigDict, workdir: Path, *, label: str = "pretrain") -> None:
+    """Calls `pretrain.loop.train` with `config.warm_start`; see there, and `load_warm_start`."""
 
-    The head's shape and the dropout rates are the experiment's; all else is the model's own.
+    def warm_start() -> tuple[ModelConfig, Any] | None:
+        if not config.warm_start:
+            return None
+        seed = config.seed if config.init_head else None
+        return load_warm_start(config.warm_start, Path(config.data.store), config.model, seed)
+
+    train(config, workdir, warm_start=warm_start, label=label)
+
+
+def load_warm_start(
+    name_or_folder: str, store: Path, settings: Mapping[str, Any], init_head_seed: int | None
+) -> tuple[ModelConfig, Any]:
+    """Reads what a run starts from: one of our run folders, or a Hugging Face model.
+
+    Its sizes are its own, and so is its Condenser head where it has one: the settings must then ask
+    for the same `n_head_layers` and `skip_from`. Where it has no head, the settings shape the one
+    that is drawn; where a head does not say what it reads, `skip_from` is that of the settings. The
+    dropout rates and `late_mlm` are always those of the settings.
 
     Args:
-      config: the experiment, see `configs/default.py`.
-
-    Returns:
-      The model's shape and parameters; None for an experiment that starts from scratch.
+      name_or_folder: a run folder, a Hugging Face folder, or the name of a model on the hub.
+      store: the token store.
+      settings: `config.model` of the experiment.
+      init_head_seed: draws a Condenser head or an MLM projection that is missing; None forbids it.
 
     Raises:
-      UserError: if the model cannot be read, or its vocabulary is not that of the store.
+      UserError: if the model cannot be read, has another head than the settings ask for, or
+        another vocabulary than the store.
     """
-    if not config.warm_start:
-        return None
-    if (Path(config.warm_start) / "run.json").is_file():
-        model_config, params, _ = load_run(Path(config.warm_start))
-        tokenizer = str(Path(config.warm_start) / "tokenizer")
+    if (Path(name_or_folder) / "run.json").is_file():
+        model_config, params, _ = load_run(Path(name_or_folder))
+        tokenizer = str(Path(name_or_folder) / "tokenizer")
     else:
-        model_config, params = load_folder(
-            config.warm_start,
-            n_head_layers=config.model.n_head_layers,
-            skip_from=config.model.skip_from,
-            init_head_seed=config.seed if config.init_head else None,
-        )
-        tokenizer = config.warm_start
-    _require_same_vocabulary(tokenizer, config.data.store)
-    return dataclasses.replace(
-        model_config,
-        late_mlm=config.model.late_mlm,
-        hidden_dropout_prob=config.model.hidden_dropout_prob,
-        attention_probs_dropout_prob=config.model.attention_probs_dropout_prob,
-    ), params
-
-
-def _require_same_vocabulary(name_or_folder: str, store: str) -> None:
-    """Raises a UserError where the store's token ids mean other words than the model's."""
-    of_store = load_tokenizer(str(open_store(Path(store)).tokenizer_folder))
-    if load_tokenizer(name_or_folder).backend.get_vocab() != of_store.backend.get_vocab():
+        asked = {name: settings[name] for name in ("n_head_layers", "skip_from")}
+        model_config, params = load_folder(name_or_folder, **asked, init_head_seed=init_head_seed)
+        tokenizer = name_or_folder
+    for name in ("n_head_layers", "skip_from"):
+        found = getattr(model_config, name)
+        if found != settings[name]:
+            raise UserError(
+                f"{name_or_folder}: its Condenser head has {name} {found}, but config.model.{name}"
+                f" is {settings[name]}"
+            )
+    of_store = load_tokenizer(str(open_store(store).tokenizer_folder))
+    if load_tokenizer(tokenizer).backend.get_vocab() != of_store.backend.get_vocab():
         raise UserError(
-            f"the store {store} was made with another tokenizer than {name_or_folder}:"
+            f"the store {store} was made with another tokenizer than {tokenizer}:"
             " build the store with the model's own tokenizer"
         )
+    kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
+    return dataclasses.replace(model_config, **{name: settings[name] for name in kept}), params

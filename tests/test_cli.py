@@ -249,7 +249,7 @@ def test_a_converted_model_is_not_a_run_to_go_on(
     ]
     assert main(["pretrain", *arguments]) == 2
     assert "holds a converted model" in capsys.readouterr().err
-    assert main(["verify", f"--checkpoint={tmp_path}/run"]) == 2
+    assert main(["verify", "checkpoint", f"--checkpoint={tmp_path}/run"]) == 2
     assert "says nothing about its data" in capsys.readouterr().err
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
+from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.step import check_shapes
+from cocondenser_jax.pretrain.step import check_batch
 
 # The variants of a file.
 ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
@@ -73,7 +74,9 @@ def test_pretraining_config_has_the_settings_of_the_default(experiment: str) -> 
 )
 def test_pretraining_config_fits_its_devices(experiment: str, n_devices: int) -> None:
     config = load(experiment)
-    check_shapes(ModelConfig(**config.model.to_dict(), vocab_size=30522), config, n_devices)
+    model = ModelConfig(**config.model.to_dict(), vocab_size=30522)
+    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    check_batch(spec, config.train.chunk_size, model.max_length, n_devices)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "default"])

@@ -1,4 +1,4 @@
-"""Checking a checkpoint: agreement is seen, and so is the smallest lie."""
+"""Verifying a checkpoint: agreement is seen, and so is the smallest difference."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.verify import verify
+from cocondenser_jax.verify import verify_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def folder(run: Path, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_all_sides_agree_on_a_real_batch(run: Path, folder: Path, tmp_path: Path) -> None:
-    rows = {row.name: row for row in verify(run, batch_out=tmp_path / "batch.npz")}
+def test_all_implementations_agree_on_a_real_batch(run: Path, folder: Path, tmp_path: Path) -> None:
+    rows = {row.name: row for row in verify_checkpoint(run, batch_out=tmp_path / "batch.npz")}
     assert all(row.passes for row in rows.values())
     assert rows["loss"].direct == pytest.approx(
         0.5 * (rows["head mlm loss"].direct + rows["late mlm loss"].direct)
@@ -88,7 +88,7 @@ def test_all_sides_agree_on_a_real_batch(run: Path, folder: Path, tmp_path: Path
 def test_a_changed_weight_is_noticed(
     run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["verify", f"--checkpoint={run}", f"--pytorch_folder={folder}"]
+    command = ["verify", "checkpoint", f"--checkpoint={run}", f"--pytorch_folder={folder}"]
     assert main(command) == 0
     assert "TOO LARGE" not in capsys.readouterr().out
 
@@ -107,23 +107,24 @@ def test_another_model_is_refused(
     run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "condenser.json").write_text('{"n_head_layers": 2, "skip_from": 2, "late_mlm": true}')
-    assert main(["verify", f"--checkpoint={run}", f"--pytorch_folder={folder}"]) == 2
+    assert main(["verify", "checkpoint", f"--checkpoint={run}", f"--pytorch_folder={folder}"]) == 2
     assert "skip_from is 2, but 1 in " in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", f"--checkpoint={tmp_path}"]) == 2
+    assert main(["verify", "checkpoint", f"--checkpoint={tmp_path}"]) == 2
     assert "is not a run folder" in capsys.readouterr().err
-    assert main(["verify", f"--checkpoint={run}", f"--store={tmp_path}"]) == 2
+    verify_run = ["verify", "checkpoint", f"--checkpoint={run}"]
+    assert main([*verify_run, f"--store={tmp_path}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert main(["verify", f"--checkpoint={run}", f"--pytorch_folder={tmp_path}"]) == 2
+    assert main([*verify_run, f"--pytorch_folder={tmp_path}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     moved = tmp_path / "moved"
     shutil.copytree(run.parent / "store", moved)
-    assert main(["verify", f"--checkpoint={run}", f"--store={moved}", "--documents=2"]) == 0
-    assert main(["verify", f"--checkpoint={run}", "--documents=13"]) == 2
+    assert main([*verify_run, f"--store={moved}", "--documents=2"]) == 0
+    assert main([*verify_run, "--documents=13"]) == 2
     assert "13 documents: expected 2 to 12" in capsys.readouterr().err
 
 
@@ -131,12 +132,12 @@ def test_a_store_alone_is_compared_with_its_checksums(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = shutil.copytree(run.parent / "store", tmp_path / "store")
-    assert main(["verify", f"--store={store}"]) == 0
+    assert main(["verify", "store", f"--store={store}"]) == 0
     tokens = store / "tokens.bin"
     content = bytearray(tokens.read_bytes())
     content[-1] ^= 1
     tokens.write_bytes(content)
-    assert main(["verify", f"--store={store}"]) == 2
+    assert main(["verify", "store", f"--store={store}"]) == 2
     assert f"{tokens} has changed" in capsys.readouterr().err
-    assert main(["verify"]) == 2
-    assert "give --checkpoint, or --store alone" in capsys.readouterr().err
+    assert main(["verify", "store"]) == 2
+    assert "--store" in capsys.readouterr().err

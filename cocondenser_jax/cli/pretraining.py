@@ -1,14 +1,13 @@
 """Commands from a corpus to a checkpoint and its PyTorch folder."""
 
 import argparse
-import functools
-import re
 from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
     Arguments,
     Commands,
     add_command,
+    add_command_group,
     add_config,
     add_json_out,
     add_workdir,
@@ -16,9 +15,14 @@ from cocondenser_jax.cli.flags import (
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
-from cocondenser_jax.pretrain.supervisor import watched
 
-HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
+# The flags of `convert` that belong to one of its two directions.
+_CONVERT_FLAGS = {
+    "step": "checkpoint",
+    "max_seq_length": "checkpoint",
+    "research_layout": "checkpoint",
+    "init_head": "pytorch_folder",
+}
 
 
 def add_commands(commands: Commands) -> None:
@@ -62,8 +66,8 @@ def _corpus(arguments: Arguments) -> None:
         max_tokens=arguments.max_tokens,
         shard=arguments.shard,
     )
-    figures = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
-    print_metrics(figures, arguments.json_out)
+    counts = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
+    print_metrics(counts, arguments.json_out)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -78,7 +82,7 @@ def _add_pretrain(commands: Commands) -> None:
         commands,
         "pretrain",
         _pretrain,
-        "Pre-train a Condenser or coCondenser; started again, it goes on where it stopped.",
+        "Pre-train a Condenser or coCondenser; started again, it resumes where it stopped.",
         "--config=configs/cocondenser.py --workdir=runs/cocondenser"
         " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
     )
@@ -94,37 +98,17 @@ def _add_pretrain(commands: Commands) -> None:
 
 
 def _pretrain(arguments: Arguments) -> int:
-    _require_hosts_that_fit(arguments)
-    if arguments.coordinator is not None:
-        return watched(functools.partial(_pretrain_here, arguments))
-    _pretrain_here(arguments)
-    return 0
-
-
-def _pretrain_here(arguments: Arguments) -> None:
-    from cocondenser_jax.pretrain.hosts import connect
-    from cocondenser_jax.pretrain.loop import train
+    from cocondenser_jax.pretrain.supervisor import run_on_hosts
     from cocondenser_jax.settings import load_config
-    from cocondenser_jax.warm_start import load_warm_start
 
     config = load_config(arguments.config, arguments.overrides)
-    if arguments.coordinator is not None:
-        hosts = arguments.coordinator, arguments.num_hosts, arguments.host
-        connect(*hosts, heartbeat=HEARTBEAT_SECONDS)
-    train(config, arguments.workdir, warm_start=functools.partial(load_warm_start, config))
 
+    def run() -> None:
+        from cocondenser_jax.warm_start import pretrain  # loads JAX, after any fork
 
-def _require_hosts_that_fit(arguments: Arguments) -> None:
-    coordinator, n_hosts, host = arguments.coordinator, arguments.num_hosts, arguments.host
-    if coordinator in (None, "auto"):
-        if (n_hosts, host) != (None, None):
-            raise UserError("--num_hosts and --host go with --coordinator=HOST:PORT")
-    elif not re.fullmatch(r".+:\d+", coordinator):
-        raise UserError(f"--coordinator={coordinator}: expected HOST:PORT or auto")
-    elif n_hosts is None or host is None or not 0 <= host < n_hosts:
-        raise UserError(
-            f"--coordinator={coordinator} needs --num_hosts=N and --host=I with 0 <= I < N"
-        )
+        pretrain(config, arguments.workdir)
+
+    return run_on_hosts(run, arguments.coordinator, arguments.num_hosts, arguments.host)
 
 
 def _add_plan(commands: Commands) -> None:
@@ -144,13 +128,12 @@ def _add_plan(commands: Commands) -> None:
 
 
 def _plan(arguments: Arguments) -> None:
-    from cocondenser_jax.pretrain.plan import largest_chunk, plan, planned_model
+    from cocondenser_jax.pretrain.plan import plan
     from cocondenser_jax.settings import load_config
 
     config = load_config(arguments.config, arguments.overrides, complete=False)
-    find = largest_chunk if arguments.search_chunk else plan
-    figures = find(config, planned_model(config), arguments.topology)
-    print_metrics(figures, arguments.json_out)
+    planned = plan(config, arguments.topology, search_chunk=arguments.search_chunk)
+    print_metrics(planned, arguments.json_out)
 
 
 def _add_convert(commands: Commands) -> None:
@@ -176,44 +159,39 @@ def _add_convert(commands: Commands) -> None:
 def _convert(arguments: Arguments) -> None:
     if (arguments.checkpoint is None) == (arguments.pytorch_folder is None):
         raise UserError("give either --checkpoint (to PyTorch) or --pytorch_folder (to Flax)")
+    for flag, needed in _CONVERT_FLAGS.items():
+        given = getattr(arguments, flag)
+        if given is not None and given is not False and getattr(arguments, needed) is None:
+            raise UserError(f"--{flag} goes with --{needed}")
     if arguments.checkpoint is not None:
-        from cocondenser_jax.convert.to_torch import export_folder
-        from cocondenser_jax.pretrain.checkpoint import load_run
+        from cocondenser_jax.convert.to_torch import export_run
 
-        model_config, params, facts = load_run(arguments.checkpoint, arguments.step)
-        export_folder(
-            params,
-            model_config,
-            arguments.checkpoint / "tokenizer",
+        export_run(
+            arguments.checkpoint,
             arguments.out,
-            facts,
+            step=arguments.step,
             max_seq_length=arguments.max_seq_length,
             research_layout=arguments.research_layout,
         )
     else:
-        from cocondenser_jax.convert.from_torch import load_folder
-        from cocondenser_jax.corpus.tokenizer import load_tokenizer
-        from cocondenser_jax.pretrain.checkpoint import save_converted
+        from cocondenser_jax.convert.from_torch import import_folder
 
-        name = arguments.pytorch_folder
-        seed = 0 if arguments.init_head else None
-        model_config, params = load_folder(name, init_head_seed=seed)
-        save_converted(arguments.out, model_config, params, load_tokenizer(name), name)
+        import_folder(arguments.pytorch_folder, arguments.out, init_head=arguments.init_head)
     print(arguments.out)
 
 
 def _add_verify(commands: Commands) -> None:
+    group = add_command_group(commands, "verify", "Check a checkpoint or a token store.")
     command = add_command(
-        commands,
-        "verify",
-        _verify,
-        "Compare losses and gradients of a checkpoint with plain PyTorch, exit status 1 if they"
-        " differ; or, with --store alone, every file of a store with its checksum.",
+        group,
+        "checkpoint",
+        _verify_checkpoint,
+        "Compare losses and gradients with plain PyTorch; exit status 1 if they differ.",
         "--checkpoint=runs/cocondenser --pytorch_folder=runs/model",
     )
-    command.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
+    command.add_argument("--checkpoint", required=True, type=Path, help="a run folder of pretrain")
     command.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
-    exported = "the same checkpoint, converted (default: converts it for this once)"
+    exported = "the same checkpoint, converted (default: converts it to a temporary folder)"
     command.add_argument("--pytorch_folder", type=Path, help=exported)
     command.add_argument(
         "--store", type=Path, help="the token store (default: where the run had it)"
@@ -223,14 +201,20 @@ def _add_verify(commands: Commands) -> None:
     command.add_argument("--batch_out", type=Path, help=batch_out)
     add_json_out(command)
 
+    command = add_command(
+        group,
+        "store",
+        _verify_store,
+        "Compare every file of a token store with its checksum.",
+        "--store=stores/wiki",
+    )
+    command.add_argument("--store", required=True, type=Path, help="a folder made by corpus")
 
-def _verify(arguments: Arguments) -> int:
-    if arguments.checkpoint is None:
-        _verify_store(arguments.store)
-        return 0
-    from cocondenser_jax.verify import verify
 
-    rows = verify(
+def _verify_checkpoint(arguments: Arguments) -> int:
+    from cocondenser_jax.verify import verify_checkpoint
+
+    rows = verify_checkpoint(
         arguments.checkpoint,
         step=arguments.step,
         pytorch_folder=arguments.pytorch_folder,
@@ -248,10 +232,8 @@ def _verify(arguments: Arguments) -> int:
     return int(not all(row.passes for row in rows))
 
 
-def _verify_store(store: Path | None) -> None:
+def _verify_store(arguments: Arguments) -> None:
     from cocondenser_jax.corpus.store import verify_store
 
-    if store is None:
-        raise UserError("give --checkpoint, or --store alone to check its files")
-    verify_store(store)
-    print(f"{store}: every file is as it was written")
+    verify_store(arguments.store)
+    print(f"{arguments.store}: every file is as it was written")

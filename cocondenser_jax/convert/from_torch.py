@@ -1,4 +1,4 @@
-"""A Hugging Face folder, or a model of the hub → Flax parameters. Nothing in it is executed."""
+"""A Hugging Face folder or hub model → Flax parameters. Nothing in it is executed."""
 
 import logging
 import re
@@ -15,34 +15,41 @@ from cocondenser_jax.convert.names import (
     Params,
     expected_shapes,
     from_tensors,
-    new_tensors,
+    to_tensors,
 )
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import read_object
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.checkpoint import save_converted
+from cocondenser_jax.pretrain.step import initial_params
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-# What config.json may say besides sizes; every other value is a network that is not ours.
+# What config.json may say besides sizes; any other value means another network.
 _SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-)
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
+    " max_position_embeddings"
+).split()
 _OPTIONAL = (
-    "type_vocab_size",
-    "layer_norm_eps",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "pad_token_id",
-    "initializer_range",
-)
-# Heads that a retriever never reads, and a buffer of older releases.
+    "type_vocab_size layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob pad_token_id"
+    " initializer_range"
+).split()
+# Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
+
+
+def import_folder(name_or_folder: str, out: Path, *, init_head: bool = False) -> None:
+    """Writes a BERT or RoBERTa as a run folder that pre-training can start from.
+
+    With `init_head`, a Condenser head or an MLM projection that is missing is drawn with seed 0.
+
+    Raises:
+      UserError: as `load_folder` does; or if `out` already holds something.
+    """
+    model_config, params = load_folder(name_or_folder, init_head_seed=0 if init_head else None)
+    save_converted(out, model_config, params, load_tokenizer(name_or_folder), name_or_folder)
 
 
 def load_folder(
@@ -50,7 +57,6 @@ def load_folder(
     *,
     n_head_layers: int | None = None,
     skip_from: int | None = None,
-    late_mlm: bool | None = None,
     init_head_seed: int | None = None,
 ) -> tuple[ModelConfig, Params]:
     """Reads a BERT or RoBERTa and its Condenser head.
@@ -59,10 +65,9 @@ def load_folder(
       name_or_folder: a folder with `config.json` and weights (safetensors or PyTorch, in one file
         or in shards), or the name of a model on the Hugging Face hub. The Condenser head is read
         from `condenser_head.safetensors` or `model.pt`, its shape from `condenser.json`.
-      n_head_layers: layers of the Condenser head; None for what the folder holds (2 for a new one).
-      skip_from: the backbone layer the head reads; None for what the folder says, else the middle.
-      late_mlm: whether the backbone's own MLM is trained too; None for what the folder says, else
-        true.
+      n_head_layers: layers of a new Condenser head, where the folder has none; None for 2.
+      skip_from: the backbone layer that a new head reads, or a head that does not say which; None
+        for the middle.
       init_head_seed: where the folder has no Condenser head, or no MLM projection, draw new ones
         from this seed; None forbids it.
 
@@ -76,12 +81,13 @@ def load_folder(
     backbone = _read_backbone_config(folder)
     tensors = _canonical(_read_weights(folder), backbone["model_type"], folder)
     tensors |= _read_head(folder)
-    asked = {"n_head_layers": n_head_layers, "skip_from": skip_from, "late_mlm": late_mlm}
+    n_found = _count_head_layers(tensors)
+    asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
     asked = {key: value for key, value in asked.items() if value is not None}
-    head = {"skip_from": backbone["num_hidden_layers"] // 2}
-    head |= _read_head_config(folder, _count_head_layers(tensors), asked)
+    found = ({"n_head_layers": n_found} if n_found else {}) | _read_head_config(folder)
+    middle = {"skip_from": backbone["num_hidden_layers"] // 2}
     try:
-        config = ModelConfig(**backbone, **head)
+        config = ModelConfig(**backbone, **middle | (asked | found if n_found else found | asked))
     except (TypeError, UserError) as error:
         raise UserError(f"{folder}: {error}") from error
     shapes = expected_shapes(config)
@@ -89,7 +95,7 @@ def load_folder(
     _check_shapes(folder, tensors, shapes)
     unused = sorted(name for name in tensors.keys() - shapes.keys() if not _IGNORED.search(name))
     if unused:
-        log.warning("%s: %d tensors are not used: %s", folder, len(unused), _first(unused))
+        logger.warning("%s: %d tensors are not used: %s", folder, len(unused), first_three(unused))
     return config, from_tensors(tensors, config)
 
 
@@ -105,10 +111,9 @@ def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     tensors = _read_head(folder)
     if not tensors:
         raise UserError(f"{folder} has no Condenser head")
-    default = _read_backbone_config(folder)["num_hidden_layers"] // 2
-    written = _read_head_config(folder, _count_head_layers(tensors), {})
+    middle = _read_backbone_config(folder)["num_hidden_layers"] // 2
     named = {name.removeprefix(HEAD_PREFIX): value for name, value in tensors.items()}
-    return named, written.get("skip_from", default)
+    return named, _read_head_config(folder).get("skip_from", middle)
 
 
 def _find(name_or_folder: str) -> Path:
@@ -125,21 +130,16 @@ def _find(name_or_folder: str) -> Path:
         return Path(snapshot_download(name_or_folder, allow_patterns=list(patterns)))
 
     try:
-        folder = download(
-            "config.json",
-            "condenser.json",
-            "condenser_head.safetensors",
-            "model.pt",
-            "model*.safetensors",
-            "model.safetensors.index.json",
-        )
+        head = "condenser.json", "condenser_head.safetensors", "model.pt"
+        weights = "model*.safetensors", "model.safetensors.index.json"
+        folder = download("config.json", *head, *weights)
         # Many models are published in both formats; the second one is twice the download.
         if not any(folder.glob("model*.safetensors")):
-            folder = download("config.json", "model.pt", "pytorch_model*.bin*")
+            folder = download("config.json", *head, "pytorch_model*.bin*")
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{name_or_folder}: no such folder, and the model cannot be had from the hub: {reason}"
+            f"{name_or_folder}: no such folder, and the model cannot be had from the hub:"
+            f" {first_line(error)}"
         ) from error
     return folder
 
@@ -161,20 +161,10 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
     return {"model_type": model_type, "pad_token_id": int(model_type == "roberta"), **fields}
 
 
-def _read_head_config(folder: Path, found_layers: int, asked: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is asked for, then what the folder says of its Condenser head."""
+def _read_head_config(folder: Path) -> dict[str, Any]:
+    """Returns what the folder says of its Condenser head, which may be nothing."""
     path = folder / "condenser.json"
-    written = read_object(path) if path.exists() else {}
-    if found_layers and asked.get("n_head_layers", found_layers) != found_layers:
-        raise UserError(
-            f"{folder}: the Condenser head has {found_layers} layers;"
-            f" {asked['n_head_layers']} were asked for"
-        )
-    for key in asked.keys() & written.keys():
-        if asked[key] != written[key]:
-            log.warning("%s: %s is %r from now on, was %r", folder, key, asked[key], written[key])
-    found = {"n_head_layers": found_layers} if found_layers else {}
-    return {**found, **written, **asked}
+    return read_object(path) if path.exists() else {}
 
 
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:
@@ -227,9 +217,8 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         return {name: value.detach().float().numpy() for name, value in state.items()}
     except UserError:
         raise
-    except Exception as error:  # what a damaged pickle raises has no end
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot read {path} as a file of tensors: {reason}") from error
+    except Exception as error:  # a damaged pickle may raise anything
+        raise UserError(f"cannot read {path} as a file of tensors: {first_line(error)}") from error
 
 
 def _canonical(
@@ -272,9 +261,12 @@ def _new_heads(
             continue
         if seed is None:
             raise UserError(f"{folder} has no {part}; --init_head starts with a new, random one")
-        log.warning("%s has no %s: a new one is drawn from seed %d", folder, part, seed)
+        logger.warning("%s has no %s: a new one is drawn from seed %d", folder, part, seed)
         drawn |= names
-    return new_tensors(config, drawn, seed) if drawn and seed is not None else {}
+    if not drawn or seed is None:
+        return {}
+    new = to_tensors(initial_params(config, seed), config)
+    return {name: new[name] for name in drawn}
 
 
 def _check_shapes(
@@ -282,15 +274,11 @@ def _check_shapes(
 ) -> None:
     missing = [name for name in shapes if name not in tensors]
     if missing:
-        raise UserError(f"{folder}: {len(missing)} tensors are missing: {_first(missing)}")
+        raise UserError(f"{folder}: {len(missing)} tensors are missing: {first_three(missing)}")
     wrong = [
         f"{name} is {tensors[name].shape}, expected {shape}"
         for name, shape in shapes.items()
         if tensors[name].shape != shape
     ]
     if wrong:
-        raise UserError(f"{folder}: {len(wrong)} tensors have another shape: {_first(wrong)}")
-
-
-def _first(items: list[str], count: int = 3) -> str:
-    return "; ".join(items[:count]) + ("; ..." if len(items) > count else "")
+        raise UserError(f"{folder}: {len(wrong)} tensors have another shape: {first_three(wrong)}")

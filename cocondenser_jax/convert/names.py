@@ -5,16 +5,15 @@ checkpoint. Both libraries store the same numbers; only the matrices of linear m
 (Flax `[in, out]`, PyTorch `[out, in]`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.step import initial_params
 
 Params = dict[str, Any]  # the nested dict under "params" of a Flax checkpoint
 
@@ -118,32 +117,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def new_tensors(config: ModelConfig, names: set[str], seed: int) -> dict[str, np.ndarray]:
-    """Returns freshly initialised tensors of these PyTorch names, drawn by the model itself."""
-    paths = {path for path, name in tensor_names(config).items() if name in names}
-
-    # Compiled, so that only the parameters that are returned are drawn.
-    @jax.jit
-    def draw(key: jax.Array) -> dict[str, jax.Array]:
-        flat = flatten_dict(_initialiser(config)(key), sep="/")
-        return {path: flat[path] for path in paths}
-
-    table = tensor_names(config)
-    return {
-        table[path]: _transpose_kernel(path, np.asarray(value))
-        for path, value in draw(jax.random.key(seed)).items()
-    }
-
-
 def _transpose_kernel(path: str, value: np.ndarray) -> np.ndarray:
-    """Turns the matrix of a linear map around; contiguous, as the file formats ask for."""
+    """Transposes the matrix of a linear map; contiguous, as the file formats ask for."""
     return np.ascontiguousarray(value.T) if path.endswith("/kernel") else value
 
 
-def _initialiser(config: ModelConfig) -> Callable[[jax.Array], Params]:
-    ids_BxL = jnp.zeros((1, 1), jnp.int32)
-    return lambda key: Condenser(config).init(key, ids_BxL, ids_BxL, ids_BxL)["params"]
-
-
 def _flat_shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    return flatten_dict(jax.eval_shape(_initialiser(config), jax.random.key(0)), sep="/")
+    return flatten_dict(jax.eval_shape(lambda: initial_params(config, 0)), sep="/")

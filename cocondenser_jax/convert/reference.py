@@ -1,7 +1,7 @@
 """The Condenser in plain PyTorch, made of Hugging Face's own modules: what ours is compared with.
 
-It is written as one would write it without a thought for speed: full sequences through every layer,
-logits at every position, and the losses as the papers print them.
+Written for clarity, not for speed: full sequences through every layer, logits at every position,
+and the losses as the papers print them.
 """
 
 from pathlib import Path
@@ -67,9 +67,6 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
     Args:
       folder: what `export_folder` wrote, in either layout, or a published research checkpoint.
       attention: transformers' `attn_implementation`.
-
-    Returns:
-      The model in evaluation mode.
 
     Raises:
       UserError: if the folder is not a model, or has no Condenser head.

@@ -13,21 +13,26 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import new_folder, require_absent, write_json
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.checkpoint import load_run
 
 ARCHITECTURES = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}
 HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")  # not part of Hugging Face's config.json
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-)
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt"
+    " vocab.json merges.txt"
+).split()
+
+
+def export_run(run: Path, out: Path, *, step: int | None = None, **options: Any) -> None:
+    """Writes a checkpoint of a run as a Hugging Face folder: the latest, or that of a step.
+
+    Args and errors are those of `load_run` and `export_folder`.
+    """
+    model_config, params, facts = load_run(run, step)
+    export_folder(params, model_config, run / "tokenizer", out, facts, **options)
 
 
 def export_folder(
@@ -43,14 +48,14 @@ def export_folder(
     """Writes a Condenser as a Hugging Face folder, float32.
 
     `transformers` reads the backbone with its MLM projection from it, sentence-transformers a
-    retriever (CLS vector, inner product), and pre-training can go on from it.
+    retriever (CLS vector, inner product), and pre-training can start from it.
 
     Args:
       params: the Flax parameter tree, without the outer "params".
       config: the model's shape.
-      tokenizer_folder: holds the tokenizer the model was trained with.
+      tokenizer_folder: of the tokenizer the model was trained with.
       out: the folder to make.
-      facts: what the model card tells about the run: {name: value}, values may be nested. Absolute
+      facts: what the model card says about the run: {name: value}, values may be nested. Absolute
         paths are cut to their last part, and credentials in addresses are removed.
       max_seq_length: where sentence-transformers truncates, in tokens; None for the longest text
         that has position embeddings.
@@ -70,13 +75,15 @@ def export_folder(
     lm = {name: value for name, value in tensors.items() if name not in head}
 
     with new_folder(out) as folder:
-        write_json(folder / "config.json", _transformers_config(config))
+        files = _sentence_transformers_files(config.hidden_size, length)
+        files["config.json"] = _transformers_config(config)
+        files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
+        for name, content in files.items():
+            write_json(folder / name, content)
         save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
         for name in _TOKENIZER_FILES:
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, folder / name)
-        _write_sentence_transformers_files(folder, config.hidden_size, length)
-        write_json(folder / "condenser.json", {name: getattr(config, name) for name in HEAD_FIELDS})
         if research_layout:
             _write_torch(head, folder / "model.pt")
         else:
@@ -91,7 +98,7 @@ def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
     try:
         vocabulary = Tokenizer.from_file(str(path)).get_vocab()
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path} is not a tokenizer: {error}") from error
+        raise UserError(f"{path} is not a tokenizer: {first_line(error)}") from error
     largest = max(vocabulary.values(), default=-1)
     if largest >= config.vocab_size:
         raise UserError(
@@ -112,45 +119,34 @@ def _transformers_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _write_sentence_transformers_files(folder: Path, hidden_size: int, length: int) -> None:
+def _sentence_transformers_files(hidden_size: int, length: int) -> dict[str, Any]:
     """CLS pooling and inner product, in the form that every release of the library reads."""
     package = "sentence_transformers.models"
-    write_json(
-        folder / "modules.json",
-        [
+    return {
+        "modules.json": [
             {"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"},
             {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"},
         ],
-    )
-    (folder / "1_Pooling").mkdir()
-    write_json(
-        folder / "1_Pooling" / "config.json",
-        {
+        "1_Pooling/config.json": {
             "word_embedding_dimension": hidden_size,
             "pooling_mode_cls_token": True,
             "pooling_mode_mean_tokens": False,
             "pooling_mode_max_tokens": False,
             "pooling_mode_mean_sqrt_len_tokens": False,
         },
-    )
-    write_json(
-        folder / "sentence_bert_config.json",
-        {
+        "sentence_bert_config.json": {
             "max_seq_length": length,
             "do_lower_case": False,
             # A CLS vector needs no pooler, and the folder has no weights for one.
             "model_args": {"add_pooling_layer": False},
         },
-    )
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {
+        "config_sentence_transformers.json": {
             "model_type": "SentenceTransformer",
             "prompts": {},
             "default_prompt_name": None,
             "similarity_fn_name": "dot",
         },
-    )
+    }
 
 
 def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
@@ -210,7 +206,7 @@ vectors = model(**batch).last_hidden_state[:, 0]
 ```
 
 `AutoModelForMaskedLM` reads the MLM projection too. The Condenser head is in a file of its own and
-only needed to go on with the pre-training.
+only needed to continue pre-training.
 
 ## References
 

@@ -2,8 +2,8 @@
 
 run.json            config, model, data hash, seed, versions
 checkpoints/<step>/ parameters, optimizer state, and the checksums of their files
-damaged/<step>/     checkpoints that a run found damaged when it went on from an earlier one
-tokenizer/          the store's tokenizer, so that the run folder can be converted by itself
+damaged/<step>/     checkpoints that were found damaged when the run resumed from an earlier one
+tokenizer/          the store's tokenizer, so that the run folder is all that `convert` needs
 metrics.jsonl       see ../metrics.py
 nonfinite-<step>.npz  see nonfinite.py
 """
@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import (
     damaged_file,
     new_folder,
@@ -41,20 +42,18 @@ logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "optimizer")
 _UNFINISHED = {"run.json.partial"}  # what a kill may leave before run.json is there
-# One may turn out to be damaged.
-LEAST_KEPT = 2
 LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-# What Orbax and TensorStore raise, of a disk that is full or a file that is broken.
+# What Orbax and TensorStore raise when a disk is full or a file is broken.
 UNSAVED = (OSError, ValueError)
 UNREADABLE = (OSError, ValueError, KeyError)
-# Settings that may differ when a run goes on: they change how it is computed or stored, not what.
+# Settings that may differ when a run resumes: they change how it is computed or stored, not what.
 FREE_SETTINGS = (
-    ("train", "chunk_size"),
-    ("train", "skip_nonfinite"),
-    ("checkpoint",),
-    ("log_every",),
-    ("data", "store"),  # the same data may have moved; its hash is compared
-    ("warm_start",),  # only read before the first step
+    "config.train.chunk_size",
+    "config.train.skip_nonfinite",
+    "config.checkpoint.",
+    "config.log_every",
+    "config.data.store",  # the same data may have moved; its hash is compared
+    "config.warm_start",  # only read before the first step
 )
 
 
@@ -66,11 +65,6 @@ def open_run(
     Raises:
       UserError: if the folder holds something else, or a run with other settings (which differ).
     """
-    if config.checkpoint.keep < LEAST_KEPT:
-        raise UserError(
-            f"config.checkpoint.keep is {config.checkpoint.keep}: expected at least {LEAST_KEPT},"
-            " for the last one may turn out to be damaged"
-        )
     run = {
         "config": config.to_dict(),
         "model": model_config.to_dict(),
@@ -87,7 +81,9 @@ def open_run(
     if path.exists():
         _require_same(read_object(path), run)
     else:
-        if workdir.exists() and not (workdir.is_dir() and _names(workdir) <= _UNFINISHED):
+        if workdir.exists() and not (
+            workdir.is_dir() and {path.name for path in workdir.iterdir()} <= _UNFINISHED
+        ):
             raise UserError(
                 f"{workdir} already holds something that is not a run: choose a new folder"
             )
@@ -99,31 +95,34 @@ def open_run(
 
 
 def started_model(workdir: Path) -> ModelConfig | None:
-    """Returns the model of a run that has a checkpoint to go on from; None where it has none."""
+    """Returns the model of a run that has a checkpoint to resume from; None where it has none."""
     run = workdir / "run.json"
     return _model_of(run, read_object(run)) if run.is_file() and _steps(workdir) else None
 
 
 @contextlib.contextmanager
-def checkpoint_manager(workdir: Path, config: ConfigDict) -> Iterator[ocp.CheckpointManager]:
+def checkpoint_manager(
+    workdir: Path, *, every: int, keep: int, keep_every: int
+) -> Iterator[ocp.CheckpointManager]:
     """Opens the checkpoints of a run for writing; saving happens in the background.
 
-    An earlier checkpoint is deleted when its successor is complete on the disk, not before.
+    An earlier checkpoint is deleted when its successor is complete on the disk, not before. The
+    arguments are the settings of `config.checkpoint`.
 
     Raises:
       UserError: at the end, if the last of them could not be saved.
     """
     manager = _manager(
         workdir,
-        save_interval_steps=config.every,
-        max_to_keep=config.keep,
-        keep_period=config.keep_every or None,
+        save_interval_steps=every,
+        max_to_keep=keep,
+        keep_period=keep_every or None,
         enable_async_checkpointing=True,
     )
-    with _one_error_told():
+    with _without_closed_loops():
         try:
             yield manager
-            with _told_clearly(manager):
+            with _one_line_errors(manager):
                 manager.wait_until_finished()
         except BaseException:
             with contextlib.suppress(*UNSAVED):  # or the same would be raised twice
@@ -133,28 +132,41 @@ def checkpoint_manager(workdir: Path, config: ConfigDict) -> Iterator[ocp.Checkp
 
 
 @contextlib.contextmanager
-def _one_error_told() -> Iterator[None]:
-    """Silences the other files of a checkpoint after one could not be written.
+def _without_closed_loops() -> Iterator[None]:
+    """Keeps Python from printing what is raised for each other file after one was not written.
 
-    Each of them would print that the event loop, which has ended with the first error, is closed.
+    Seen with orbax-checkpoint 0.12.8: `asyncio.run` ends with the first error, and the writes still
+    in progress then raise "Event loop is closed" in their destructors.
     """
     before = sys.unraisablehook
 
-    def tell(unraisable: Any) -> None:
+    def print_others(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
-    sys.unraisablehook = tell
+    sys.unraisablehook = print_others
     try:
         yield
     finally:
         sys.unraisablehook = before
 
 
-def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
-    """Saves the state of one device under its step, whatever the manager's interval.
+@contextlib.contextmanager
+def _one_line_errors(manager: ocp.CheckpointManager) -> Iterator[None]:
+    """Turns what Orbax raises when it cannot write into a UserError."""
+    try:
+        yield
+    except UNSAVED as error:
+        raise UserError(
+            f"cannot save a checkpoint in {manager.directory}: {first_line(error)};"
+            " the earlier ones are still there"
+        ) from error
 
-    Where it is saved already, nothing happens.
+
+def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
+    """Saves a state under its step, whatever the manager's interval.
+
+    Does nothing where that step is saved already.
 
     Raises:
       UserError: if the checkpoint before this one could not be saved.
@@ -166,7 +178,7 @@ def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
         params=ocp.args.StandardSave(host_state.params),
         optimizer=ocp.args.StandardSave(host_state.optimizer_state),
     )
-    with _told_clearly(manager):
+    with _one_line_errors(manager):
         manager.save(int(state.step), args=items, force=True)
 
 
@@ -182,21 +194,17 @@ def restore_latest(manager: ocp.CheckpointManager, like: TrainState) -> TrainSta
     step, restored = _newest_intact(
         manager, workdir, params=like.params, optimizer=like.optimizer_state
     )
-    for later in (later for later in _steps(workdir) if later > step):
-        _set_aside(workdir, later)
+    for later in (str(later) for later in _steps(workdir) if later > step):
+        shutil.rmtree(workdir / "damaged" / later, ignore_errors=True)
+        (workdir / "damaged").mkdir(exist_ok=True)
+        (workdir / "checkpoints" / later).rename(workdir / "damaged" / later)
     manager.reload()
-    skipped = count_batches(workdir, step)
-    return TrainState(
-        jnp.int32(step), restored["params"], restored["optimizer"], jnp.int32(skipped)
-    )
+    counts = jnp.int32(step), jnp.int32(count_batches(workdir, step))
+    return TrainState(counts[0], restored["params"], restored["optimizer"], counts[1])
 
 
 def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, dict[str, Any]]:
-    """Reads the parameters of a run.
-
-    Args:
-      workdir: the run folder.
-      step: which checkpoint; None for the latest that is intact.
+    """Reads the parameters of a run at a step, or of its latest checkpoint that is intact.
 
     Returns:
       The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.
@@ -258,9 +266,11 @@ def _manager(workdir: Path, **options: Any) -> ocp.CheckpointManager:
 
 
 def _seal(folder: Path) -> None:
-    """Adds checksums to the items of the checkpoint that lacks nothing else but its final name.
+    """Adds checksums to the items of a checkpoint that is complete but for its final name.
 
-    Its other files are Orbax's own, written last, and not needed to read the items.
+    Orbax notices much damage, but no flipped bit of an array, and has no checksums of its own (seen
+    with orbax-checkpoint 0.12.8, as is the temporary folder's name). Its remaining files are
+    written last and not needed to read the items.
     """
     (partial,) = folder.glob("*.orbax-checkpoint-tmp*")
     for item in ITEMS:
@@ -271,15 +281,15 @@ def _seal(folder: Path) -> None:
 def _newest_intact(
     manager: ocp.CheckpointManager, workdir: Path, **like: Any
 ) -> tuple[int, dict[str, Any]]:
-    """Restores the newest checkpoint that can be trusted, with a warning for each that cannot."""
+    """Restores the newest checkpoint that is intact, with a warning for each that is not."""
     steps = _steps(workdir)
     for step in reversed(steps):
         try:
             return step, _restore(manager, workdir, step, **like)
         except UserError as error:
-            logger.warning("%s; an earlier one is looked for", error)
+            logger.warning("%s; trying an earlier one", error)
     raise UserError(
-        f"{workdir}: none of its checkpoints ({', '.join(map(str, steps))}) is intact; to begin"
+        f"{workdir}: none of its checkpoints ({', '.join(map(str, steps))}) is intact; to start"
         " again, choose a new folder"
     )
 
@@ -289,8 +299,6 @@ def _restore(
 ) -> dict[str, Any]:
     """Reads items of a checkpoint as NumPy arrays of the shapes of `like`.
 
-    Orbax notices much damage, but no flipped bit of an array.
-
     Raises:
       UserError: if it is damaged.
     """
@@ -298,39 +306,14 @@ def _restore(
     for item in like:
         if (name := damaged_file(folder / item)) is not None:
             raise UserError(f"checkpoint {folder} is damaged ({item}/{name} is not what was saved)")
-    targets = {name: ocp.args.StandardRestore(_zeros_like(tree)) for name, tree in like.items()}
+    # Orbax restores into what it is shown: NumPy arrays give NumPy arrays.
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+    targets = {name: ocp.args.StandardRestore(tree) for name, tree in zeros.items()}
     try:
         restored = manager.restore(step, args=ocp.args.Composite(**targets))
     except UNREADABLE as error:
-        raise UserError(f"checkpoint {folder} is damaged ({_first_line(error)})") from error
+        raise UserError(f"checkpoint {folder} is damaged ({first_line(error)})") from error
     return {name: restored[name] for name in like}
-
-
-def _set_aside(workdir: Path, step: int) -> None:
-    target = workdir / "damaged" / str(step)
-    shutil.rmtree(target, ignore_errors=True)
-    target.parent.mkdir(exist_ok=True)
-    (workdir / "checkpoints" / str(step)).rename(target)
-
-
-@contextlib.contextmanager
-def _told_clearly(manager: ocp.CheckpointManager) -> Iterator[None]:
-    """Turns what Orbax raises when it cannot write into one line."""
-    try:
-        yield
-    except UNSAVED as error:
-        raise UserError(
-            f"cannot save a checkpoint in {manager.directory}: {_first_line(error)};"
-            " the earlier ones are still there"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def _steps(workdir: Path) -> list[int]:
@@ -344,14 +327,7 @@ def _model_of(path: Path, run: dict[str, Any]) -> ModelConfig:
     try:
         return ModelConfig(**run["model"])
     except (KeyError, TypeError, UserError) as error:
-        raise UserError(
-            f"{path} is damaged: it does not say the shape of a model ({error})"
-        ) from error
-
-
-def _zeros_like(tree: Any) -> Any:
-    """Returns NumPy arrays of the same shapes: Orbax restores into what it is shown."""
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
+        raise UserError(f"{path} is damaged: it lacks the shape of a model ({error})") from error
 
 
 def _require_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
@@ -361,29 +337,17 @@ def _require_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
             "this folder holds a converted model: start from it with --config.warm_start, in a"
             " new folder"
         )
-    free = {("config", *path) for path in FREE_SETTINGS}
+    old, new = (
+        flatten_dict({name: run.get(name) for name in ("config", "model")}, sep=".")
+        for run in (saved, now)
+    )
     differences = [
-        f"{'.'.join(path)} was {old!r}, is {new!r}"
-        for path, old, new in _differences(saved, now, ())
-        if not any(path[: len(prefix)] == prefix for prefix in free)
-        and path[:1] != ("versions",)
-        and path[:1] != ("data",)
+        f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and not name.startswith(FREE_SETTINGS)
     ]
     data = saved.get("data")
     if not isinstance(data, dict) or data.get("sha256") != now["data"]["sha256"]:
         differences.append("the data are not the same")
     if differences:
         raise UserError(f"this run folder belongs to another experiment: {'; '.join(differences)}")
-
-
-def _differences(
-    old: Any, new: Any, path: tuple[str, ...]
-) -> list[tuple[tuple[str, ...], Any, Any]]:
-    """Lists the leaves in which two nested dictionaries differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        return [
-            found
-            for key in sorted(old.keys() | new.keys())
-            for found in _differences(old.get(key), new.get(key), (*path, key))
-        ]
-    return [] if old == new else [(path, old, new)]

@@ -36,8 +36,8 @@ def loss_gradient(
 ) -> tuple[jax.Array, Sums, Params]:
     """Computes the gradient of `contrast` over all chunks plus the chunks' own losses.
 
-    Where there is a single chunk one direct pass does the same for less work, and without
-    `contrast` the first pass is left out.
+    With a single chunk, one direct pass does the same for less work; without `contrast` there is no
+    first pass.
 
     Args:
       params: what to differentiate by.
@@ -46,8 +46,8 @@ def loss_gradient(
       encode: (params, chunk) to the same representations, without anything else.
       contrast: representations of all chunks [chunks * examples, size] to a scalar. It may gather
         from other devices; the gradient then holds their contributions to these representations.
-      on_chunk: calls a function on a chunk of several, and may change the chunk's arrays before, if
-        that changes no result: leave away what is padding in all examples, say.
+      on_chunk: calls a function on one of several chunks, and may change the chunk's arrays first
+        if no result changes: drop what is padding in all examples, say.
 
     Returns:
       The value of `contrast` (0 without), the sums added up over chunks, and the gradient.

@@ -1,9 +1,11 @@
 """One run on several hosts: how they find each other, and what host 0 gives to the others.
 
 Host 0 alone reads and writes the run folder. What is in it reaches the others through the devices,
-so they need no folder in common, and cannot go on from another checkpoint than host 0.
+so they need no common folder, and cannot resume from another checkpoint than host 0.
 """
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,18 +18,19 @@ AUTO = "auto"
 
 
 def connect(coordinator: str, n_hosts: int | None, host: int | None, *, heartbeat: int) -> None:
-    """Joins the other hosts; to be called before JAX is asked for anything.
+    """Joins the other hosts; to be called before anything else of JAX.
 
-    From then on a process whose run lost a host is ended by JAX, through abort().
+    From then on JAX ends this process by abort() when another host was silent for `heartbeat`
+    seconds.
 
     Args:
       coordinator: address and port of host 0; `auto` to learn it from a TPU pod, Slurm or Open MPI.
       n_hosts: how many there are; None with `auto`.
       host: which one this is, from 0; None with `auto`.
-      heartbeat: seconds of silence after which a host counts as lost.
+      heartbeat: in seconds.
 
     Raises:
-      UserError: with `auto`, where the environment does not tell.
+      UserError: with `auto`, where the environment does not say.
     """
     address = None if coordinator == AUTO else coordinator
     try:
@@ -40,15 +43,15 @@ def connect(coordinator: str, n_hosts: int | None, host: int | None, *, heartbea
 
 
 def is_first() -> bool:
-    """Tells whether this is host 0, or the only one."""
+    """Says whether this is host 0, or the only one."""
     return jax.process_index() == 0
 
 
 def stop_after(step: int) -> bool:
-    """Tells all hosts alike whether to stop after this step, because one of them got a SIGTERM.
+    """Says on all hosts alike whether to stop after this step, because one of them got a SIGTERM.
 
-    JAX hears the signal, and agrees on a step that no host has passed. Each host has to ask after
-    each step.
+    JAX catches the signal and agrees on a step that no host has passed. Every host has to ask after
+    every step.
     """
     return multihost_utils.reached_preemption_sync_point(step)
 
@@ -66,9 +69,17 @@ def from_first(tree: Any) -> Any:
     return multihost_utils.broadcast_one_to_all(tree)
 
 
-def text_from_first(text: str) -> str:
-    """Returns host 0's text, on every host."""
-    encoded = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    length = int(from_first(np.int32(len(encoded))))
-    told = from_first(encoded if is_first() else np.zeros(length, np.int32))
-    return bytes(told.astype(np.uint8)).decode()
+def agree(mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns host 0's facts, JSON values by name, on every host.
+
+    Raises:
+      UserError: if one of them differs here; None stands for a fact that only host 0 knows.
+    """
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8).astype(np.int32)
+    length = int(from_first(np.int32(len(text))))
+    text = from_first(text if is_first() else np.zeros(length, np.int32))
+    facts: dict[str, Any] = json.loads(bytes(text.astype(np.uint8)))
+    for name, value in mine.items():
+        if value is not None and value != facts[name]:
+            raise UserError(f"host {jax.process_index()} has another {name} than host 0")
+    return facts

@@ -1,9 +1,10 @@
-"""Steps whose loss or gradient is not finite: `step.py` leaves them out, here is what they leave.
+"""Steps whose loss or gradient is not finite: `step.py` leaves them out, here they are reported.
 
-`nonfinite-<step>.npz` in the run folder holds the batch of such a step. The files up to a step are
-also the count of steps that a run has left out, so that it survives an interruption.
+`nonfinite-<step>.npz` in the run folder holds the batch of such a step. The number of these files
+up to a step is the number of steps that the run has left out, so it survives an interruption.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,41 +13,53 @@ import numpy as np
 from cocondenser_jax.corpus.batches import BatchSpec, batch_documents, make_batch
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import new_file
+from cocondenser_jax.pretrain import hosts
+
+logger = logging.getLogger(__name__)
 
 SHOWN_IDS = 5
 
 
 class NonFiniteError(UserError):
-    """More steps than the settings allow were not finite; the state is that before the last."""
+    """More steps than the settings allow were not finite; the state is from before the last."""
 
 
-def write_batch(
-    workdir: Path, store: TokenStore, spec: BatchSpec, step: int, losses: Mapping[str, float]
-) -> str:
-    """Writes the whole batch of a step, of all hosts, with ids of its documents and the losses.
+def report_step(
+    workdir: Path,
+    store: TokenStore,
+    spec: BatchSpec,
+    skip_nonfinite: int,
+    step: int,
+    n_skipped: int,
+    metrics: Mapping[str, float],
+) -> None:
+    """Warns of a step that was left out, the `n_skipped`th; host 0 also writes its batch.
 
-    Args:
-      workdir: the run folder.
-      store: the tokenised corpus.
-      spec: seed, batch size and length.
-      step: counts from 1.
-      losses: what the step returned.
+    The file holds the whole batch, of all hosts, with the ids of its documents and the losses.
 
-    Returns:
-      What to tell: the step, its losses, the first ids, the file.
+    Raises:
+      NonFiniteError: if it is one more than the `skip_nonfinite` that are allowed.
     """
-    ids = [store.document_id(int(i)) for i in batch_documents(store, spec, step - 1)]
-    path = workdir / f"nonfinite-{step}.npz"
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    message = f"step {step} is not finite"
+    if hosts.is_first():
+        losses = {name: x for name, x in metrics.items() if name != "learning_rate"}
+        ids = [store.document_id(int(i)) for i in batch_documents(store, spec, step - 1)]
         facts = {"step": step, "seed": spec.seed, "document_ids": ids, **losses}
         arrays = make_batch(store, spec, step - 1)._asdict()
         arrays |= {name: np.asarray(value) for name, value in facts.items()}
-        np.savez(file, allow_pickle=False, **arrays)
-    partial.replace(path)
-    shown = ", ".join(ids[:SHOWN_IDS]) + (", ..." if len(ids) > SHOWN_IDS else "")
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
-    return f"step {step} is not finite ({figures}); its batch (documents {shown}) is in {path}"
+        path = workdir / f"nonfinite-{step}.npz"
+        with new_file(path) as partial, partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        shown_ids = ", ".join(ids[:SHOWN_IDS]) + (", ..." if len(ids) > SHOWN_IDS else "")
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
+        message += f" ({shown}); its batch (documents {shown_ids}) is in {path}"
+    if n_skipped > skip_nonfinite:
+        raise NonFiniteError(
+            f"{message}; the run is saved as it was before that step"
+            f" (config.train.skip_nonfinite is {skip_nonfinite})"
+        )
+    logger.warning("%s; left out, %d of at most %d", message, n_skipped, skip_nonfinite)
 
 
 def count_batches(workdir: Path, step: int) -> int:

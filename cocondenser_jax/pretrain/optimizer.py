@@ -1,27 +1,32 @@
 """AdamW with linear warm-up and decay, as BERT is trained."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
-from ml_collections import ConfigDict
 
 
-def learning_rate_schedule(config: ConfigDict, n_steps: int) -> optax.Schedule:
-    """Returns the learning rate by step: linear to the peak, then linear to 0.
+class AdamW(NamedTuple):
+    """The settings of the optimizer; see `configs/default.py`."""
 
-    Args:
-      config: `learning_rate` (the peak) and `warmup_ratio` (the share of steps to reach it).
-      n_steps: the length of the run in steps.
-    """
-    n_warmup = round(config.warmup_ratio * n_steps)
+    learning_rate: float  # peak
+    warmup_ratio: float  # share of the steps
+    weight_decay: float
+    clip_norm: float  # of the whole gradient
+    b1: float
+    b2: float
+    eps: float
+    n_steps: int  # of the run
+
+
+def learning_rate_schedule(settings: AdamW) -> optax.Schedule:
+    """Returns the learning rate by step: linear to the peak, then linear to 0."""
+    peak, n_warmup = settings.learning_rate, round(settings.warmup_ratio * settings.n_steps)
     return optax.join_schedules(
         [
             # The first step already moves: step t has the rate (t + 1) / n_warmup of the peak.
-            optax.linear_schedule(
-                config.learning_rate / max(n_warmup, 1), config.learning_rate, max(n_warmup - 1, 1)
-            ),
-            optax.linear_schedule(config.learning_rate, 0.0, max(n_steps - n_warmup, 1)),
+            optax.linear_schedule(peak / max(n_warmup, 1), peak, max(n_warmup - 1, 1)),
+            optax.linear_schedule(peak, 0.0, max(settings.n_steps - n_warmup, 1)),
         ],
         [n_warmup],
     )
@@ -36,16 +41,16 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def make_optimizer(config: ConfigDict, n_steps: int) -> optax.GradientTransformation:
-    """Returns AdamW after clipping by the global norm; see `config.optimizer` for the numbers."""
+def make_optimizer(settings: AdamW) -> optax.GradientTransformation:
+    """Returns AdamW after clipping by the global norm."""
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
+        optax.clip_by_global_norm(settings.clip_norm),
         optax.adamw(
-            learning_rate_schedule(config, n_steps),
-            b1=config.b1,
-            b2=config.b2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
+            learning_rate_schedule(settings),
+            b1=settings.b1,
+            b2=settings.b2,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
             mask=decay_mask,
         ),
     )

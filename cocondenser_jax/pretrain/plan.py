@@ -1,10 +1,11 @@
 """What a training step will need on a TPU, found out without one.
 
 libtpu compiles for TPUs that are not there. The step compiled here is the one that training runs,
-under the same `pmap`, so what the compiler says of its memory and its collectives is what will be.
-Time is not measured: the roofline is the least that arithmetic, memory and network allow.
+so its memory and its collectives are as the compiler says. Time is not measured: the roofline is
+the least that arithmetic, memory and network allow.
 """
 
+import bisect
 import importlib.util
 import logging
 import math
@@ -17,17 +18,24 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.batches import Batch
+from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.corpus.masking import mask_capacity
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
-from cocondenser_jax.pretrain.step import TrainState, check_shapes, initial_state, pmap_step
+from cocondenser_jax.pretrain.step import (
+    LossSettings,
+    StepSettings,
+    check_batch,
+    compile_step,
+    state_shapes,
+    step_settings,
+)
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-VOCAB_SIZES = {"bert": 30522, "roberta": 50265}
+VOCABULARIES = {"bert": (30522, 0), "roberta": (50265, 1)}  # published size, id of padding
 
 
 class Core(NamedTuple):
@@ -50,7 +58,7 @@ CORES = {
     "v5p": Core(95, 459, 2765, 600),
     "v6e": Core(32, 918, 1640, 448),
 }
-# The machines that are rented as one VM, by the names under which they are.
+# The machines that are rented as one VM, by the names they are rented under.
 MACHINES = {
     "v2-8": "v2:2x2",
     "v3-8": "v3:2x2",
@@ -61,116 +69,91 @@ MACHINES = {
 }
 
 
-def planned_model(config: ConfigDict) -> ModelConfig:
-    """Returns the model of `config.model` with the vocabulary of the published BERT or RoBERTa."""
-    sizes = config.model.to_dict()
-    roberta = sizes["model_type"] == "roberta"
-    return ModelConfig(
-        **sizes, vocab_size=VOCAB_SIZES.get(sizes["model_type"], 0), pad_token_id=int(roberta)
-    )
-
-
-def plan(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[str, Any]:
-    """Compiles the training step for a TPU and says what it needs.
+def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> dict[str, Any]:
+    """Compiles the training step of an experiment for a TPU and says what it needs.
 
     Args:
-      config: the experiment, see `configs/default.py`.
-      model_config: the network.
+      config: the experiment; its network gets the vocabulary of the published BERT or RoBERTa.
       topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
+      search_chunk: whether to find the largest `config.train.chunk_size` that fits.
 
     Returns:
-      {figure: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
+      {quantity: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
       collectives per step with their bytes, and the roofline of a step and of the whole run. Where
       it does not fit, only what is known without a compiled program.
 
     Raises:
-      UserError: if libtpu is missing, or topology, batch and chunk do not fit each other.
+      UserError: if libtpu is missing, topology, batch and chunk do not fit each other, or not even
+        chunks of one span fit.
     """
+    vocab_size, pad_token_id = VOCABULARIES.get(config.model.model_type, (0, 0))
+    model_config = ModelConfig(**config.model, vocab_size=vocab_size, pad_token_id=pad_token_id)
+    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    find = largest_chunk if search_chunk else plan_step
+    return find(model_config, step_settings(config), spec, topology)
+
+
+def plan_step(
+    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
+) -> dict[str, Any]:
+    """Returns the plan of a step, see `plan`."""
     core, devices = _topology(topology)
-    check_shapes(model_config, config, len(devices))
-    n_spans = 2 * config.data.documents_per_step // len(devices)
+    check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
+    n_spans = 2 * spec.documents_per_step // len(devices)
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
-    state, batch = argument_shapes(config, model_config, n_spans)
-    work = _work(config, model_config, n_spans, _bytes(state.params) // 4)
-    figures = {
+    state = state_shapes(model_config, settings.optimizer)
+    work = _work(model_config, settings.loss, spec.length, n_spans, _bytes(state.params) // 4)
+    known = {
         "topology": topology,
         "cores": len(devices),
         "hosts": len({device.process_index for device in devices}),
         "spans per core": n_spans,
-        "chunk size": config.train.chunk_size or n_spans,
+        "chunk size": settings.loss.chunk_size or n_spans,
         "model GFLOP per span": work.model_flops / 1e9,
         "computed GFLOP per span, with the gradient cache": work.computed_flops / 1e9,
         "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
     }
     try:
-        step: Any = pmap_step(model_config, config, devices)
-        compiled = step.lower(*replicated((state, batch), len(devices))).compile()
+        compiled = compile_step(model_config, settings, spec, devices)
     except jax.errors.JaxRuntimeError as error:
-        _, exhausted, told = str(error).partition("RESOURCE_EXHAUSTED: ")
+        _, exhausted, reason = str(error).partition("RESOURCE_EXHAUSTED: ")
         if not exhausted:
             raise
-        return {"fits": f"no: {told.splitlines()[0]}", **figures}
-    text = compiled.as_text()
+        return {"fits": f"no: {reason.splitlines()[0]}", **known}
+    text = compiled.as_text() or ""
     found = collectives(text)
     seconds = _roofline(core, work, n_spans, found, len(devices))
     return {
         "fits": "yes",
-        **figures,
+        **known,
         **_memory(core, compiled.memory_analysis(), state),
-        **{f"per step, {kind}": told for kind, told in _tell(found).items()},
+        **{f"per step, {kind}": summary for kind, summary in _summary(found).items()},
         "per step, transfers to or from the host": host_transfers(text),
         **{f"roofline, {what} (ms)": 1e3 * value for what, value in seconds.items()},
-        "roofline, whole run (hours)": seconds["step"] * config.train.steps / 3600,
+        "roofline, whole run (hours)": seconds["step"] * settings.optimizer.n_steps / 3600,
     }
 
 
-def largest_chunk(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[str, Any]:
-    """Finds the largest `config.train.chunk_size` that fits, by bisection; returns its plan.
-
-    Raises:
-      UserError: as `plan` does; or if not even single spans fit.
-    """
-    n_spans = 2 * config.data.documents_per_step // len(_topology(topology)[1])
+def largest_chunk(
+    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
+) -> dict[str, Any]:
+    """Finds the largest chunk size that fits, by bisection; returns its plan, see `plan`."""
+    n_spans = 2 * spec.documents_per_step // len(_topology(topology)[1])
     sizes = [size for size in range(1, n_spans + 1) if n_spans % size == 0]
-    best = None
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        tried = config.copy_and_resolve_references()
-        tried.train.chunk_size = sizes[middle]
-        figures = plan(tried, model_config, topology)
-        logger.info("chunk size %d: fits: %s", sizes[middle], figures["fits"])
-        if figures["fits"] == "yes":
-            low, best = middle + 1, figures
-        else:
-            high = middle
-    if best is None:
+    plans = {}
+
+    def is_too_large(size: int) -> bool:
+        tried = settings._replace(loss=settings.loss._replace(chunk_size=size))
+        plans[size] = plan_step(model_config, tried, spec, topology)
+        logger.info("chunk size %d: fits: %s", size, plans[size]["fits"])
+        return bool(plans[size]["fits"] != "yes")
+
+    n_fitting = bisect.bisect_left(sizes, True, key=is_too_large)
+    if not n_fitting:
         raise UserError(f"not even chunks of one span fit on {topology}")
-    return best
-
-
-def argument_shapes(
-    config: ConfigDict, model_config: ModelConfig, n_spans: int
-) -> tuple[TrainState, Batch]:
-    """Returns the shapes of one device's state and batch, for `n_spans` spans a device."""
-    shape: Any = jax.ShapeDtypeStruct
-    rows = n_spans, config.data.length
-    slots = n_spans, mask_capacity(config.data.length)
-    batch = Batch(
-        input_ids_SxL=shape(rows, jnp.int32),
-        attention_mask_SxL=shape(rows, jnp.bool_),
-        masked_positions_SxM=shape(slots, jnp.int32),
-        labels_SxM=shape(slots, jnp.int32),
-        weights_SxM=shape(slots, jnp.float32),
-    )
-    return jax.eval_shape(lambda: initial_state(model_config, config)), batch
-
-
-def replicated(shapes: Any, n_devices: int) -> Any:
-    """Returns the shapes with a leading axis of devices, as the mapped step takes them."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((n_devices, *x.shape), x.dtype), shapes)
+    return plans[sizes[n_fitting - 1]]
 
 
 class Collective(NamedTuple):
@@ -203,31 +186,32 @@ def host_transfers(compiled_text: str) -> int:
 
 
 class _Work(NamedTuple):
-    """What one core's step has to do at least."""
+    """What a core has to do at least."""
 
     model_flops: int  # floating-point operations of one span: forward pass and gradient
     computed_flops: int  # of one span, with the forward pass that the gradient cache repeats
     traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
 
 
-def _work(config: ConfigDict, model_config: ModelConfig, n_spans: int, n_params: int) -> _Work:
-    """Counts the work of a step.
+def _work(
+    model_config: ModelConfig, settings: LossSettings, length: int, n_spans: int, n_params: int
+) -> _Work:
+    """Counts the work of a step on one core, which has `n_spans`.
 
     Of the memory traffic only what cannot be avoided: in each chunk the parameters are read once
     for every pass and direction, and the gradient sum is read and written; AdamW reads four arrays
     and writes three.
     """
-    length = config.data.length
     forward = forward_flops(model_config, length, mask_capacity(length))
-    n_chunks = n_spans // (config.train.chunk_size or n_spans)
-    cached = config.train.contrastive and n_chunks > 1
+    n_chunks = n_spans // (settings.chunk_size or n_spans)
+    cached = settings.contrastive and n_chunks > 1
     extra = encode_flops(model_config, length) if cached else 0
-    reads = (3 if cached else 2) * jnp.dtype(config.train.dtype).itemsize
+    reads = (3 if cached else 2) * jnp.dtype(settings.dtype).itemsize
     return _Work(3 * forward, 3 * forward + extra, n_params * (n_chunks * (reads + 8) + 28))
 
 
 def _topology(name: str) -> tuple[Core, list[Any]]:
-    """Returns what a core can do, and the devices of a machine that is not here."""
+    """Returns what a core of a machine can do, and the machine's devices, which are not here."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "planning needs libtpu, which compiles for TPUs without having one:"
@@ -250,8 +234,8 @@ def _topology(name: str) -> tuple[Core, list[Any]]:
             platform="tpu", topology_name=layout, chip_config_name=core.chip_config
         )
     except jax.errors.JaxRuntimeError as error:
-        told = str(error).splitlines()[0].partition(": ")[2]
-        raise UserError(f"unknown topology {name!r} ({told}): {expected}") from error
+        reason = first_line(error).partition(": ")[2]
+        raise UserError(f"unknown topology {name!r} ({reason}): {expected}") from error
     return core, list(description.devices)
 
 
@@ -274,8 +258,8 @@ def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:
         "program": analysis.generated_code_size_in_bytes,
         "in all": whole,
     }
-    told = {f"memory, {kind} (GiB)": size / GIB for kind, size in kinds.items()}
-    return {**told, "memory of a core (GiB)": float(core.memory)}
+    in_gib = {f"memory, {kind} (GiB)": size / GIB for kind, size in kinds.items()}
+    return {**in_gib, "memory of a core (GiB)": float(core.memory)}
 
 
 def _roofline(
@@ -295,7 +279,7 @@ def _roofline(
     return {**bounds, "step": max(bounds["arithmetic"], bounds["memory"]) + bounds["network"]}
 
 
-def _tell(found: list[Collective]) -> dict[str, str]:
+def _summary(found: list[Collective]) -> dict[str, str]:
     """Returns {kind and type: how many, of how many bytes}."""
     groups: dict[str, list[int]] = {}
     for each in found:

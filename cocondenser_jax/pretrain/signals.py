@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def postponed() -> Iterator[Callable[[], bool]]:
-    """Yields a function, to be called after each step, that tells whether the run is to stop.
+    """Yields a function, to be called after each step, that says whether the run is to stop.
 
-    Until it is called first there is nothing to save, and a signal ends the process at once, with
-    status 0. Afterwards the third signal does. Only the main thread can hear signals; in others
+    Before its first call there is nothing to save, and a signal ends the process at once, with
+    status 0. Afterwards the third signal does. Only the main thread can handle signals; in others
     nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -40,7 +40,7 @@ def postponed() -> Iterator[Callable[[], bool]]:
 
     before = {each: signal.signal(each, hear) for each in HEARD}
     try:
-        with _ended_unless(stepped):
+        with _exit_before(stepped):
             yield is_to_stop
     finally:
         for each, handler in before.items():
@@ -48,11 +48,11 @@ def postponed() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def _ended_unless(stepped: threading.Event) -> Iterator[None]:
-    """Ends the process at once where a signal comes before the event.
+def _exit_before(stepped: threading.Event) -> Iterator[None]:
+    """Ends the process at once if a signal comes before the event.
 
-    The first step is compiled for minutes, in which Python calls no handler: what it does at once
-    is to write a byte, which a thread can read.
+    The first step is compiled for minutes, in which Python runs no handler. But it writes a byte to
+    the wake-up descriptor at once, which a thread can read.
     """
 
     def listen() -> None:

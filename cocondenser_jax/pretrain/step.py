@@ -1,4 +1,8 @@
-"""One training step, written for one device and mapped over all of them."""
+"""One training step, written for one device and mapped over all of them.
+
+That devices have a share of the batch and a copy of the state each is known here and nowhere else:
+every function takes and gives a whole batch of the host, and a single state.
+"""
 
 import functools
 import math
@@ -11,7 +15,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.batches import Batch
+from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser, CondenserOutput
@@ -19,15 +23,40 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
 from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum, masked_lm_sum
-from cocondenser_jax.pretrain.optimizer import learning_rate_schedule, make_optimizer
+from cocondenser_jax.pretrain.optimizer import AdamW, learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
 # Of the full length: a chunk is computed at the first of these that holds all of its spans. On
 # Wikipedia, with 128 tokens and chunks of 64, padding falls from 14.6 % to 10.4 %. Each length is a
 # program of its own: with a third (8.9 %) BERT-base took more than 21 GB of memory to compile.
 LENGTH_SHARES = (7 / 8, 1)
-MLM_REDUCTIONS = ("token_mean", "span_sum")
-DTYPES = ("float32", "bfloat16")
+
+
+class LossSettings(NamedTuple):
+    """What the loss of a batch depends on, besides the network; see `configs/default.py`."""
+
+    seed: int  # of dropout
+    contrastive: bool
+    mlm_weight: float
+    mlm_reduction: str  # "token_mean" or "span_sum"
+    chunk_size: int  # spans; 0: all that a device has
+    dtype: str
+
+
+class StepSettings(NamedTuple):
+    """What a training step depends on, besides the network and the batch."""
+
+    loss: LossSettings
+    optimizer: AdamW
+    skip_nonfinite: int  # steps that the run may leave out
+
+
+def step_settings(config: ConfigDict) -> StepSettings:
+    """Returns what a step needs of an experiment."""
+    train = config.train.to_dict()
+    n_steps, skip_nonfinite = train.pop("steps"), train.pop("skip_nonfinite")
+    optimizer = AdamW(**config.optimizer, n_steps=n_steps)
+    return StepSettings(LossSettings(config.seed, **train), optimizer, skip_nonfinite)
 
 
 class TrainState(NamedTuple):
@@ -42,51 +71,42 @@ class TrainState(NamedTuple):
 Metrics = dict[str, jax.Array]
 
 
-def make_train_step(
-    model_config: ModelConfig, config: ConfigDict
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the per-device step, to be mapped with the axis name `AXIS`.
+def train_step(
+    model_config: ModelConfig, settings: StepSettings, state: TrainState, batch: Batch
+) -> tuple[TrainState, Metrics]:
+    """Makes one step on a device's part of the batch; to be mapped with the axis name `AXIS`.
 
     A step whose loss or gradient is not finite changes neither parameters nor optimizer. One more
-    of them than `train.skip_nonfinite`, and nothing changes any more: the host learns of it later,
-    and then finds the state as it was before that step.
-
-    Args:
-      model_config: the network.
-      config: the experiment, see `configs/default.py`.
+    of them than `skip_nonfinite`, and nothing changes any more: the host learns of it one step
+    later, and still finds the state from before the first step too many.
     """
-    loss_and_gradient = make_gradient(model_config, config)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
-    schedule = learning_rate_schedule(config.optimizer, config.train.steps)
-
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        losses, grads = loss_and_gradient(state.params, state.step, batch)
-        gradient_norm = optax.global_norm(grads)
-        finite = jnp.isfinite(losses["loss"]) & jnp.isfinite(gradient_norm)
-        skipped = state.skipped + (~finite).astype(jnp.int32)
-        halted = skipped > config.train.skip_nonfinite
-        updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
-        params, optimizer_state = jax.tree.map(
-            lambda new, old: jnp.where(finite & ~halted, new, old),
-            (optax.apply_updates(state.params, updates), optimizer_state),
-            (state.params, state.optimizer_state),
-        )
-        metrics = {
-            **losses,
-            "learning_rate": schedule(state.step - state.skipped),
-            "gradient_norm": gradient_norm,
-            "skipped": skipped,
-        }
-        step = state.step + (~halted).astype(jnp.int32)
-        return TrainState(step, params, optimizer_state, skipped), metrics
-
-    return train_step
+    losses, grads = loss_and_gradient(model_config, settings.loss, state.params, state.step, batch)
+    gradient_norm = optax.global_norm(grads)
+    finite = jnp.isfinite(losses["loss"]) & jnp.isfinite(gradient_norm)
+    skipped = state.skipped + (~finite).astype(jnp.int32)
+    halted = skipped > settings.skip_nonfinite
+    updates, optimizer_state = make_optimizer(settings.optimizer).update(
+        grads, state.optimizer_state, state.params
+    )
+    params, optimizer_state = jax.tree.map(
+        lambda new, old: jnp.where(finite & ~halted, new, old),
+        (optax.apply_updates(state.params, updates), optimizer_state),
+        (state.params, state.optimizer_state),
+    )
+    metrics = {
+        **losses,
+        "learning_rate": learning_rate_schedule(settings.optimizer)(state.step - state.skipped),
+        "gradient_norm": gradient_norm,
+        "skipped": skipped,
+    }
+    step = state.step + (~halted).astype(jnp.int32)
+    return TrainState(step, params, optimizer_state, skipped), metrics
 
 
-def make_gradient(
-    model_config: ModelConfig, config: ConfigDict
-) -> Callable[[Any, jax.Array, Batch], tuple[Metrics, Any]]:
-    """Returns the per-device loss and its gradient, to be mapped with the axis name `AXIS`.
+def loss_and_gradient(
+    model_config: ModelConfig, settings: LossSettings, params: Any, step: jax.Array, batch: Batch
+) -> tuple[Metrics, Any]:
+    """Returns the losses of the whole batch and their gradient, the same on every device.
 
     L = mean over the spans of all devices of (mlm_weight * L_mlm + L_co); without `contrastive`
     only the first. L_mlm is the head's masked-token loss plus, with `late_mlm`, the backbone's,
@@ -95,140 +115,148 @@ def make_gradient(
 
     Args:
       model_config: the network.
-      config: the experiment, see `configs/default.py`.
-
-    Returns:
-      A function of parameters, step (it seeds the dropout) and a device's part of the batch. It
-      gives the losses and the gradient of the whole batch, the same on every device.
+      settings: of the loss.
+      params: of the network.
+      step: seeds the dropout.
+      batch: a device's part; to be mapped with the axis name `AXIS`.
     """
-    model = Condenser(model_config, dtype=jnp.dtype(config.train.dtype))
-    has_dropout = (
-        model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0
+    model = Condenser(model_config, dtype=jnp.dtype(settings.dtype))
+    n_local = batch.input_ids_SxL.shape[0]
+    n_spans = n_local * jax.lax.axis_size(AXIS)
+    n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)
+    per_token = settings.mlm_reduction == "token_mean"
+    mlm_scale = settings.mlm_weight / (n_masked if per_token else n_spans)
+
+    def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
+        batch, seeds_B = chunk
+        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
+        output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
+        targets = batch.labels_SxM, batch.weights_SxM
+        sums = {"head_mlm": masked_lm_sum(output.head_logits_BxMxV, *targets)}
+        if output.late_logits_BxMxV is not None:
+            sums["late_mlm"] = masked_lm_sum(output.late_logits_BxMxV, *targets)
+        return output.cls_BxD, mlm_scale * sum(sums.values()), sums
+
+    def encode(params: Any, chunk: tuple) -> jax.Array:
+        batch, seeds_B = chunk
+        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
+        return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
+
+    def contrast(in_order_SxD: jax.Array) -> jax.Array:
+        return corpus_contrastive_sum(in_order_SxD[place_S], AXIS) / n_spans
+
+    seeds_S = None
+    if model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0:
+        # A function of seed, step and the span's global index only.
+        spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
+        seeds_S = fold_in(fold_in(jnp.uint32(settings.seed), step), spans_S)
+    # Neighbours in length share a chunk, so that chunks of short spans can be computed short.
+    order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
+    place_S = jnp.argsort(order_S)
+    in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
+    contrastive_loss, sums, grads = loss_gradient(
+        params,
+        _split(in_order, n_local // (settings.chunk_size or n_local)),
+        forward=forward,
+        encode=encode,
+        contrast=contrast if settings.contrastive else None,
+        on_chunk=_at_shortest_length,
     )
-
-    def loss_and_gradient(params: Any, step: jax.Array, batch: Batch) -> tuple[Metrics, Any]:
-        n_local = batch.input_ids_SxL.shape[0]
-        n_spans = n_local * jax.lax.axis_size(AXIS)
-        n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)
-        per_token = config.train.mlm_reduction == "token_mean"
-        mlm_scale = config.train.mlm_weight / (n_masked if per_token else n_spans)
-
-        def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
-            batch, seeds_B = chunk
-            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
-            output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
-            targets = batch.labels_SxM, batch.weights_SxM
-            sums = {"head_mlm": masked_lm_sum(output.head_logits_BxMxV, *targets)}
-            if output.late_logits_BxMxV is not None:
-                sums["late_mlm"] = masked_lm_sum(output.late_logits_BxMxV, *targets)
-            return output.cls_BxD, mlm_scale * sum(sums.values()), sums
-
-        def encode(params: Any, chunk: tuple) -> jax.Array:
-            batch, seeds_B = chunk
-            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
-            return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
-
-        def contrast(in_order_SxD: jax.Array) -> jax.Array:
-            return corpus_contrastive_sum(in_order_SxD[place_S], AXIS) / n_spans
-
-        seeds_S = _dropout_seeds(config, step, n_local) if has_dropout else None
-        # Neighbours in length share a chunk, so that chunks of short spans can be computed short.
-        order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
-        place_S = jnp.argsort(order_S)
-        in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
-        contrastive_loss, sums, grads = loss_gradient(
-            params,
-            _cut(in_order, config.train.chunk_size or n_local),
-            forward=forward,
-            encode=encode,
-            contrast=contrast if config.train.contrastive else None,
-            on_chunk=_at_shortest_length,
-        )
-        # Every device holds its own share of sums over the global batch: add them once.
-        contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
-        losses = {
-            "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
-            # Per masked token, whatever the reduction, so that runs can be compared.
-            **{f"{name}_loss": total / n_masked for name, total in sums.items()},
-        }
-        if config.train.contrastive:
-            losses["contrastive_loss"] = contrastive_loss
-        return losses, grads
-
-    return loss_and_gradient
+    # Every device holds its own share of sums over the global batch: add them once.
+    contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
+    losses = {
+        "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
+        # Per masked token, whatever the reduction, so that runs can be compared.
+        **{f"{name}_loss": total / n_masked for name, total in sums.items()},
+    }
+    if settings.contrastive:
+        losses["contrastive_loss"] = contrastive_loss
+    return losses, grads
 
 
-def pmap_step(
-    model_config: ModelConfig, config: ConfigDict, devices: list[jax.Device] | None = None
+def mapped_step(
+    model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None = None
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the step mapped over devices; its arguments have a leading axis of local devices.
+    """Returns the step over devices: all of them, or those given.
 
-    The state is donated: the one passed in must not be used again.
-
-    Raises:
-      UserError: if the batch cannot be cut as the config asks.
+    It takes the state that `place` or an earlier step gave, and this host's part of the batch. The
+    state is donated: the one passed in must not be used again. Nothing waits for the devices until
+    a value of what it returns is read.
     """
-    check_shapes(model_config, config, len(devices) if devices else jax.device_count())
-    step = make_train_step(model_config, config)
-    return jax.pmap(step, axis_name=AXIS, devices=devices, donate_argnums=0)
+    step = _mapped_step(model_config, settings, devices)
+    n_devices = len(devices) if devices else jax.local_device_count()
+    return lambda state, batch: step(state, _split(batch, n_devices))
 
 
-def pmap_gradient(
-    model_config: ModelConfig, config: ConfigDict, devices: list[jax.Device]
-) -> Callable[[Any, jax.Array, Batch], tuple[Metrics, Any]]:
-    """Returns `make_gradient`'s function mapped over devices, which share parameters and step."""
-    check_shapes(model_config, config, len(devices))
-    gradient = make_gradient(model_config, config)
-    return jax.pmap(gradient, axis_name=AXIS, devices=devices, in_axes=(None, None, 0))
+def place(state: TrainState, devices: list[jax.Device] | None = None) -> TrainState:
+    """Gives every device a copy of the state, laid out as the step lays out its result.
+
+    Without it the second step would be compiled again.
+    """
+    n_devices = len(devices) if devices else jax.local_device_count()
+    return cast(TrainState, _pmap(lambda state, _: state, devices)(state, np.zeros(n_devices)))
 
 
-def replicate(state: TrainState) -> TrainState:
-    """Gives every local device a copy: a new leading axis of devices."""
-    n_devices = jax.local_device_count()
-    copies = jax.tree.map(lambda x: np.broadcast_to(x, (n_devices, *x.shape)), state)
-    # Laid out as the step lays out its result; else the second step would be compiled again.
-    return cast(TrainState, jax.pmap(lambda x: x, axis_name=AXIS)(copies))
+def compile_step(
+    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, devices: list[jax.Device]
+) -> jax.stages.Compiled:
+    """Compiles the step that `mapped_step` runs, for devices that need not be here."""
+    shape: Any = jax.ShapeDtypeStruct
+    spans = len(devices), 2 * spec.documents_per_step // len(devices)
+    tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
+    batch = Batch(
+        input_ids_SxL=shape(tokens, jnp.int32),
+        attention_mask_SxL=shape(tokens, jnp.bool_),
+        masked_positions_SxM=shape(slots, jnp.int32),
+        labels_SxM=shape(slots, jnp.int32),
+        weights_SxM=shape(slots, jnp.float32),
+    )
+    state = state_shapes(model_config, settings.optimizer)
+    return _mapped_step(model_config, settings, devices).lower(state, batch).compile()
 
 
-def check_shapes(model_config: ModelConfig, config: ConfigDict, n_devices: int) -> None:
-    """Raises a UserError where batch, chunk, length or names do not fit each other."""
-    n_documents, chunk_size = config.data.documents_per_step, config.train.chunk_size
-    if n_documents % n_devices:
+def batch_gradient(
+    model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
+) -> tuple[Metrics, Any]:
+    """Returns the losses of a batch and their gradient at step 0, computed on one device."""
+
+    def at_step_0(params: Any, batch: Batch) -> tuple[Metrics, Any]:
+        return loss_and_gradient(model_config, settings, params, jnp.int32(0), batch)
+
+    gradient = _pmap(at_step_0, jax.local_devices()[:1])
+    return cast(tuple[Metrics, Any], gradient(params, _split(batch, 1)))
+
+
+def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
+    """Raises a UserError where batch, chunk, devices and model do not fit each other."""
+    if spec.documents_per_step % n_devices:
         raise UserError(
-            f"config.data.documents_per_step {n_documents} is not a multiple of {n_devices} devices"
+            f"config.data.documents_per_step {spec.documents_per_step} is not a multiple of"
+            f" {n_devices} devices"
         )
-    spans = 2 * n_documents // n_devices
-    if chunk_size and spans % chunk_size:
+    n_spans = 2 * spec.documents_per_step // n_devices
+    if chunk_size and n_spans % chunk_size:
         raise UserError(
-            f"config.train.chunk_size {chunk_size} does not divide the {spans} spans of a device"
-            f" (2 x {n_documents} documents / {n_devices} devices)"
+            f"config.train.chunk_size {chunk_size} does not divide the {n_spans} spans of a device"
+            f" (2 x {spec.documents_per_step} documents / {n_devices} devices)"
         )
-    if config.data.length > model_config.max_length:
+    if spec.length > max_length:
         raise UserError(
-            f"config.data.length {config.data.length} is longer than the model's"
-            f" {model_config.max_length} positions"
-        )
-    if config.train.dtype not in DTYPES:
-        raise UserError(
-            f"config.train.dtype is {config.train.dtype!r}; expected one of {', '.join(DTYPES)}"
-        )
-    if config.train.mlm_reduction not in MLM_REDUCTIONS:
-        raise UserError(
-            f"config.train.mlm_reduction is {config.train.mlm_reduction!r};"
-            f" expected one of {', '.join(MLM_REDUCTIONS)}"
+            f"config.data.length {spec.length} is longer than the model's {max_length} positions"
         )
 
 
-def initial_state(
-    model_config: ModelConfig, config: ConfigDict, params: Any | None = None
-) -> TrainState:
-    """Returns the state before the first step: given parameters, or new ones from the seed."""
-    if params is None:
-        params = initial_params(model_config, config.seed)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+def initial_state(params: Any, optimizer: AdamW) -> TrainState:
+    """Returns the state before the first step."""
     params = jax.tree.map(jnp.asarray, params)
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, jax.jit(optimizer.init)(params), zero)
+    optimizer_state = jax.jit(make_optimizer(optimizer).init)(params)
+    return TrainState(jnp.int32(0), params, optimizer_state, jnp.int32(0))
+
+
+def state_shapes(model_config: ModelConfig, optimizer: AdamW) -> TrainState:
+    """Returns a state of shapes and dtypes, without arrays."""
+    state = jax.eval_shape(lambda: initial_state(initial_params(model_config, 0), optimizer))
+    return cast(TrainState, state)
 
 
 def initial_params(model_config: ModelConfig, seed: int) -> Any:
@@ -238,10 +266,30 @@ def initial_params(model_config: ModelConfig, seed: int) -> Any:
     return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
 
 
-def _dropout_seeds(config: ConfigDict, step: jax.Array, n_local: int) -> jax.Array | None:
-    """Returns `seeds_S`, a function of seed, step and the span's global index only."""
-    spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
-    return fold_in(fold_in(jnp.uint32(config.seed), step), spans_S)
+def _mapped_step(
+    model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None
+) -> Any:
+    step = functools.partial(train_step, model_config, settings)
+    return _pmap(step, devices, donate_argnums=(0,))
+
+
+def _pmap(
+    function: Callable, devices: list[jax.Device] | None, donate_argnums: tuple[int, ...] = ()
+) -> Any:
+    """Maps a function of (shared values, parts of the batch) that gives shared values."""
+    return jax.pmap(
+        function,
+        axis_name=AXIS,
+        in_axes=(None, 0),
+        out_axes=None,
+        devices=devices,
+        donate_argnums=donate_argnums,
+    )
+
+
+def _split(tree: Any, n_parts: int) -> Any:
+    """Cuts every array into equal parts along a new leading axis: of devices, or of chunks."""
+    return jax.tree.map(lambda x: x.reshape(n_parts, -1, *x.shape[1:]), tree)
 
 
 def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
@@ -258,26 +306,11 @@ def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
 
     def cut(length: int, n_slots: int, chunk: tuple) -> Any:
         batch, seeds_B = chunk
-        return function(
-            (
-                Batch(
-                    batch.input_ids_SxL[:, :length],
-                    batch.attention_mask_SxL[:, :length],
-                    batch.masked_positions_SxM[:, :n_slots],
-                    batch.labels_SxM[:, :n_slots],
-                    batch.weights_SxM[:, :n_slots],
-                ),
-                seeds_B,
-            )
-        )
+        sizes = (length, length, n_slots, n_slots, n_slots)
+        return function((Batch(*(x[:, :n] for x, n in zip(batch, sizes, strict=True))), seeds_B))
 
     longest = jnp.max(jnp.sum(batch.attention_mask_SxL, axis=1))
     most_masked = jnp.max(jnp.sum(batch.weights_SxM > 0, axis=1))
     fits = (longest <= jnp.array(lengths)) & (most_masked <= jnp.array(slots))
     branches = [functools.partial(cut, *sizes) for sizes in zip(lengths, slots, strict=True)]
     return jax.lax.switch(jnp.argmax(fits), branches, chunk)
-
-
-def _cut(tree: Any, chunk_size: int) -> Any:
-    """Splits the leading axis of every array into [chunks, chunk_size]."""
-    return jax.tree.map(lambda x: x.reshape(-1, chunk_size, *x.shape[1:]), tree)

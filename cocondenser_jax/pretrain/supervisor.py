@@ -1,6 +1,10 @@
-"""A training on several hosts, watched by a process that can still speak when it is aborted."""
+"""A training on several hosts, supervised by a process that can still speak when it is aborted.
+
+JAX is imported by the child alone: its threads do not survive a fork.
+"""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -10,57 +14,81 @@ from types import FrameType
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.signals import HEARD, PATIENCE
 
+HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
 LOST_HOST = 3  # exit status
 _LOST_HOST = (
     "another host of this run has stopped or does not answer (what JAX said stands above):"
-    " start all hosts again, and the run goes on from its last checkpoint"
+    " start all hosts again, and the run resumes from its last checkpoint"
 )
 
 
-def watched(run: Callable[[], None]) -> int:
-    """Calls `run` in a child process, and tells when it was ended because a host was lost.
+def run_on_hosts(
+    run: Callable[[], None], coordinator: str | None, n_hosts: int | None, host: int | None
+) -> int:
+    """Calls `run` after joining the other hosts, and returns the exit status.
 
-    JAX ends it by abort(), from a thread that is not Python's, after which nothing of that process
-    can say a word. The child ends with its parent, whatever ends that. A SIGTERM or Ctrl-C reaches
-    it as the SIGTERM that JAX knows, the third as SIGKILL. Must be called before JAX is loaded: its
-    threads do not survive a fork.
+    Without a coordinator there are none, and it is called at once. See `hosts.connect` for the
+    arguments.
 
-    Returns:
-      The exit status.
+    Raises:
+      UserError: if the arguments do not fit each other.
+    """
+    if coordinator in (None, "auto"):
+        if (n_hosts, host) != (None, None):
+            raise UserError("--num_hosts and --host go with --coordinator=HOST:PORT")
+    elif not re.fullmatch(r".+:\d+", coordinator):
+        raise UserError(f"--coordinator={coordinator}: expected HOST:PORT or auto")
+    elif n_hosts is None or host is None or not 0 <= host < n_hosts:
+        raise UserError(
+            f"--coordinator={coordinator} needs --num_hosts=N and --host=I with 0 <= I < N"
+        )
+    if coordinator is None:
+        run()
+        return 0
+
+    def connect_and_run() -> None:
+        from cocondenser_jax.pretrain.hosts import connect
+
+        connect(coordinator, n_hosts, host, heartbeat=HEARTBEAT_SECONDS)
+        run()
+
+    return supervise(connect_and_run)
+
+
+def supervise(run: Callable[[], None]) -> int:
+    """Calls `run` in a child process, and returns its exit status, explained if a host was lost.
+
+    JAX (0.10.2; described in https://github.com/jax-ml/jax/pull/39095) ends it by abort(), from a
+    thread that is not Python's, after which nothing in that process can print. The child ends with
+    its parent, whatever ends that. A SIGTERM or Ctrl-C reaches it as the SIGTERM that JAX catches,
+    the third as SIGKILL.
     """
     alive, held = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(held)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells both
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both
         threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
-        _run(run)
+        try:
+            run()
+        except UserError as error:
+            # At once: JAX would wait at its end for the other hosts, which wait for this one.
+            print(f"cocondenser: {error}", file=sys.stderr, flush=True)
+            os._exit(2)
         return 0
     heard: list[int] = []
 
-    def tell(number: int, frame: FrameType | None) -> None:
+    def pass_on(number: int, frame: FrameType | None) -> None:
         heard.append(number)
         os.kill(child, signal.SIGTERM if len(heard) <= PATIENCE else signal.SIGKILL)
 
     for number in HEARD:
-        signal.signal(number, tell)
+        signal.signal(number, pass_on)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == -signal.SIGABRT:
         print(f"cocondenser: {_LOST_HOST}", file=sys.stderr)
         return LOST_HOST
     return status if status >= 0 else 128 - status
-
-
-def _run(run: Callable[[], None]) -> None:
-    """Ends the process at once after a mistake.
-
-    Else JAX would wait at its end for the other hosts, who wait for this one.
-    """
-    try:
-        run()
-    except UserError as error:
-        print(f"cocondenser: {error}", file=sys.stderr, flush=True)
-        os._exit(2)
 
 
 def _end_with_parent(alive: int) -> None:

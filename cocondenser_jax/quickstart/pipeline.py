@@ -20,7 +20,6 @@ Every step is skipped where its result is there, so an interrupted quickstart go
 
 import contextlib
 import dataclasses
-import functools
 import json
 import logging
 import math
@@ -48,14 +47,14 @@ from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.files import new_folder, read_json, write_json
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.loop import scratch_model, train
+from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import initial_params
 from cocondenser_jax.quickstart import task
 from cocondenser_jax.quickstart.report import Example, Hit, ResultRow, write_report
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.search import build_index, open_index, search_run, search_text
-from cocondenser_jax.warm_start import load_warm_start
+from cocondenser_jax.warm_start import pretrain
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +176,7 @@ def _seed_rows(workdir: Path, seed: int, compare_all: bool, seconds: _Seconds) -
 
     config = _pretraining_config("condenser", workdir, seed)
     if not (place / "model").exists():
-        model_config = scratch_model(config, open_store(workdir / "store"))
+        model_config = scratch_model(config.model, open_store(workdir / "store"))
         params = jax.tree.map(np.asarray, initial_params(model_config, seed))
         facts = {"step": 0, "config": {"seed": seed}}
         export_folder(params, model_config, workdir / "tokenizer", place / "model", facts)
@@ -186,7 +185,7 @@ def _seed_rows(workdir: Path, seed: int, compare_all: bool, seconds: _Seconds) -
     condenser = main / "pretraining" / "condenser"
     if not (main / "model").exists():
         with seconds.count(condenser):
-            train(config, condenser, label=f"Condenser{suffix}")
+            pretrain(config, condenser, label=f"Condenser{suffix}")
     if compare_all:
         place = compare / f"condenser-{seed}"
         _export(condenser, place / "model")
@@ -198,8 +197,7 @@ def _seed_rows(workdir: Path, seed: int, compare_all: bool, seconds: _Seconds) -
     if not (main / "model").exists():
         with seconds.count(cocondenser):
             config = _pretraining_config("cocondenser", workdir, seed, warm_start=str(condenser))
-            start = functools.partial(load_warm_start, config)
-            train(config, cocondenser, warm_start=start, label=f"coCondenser{suffix}")
+            pretrain(config, cocondenser, label=f"coCondenser{suffix}")
         _export(cocondenser, main / "model")
     stages = [condenser, cocondenser]
     rows.append(_retriever_row(f"coCondenser{suffix}", workdir, main, seed, seconds, stages))

@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.convert.names import new_tensors, tensor_names
+from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import write_json
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.pretrain.step import initial_params
 
 
 @pytest.fixture
@@ -169,10 +171,8 @@ def test_a_plain_encoder_lacks_the_mlm_projection(bert_folder, caplog):
     assert "MLM projection: a new one" in caplog.text
     assert "Condenser head" not in caplog.text  # that one was there
     np.testing.assert_array_equal(params["mlm"]["norm"]["scale"], np.ones(32))
-    names = {"cls.predictions.transform.dense.weight"}
-    drawn = new_tensors(config, names, 0)
-    assert drawn.keys() == names
-    np.testing.assert_array_equal(params["mlm"]["dense"]["kernel"].T, *drawn.values())
+    drawn = to_tensors(initial_params(config, 0), config)["cls.predictions.transform.dense.weight"]
+    np.testing.assert_array_equal(params["mlm"]["dense"]["kernel"].T, drawn)
 
 
 def test_missing_tensors_are_counted_and_named(bert_folder):
@@ -204,9 +204,17 @@ def test_a_head_of_which_a_part_is_missing(bert_folder):
         load_folder(str(bert_folder), init_head_seed=0)
 
 
-def test_another_number_of_head_layers_than_there_are(bert_folder):
-    with pytest.raises(UserError, match="head has 2 layers; 3 were asked for"):
-        load_folder(str(bert_folder), n_head_layers=3, init_head_seed=0)
+def test_the_head_that_is_there_is_read_as_it_is(bert_folder):
+    write_json(bert_folder / "condenser.json", {"n_head_layers": 2, "skip_from": 2})
+    config, _ = load_folder(str(bert_folder), n_head_layers=3, skip_from=1, init_head_seed=0)
+    assert (config.n_head_layers, config.skip_from) == (2, 2)
+    # What no head says, or no head is there for, is as asked.
+    (bert_folder / "condenser.json").unlink()
+    assert load_folder(str(bert_folder), skip_from=2)[0].skip_from == 2
+    write_json(bert_folder / "condenser.json", {"n_head_layers": 2, "skip_from": 2})
+    (bert_folder / "model.pt").unlink()
+    config, _ = load_folder(str(bert_folder), n_head_layers=3, skip_from=1, init_head_seed=0)
+    assert (config.n_head_layers, config.skip_from) == (3, 1)
 
 
 def test_layers_that_the_config_does_not_have_are_reported(bert_folder, caplog):

@@ -1,5 +1,6 @@
 """What a toolkit gets from an exported folder."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -22,7 +23,8 @@ from cocondenser_jax.model.condenser import Condenser
 @pytest.fixture
 def exported(research_folder, tmp_path):
     """The folder of a converted model, with the Flax side of it."""
-    config, params = load_folder(str(research_folder), skip_from=1, late_mlm=False)
+    config, params = load_folder(str(research_folder), skip_from=1)
+    config = dataclasses.replace(config, late_mlm=False)
     out = tmp_path / "exported"
     export_folder(params, config, research_folder, out, {"steps": 10}, max_seq_length=16)
     return out, config, params

@@ -19,31 +19,36 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain import checkpoint
 from cocondenser_jax.pretrain.loop import scratch_model
-from cocondenser_jax.pretrain.step import TrainState, initial_state
+from cocondenser_jax.pretrain.step import (
+    TrainState,
+    initial_params,
+    initial_state,
+    step_settings,
+)
 
 STEPS = (2, 4, 6)
 
 
 def state_of(step: int) -> TrainState:
-    """A state that tells its step, of arrays that fill a file of some kilobytes."""
+    """A state that shows its step, of arrays that fill a file of some kilobytes."""
     values = np.random.default_rng(step).normal(size=(40, 50)).astype(np.float32)
     w, m = {"w": values}, {"m": values + 1}
     return TrainState(np.int32(step), w, m, np.int32(0))  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def settings() -> ConfigDict:
-    return ConfigDict({"every": 2, "keep": 3, "keep_every": 0})
+def settings() -> dict[str, int]:
+    return {"every": 2, "keep": 3, "keep_every": 0}
 
 
 @pytest.fixture
-def run(tmp_path: Path, settings: ConfigDict) -> Path:
+def run(tmp_path: Path, settings: dict[str, int]) -> Path:
     save_all(tmp_path, settings, STEPS)
     return tmp_path
 
 
-def save_all(run: Path, settings: ConfigDict, steps: tuple[int, ...]) -> None:
-    with checkpoint.checkpoint_manager(run, settings) as manager:
+def save_all(run: Path, settings: dict[str, int], steps: tuple[int, ...]) -> None:
+    with checkpoint.checkpoint_manager(run, **settings) as manager:
         for step in steps:
             checkpoint.save(manager, state_of(step))
 
@@ -84,8 +89,8 @@ DAMAGES = (
 )  # fmt: skip
 
 
-def restored(run: Path, settings: ConfigDict) -> TrainState:
-    with checkpoint.checkpoint_manager(run, settings) as manager:
+def restored(run: Path, settings: dict[str, int]) -> TrainState:
+    with checkpoint.checkpoint_manager(run, **settings) as manager:
         return checkpoint.restore_latest(manager, state_of(0))
 
 
@@ -97,7 +102,7 @@ def assert_state(state: TrainState, step: int) -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_the_newest_intact_checkpoint_is_used(
     run: Path,
-    settings: ConfigDict,
+    settings: dict[str, int],
     damage: Callable[[Path], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -111,19 +116,19 @@ def test_the_newest_intact_checkpoint_is_used(
     # It was put aside, not deleted; its step is saved again; and it may turn out damaged again.
     for _ in range(2):
         assert (run / "damaged" / "6").is_dir()
-        with checkpoint.checkpoint_manager(run, settings) as manager:
+        with checkpoint.checkpoint_manager(run, **settings) as manager:
             checkpoint.save(manager, state_of(6))
         assert_state(restored(run, settings), 6)
         damage(run / "checkpoints" / "6")
         assert_state(restored(run, settings), 4)
 
 
-def test_without_an_intact_checkpoint_nothing_begins(run: Path, settings: ConfigDict) -> None:
+def test_without_an_intact_checkpoint_nothing_starts(run: Path, settings: dict[str, int]) -> None:
     for step in STEPS:
         flip_a_bit(run / "checkpoints" / str(step))
     with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4, 6\) is intact"):
         restored(run, settings)
-    # Nothing was moved: the next attempt must not find an empty folder, and begin at 0.
+    # Nothing was moved: the next attempt must not find an empty folder, and start at 0.
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6"]
 
 
@@ -135,10 +140,10 @@ def test_damage_by_command_line(
         f"get_config = lambda: ConfigDict(json.loads({config.to_json()!r}))\n"
     )
     run, store = tmp_path / "run", open_store(Path(config.data.store))
-    model_config = scratch_model(config, store)
+    model_config = scratch_model(config.model, store)
     checkpoint.open_run(run, config, model_config, store)
-    with checkpoint.checkpoint_manager(run, config.checkpoint) as manager:
-        state = initial_state(model_config, config)
+    with checkpoint.checkpoint_manager(run, **config.checkpoint) as manager:
+        state = initial_state(initial_params(model_config, 0), step_settings(config).optimizer)
         for step in (2, 4):
             checkpoint.save(manager, state._replace(step=jnp.int32(step)))
 
@@ -149,14 +154,14 @@ def test_damage_by_command_line(
     flip_a_bit(run / "checkpoints" / "2")
     files = sorted(run.rglob("*"))
     assert main(["pretrain", f"--config={tmp_path}/experiment.py", f"--workdir={run}"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told[-1].startswith(f"cocondenser: {run}: none of its checkpoints (2, 4) is intact")
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-1].startswith(f"cocondenser: {run}: none of its checkpoints (2, 4) is intact")
     assert sorted(run.rglob("*")) == files
 
 
 @pytest.mark.parametrize("size", [1000, 100])  # too small for arrays; for checksums, too
 def test_a_full_disk_leaves_what_was_there(
-    run: Path, settings: ConfigDict, small_disk: Callable[[int], None], size: int
+    run: Path, settings: dict[str, int], small_disk: Callable[[int], None], size: int
 ) -> None:
     for n_saves in (1, 2):  # found at the end, or when the next is saved
         small_disk(size)
@@ -164,44 +169,35 @@ def test_a_full_disk_leaves_what_was_there(
             save_all(run, settings, (8, 10)[:n_saves])
         small_disk(resource.RLIM_INFINITY)
         assert_state(restored(run, settings), 6)
-        # What could not be finished may lie beside them, under a name that is no step.
+        # What could not be finished may lie beside them, under a name that is not a step.
         steps = [path.name for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
         assert sorted(steps) == ["2", "4", "6"]
 
 
-def test_a_full_disk_is_told_once(
+def test_a_full_disk_is_reported_once(
     tmp_path: Path,
-    settings: ConfigDict,
+    settings: dict[str, int],
     small_disk: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.append(unraisable.exc_value))
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_value))
     state = state_of(2)
     many = {str(number): state.params["w"] for number in range(50)}
     small_disk(1000)
     with (
         pytest.raises(UserError, match="cannot save a checkpoint"),
-        checkpoint.checkpoint_manager(tmp_path, settings) as manager,
+        checkpoint.checkpoint_manager(tmp_path, **settings) as manager,
     ):
         checkpoint.save(manager, state._replace(params=many))
-    assert not told
+    assert not seen
 
 
-def test_one_checkpoint_is_not_enough(config: ConfigDict, tmp_path: Path) -> None:
-    config = config.copy_and_resolve_references().unlock()
-    config.checkpoint.keep = 1
-    store = open_store(Path(config.data.store))
-    with pytest.raises(UserError, match=r"checkpoint\.keep is 1: expected at least 2"):
-        checkpoint.open_run(tmp_path / "run", config, scratch_model(config, store), store)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_that_was_killed_while_it_made_its_folder_goes_on(
+def test_a_run_that_was_killed_while_it_made_its_folder_resumes(
     config: ConfigDict, tmp_path: Path
 ) -> None:
     store = open_store(Path(config.data.store))
-    arguments = tmp_path / "run", config, scratch_model(config, store), store
+    arguments = tmp_path / "run", config, scratch_model(config.model, store), store
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json.partial").write_text("{")
     checkpoint.open_run(*arguments)
@@ -230,7 +226,7 @@ def test_another_experiment_is_refused_with_the_difference(
     config: ConfigDict, tmp_path: Path, setting: str, value: float
 ) -> None:
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(config, store)
+    model_config = scratch_model(config.model, store)
     checkpoint.open_run(tmp_path / "run", config, model_config, store)
     checkpoint.open_run(tmp_path / "run", config, model_config, store)
     other = config.copy_and_resolve_references().unlock()
@@ -239,12 +235,12 @@ def test_another_experiment_is_refused_with_the_difference(
     before = place[name]
     place[name] = value
     with pytest.raises(UserError, match=f"config.{setting} was {before}, is {value}"):
-        checkpoint.open_run(tmp_path / "run", other, scratch_model(other, store), store)
+        checkpoint.open_run(tmp_path / "run", other, scratch_model(other.model, store), store)
 
 
 def test_other_data_are_refused_and_moved_data_are_not(config: ConfigDict, tmp_path: Path) -> None:
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(config, store)
+    model_config = scratch_model(config.model, store)
     checkpoint.open_run(tmp_path / "run", config, model_config, store)
     moved = config.copy_and_resolve_references().unlock()
     moved.data.store = str(tmp_path / "store")

@@ -61,5 +61,5 @@ def test_any_cut_gives_the_gradient_of_the_whole(
         assert error <= 1e-5
     reps, _, own = forward(params, inputs)
     assert float(sums["own"]) == pytest.approx(float(own["own"]), rel=1e-5, abs=1e-5)
-    told = float(corpus_contrastive_sum(reps)) if contrastive else 0.0
-    assert float(value) == pytest.approx(told, rel=1e-5, abs=1e-5)
+    contrast = float(corpus_contrastive_sum(reps)) if contrastive else 0.0
+    assert float(value) == pytest.approx(contrast, rel=1e-5, abs=1e-5)

@@ -26,8 +26,9 @@ get_config = lambda: ConfigDict(json.loads({!r}))
 # loaded here: the command forks before.
 BREAKS_DOWN = """
 import os, signal, sys, time
-from cocondenser_jax.cli import main, pretraining
+from cocondenser_jax.cli import main
 from cocondenser_jax.corpus import batches
+from cocondenser_jax.pretrain import supervisor
 
 def breaks_down(*args, **kwargs):
     for step, batch in enumerate(read_batches(*args, **kwargs)):
@@ -40,7 +41,7 @@ def breaks_down(*args, **kwargs):
 read_batches = batches.read_batches
 if sys.argv[-1] == "--host=1":
     batches.read_batches = breaks_down
-pretraining.HEARTBEAT_SECONDS = 10
+supervisor.HEARTBEAT_SECONDS = 10
 sys.exit(main())
 """
 # The command line; host 1 gets Ctrl-C and a SIGTERM before the run's first step.
@@ -63,8 +64,9 @@ sys.exit(main())
 """
 OTHER_SEED = """
 import sys
-from cocondenser_jax.cli import main, pretraining
-pretraining.HEARTBEAT_SECONDS = 10
+from cocondenser_jax.cli import main
+from cocondenser_jax.pretrain import supervisor
+supervisor.HEARTBEAT_SECONDS = 10
 sys.exit(main(sys.argv[1:] + ["--config.seed=1"] * (sys.argv[-1] == "--host=1")))
 """
 WHOLE = "import sys; from cocondenser_jax.cli import main; sys.exit(main())"
@@ -102,7 +104,7 @@ def run_two_hosts(
 
 
 def losses(workdir: Path) -> list[dict[str, float]]:
-    """Returns the logged figures, but for the rates."""
+    """Returns the logged metrics, but for the rates."""
     return [
         {key: value for key, value in json.loads(line).items() if "_per_" not in key}
         for line in (workdir / "metrics.jsonl").open()
@@ -116,26 +118,26 @@ def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: 
     (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
     train(config, tmp_path / "alone")
 
-    (first, told), (second, _) = run_two_hosts(tmp_path, BREAKS_DOWN)
+    (first, printed), (second, _) = run_two_hosts(tmp_path, BREAKS_DOWN)
     assert (first, second) == (3, -9)
-    lines = [line for line in told.splitlines() if line.startswith("cocondenser: ")]
+    lines = [line for line in printed.splitlines() if line.startswith("cocondenser: ")]
     assert len(lines) == 1
     assert "another host of this run has stopped" in lines[0]
 
-    # One that does not fit is refused, and told so; the other ends with it.
-    (first, _), (second, told) = run_two_hosts(tmp_path, OTHER_SEED)
+    # One that does not fit is refused with a message; the other ends with it.
+    (first, _), (second, printed) = run_two_hosts(tmp_path, OTHER_SEED)
     assert (first, second) == (3, 2)
-    assert "cocondenser: host 1 has another config than host 0" in told
+    assert "cocondenser: host 1 has another config than host 0" in printed
 
-    (first, told), (second, _) = run_two_hosts(tmp_path, STOPPED)
-    assert (first, second) == (0, 0), told
+    (first, printed), (second, _) = run_two_hosts(tmp_path, STOPPED)
+    assert (first, second) == (0, 0), printed
 
     two_passes = "--config.train.chunk_size=2"
-    (first, told), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes, n_devices=2)
-    assert (first, second) == (0, 0), told
-    going_on = re.search(r"going on after step (\d)", told)
-    assert going_on
-    assert 2 < int(going_on[1]) < 6
+    (first, printed), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes, n_devices=2)
+    assert (first, second) == (0, 0), printed
+    resumed = re.search(r"resuming after step (\d)", printed)
+    assert resumed
+    assert 2 < int(resumed[1]) < 6
     # Only host 0 writes.
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "alone", "experiment.py", "of-host-0",
@@ -163,7 +165,8 @@ def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: 
 def test_hosts_that_do_not_fit_are_refused(
     flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["pretrain", "--config=configs/small.py", "--workdir=run", *flags]) == 2
+    experiment = ["--config=configs/small.py", "--config.data.store=x", "--workdir=run"]
+    assert main(["pretrain", *experiment, *flags]) == 2
     assert says in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Runs: what they leave behind, how they go on, what they refuse."""
+"""Runs: what they leave behind, how they resume, what they refuse."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def logged(workdir: Path) -> list[dict[str, float]]:
     ]
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(
+def test_an_interrupted_run_resumes_bit_for_bit(
     config: ConfigDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config.copy_and_resolve_references().unlock()
@@ -77,7 +77,7 @@ def test_a_finished_run_holds_everything_it_decided(config: ConfigDict, tmp_path
     train(config, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
-    # Another experiment may not go on in its folder ...
+    # Another experiment may not resume in its folder ...
     other = config.copy_and_resolve_references().unlock()
     other.seed = 1
     with pytest.raises(UserError, match=r"config\.seed was 0, is 1"):
@@ -89,7 +89,7 @@ def test_a_finished_run_holds_everything_it_decided(config: ConfigDict, tmp_path
     train(other, tmp_path / "run")
 
 
-def test_a_new_model_begins_with_the_frequencies_of_the_words(
+def test_a_new_model_starts_with_the_frequencies_of_the_words(
     config: ConfigDict, tmp_path: Path
 ) -> None:
     config = config.copy_and_resolve_references().unlock()
@@ -114,7 +114,7 @@ def test_a_new_model_begins_with_the_frequencies_of_the_words(
     assert logged(tmp_path / "run")[0]["head_mlm_loss"] == pytest.approx(entropy, rel=0.15)
 
 
-def test_stage_two_begins_with_stage_one(config: ConfigDict, tmp_path: Path) -> None:
+def test_stage_two_starts_with_stage_one(config: ConfigDict, tmp_path: Path) -> None:
     config = config.copy_and_resolve_references().unlock()
     config.train.contrastive = False
     train(config, tmp_path / "one")

@@ -16,9 +16,16 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain import loop, nonfinite
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.loop import scratch_model, split_over_devices, train
+from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError
-from cocondenser_jax.pretrain.step import initial_state, pmap_step, replicate
+from cocondenser_jax.pretrain.step import (
+    StepSettings,
+    initial_params,
+    initial_state,
+    mapped_step,
+    place,
+    step_settings,
+)
 
 BAD_STEPS = (4, 6)
 
@@ -52,30 +59,31 @@ def bad_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_step_changes_nothing_and_the_next_does(config: ConfigDict) -> None:
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(config, store)
-    step = pmap_step(model_config, config)
+    model_config, settings = scratch_model(config.model, store), step_settings(config)
+    step = mapped_step(model_config, settings)
     spec = BatchSpec(0, config.data.documents_per_step, config.data.length)
-    good = split_over_devices(make_batch(store, spec, 0))
+    good = make_batch(store, spec, 0)
     bad = good._replace(weights_SxM=good.weights_SxM * np.inf)
 
-    def after(states: Any, batch: Any) -> tuple[Any, Any]:
-        states, _ = step(states, batch)
-        return states, jax.tree.map(lambda x: np.array(x[0]), states)
+    def after(state: Any, batch: Any) -> tuple[Any, Any]:
+        state, _ = step(state, batch)
+        return state, jax.tree.map(np.array, state)
 
     def same(a: Any, b: Any) -> list[bool]:
         pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         return [np.array_equal(x, y) for x, y in pairs]
 
-    states, one = after(replicate(initial_state(model_config, config)), good)
-    states, two = after(states, bad)
+    params = initial_params(model_config, 0)
+    state, one = after(place(initial_state(params, settings.optimizer)), good)
+    state, two = after(state, bad)
     assert all(same(two[1:3], one[1:3]))
     assert (two.step, two.skipped) == (2, 1)
-    states, three = after(states, good)
+    state, three = after(state, good)
     assert (three.step, three.skipped) == (3, 1)
     assert not any(same(three.params, two.params))
     # One is allowed. After the second, nothing changes any more, good batch or not.
     for batch in (bad, good):
-        states, four = after(states, batch)
+        state, four = after(state, batch)
         assert all(same(four[:3], three[:3]))
         assert four.skipped == 2
 
@@ -85,15 +93,15 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets all runs of a test share their programs."""
     steps: dict[int, Any] = {}
 
-    def shared(model_config: Any, config: ConfigDict) -> Any:
-        allowed = config.train.skip_nonfinite
-        return steps.setdefault(allowed, pmap_step(model_config, config))
+    def shared(model_config: Any, settings: StepSettings) -> Any:
+        allowed = settings.skip_nonfinite
+        return steps.setdefault(allowed, mapped_step(model_config, settings))
 
-    monkeypatch.setattr(loop, "pmap_step", shared)
+    monkeypatch.setattr(loop, "mapped_step", shared)
 
 
 @pytest.mark.usefixtures("bad_batches", "compiled_once")
-def test_a_run_stops_saves_and_can_go_on(
+def test_a_run_stops_saves_and_can_resume(
     config: ConfigDict, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"

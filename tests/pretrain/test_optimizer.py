@@ -8,13 +8,18 @@ import torch
 
 from cocondenser_jax.configs import default
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.optimizer import decay_mask, learning_rate_schedule, make_optimizer
+from cocondenser_jax.pretrain.optimizer import (
+    AdamW,
+    decay_mask,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from cocondenser_jax.pretrain.step import initial_params
 
 
 def test_linear_warm_up_then_linear_decay() -> None:
-    config = default.get_config().optimizer
-    rates = np.array([learning_rate_schedule(config, 100)(step) for step in range(101)])
+    schedule = learning_rate_schedule(AdamW(**default.get_config().optimizer, n_steps=100))
+    rates = np.array([schedule(step) for step in range(101)])
     assert rates[0] == pytest.approx(1e-5)
     assert rates[9] == pytest.approx(1e-4)
     assert rates.argmax() in (9, 10)
@@ -33,8 +38,8 @@ def test_decay_spares_biases_and_layer_norm() -> None:
 
 def test_steps_are_those_of_torch_adamw() -> None:
     """Clipping by the global norm, AdamW, and the decay of matrices only, over three steps."""
-    config = default.get_config().unlock().optimizer
-    config.update({"learning_rate": 1e-2, "weight_decay": 0.1})
+    settings = AdamW(**default.get_config().optimizer, n_steps=20)
+    settings = settings._replace(learning_rate=1e-2, weight_decay=0.1)
     rng = np.random.default_rng(0)
     shapes = {"kernel": (5, 4), "bias": (4,), "scale": (4,)}
     params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -50,8 +55,8 @@ def test_steps_are_those_of_torch_adamw() -> None:
             {"params": [theirs["bias"], theirs["scale"]], "weight_decay": 0.0},
         ]
     )
-    schedule = learning_rate_schedule(config, 20)
-    ours, ours_optimizer = params, make_optimizer(config, 20)
+    schedule = learning_rate_schedule(settings)
+    ours, ours_optimizer = params, make_optimizer(settings)
     state = ours_optimizer.init(ours)
     for step, gradient in enumerate(gradients):
         for name, parameter in theirs.items():

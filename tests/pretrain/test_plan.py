@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
+from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import plan as module
@@ -19,8 +20,8 @@ from cocondenser_jax.pretrain.plan import (
     host_transfers,
     largest_chunk,
     plan,
-    planned_model,
 )
+from cocondenser_jax.pretrain.step import StepSettings, step_settings
 
 GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
 REDUCE = (
@@ -56,24 +57,24 @@ def small_plan(tmp_path: Path, *overrides: str) -> dict[str, Any]:
 
 def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path: Path) -> None:
     overrides = ("train.chunk_size=4", "train.dtype='bfloat16'", "model.hidden_dropout_prob=0.1")
-    figures = small_plan(tmp_path, *(f"--config.{x}".replace("'", "") for x in overrides))
-    assert figures["fits"] == "yes"
-    assert (figures["cores"], figures["spans per core"], figures["chunk size"]) == (8, 16, 4)
-    exchanged = {k.split(", ")[1]: v for k, v in figures.items() if k.startswith("per step, all")}
+    planned = small_plan(tmp_path, *(f"--config.{x}".replace("'", "") for x in overrides))
+    assert planned["fits"] == "yes"
+    assert (planned["cores"], planned["spans per core"], planned["chunk size"]) == (8, 16, 4)
+    exchanged = {k.split(", ")[1]: v for k, v in planned.items() if k.startswith("per step, all")}
     # 128 vectors of 128 numbers in float32; their cotangents; 4.5 million parameters.
     assert set(exchanged) == {"all-gather f32", "all-reduce f32"}
     assert exchanged["all-gather f32"] == "1 (0.066 MB)"
     assert exchanged["all-reduce f32"].startswith("2 (")
-    assert figures["per step, transfers to or from the host"] == 0
-    assert 0 < figures["memory, in all (GiB)"] < figures["memory of a core (GiB)"] == 16
+    assert planned["per step, transfers to or from the host"] == 0
+    assert 0 < planned["memory, in all (GiB)"] < planned["memory of a core (GiB)"] == 16
 
 
 def test_a_batch_that_does_not_fit_is_named(tmp_path: Path) -> None:
     # 8,192 spans a core, each with 26 rows of logits over 30,522 tokens: 26 GB.
     overrides = ("data.documents_per_step=32768", "train.chunk_size=8192", "data.length=64")
-    figures = small_plan(tmp_path, *(f"--config.{x}" for x in overrides))
-    assert figures["fits"].startswith("no: Ran out of memory")
-    assert "memory, in all (GiB)" not in figures
+    planned = small_plan(tmp_path, *(f"--config.{x}" for x in overrides))
+    assert planned["fits"].startswith("no: Ran out of memory")
+    assert "memory, in all (GiB)" not in planned
 
 
 def test_the_largest_chunk_is_found_by_bisection(
@@ -82,20 +83,22 @@ def test_the_largest_chunk_is_found_by_bisection(
     tried: list[int] = []
     limit = 0
 
-    def pretend(config: ConfigDict, model_config: ModelConfig, topology: str) -> dict[str, Any]:
-        tried.append(config.train.chunk_size)
+    def pretend(
+        model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
+    ) -> dict[str, Any]:
+        tried.append(settings.loss.chunk_size)
         return {"fits": "yes" if tried[-1] <= limit else "no", "chunk size": tried[-1]}
 
-    monkeypatch.setattr(module, "plan", pretend)
+    monkeypatch.setattr(module, "plan_step", pretend)
     monkeypatch.setattr(module, "_topology", lambda name: (None, [None] * 8))
-    config = config.copy_and_resolve_references().unlock()
-    config.data.documents_per_step = 96  # 24 spans a core
+    spec = BatchSpec(0, 96, 16)  # 24 spans a core
+    arguments = ModelConfig(), step_settings(config), spec, "v3-8"
     with pytest.raises(UserError, match="not even chunks of one span fit"):
-        largest_chunk(config, ModelConfig(), "v3-8")
+        largest_chunk(*arguments)
     for largest_that_fits, largest in [(7, 6), (24, 24), (1, 1), (23, 12)]:
         limit = largest_that_fits
         tried.clear()
-        assert largest_chunk(config, ModelConfig(), "v3-8")["chunk size"] == largest
+        assert largest_chunk(*arguments)["chunk size"] == largest
         assert len(tried) <= 4
 
 
@@ -103,7 +106,7 @@ def test_the_largest_chunk_is_found_by_bisection(
 def test_unknown_machines_are_refused(config: ConfigDict, topology: str) -> None:
     pytest.importorskip("libtpu")
     with pytest.raises(UserError, match=f"unknown topology '{topology}'.*expected one of v2-8"):
-        plan(config, planned_model(config), topology)
+        plan(config, topology)
 
 
 def test_without_libtpu_it_says_how_to_get_it(
@@ -111,4 +114,4 @@ def test_without_libtpu_it_says_how_to_get_it(
 ) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install .*\[tpu\]"):
-        plan(config, planned_model(config), "v3-8")
+        plan(config, "v3-8")

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the run saves the step it is at, and goes on from there."""
+"""SIGTERM and Ctrl-C: the run saves the step it is at, and resumes from there."""
 
 import contextlib
 import json
@@ -84,11 +84,11 @@ def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number: signal.Sign
     try:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        _, told = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0
-    assert told == "stopped before its first step: there was nothing to save\n"
+    assert printed == "stopped before its first step: there was nothing to save\n"
 
 
 def test_the_last_checkpoint_is_saved_whatever_comes(
@@ -97,8 +97,8 @@ def test_the_last_checkpoint_is_saved_whatever_comes(
     managed = checkpoint.checkpoint_manager
 
     @contextlib.contextmanager
-    def interrupted(*arguments: Any) -> Iterator[Any]:
-        with managed(*arguments) as manager:
+    def interrupted(*arguments: Any, **settings: int) -> Iterator[Any]:
+        with managed(*arguments, **settings) as manager:
             yield manager
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -107,7 +107,7 @@ def test_the_last_checkpoint_is_saved_whatever_comes(
     assert (tmp_path / "run" / "checkpoints" / str(config.train.steps)).is_dir()
 
 
-def test_a_stopped_run_goes_on_with_other_devices(config: ConfigDict, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_with_other_devices(config: ConfigDict, tmp_path: Path) -> None:
     config = config.copy_and_resolve_references().unlock()
     config.train.chunk_size = 0
     config.train.steps = 10_000
@@ -134,13 +134,13 @@ def test_a_stopped_run_goes_on_with_other_devices(config: ConfigDict, tmp_path: 
             for number in sent:
                 process.send_signal(number)
                 time.sleep(0.01)  # two that come as one are heard as one
-            _, told = process.communicate(timeout=60)
+            _, printed = process.communicate(timeout=60)
         finally:
             process.kill()
         assert process.returncode == 0
         if saved:
-            assert f"going on after step {saved}" in told
-        last = int(re.findall(r"stopped and saved after step (\d+)", told)[0])
+            assert f"resuming after step {saved}" in printed
+        last = int(re.findall(r"stopped and saved after step (\d+)", printed)[0])
         assert (run / "checkpoints" / str(last)).is_dir()
         steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
         assert steps == list(range(1, last + 1))

@@ -11,14 +11,14 @@ from cocondenser_jax.pretrain.signals import HEARD
 
 PROGRAM = """
 import os, signal, sys, time
-from cocondenser_jax.pretrain.supervisor import watched
+from cocondenser_jax.pretrain.supervisor import supervise
 from cocondenser_jax.errors import UserError
 
 def run():
     print("child", os.getpid(), flush=True)
     {}
 
-sys.exit(watched(run))
+sys.exit(supervise(run))
 """
 
 
@@ -42,16 +42,16 @@ def start(statement: str) -> subprocess.Popen[str]:
 )
 def test_the_status_is_the_childs(statement: str, status: int, says: str) -> None:
     process = start(statement)
-    _, told = process.communicate(timeout=60)
-    assert (process.returncode, told) == (status, says)
+    _, printed = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (status, says)
 
 
 def test_an_abort_is_explained() -> None:
     process = start("os.abort()")
-    _, told = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 3
-    assert told.startswith("cocondenser: another host of this run has stopped")
-    assert told.count("\n") == 1
+    assert printed.startswith("cocondenser: another host of this run has stopped")
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", HEARD)

@@ -1,4 +1,4 @@
-"""Pre-training killed at random moments: started again, it goes on as if nothing had happened."""
+"""Pre-training killed at random moments: started again, it resumes as if nothing had happened."""
 
 import os
 import random
@@ -46,7 +46,7 @@ def command(config: ConfigDict, tmp_path: Path) -> list[str]:
     return [*program, f"--config={tmp_path}/experiment.py"]
 
 
-def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_happened(
+def test_what_is_killed_at_any_moment_resumes_as_if_nothing_had_happened(
     command: list[str], tmp_path: Path
 ) -> None:
     # One device, and programs compiled once for all processes.

@@ -237,7 +237,7 @@ def test_the_road_with_a_preemption(cloud: Cloud) -> None:
     assert "first run: gone" in printed
     saved = bucket / "runs" / "first run"
     logs = "\n".join(path.read_text() for path in sorted((saved / "logs").iterdir()))
-    at = int(logs.split("going on after step ")[1].split()[0])
+    at = int(logs.split("resuming after step ")[1].split()[0])
     assert 0 < at < 300
     assert {path.name for path in saved.iterdir()} >= {"300.tar", "command.txt"}
     # pretrain keeps two checkpoints: of what this VM saved there are no more.

@@ -1,0 +1,88 @@
+"""What a run may start from: the head that is there, or the one that the settings ask for."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from cocondenser_jax.configs import default
+from cocondenser_jax.convert.from_torch import import_folder, load_folder
+from cocondenser_jax.corpus.store import build_store
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.warm_start import load_warm_start
+
+TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
+
+
+@pytest.fixture
+def folder(research_folders: dict[str, Path], tmp_path: Path) -> Path:
+    """A BERT with a head of two layers that does not say what it reads."""
+    folder = Path(shutil.copytree(research_folders["bert"], tmp_path / "bert"))
+    save_tokenizer(train_wordpiece(TEXTS, 80), folder)
+    return folder
+
+
+@pytest.fixture
+def store(folder: Path, tmp_path: Path) -> Path:
+    """A store made with the tokenizer of the BERT."""
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXTS))
+    build_store(str(tmp_path / "text.txt"), str(folder), tmp_path / "store", max_tokens=16)
+    return tmp_path / "store"
+
+
+def settings(**changes: Any) -> ConfigDict:
+    """What `config.model` says; the BERT has two layers, and a head of two."""
+    sizes = default.get_config().model.unlock()
+    sizes.update({"skip_from": 1, "late_mlm": False, "hidden_dropout_prob": 0.3, **changes})
+    return sizes
+
+
+@pytest.fixture(params=["folder", "run"])
+def bert(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
+    """The same model in both forms that a run may start from."""
+    if request.param == "run":
+        import_folder(str(folder), tmp_path / "run")
+        return tmp_path / "run"
+    return folder
+
+
+def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path, store: Path) -> None:
+    config, params = load_warm_start(str(bert), store, settings(), None)
+    assert (config.hidden_size, config.n_head_layers, config.skip_from) == (32, 2, 1)
+    assert (config.late_mlm, config.hidden_dropout_prob) == (False, 0.3)
+    _, expected = load_folder(str(folder))
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_another_head_than_the_models_is_refused(bert: Path, store: Path) -> None:
+    with pytest.raises(UserError, match=r"has n_head_layers 2, but config\.model.* is 3"):
+        load_warm_start(str(bert), store, settings(n_head_layers=3), 0)
+
+
+def test_a_run_says_what_its_head_reads(folder: Path, store: Path, tmp_path: Path) -> None:
+    import_folder(str(folder), tmp_path / "run")
+    with pytest.raises(UserError, match=r"has skip_from 1, but config\.model\.skip_from is 2"):
+        load_warm_start(str(tmp_path / "run"), store, settings(skip_from=2), 0)
+
+
+def test_a_new_head_is_as_the_settings_say(folder: Path, store: Path) -> None:
+    (folder / "model.pt").unlink()
+    asked = settings(n_head_layers=1, skip_from=2)
+    config, params = load_warm_start(str(folder), store, asked, 0)
+    assert (config.n_head_layers, config.skip_from) == (1, 2)
+    assert "head_0" in params
+    assert "head_1" not in params
+    with pytest.raises(UserError, match="has no Condenser head; --init_head"):
+        load_warm_start(str(folder), store, asked, None)
+
+
+def test_another_vocabulary_is_refused(folder: Path, store: Path) -> None:
+    save_tokenizer(train_wordpiece(["other words"], 40), folder)
+    with pytest.raises(UserError, match="made with another tokenizer"):
+        load_warm_start(str(folder), store, settings(), None)

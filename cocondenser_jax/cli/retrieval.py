@@ -1,4 +1,4 @@
-"""Commands of retrieval: fine-tune, encode, search, rerank, mine negatives."""
+"""Commands of retrieval: encode, search, rerank, mine negatives."""
 
 import contextlib
 import sys
@@ -12,9 +12,7 @@ from cocondenser_jax.cli.flags import (
     Commands,
     Parser,
     add_command,
-    add_config,
     add_json_out,
-    add_workdir,
     print_metrics,
     print_search,
 )
@@ -27,43 +25,10 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_finetune(commands)
     _add_encode(commands)
     _add_search(commands)
     _add_rerank(commands)
     _add_mine(commands)
-
-
-def _add_finetune(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        "finetune",
-        _finetune,
-        "Fine-tune a retriever or a cross-encoder on queries and their passages.",
-        "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
-        " --config.data=data/msmarco",
-    )
-    add_config(command)
-    add_workdir(
-        command, "gets retriever/ or cross_encoder/, metrics and, while running, checkpoints"
-    )
-    add_json_out(command)
-
-
-def _finetune(arguments: Arguments) -> None:
-    from cocondenser_jax.finetune import bi_encoder as train
-    from cocondenser_jax.finetune import cross_encoder, sentences, trainer
-    from cocondenser_jax.settings import FINE_TUNING, load_config
-
-    tasks = {
-        "retriever": train.finetune,
-        "cross_encoder": cross_encoder.finetune,
-        "sentences": sentences.finetune,
-    }
-    config = load_config(arguments.config, arguments.overrides, tasks=FINE_TUNING)
-    result = tasks[config.task](config, arguments.workdir)
-    if trainer.is_main_process():
-        print_metrics(result, arguments.json_out)
 
 
 def _add_encode(commands: Commands) -> None:

@@ -1,4 +1,4 @@
-"""Whether two runs differ by more than chance, from their figures query by query."""
+"""Whether two runs differ by more than chance, from their metrics query by query."""
 
 import warnings
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from scipy import stats
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import mean_over_queries
 
-# Random assignments, where there are too many to try them all: p-values near 0.05 are then within
+# Random assignments where there are too many to try them all: p-values near 0.05 are then within
 # 0.01 of the exact ones.
 _ASSIGNMENTS = 10_000
 _SEED = 0
@@ -34,14 +34,14 @@ def compare(
 ) -> dict[str, Comparison]:
     """Compares two runs on the same queries, measure by measure, by two paired two-sided tests.
 
-    Student's t-test asks how far the mean of the differences lies from 0 in its standard errors.
-    Fisher's randomisation test asks how often a difference at least as large arises when, for each
-    query, chance decides which run has which of the two figures (Smucker, Allan & Carterette,
-    *A comparison of statistical significance tests for information retrieval evaluation*, CIKM
-    2007). Its chance has a fixed seed. With few queries all assignments are tried.
+    Student's t-test asks how many standard errors the mean difference is from 0. Fisher's
+    randomisation test asks how often a difference at least as large arises when each query's two
+    values are assigned to the runs at random (Smucker, Allan & Carterette, *A comparison of
+    statistical significance tests for information retrieval evaluation*, CIKM 2007), with a fixed
+    seed; with few queries, all assignments are tried.
 
     Args:
-      per_query: query → measure → value, of `Figures`.
+      per_query: query → measure → value, of `Metrics`.
       other: the same of the run to compare with.
 
     Returns:
@@ -77,7 +77,7 @@ def _t_test_p(values_Q: np.ndarray, other_values_Q: np.ndarray) -> float:
     if np.array_equal(values_Q, other_values_Q):
         return 1.0
     with warnings.catch_warnings():
-        # Of differences that are all the same: their standard error is 0, and so is p.
+        # Where all differences are equal: their standard error is 0, and so is p.
         warnings.simplefilter("ignore", RuntimeWarning)
         return float(stats.ttest_rel(values_Q, other_values_Q).pvalue)
 
@@ -87,7 +87,7 @@ def _randomisation_p(differences_Q: np.ndarray) -> float:
     nonzero_Q = differences_Q[differences_Q != 0]
     if len(nonzero_Q) < 2:  # a single one is as large with either sign
         return 1.0
-    # Of one sample scipy draws signs: what exchanging two figures does to their difference.
+    # For one sample scipy draws signs: swapping two values changes the sign of their difference.
     test = stats.permutation_test(
         (nonzero_Q,),
         np.sum,

@@ -69,15 +69,11 @@ def read_corpus(source: Path) -> Iterator[Passage]:
 
 
 def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
-    """Reads the queries of a data folder, or of one file: id → text.
-
-    Args:
-      source: the folder, or with no split the file.
-      split: the judgments whose queries to read; None: all queries.
+    """Reads the queries of a data folder, of a split of it, or of one file: id → text.
 
     Raises:
-      UserError: as `read_corpus` and, with a split, as `read_split`; for DPR's questions in several
-        files, whose ids would be the same.
+      UserError: as `read_corpus` and `read_split`; for DPR's questions in several files, whose ids
+        would be the same.
     """
     if split:
         return read_split(source, split)[0]
@@ -120,18 +116,10 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
 def with_positives(qrels: Qrels, strict: bool = False) -> Qrels:
     """Keeps the queries that have a relevant passage; only they can be trained on.
 
-    Args:
-      qrels: the judgments.
-      strict: refuse queries without one, instead of counting them.
-
     Raises:
-      UserError: if no query is left, or one is refused.
+      UserError: if no query is left or, where `strict`, one has to go.
     """
-    kept = {
-        query: grades
-        for query, grades in qrels.items()
-        if any(grade > 0 for grade in grades.values())
-    }
+    kept = {query: grades for query, grades in qrels.items() if max(grades.values(), default=0) > 0}
     if without := [query for query in qrels if query not in kept]:
         message = f"{len(without)} of {len(qrels)} queries have no positive"
         if strict:
@@ -143,14 +131,9 @@ def with_positives(qrels: Qrels, strict: bool = False) -> Qrels:
 
 
 def sample_queries(qrels: Qrels, n: int, seed: int) -> Qrels:
-    """Draws the queries of a training set with few labels.
+    """Draws `n` queries, for a training set with few labels; 0 keeps all of them.
 
     With the same seed, a larger sample holds the smaller one.
-
-    Args:
-      qrels: the judgments.
-      n: queries to keep; 0: all of them.
-      seed: of the draw.
 
     Raises:
       UserError: if there are not so many.
@@ -204,18 +187,12 @@ def read_candidates(
 ) -> dict[str, list[str]]:
     """Reads the passages from which each query's negatives are drawn.
 
-    Args:
-      source: see `read_best_passages`.
-      qrels: the judgments of the queries to train on.
-      passages: the ids of the corpus.
-      depth: passages of the source, per query, to take.
-
     Returns:
-      query → those of its best `depth` passages that are not judged relevant; an empty list where
+      query → those of its `read_best_passages` that are not judged relevant; an empty list where
       there are none.
 
     Raises:
-      UserError: as `read_best_passages`, or for unknown passages.
+      UserError: as `read_best_passages`, or for passages that the corpus, `passages`, lacks.
     """
     best = read_best_passages(source, qrels, depth)
     candidates = {

@@ -22,8 +22,7 @@ Qrels = dict[str, dict[str, int]]
 def read_qrels(path: Path) -> Qrels:
     """Reads judgments, BEIR (`query-id<TAB>corpus-id<TAB>score`) or TREC (`query 0 passage grade`).
 
-    Args:
-      path: the file. BEIR's header line may be there or not.
+    BEIR's header line is optional.
 
     Raises:
       UserError: with file and line, for a missing or empty file, a malformed line, or a passage

@@ -35,16 +35,9 @@ def evaluate_answers(
     top_k: Sequence[int] = DEFAULT_TOP_K,
     regex: bool = False,
 ) -> list[Metrics]:
-    """Computes the answer accuracy of each run.
+    """Computes `answer_accuracy` of each run, in the passages of a corpus.
 
     Of the corpus, only the passages that the runs rank high are held in memory.
-
-    Args:
-      run_files: TREC runs.
-      answers_file: see `layouts.read_answers`.
-      corpus: a data folder, or its file of passages.
-      top_k: see `answer_accuracy`.
-      regex: see `answer_accuracy`.
 
     Raises:
       UserError: as `answer_accuracy`, for files that cannot be read, or passages of a run that the
@@ -77,7 +70,7 @@ def answer_accuracy(
       run: the results.
       answers: question → its answers.
       passages: passage → text, without the title, of all `first_passages` to max(top_k).
-      top_k: the numbers of passages, each at least 1.
+      top_k: the values of k, each at least 1.
       regex: whether answers are regular expressions, as in CuratedTREC.
 
     Returns:

@@ -16,7 +16,8 @@ Encode = Callable[[Sequence[Sequence[str]]], list[np.ndarray]]
 def evaluate_scored_pairs(path: Path, encode: Encode) -> dict[str, float]:
     """Computes the correlations of a file in the layout of the STS Benchmark."""
     first, second, scores = zip(*read_scored_pairs(path), strict=True)
-    return similarity_metrics(*encode([first, second]), np.array(scores))
+    first_NxD, second_NxD = encode([first, second])
+    return similarity_metrics(first_NxD, second_NxD, np.array(scores))
 
 
 def evaluate_triplets(path: Path, encode: Encode) -> dict[str, float]:

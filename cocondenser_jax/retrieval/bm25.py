@@ -1,5 +1,6 @@
 """BM25, the lexical baseline and the source of the first round's negatives."""
 
+import functools
 import logging
 import sys
 import time
@@ -27,15 +28,7 @@ def write_bm25_run(
     k1: float = 0.9,
     b: float = 0.4,
 ) -> dict[str, float]:
-    """Ranks the passages of a data folder for its queries and writes a TREC run.
-
-    Args:
-      data_folder: holds queries and passages.
-      run_out: the run to write.
-      split: the judgments whose queries to search for; None: all queries of the folder.
-      depth: see `bm25_run`, as for `k1` and `b`.
-      k1: saturation of term frequency.
-      b: strength of length normalisation.
+    """Ranks the passages of a data folder for its queries, or a split's, and writes a TREC run.
 
     Returns:
       How many queries there are, and how long indexing and searching took.
@@ -91,30 +84,23 @@ def bm25_run(
             ids.append(passage.id)
             yield passage_text(passage)
 
-    stemmer = Stemmer.Stemmer("porter")
-    tokens = bm25s.tokenize(texts(), stopwords="en", stemmer=stemmer, show_progress=False)
+    tokenize = functools.partial(
+        bm25s.tokenize, stopwords="en", stemmer=Stemmer.Stemmer("porter"), show_progress=False
+    )
+    tokens = tokenize(texts())
     run: Run = {query: {} for query in queries}
     if not tokens.vocab:
         return run
     backend = "numba" if len(ids) * len(queries) > _WORTH_COMPILING else "numpy"
     index = bm25s.BM25(k1=k1, b=b, method="lucene", backend=backend)
     index.index(tokens, show_progress=False)
-    words = bm25s.tokenize(
-        list(queries.values()),
-        stopwords="en",
-        stemmer=stemmer,
-        return_ids=False,
-        show_progress=False,
-    )
+    words = tokenize(list(queries.values()), return_ids=False)
     terms = zip(queries, map(index.get_tokens_ids, words), strict=True)
     known = {query: found for query, found in terms if found}
     if not known:
         return run
     passages_QxK, scores_QxK = index.retrieve(
-        list(known.values()),
-        k=min(depth, len(ids)),
-        show_progress=False,
-        backend_selection=backend,
+        [*known.values()], k=min(depth, len(ids)), show_progress=False, backend_selection=backend
     )
     for query, passages_K, scores_K in zip(known, passages_QxK, scores_QxK, strict=True):
         found = zip(passages_K, scores_K, strict=True)

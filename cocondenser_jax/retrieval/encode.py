@@ -91,13 +91,13 @@ def encode_corpus(
         "precision": "bfloat16" if uses_bfloat16(precision) else "float32",
     }
     _start_or_resume(out, settings)
-    dimension = model.get_embedding_dimension() or 0
+    dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
     passages = read_corpus(source)
     with (
         tqdm(total=n_passages, desc="encode", unit=" passages") as progress,
         torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)),
     ):
-        for shard in range(-(-n_passages // shard_size)):
+        for shard in range(n_shards):
             rows = list(islice(passages, shard_size))
             vectors_file, passages_file = shard_files(out, shard)
             lines = "".join(map(_to_line, rows)).encode()
@@ -112,7 +112,7 @@ def encode_corpus(
             vectors_NxD = _encode(model, rows, batch_size, progress)
             with new_file(vectors_file) as partial, partial.open("wb") as file:
                 np.save(file, vectors_NxD.astype(dtype))
-    manifest = settings | {"dimension": dimension, "shards": -(-n_passages // shard_size)}
+    manifest = settings | {"dimension": dimension, "shards": n_shards}
     write_json(out / MANIFEST, manifest)
     if parquet:
         write_parquet(out, parquet)

@@ -43,8 +43,8 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
       The manifest.
 
     Raises:
-      UserError: if shards are missing or damaged, the string is not known or needs more passages,
-        or `out` is not free.
+      UserError: if shards are missing or damaged, faiss does not know the string or needs more
+        passages for it, or `out` exists.
     """
     manifest = read_manifest(embeddings)
     shards, lines = open_shards(embeddings, manifest)
@@ -78,11 +78,6 @@ def read_index(
     folder: Path, manifest: Mapping[str, Any], parameters: str
 ) -> tuple[faiss.Index, PassageLines]:
     """Reads an index that is as `build_index` wrote it, and where its passages are.
-
-    Args:
-      folder: of `build_index`.
-      manifest: its manifest.
-      parameters: see `search.open_index`.
 
     Raises:
       UserError: for a file that is missing or damaged, or parameters that the index does not have.

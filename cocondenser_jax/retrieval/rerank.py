@@ -109,13 +109,7 @@ def score_pairs(
     batch_size: int = 64,
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> np.ndarray:
-    """Returns `scores_N`, float32: the logit of each pair (query, passage).
-
-    Args:
-      model: of `models.load_cross_encoder`.
-      pairs: texts of N pairs.
-      batch_size: pairs per forward pass.
-      precision: as in `rerank`.
+    """Returns `scores_N`, float32: the logit of each pair of texts (query, passage).
 
     Raises:
       UserError: if a score is not a finite number.

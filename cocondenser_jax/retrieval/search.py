@@ -100,16 +100,9 @@ def retrieve(
     depth: int = 100,
     parameters: str = "",
 ) -> dict[str, float]:
-    """Searches for the queries of a data folder and writes a TREC run.
+    """Searches for the queries of a data folder, or of a split of it, and writes a TREC run.
 
-    Args:
-      folder: see `open_index`.
-      model_folder: see `open_index`.
-      data_folder: holds the queries.
-      run_out: the run to write.
-      split: the judgments whose queries to search for; None: all queries of the folder.
-      depth: passages per query.
-      parameters: see `open_index`.
+    `open_index` describes what is searched.
 
     Returns:
       How many queries and passages there are, and how long encoding the queries and searching took.
@@ -131,16 +124,10 @@ def retrieve(
 def search_run(
     index: DenseIndex, queries: Mapping[str, str], depth: int = 100, batch_size: int = 64
 ) -> tuple[Run, SearchSeconds]:
-    """Finds the passages with the largest inner product for each query.
-
-    Args:
-      index: of `open_index`.
-      queries: id → text.
-      depth: passages per query at most.
-      batch_size: queries per forward pass.
+    """Finds the passages with the largest inner product for each query (id → text).
 
     Returns:
-      The run, and how long all queries together took.
+      The run, at most `depth` passages per query, and how long all queries together took.
 
     Raises:
       UserError: for a depth below 1.
@@ -162,7 +149,7 @@ def search_run(
 def search_text(
     index: DenseIndex, query: str, k: int = 10
 ) -> tuple[list[FoundPassage], SearchSeconds]:
-    """Finds the `k` best passages for one query, and says how long it took.
+    """Finds the `k` best passages for one query, and measures how long it takes.
 
     Raises:
       UserError: for a query without a word, or a k below 1.

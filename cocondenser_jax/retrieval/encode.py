@@ -81,7 +81,7 @@ def encode_corpus(
         "model": str(model_folder),
         "model_sha256": model_sha256(model_folder),
         "pooling": pooling_of(model),
-        "pooling_replaced": pooling is not None,
+        "pooling_from": "flag" if pooling else "model",
         "passage_length": passage_tokens(model),
         "corpus": str(source),
         "corpus_sha256": file_sha256(source),
@@ -106,7 +106,7 @@ def encode_corpus(
                 if whole and passages_file.is_file() and passages_file.read_bytes() == lines:
                     progress.update(len(rows))
                     continue
-                logger.warning("%s or its passages are damaged: encoded again", vectors_file)
+                logger.warning("%s or its passages are damaged: encoding them again", vectors_file)
                 vectors_file.unlink()
             passages_file.write_bytes(lines)
             vectors_NxD = _encode(model, rows, batch_size, progress)

@@ -83,7 +83,7 @@ def read_manifest(folder: Path, advice: str = _INCOMPLETE) -> dict[str, Any]:
 
 def replaced_pooling(manifest: Mapping[str, Any]) -> str | None:
     """Returns the pooling that replaced the model folder's own; None where it was kept."""
-    return manifest.get("pooling") if manifest.get("pooling_replaced", True) else None
+    return None if manifest.get("pooling_from") == "model" else manifest.get("pooling")
 
 
 def open_shards(

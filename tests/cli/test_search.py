@@ -32,20 +32,20 @@ def test_encoding_says_which_pooling_was_used(
 
     assert json.loads((encoded / "encode.json").read_text())["pooling"] == "cls"
     modules = [Transformer(str(model_folder)), Pooling(32, "mean")]
-    SentenceTransformer(modules=modules).save_pretrained(str(tmp_path / "mean"))
+    SentenceTransformer(modules=modules).save_pretrained(str(tmp_path / "model"))
     (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "text": "abcde fgh"}\n')
     place = ["encode", f"--corpus={tmp_path}/corpus.jsonl"]
     for flags, pooling in ([], "mean"), (["--pooling=cls"], "cls"):
         out = tmp_path / pooling / "embeddings"
-        assert main([*place, f"--model={tmp_path}/mean", f"--out={out}", *flags]) == 0
+        assert main([*place, f"--model={tmp_path}/model", f"--out={out}", *flags]) == 0
         assert re.search(rf"^pooling +{pooling}$", capsys.readouterr().out, re.MULTILINE)
-        search = ["search", f"--embeddings={out}", f"--model={tmp_path}/mean"]
+        search = ["search", f"--embeddings={out}", f"--model={tmp_path}/model"]
         assert main([*search, "--query=abcde", f"--json_out={out}/found.json"]) == 0
     mean, cls = (
         json.loads((tmp_path / name / "embeddings" / "found.json").read_text())["hits"][0]["score"]
         for name in ("mean", "cls")
     )
-    model = SentenceTransformer(str(tmp_path / "mean"))
+    model = SentenceTransformer(str(tmp_path / "model"))
     assert mean == pytest.approx(model.encode("abcde") @ model.encode("abcde fgh"), rel=1e-4)
     assert abs(mean - cls) > 1e-3
 

@@ -89,7 +89,7 @@ def test_parquet_needs_whole_embeddings_and_a_place(embeddings, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("pooling_replaced", True, "pooling is neither cls nor mean"),
+        ("pooling_from", "flag", "pooling is neither cls nor mean"),
         ("dtype", "float128x", "dtype is neither float32 nor float16"),
         ("shards", 1, "its numbers contradict each other"),
         ("dimension", 0, "its numbers contradict each other"),

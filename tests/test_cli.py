@@ -16,10 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.folder import read_corpus, read_split
-from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
-from cocondenser_jax.retrieval.bm25 import bm25_run
 
 README = Path(__file__).parents[1] / "README.md"
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
@@ -98,7 +95,7 @@ def walked(workplace: Path) -> Path:
 
 def test_the_road_visits_every_verb() -> None:
     assert {command[1] for command in road()} == {
-        "corpus", "pretrain", "convert", "finetune", "encode", "search", "evaluate"
+        "corpus", "pretrain", "convert", "finetune", "encode", "index", "retrieve", "evaluate"
     }  # fmt: skip
 
 
@@ -128,82 +125,6 @@ def test_the_road_ends_in_figures(walked: Path, capsys: pytest.CaptureFixture[st
     # 40 passages, depth 100: every query finds its passage somewhere.
     assert float(printed["Recall@100"]) == 1.0
     assert 0.0 < float(printed["MRR@10"]) <= 1.0
-
-
-def test_search_prints_passages(walked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    index, model = walked / "runs" / "index", walked / "runs" / "finetune" / "retriever"
-    arguments = [f"--index={index}", f"--model={model}", "--query=red stone", "--top_k=3"]
-    assert main(["search", *arguments]) == 0
-    assert len(re.findall(r"^ +-?\d+\.\d\d  p\d+$", capsys.readouterr().out, re.MULTILINE)) == 3
-
-
-def test_a_corpus_is_searched_without_an_index(
-    walked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = f"--model={walked}/runs/finetune/retriever"
-    data = f"--data={walked}/data"
-    vectors = [f"--out={tmp_path}/x", "--factory=none", "--shard_size=15"]
-    parquet = f"--parquet={tmp_path}/vectors.parquet"
-    assert main(["encode", model, f"--corpus={walked}/data", *vectors, parquet]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["vectors.parquet", "x.embeddings"]
-    runs = []
-    for place in (f"--embeddings={tmp_path}/x.embeddings", f"--index={walked}/runs/index"):
-        out = [f"--run_out={tmp_path}/run.trec", f"--json_out={tmp_path}/figures.json"]
-        assert main(["search", place, model, data, "--split=test", *out]) == 0
-        runs.append([line.split()[:4] for line in (tmp_path / "run.trec").open()])
-        figures = json.loads((tmp_path / "figures.json").read_text())
-        assert (figures["queries"], figures["passages"]) == (10, 40)
-        for part in ("encoding", "search"):
-            seconds = figures[f"{part}_seconds"]
-            assert figures[f"{part}_ms_per_query"] == pytest.approx(seconds * 1000 / 10)
-        assert "search_ms_per_query" in capsys.readouterr().out
-    assert runs[0] == runs[1]
-
-
-class Terminal(io.StringIO):
-    """Standard input with someone in front of it."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_queries_are_answered_line_by_line(
-    walked: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[io.StringIO],
-) -> None:
-    monkeypatch.setattr("sys.stdin", kind("red stone\n\n  \n blue bird"))
-    place = [f"--index={walked}/runs/index", f"--model={walked}/runs/finetune/retriever"]
-    assert main(["search", "--interactive", *place, "--top_k=2"]) == 0
-    printed = capsys.readouterr().out
-    assert re.findall(r'^(?:query: )*"(.*)"$', printed, re.MULTILINE) == ["red stone", "blue bird"]
-    assert len(re.findall(r"^ +-?\d+\.\d\d  p\d+$", printed, re.MULTILINE)) == 4
-    assert (
-        len(re.findall(r"^  encoding \d+\.\d ms, search \d+\.\d ms$", printed, re.MULTILINE)) == 2
-    )
-    assert printed.count("query: ") == (5 if kind is Terminal else 0)
-
-
-def test_bm25_by_command_line(walked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = walked / "bm25.trec"
-    data = walked / "data"
-    assert main(["search", "--bm25", f"--data={data}", "--split=test", f"--run_out={out}"]) == 0
-    assert main(["evaluate", f"--run={out}", f"--qrels={data}/qrels/test.tsv"]) == 0
-    printed = capsys.readouterr().out
-    # A ranking of the 40 passages by chance has 0.07.
-    assert float(re.search(r"MRR@10 +([\d.]+)", printed)[1]) > 0.25  # type: ignore[index]
-    other = [f"--run_out={walked}/other.trec", "--k1=0.82", "--b=0.68"]
-    assert main(["search", "--bm25", f"--data={data}", "--split=test", *other]) == 0
-    queries, _ = read_split(data, "test")
-    expected = bm25_run(read_corpus(data), queries, k1=0.82, b=0.68)
-    found = read_run(walked / "other.trec")
-    assert {query: list(results) for query, results in found.items()} == {
-        query: list(results) for query, results in expected.items() if results
-    }
-    best = next(iter(expected))
-    assert max(found[best].values()) == pytest.approx(max(expected[best].values()), rel=1e-5)
 
 
 def test_convert_and_back_gives_the_same_parameters(walked: Path, tmp_path: Path) -> None:
@@ -280,9 +201,6 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             *words,
         ]
 
-    def search(*words: str) -> list[str]:
-        return ["search", "--index=runs/index", "--model=runs/finetune/retriever", *words]
-
     return {
         "missing corpus": (corpus(f"{folder}/none.jsonl"), "none.jsonl"),
         "unknown source": (corpus("gopher:x"), "gopher"),
@@ -316,19 +234,6 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "no qrels": (
             ["evaluate", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
             "none.tsv",
-        ),
-        "two places to search": (
-            search("--query=x", "--embeddings=runs"),
-            "--index or --embeddings",
-        ),
-        "typing without an index": (["search", "--interactive"], "--index or --embeddings"),
-        "two ways to ask": (search("--query=x", "--interactive"), "give one of --query"),
-        "empty query": (search("--query= "), "--query is empty"),
-        "no passages to print": (search("--query=x", "--top_k=0"), "--top_k=0"),
-        "no depth": (search("--data=data", "--run_out=none.trec", "--depth=0"), "--depth=0"),
-        "index that is taken": (
-            ["encode", "--model=none", "--corpus=data", "--out=runs/index"],
-            "already exists",
         ),
         "missing flag": (["evaluate"], "one of the arguments --run --model is required"),
         "no verb": ([], "COMMAND"),
@@ -365,9 +270,7 @@ CASES = (
     "a document of 50 MB", "no tokenizer", "a folder that is taken", "bad shard", "chunk size",
     "unknown key", "wrong type", "unknown flag", "no store", "not a store",
     "tokenizer of another model", "workdir with something else", "no such run",
-    "both directions", "no qrels", "two places to search", "typing without an index",
-    "two ways to ask", "empty query", "no passages to print", "no depth", "index that is taken",
-    "missing flag", "no verb",
+    "both directions", "no qrels", "missing flag", "no verb",
 )  # fmt: skip
 
 

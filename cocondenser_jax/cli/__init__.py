@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from cocondenser_jax import __version__
-from cocondenser_jax.cli import analysis, evaluation, pretraining, quickstart, retrieval
+from cocondenser_jax.cli import analysis, evaluation, finetuning, pretraining, quickstart, retrieval
 from cocondenser_jax.cli.flags import Parser
 from cocondenser_jax.errors import UserError
 
@@ -56,6 +56,6 @@ def _make_parser() -> Parser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    for module in (pretraining, retrieval, evaluation, analysis, quickstart):
+    for module in (pretraining, finetuning, retrieval, evaluation, analysis, quickstart):
         module.add_commands(commands)
     return parser

@@ -1,8 +1,9 @@
-"""Commands that turn results into figures."""
+"""The command that turns results into metrics."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cocondenser_jax.cli.flags import (
     Arguments,
@@ -14,6 +15,9 @@ from cocondenser_jax.cli.flags import (
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
+
+if TYPE_CHECKING:
+    from cocondenser_jax.evaluation.ranking import Metrics
 
 _MEASURES = "MRR@10,Recall@100,nDCG@10"
 _TOP_K = "1,5,20,100"
@@ -29,7 +33,7 @@ def _add_evaluate(commands: Commands) -> None:
         commands,
         "evaluate",
         _evaluate,
-        "Compute the figures of a run, by judgments or by answers, or of a sentence encoder.",
+        "Compute the metrics of a run, by judgments or by answers, or of a sentence encoder.",
         "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
     )
     run = command.add_mutually_exclusive_group(required=True)
@@ -40,7 +44,7 @@ def _add_evaluate(commands: Commands) -> None:
     truth.add_argument("--qrels", type=Path, help="TREC or BEIR judgments")
     answers = "answers to the questions, .jsonl (_id, answers) or DPR's .csv: gives Accuracy@k"
     truth.add_argument("--answers", type=Path, help=answers)
-    sts = "pairs with people's scores, in the layout of the STS Benchmark: gives correlations"
+    sts = "pairs with human scores, in the layout of the STS Benchmark: gives correlations"
     truth.add_argument("--sts", type=Path, metavar="FILE", help=sts)
     triplets = "a .csv with columns Sentence1, Sentence2, Sentence3: gives Accuracy"
     truth.add_argument("--triplets", type=Path, metavar="FILE", help=triplets)
@@ -60,78 +64,48 @@ def _add_evaluate(commands: Commands) -> None:
 
 
 def _evaluate(arguments: Arguments) -> None:
-    from cocondenser_jax.collection.trec import read_run
-
     _require_flags_that_fit(arguments)
     if arguments.model:
-        print_metrics(_of_sentences(arguments), arguments.json_out)
+        print_metrics(_evaluate_sentences(arguments), arguments.json_out)
         return
-    files = [file for file in (arguments.run_file, arguments.compare_with) if file]
-    runs = {file: read_run(file) for file in files}
-    by = _by_judgments if arguments.qrels else _by_answers
-    figures = by(arguments, runs)
-    result = figures[arguments.run_file]
-    if arguments.compare_with is None:
-        print_metrics(result["mean"], None)
-    else:
+    metrics, *others = _evaluate_runs(arguments)
+    result: dict[str, Any] = dict(metrics)
+    if others:
         from cocondenser_jax.evaluation.significance import compare
 
-        other = figures[arguments.compare_with]
-        comparisons = compare(result["per_query"], other["per_query"])
+        comparisons = compare(metrics["per_query"], others[0]["per_query"])
         _print_comparisons(comparisons)
-        result = {**result, "compared_with": other, "comparisons": comparisons}
+        result |= {"compared_with": others[0], "comparisons": comparisons}
+    else:
+        print_metrics(metrics["mean"], None)
     if arguments.json_out:
         write_json(arguments.json_out, result)
 
 
-def _by_judgments(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, Any]:
-    """Returns the figures of each run, by --qrels."""
-    from cocondenser_jax.collection.trec import read_qrels
+def _evaluate_runs(arguments: Arguments) -> "list[Metrics]":
+    """Returns the metrics of --run and, where it is given, of --compare_with."""
+    files = [file for file in (arguments.run_file, arguments.compare_with) if file]
+    if arguments.answers:
+        from cocondenser_jax.evaluation.answers import evaluate_answers
+
+        top_k = arguments.top_k or whole_numbers(_TOP_K)
+        return evaluate_answers(files, arguments.answers, arguments.corpus, top_k, arguments.regex)
+    from cocondenser_jax.collection.trec import read_qrels, read_run
     from cocondenser_jax.evaluation.ranking import evaluate_run
 
-    qrels = read_qrels(arguments.qrels)
-    measures = (arguments.measures or _MEASURES).split(",")
-    return {file: evaluate_run(qrels, run, measures) for file, run in runs.items()}
+    runs, qrels = [read_run(file) for file in files], read_qrels(arguments.qrels)
+    measures = [name.strip() for name in (arguments.measures or _MEASURES).split(",")]
+    return [evaluate_run(qrels, run, measures) for run in runs]
 
 
-def _by_answers(arguments: Arguments, runs: Mapping[Path, Any]) -> dict[Path, Any]:
-    """Returns the figures of each run, by --answers in the passages of --corpus."""
-    from cocondenser_jax.collection.folder import read_corpus, require_known_passages
-    from cocondenser_jax.evaluation.answers import answer_accuracy, first_passages, read_answers
+def _evaluate_sentences(arguments: Arguments) -> dict[str, float]:
+    from cocondenser_jax.evaluation.sentences import evaluate_scored_pairs, evaluate_triplets
+    from cocondenser_jax.retrieval.encode import encode_sentences
 
-    answers = read_answers(arguments.answers)
-    top_k = arguments.top_k or whole_numbers(_TOP_K)
-    first = {file: first_passages(run, answers, max(top_k)) for file, run in runs.items()}
-    # A corpus may be larger than the memory; what the runs found of it is not.
-    wanted = {id for found in first.values() for ids in found.values() for id in ids}
-    texts = {
-        passage.id: passage.text
-        for passage in read_corpus(arguments.corpus)
-        if passage.id in wanted
-    }
-    for file, found in first.items():
-        require_known_passages(found, texts, file)
-    return {
-        file: answer_accuracy(run, answers, texts, top_k, arguments.regex)
-        for file, run in runs.items()
-    }
-
-
-def _of_sentences(arguments: Arguments) -> dict[str, float]:
-    """Returns the figures of --model on --sts or --triplets."""
-    import numpy as np
-
-    from cocondenser_jax.collection.layouts import read_scored_pairs, read_triplets
-    from cocondenser_jax.evaluation.sentences import similarity_figures, triplet_accuracy
-    from cocondenser_jax.finetune.sentences import encode_sentences
-
+    encode = partial(encode_sentences, folder=arguments.model, pooling=arguments.pooling)
     if arguments.triplets:
-        triplets = zip(*read_triplets(arguments.triplets), strict=True)
-        vectors = encode_sentences(arguments.model, list(triplets), arguments.pooling)
-        return {"Accuracy": triplet_accuracy(*vectors)}
-    first, second, scores = zip(*read_scored_pairs(arguments.sts), strict=True)
-    vectors = encode_sentences(arguments.model, [first, second], arguments.pooling)
-    return similarity_figures(vectors[0], vectors[1], np.array(scores))
+        return evaluate_triplets(arguments.triplets, encode)
+    return evaluate_scored_pairs(arguments.sts, encode)
 
 
 def _require_flags_that_fit(arguments: Arguments) -> None:

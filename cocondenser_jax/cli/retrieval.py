@@ -1,64 +1,31 @@
-"""Commands of retrieval: fine-tune, encode, search, rerank, mine negatives."""
+"""Commands of retrieval: encode, index, search, retrieve, bm25, rerank, mine."""
 
-import contextlib
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cocondenser_jax.cli.flags import (
     Arguments,
     Commands,
     Parser,
     add_command,
-    add_config,
     add_json_out,
-    add_workdir,
     print_metrics,
     print_search,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import require_absent, write_json
-
-if TYPE_CHECKING:
-    from cocondenser_jax.retrieval.search import Result, Searcher
+from cocondenser_jax.files import write_json
 
 
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_finetune(commands)
     _add_encode(commands)
+    _add_index(commands)
     _add_search(commands)
+    _add_retrieve(commands)
+    _add_bm25(commands)
     _add_rerank(commands)
     _add_mine(commands)
-
-
-def _add_finetune(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        "finetune",
-        _finetune,
-        "Fine-tune a retriever or a cross-encoder on queries and their passages.",
-        "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
-        " --config.data=data/msmarco",
-    )
-    add_config(command)
-    add_workdir(
-        command, "gets retriever/ or cross_encoder/, metrics and, while running, checkpoints"
-    )
-    add_json_out(command)
-
-
-def _finetune(arguments: Arguments) -> None:
-    from cocondenser_jax.finetune.tasks import finetune
-    from cocondenser_jax.finetune.trainer import is_main_process
-    from cocondenser_jax.settings import FINE_TUNING, load_config
-
-    config = load_config(arguments.config, arguments.overrides, tasks=FINE_TUNING)
-    result = finetune(config, arguments.workdir)
-    if is_main_process():
-        print_metrics(result, arguments.json_out)
 
 
 def _add_encode(commands: Commands) -> None:
@@ -66,16 +33,14 @@ def _add_encode(commands: Commands) -> None:
         commands,
         "encode",
         _encode,
-        "Encode passages and index them.",
-        "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/index",
+        "Encode passages into vectors; resumes an interrupted run.",
+        "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
     )
     command.add_argument("--model", required=True, type=Path, help="the retriever's folder")
     corpus = "a folder in BEIR, MS MARCO or DPR layout, or its file of passages"
     command.add_argument("--corpus", required=True, type=Path, help=corpus)
-    out = "the index; embedding shards go beside it, into OUT.embeddings"
+    out = "the folder for the embeddings, in shards"
     command.add_argument("--out", required=True, type=Path, help=out)
-    factory = "faiss index string (default: Flat); none: only the shards, for search --embeddings"
-    command.add_argument("--factory", default="Flat", help=factory)
     command.add_argument("--batch_size", type=int, default=128, help="passages (default: 128)")
     length = "tokens of a passage (default: as the retriever was trained)"
     command.add_argument("--passage_length", type=int, help=length)
@@ -91,35 +56,44 @@ def _add_encode(commands: Commands) -> None:
     add_json_out(command)
 
 
-def _add_precision(command: Parser) -> None:
-    precision = "of the matrix products; auto (default): bfloat16 on a GPU that has it"
-    choices = ("auto", "float32", "bfloat16")
-    command.add_argument("--precision", choices=choices, default="auto", help=precision)
-
-
 def _encode(arguments: Arguments) -> None:
     from cocondenser_jax.retrieval.encode import encode_corpus
-    from cocondenser_jax.retrieval.search import build_index
-    from cocondenser_jax.retrieval.shards import write_parquet
 
-    if arguments.factory != "none":
-        require_absent(arguments.out)  # now, and not after hours of encoding
-    embeddings = arguments.out.with_name(arguments.out.name + ".embeddings")
     manifest = encode_corpus(
         arguments.model,
         arguments.corpus,
-        embeddings,
+        arguments.out,
         batch_size=arguments.batch_size,
         passage_length=arguments.passage_length,
         shard_size=arguments.shard_size,
         dtype=arguments.dtype,
         precision=arguments.precision,
         pooling=arguments.pooling,
+        parquet=arguments.parquet,
     )
-    if arguments.parquet:
-        write_parquet(embeddings, arguments.parquet)
-    if arguments.factory != "none":
-        manifest = build_index(embeddings, arguments.out, arguments.factory)
+    print_metrics(manifest, arguments.json_out)
+
+
+def _add_index(commands: Commands) -> None:
+    command = add_command(
+        commands,
+        "index",
+        _index,
+        "Build a faiss index of embeddings.",
+        "--embeddings=runs/embeddings --out=runs/index",
+    )
+    embeddings = "the folder that encode wrote"
+    command.add_argument("--embeddings", required=True, type=Path, help=embeddings)
+    command.add_argument("--out", required=True, type=Path, help="the folder for the index")
+    factory = "faiss index string, such as IVF1024,Flat or HNSW32 (default: Flat, which is exact)"
+    command.add_argument("--factory", default="Flat", help=factory)
+    add_json_out(command)
+
+
+def _index(arguments: Arguments) -> None:
+    from cocondenser_jax.retrieval.index import build_index
+
+    manifest = build_index(arguments.embeddings, arguments.out, arguments.factory)
     print_metrics(manifest, arguments.json_out)
 
 
@@ -128,135 +102,134 @@ def _add_search(commands: Commands) -> None:
         commands,
         "search",
         _search,
-        "Search passages for one query, for those of a data set, or for what is typed.",
+        "Print the best passages for a query, or for each line of standard input.",
         '--index=runs/index --model=runs/finetune/retriever --query="who won the oscar in 1953"',
     )
-    where = command.add_argument_group("where: --model with --index or --embeddings, or --bm25")
-    where.add_argument("--model", type=Path, help="the retriever that encoded the passages")
-    where.add_argument("--index", type=Path, help="a folder that encode made")
-    embeddings = "shards that encode made: exact, without an index, in little memory"
-    where.add_argument("--embeddings", type=Path, help=embeddings)
-    parameters = "of the index, as faiss writes them: nprobe=16 (IVF), efSearch=64 (HNSW)"
-    where.add_argument("--parameters", default="", help=parameters)
-    bm25 = "rank the passages of --data by BM25, without a model"
-    where.add_argument("--bm25", action="store_true", help=bm25)
-    k1 = "BM25: saturation of term frequency (default: 0.9; tuned on MS MARCO: 0.82)"
-    where.add_argument("--k1", type=float, default=0.9, help=k1)
-    b = "BM25: length normalisation (default: 0.4; tuned on MS MARCO: 0.68)"
-    where.add_argument("--b", type=float, default=0.4, help=b)
-    text = command.add_argument_group("one query, or typed ones: passages are printed")
-    text.add_argument("--query", help="the text to search for")
-    typed = "read queries from standard input, a line each, until it ends (Ctrl-D)"
-    text.add_argument("--interactive", action="store_true", help=typed)
-    text.add_argument("--top_k", type=int, default=10, help="passages printed (default: 10)")
-    many = command.add_argument_group("queries of a data set: a run is written")
-    many.add_argument("--data", type=Path, help="a folder of queries: search for them all")
-    many.add_argument("--split", help="only the queries that this split judges")
-    many.add_argument("--run_out", type=Path, help="the TREC run to write")
-    many.add_argument("--depth", type=int, default=100, help="passages per query (default: 100)")
+    _add_dense_index(command)
+    query = "the text to search for (default: every line of standard input, until Ctrl-D)"
+    command.add_argument("--query", help=query)
+    command.add_argument("--top_k", type=int, default=10, help="passages printed (default: 10)")
     add_json_out(command)
 
 
 def _search(arguments: Arguments) -> None:
-    if (arguments.query is not None) + (arguments.data is not None) + arguments.interactive != 1:
-        raise UserError("give one of --query TEXT, --interactive, and --data FOLDER")
-    vectors = (arguments.index is not None) + (arguments.embeddings is not None)
-    if arguments.bm25:
-        wrong = vectors or arguments.model is not None or arguments.data is None
-    else:
-        wrong = vectors != 1 or arguments.model is None
-    if wrong:
-        raise UserError("give --model with --index or --embeddings, or --bm25 with --data")
-    if arguments.parameters and arguments.index is None:
-        raise UserError("--parameters are those of an --index")
-    for flag in ("top_k", "depth"):
-        if getattr(arguments, flag) < 1:
-            raise UserError(f"--{flag}={getattr(arguments, flag)}: expected at least 1")
-    if arguments.data is not None:
-        _write_run(arguments)
-    elif arguments.interactive:
-        _answer_lines(arguments)
-    else:
-        _answer(arguments)
+    from cocondenser_jax.retrieval.search import open_index, search_text
 
-
-def _open(arguments: Arguments) -> "Searcher":
-    from cocondenser_jax.retrieval.search import open_embeddings, open_index
-
-    if arguments.index is not None:
-        return open_index(arguments.index, arguments.model, parameters=arguments.parameters)
-    return open_embeddings(arguments.embeddings, arguments.model)
-
-
-def _write_run(arguments: Arguments) -> None:
-    from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split
-    from cocondenser_jax.collection.trec import write_run
-
-    if arguments.run_out is None:
-        raise UserError("--data needs --run_out FILE, where the run is written")
-    if arguments.split:
-        queries, _ = read_split(arguments.data, arguments.split)
-    else:
-        queries = read_queries(arguments.data)
-    figures: dict[str, float] = {"queries": len(queries)}
-    if arguments.bm25:
-        from cocondenser_jax.retrieval.bm25 import bm25_run
-
-        started = time.perf_counter()
-        passages = read_corpus(arguments.data)
-        run = bm25_run(passages, queries, arguments.depth, arguments.k1, arguments.b)
-        figures["seconds_with_indexing"] = time.perf_counter() - started
-    else:
-        from cocondenser_jax.retrieval.search import timed_run
-
-        searcher = _open(arguments)
-        run, seconds = timed_run(searcher, queries, arguments.depth)
-        figures["passages"] = searcher.n_passages
-        for part, value in seconds._asdict().items():
-            figures[f"{part}_seconds"] = value
-            figures[f"{part}_ms_per_query"] = 1000 * value / len(queries)
-    write_run(arguments.run_out, run)
-    print(arguments.run_out)
-    print_metrics(figures, arguments.json_out)
-
-
-def _answer(arguments: Arguments) -> None:
-    from cocondenser_jax.retrieval.search import search_text
-
-    if not arguments.query.strip():
-        raise UserError("--query is empty: expected some words")
-    hits = _to_hits(search_text(_open(arguments), arguments.query, arguments.top_k))
-    print_search(arguments.query, hits)
+    index = open_index(arguments.folder, arguments.model, parameters=arguments.parameters)
+    typed = arguments.query is None
+    answers = []
+    for query in _typed_queries() if typed else [arguments.query]:
+        found, seconds = search_text(index, query, arguments.top_k)
+        print_search(query, [(s, f"{p.id}  {p.title}".rstrip(), p.text) for s, p in found])
+        if typed:
+            encoding, search = (1000 * value for value in seconds)
+            print(f"  encoding {encoding:.1f} ms, search {search:.1f} ms", flush=True)
+        hits = [{"score": score, **passage._asdict()} for score, passage in found]
+        answers.append({"query": query, "hits": hits})
     if arguments.json_out:
-        found = [{"score": s, "title": title, "text": text} for s, title, text in hits]
-        write_json(arguments.json_out, {"query": arguments.query, "hits": found})
+        write_json(arguments.json_out, answers if typed else answers[0])
 
 
-def _answer_lines(arguments: Arguments) -> None:
-    """Answers each line of standard input; asks for it only where someone is there to read."""
-    from cocondenser_jax.retrieval.search import timed_text
-
-    if arguments.json_out:
-        raise UserError("--interactive prints its answers: --json_out goes with --query or --data")
-    searcher = _open(arguments)
+def _typed_queries() -> Iterator[str]:
+    """Yields the lines of standard input that are not blank; prompts where it is a terminal."""
     prompt = "query: " if sys.stdin.isatty() else ""
-    with contextlib.suppress(EOFError):
+    try:
         while True:
-            try:
-                query = input(prompt).strip()
-            except UnicodeDecodeError as error:
-                raise UserError("standard input is not UTF-8") from error
-            if query:
-                results, seconds = timed_text(searcher, query, arguments.top_k)
-                print_search(query, _to_hits(results))
-                encoding, search = (1000 * value for value in seconds)
-                print(f"  encoding {encoding:.1f} ms, search {search:.1f} ms", flush=True)
-    if prompt:
-        print()  # Ctrl-D leaves the cursor behind the prompt
+            if query := input(prompt).strip():
+                yield query
+    except UnicodeDecodeError as error:
+        raise UserError("standard input is not UTF-8") from error
+    except EOFError:
+        if prompt:
+            print()  # Ctrl-D leaves the cursor behind the prompt
 
 
-def _to_hits(results: "list[Result]") -> list[tuple[float, str, str]]:
-    return [(score, passage.title or passage.id, passage.text) for score, passage in results]
+def _add_retrieve(commands: Commands) -> None:
+    command = add_command(
+        commands,
+        "retrieve",
+        _retrieve,
+        "Search for the queries of a data set and write a TREC run.",
+        "--index=runs/index --model=runs/finetune/retriever --data=data/msmarco --split=test"
+        " --run_out=runs/test.trec",
+    )
+    _add_dense_index(command)
+    _add_run_out(command)
+
+
+def _retrieve(arguments: Arguments) -> None:
+    from cocondenser_jax.retrieval.search import retrieve
+
+    metrics = retrieve(
+        arguments.folder,
+        arguments.model,
+        arguments.data,
+        arguments.run_out,
+        split=arguments.split,
+        depth=arguments.depth,
+        parameters=arguments.parameters,
+    )
+    print(arguments.run_out)
+    print_metrics(metrics, arguments.json_out)
+
+
+def _add_bm25(commands: Commands) -> None:
+    command = add_command(
+        commands,
+        "bm25",
+        _bm25,
+        "Rank the passages of a data set by BM25 and write a TREC run.",
+        "--data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
+    )
+    _add_run_out(command)
+    k1 = "saturation of term frequency (default: 0.9; tuned on MS MARCO: 0.82)"
+    command.add_argument("--k1", type=float, default=0.9, help=k1)
+    b = "length normalisation (default: 0.4; tuned on MS MARCO: 0.68)"
+    command.add_argument("--b", type=float, default=0.4, help=b)
+
+
+def _bm25(arguments: Arguments) -> None:
+    from cocondenser_jax.retrieval.bm25 import write_bm25_run
+
+    metrics = write_bm25_run(
+        arguments.data,
+        arguments.run_out,
+        split=arguments.split,
+        depth=arguments.depth,
+        k1=arguments.k1,
+        b=arguments.b,
+    )
+    print(arguments.run_out)
+    print_metrics(metrics, arguments.json_out)
+
+
+def _add_dense_index(command: Parser) -> None:
+    where = command.add_mutually_exclusive_group(required=True)
+    index = "the folder that index wrote"
+    where.add_argument("--index", dest="folder", metavar="INDEX", type=Path, help=index)
+    embeddings = "or the folder that encode wrote: exact, without an index, in little memory"
+    where.add_argument(
+        "--embeddings", dest="folder", metavar="EMBEDDINGS", type=Path, help=embeddings
+    )
+    model = "the retriever that encoded the passages"
+    command.add_argument("--model", required=True, type=Path, help=model)
+    parameters = "of the index, as faiss writes them: nprobe=16 (IVF), efSearch=64 (HNSW)"
+    command.add_argument("--parameters", default="", help=parameters)
+
+
+def _add_run_out(command: Parser) -> None:
+    command.add_argument("--data", required=True, type=Path, help="the folder of the queries")
+    split = "the judgments whose queries to search for (default: all queries)"
+    command.add_argument("--split", help=split)
+    command.add_argument("--run_out", required=True, type=Path, help="TREC run to write")
+    command.add_argument("--depth", type=int, default=100, help="passages per query (default: 100)")
+    add_json_out(command)
+
+
+def _add_precision(command: Parser) -> None:
+    precision = "of the matrix products; auto (default): bfloat16 on a GPU that has it"
+    choices = ("auto", "float32", "bfloat16")
+    command.add_argument("--precision", choices=choices, default="auto", help=precision)
 
 
 def _add_rerank(commands: Commands) -> None:
@@ -269,26 +242,19 @@ def _add_rerank(commands: Commands) -> None:
         " --run_out=runs/reranked.trec",
     )
     command.add_argument("--model", required=True, type=Path, help="the cross-encoder's folder")
-    command.add_argument("--data", required=True, type=Path, help="folder of queries and passages")
-    command.add_argument("--split", help="the judgments whose queries the run has")
-    command.add_argument(
-        "--run", dest="run_file", required=True, type=Path, help="TREC run to score"
-    )
-    run_out = "TREC run to write; its scores are the model's logits"
-    command.add_argument("--run_out", required=True, type=Path, help=run_out)
-    depth = "passages per query to score; those below are dropped (default: 100)"
-    command.add_argument("--depth", type=int, default=100, help=depth)
+    run = "TREC run to score"
+    command.add_argument("--run", dest="run_file", required=True, type=Path, help=run)
+    _add_run_out(command)
     command.add_argument("--batch_size", type=int, default=64, help="pairs (default: 64)")
     _add_precision(command)
     positives = "also score what --split judges relevant: a teacher's scores for finetune and mine"
     command.add_argument("--with_positives", action="store_true", help=positives)
-    add_json_out(command)
 
 
 def _rerank(arguments: Arguments) -> None:
     from cocondenser_jax.retrieval.rerank import rerank
 
-    figures = rerank(
+    metrics = rerank(
         arguments.model,
         arguments.data,
         arguments.run_file,
@@ -300,7 +266,7 @@ def _rerank(arguments: Arguments) -> None:
         precision=arguments.precision,
     )
     print(arguments.run_out)
-    print_metrics(figures, arguments.json_out)
+    print_metrics(metrics, arguments.json_out)
 
 
 def _add_mine(commands: Commands) -> None:
@@ -323,13 +289,11 @@ def _add_mine(commands: Commands) -> None:
     command.add_argument("--depth", type=int, default=200, help=depth)
     skip_top = "passages at the top of each run not taken (default: 0)"
     command.add_argument("--skip_top", type=int, default=0, help=skip_top)
-    answers = (
-        "answers to the queries, .jsonl or DPR's .csv: passages that hold one are no negatives"
-    )
+    answers = "answers to the queries, .jsonl or DPR's .csv: leave out passages that hold one"
     command.add_argument("--answers", type=Path, help=answers)
     denoise_run = (
         "run of rerank over these passages, by a cross-encoder trained with config.loss=binary:"
-        " keep only what is relevant with a probability below --denoise_below"
+        " keep only those that are relevant with a probability below --denoise_below"
     )
     command.add_argument("--denoise_run", type=Path, help=denoise_run)
     below = "a probability, the sigmoid of the run's scores (default: 0.1)"
@@ -340,32 +304,15 @@ def _add_mine(commands: Commands) -> None:
 def _mine(arguments: Arguments) -> None:
     from cocondenser_jax.retrieval.mine import mine
 
-    figures = mine(
+    metrics = mine(
         arguments.runs,
         arguments.data,
         arguments.split,
         arguments.out,
         depth=arguments.depth,
         skip_top=arguments.skip_top,
-        holds_answer=_answer_test(arguments) if arguments.answers else None,
+        answers=arguments.answers,
         denoise_run=arguments.denoise_run,
         denoise_below=arguments.denoise_below,
     )
-    print_metrics(figures, arguments.json_out)
-
-
-def _answer_test(arguments: Arguments) -> Callable[[str, str], bool]:
-    """Returns f(query, passage): whether the passage holds an answer of --answers."""
-    from cocondenser_jax.collection.folder import read_corpus
-    from cocondenser_jax.evaluation.answers import make_matcher, read_answers
-
-    answers = read_answers(arguments.answers)
-    matchers = {query: make_matcher(found) for query, found in answers.items()}
-    texts = {passage.id: passage.text for passage in read_corpus(arguments.data)}
-
-    def holds_answer(query: str, passage: str) -> bool:
-        if passage not in texts:
-            raise UserError(f"the corpus of {arguments.data} has no passage {passage!r}")
-        return query in matchers and matchers[query](texts[passage])
-
-    return holds_answer
+    print_metrics(metrics, arguments.json_out)

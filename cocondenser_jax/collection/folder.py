@@ -1,7 +1,7 @@
-"""What lies in a data folder: passages, queries, judgments, and negatives to draw from.
+"""The content of a data folder: passages, queries, judgments, and negatives to draw from.
 
-A folder is in the layout of BEIR, MS MARCO passage or DPR: `layouts` shows their files. Which one
-it is follows from the files that are there, so corpus, queries and judgments may also be mixed.
+A folder is in the layout of BEIR, MS MARCO passage or DPR: `layouts` lists their files. The files
+that are there decide which, one by one, so corpus, queries and judgments may be of several layouts.
 """
 
 import logging
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from cocondenser_jax.collection import layouts, trec
-from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.collection import layouts
+from cocondenser_jax.collection.layouts import Passage, matching_files, plain_name
+from cocondenser_jax.collection.trec import Qrels, ranked, read_qrels, read_run
+from cocondenser_jax.errors import UserError, first_three
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def passage_text(passage: Passage) -> str:
@@ -25,20 +26,23 @@ def passage_text(passage: Passage) -> str:
 
 def corpus_file(source: Path) -> Path:
     """Returns the file of passages in a data folder; a file is returned as it is."""
-    if source.is_file():
-        return source
-    return _find(source, "corpus.jsonl", "collection.tsv", "psgs_w100.tsv")
+    return (
+        source
+        if source.is_file()
+        else _find(source, "corpus.jsonl", "collection.tsv", "psgs_w100.tsv")
+    )
 
 
 def judgments_file(folder: Path, split: str) -> Path:
-    """Returns the file that says which passages are relevant to the queries of a split.
+    """Returns the file of the judgments of a split.
 
-    In DPR's layout, a split is the end of a file's name, as much of it as tells it from others:
-    `dev`, `nq-dev` or `biencoder-nq-dev`.
+    In DPR's layout, a split is the end of a file's name, long enough to be unique: `dev`, `nq-dev`
+    or `biencoder-nq-dev`.
 
     Raises:
       UserError: if there is none, or more than one.
     """
+    _require_folder(folder)
     ending = re.escape(split)
     places = (
         (folder / "qrels", rf"{ending}\.tsv"),
@@ -46,7 +50,7 @@ def judgments_file(folder: Path, split: str) -> Path:
         (folder, rf"(.*-)?{ending}(\.qa)?\.(csv|json)"),
     )
     for place, pattern in places:
-        if found := layouts.matching_files(place, pattern):
+        if found := matching_files(place, pattern):
             return _only(found, folder)
     raise UserError(
         f"{folder} has no judgments of split {split!r}: expected qrels/{split}.tsv, "
@@ -64,20 +68,23 @@ def read_corpus(source: Path) -> Iterator[Passage]:
     return layouts.read_passages(corpus_file(source))
 
 
-def read_queries(source: Path) -> dict[str, str]:
-    """Reads all queries of a data folder, or of one file: id → text.
+def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
+    """Reads the queries of a data folder, of a split of it, or of one file: id → text.
 
     Raises:
-      UserError: as `read_corpus`; for DPR's questions in several files, whose ids would be the
-        same.
+      UserError: as `read_corpus` and `read_split`; for DPR's questions in several files, whose ids
+        would be the same.
     """
+    if split:
+        return read_split(source, split)[0]
     if source.is_file():
         return layouts.read_queries(source)
-    if found := layouts.matching_files(source, r"queries\.jsonl"):
+    _require_folder(source)
+    if found := matching_files(source, r"queries\.jsonl"):
         return layouts.read_queries(found[0])
-    if found := layouts.matching_files(source, r"queries\..+\.tsv"):
+    if found := matching_files(source, r"queries\..+\.tsv"):
         return _joined_queries(found)
-    if found := layouts.matching_files(source, r".+\.(csv|json)"):
+    if found := matching_files(source, r".+\.(csv|json)"):
         return layouts.read_queries(_only(found, source))
     raise UserError(
         f"{source} holds no queries.jsonl, queries.SPLIT.tsv or NAME-SPLIT.qa.csv "
@@ -85,61 +92,48 @@ def read_queries(source: Path) -> dict[str, str]:
     )
 
 
-def read_split(folder: Path, split: str) -> tuple[dict[str, str], trec.Qrels]:
+def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     """Reads the judgments of a split, and the queries they judge.
 
-    A question file of DPR judges nothing: its queries come with empty judgments.
+    A question file of DPR holds no judgments: its queries come with empty ones.
 
     Raises:
       UserError: as `judgments_file` and `read_queries`, or for judgments of unknown queries.
     """
     path = judgments_file(folder, split)
-    if layouts.plain_name(path).endswith(".json"):
+    if plain_name(path).endswith(".json"):
         questions = layouts.read_training_file(path)
         return questions.queries, questions.qrels
-    if layouts.plain_name(path).endswith(".csv"):
+    if plain_name(path).endswith(".csv"):
         queries = layouts.read_queries(path)
         return queries, {query: {} for query in queries}
-    qrels = trec.read_qrels(path)
+    qrels = read_qrels(path)
     queries = layouts.read_queries(_find(folder, "queries.jsonl", f"queries.{split}.tsv"))
-    _require_known(qrels, queries, "queries", path)
+    require_known_queries(qrels, queries, path)
     return {query: queries[query] for query in qrels}, qrels
 
 
-def with_positives(qrels: trec.Qrels, strict: bool = False) -> trec.Qrels:
+def with_positives(qrels: Qrels, strict: bool = False) -> Qrels:
     """Keeps the queries that have a relevant passage; only they can be trained on.
 
-    Args:
-      qrels: the judgments.
-      strict: refuse queries without one, in place of counting them.
-
     Raises:
-      UserError: if no query is left, or one is refused.
+      UserError: if no query is left or, where `strict`, one has to go.
     """
-    kept = {
-        query: grades
-        for query, grades in qrels.items()
-        if any(grade > 0 for grade in grades.values())
-    }
+    kept = {query: grades for query, grades in qrels.items() if max(grades.values(), default=0) > 0}
     if without := [query for query in qrels if query not in kept]:
         message = f"{len(without)} of {len(qrels)} queries have no positive"
         if strict:
-            raise UserError(f"{message}: {_first_three(without)} (config.strict is set)")
-        log.warning("%s: not trained on", message)
+            raise UserError(f"{message}: {first_three(without)} (config.strict is set)")
+        logger.warning("%s: not trained on", message)
     if not kept:
         raise UserError("no judgment has a score above 0: there is no positive to train on")
     return kept
 
 
-def sample_queries(qrels: trec.Qrels, n: int, seed: int) -> trec.Qrels:
-    """Draws the queries of a training set with few labels.
+def sample_queries(qrels: Qrels, n: int, seed: int) -> Qrels:
+    """Draws `n` queries, for a training set with few labels; 0 keeps all of them.
 
     With the same seed, a larger sample holds the smaller one.
-
-    Args:
-      qrels: the judgments.
-      n: queries to keep; 0: all of them.
-      seed: of the draw.
 
     Raises:
       UserError: if there are not so many.
@@ -156,12 +150,12 @@ def sample_queries(qrels: trec.Qrels, n: int, seed: int) -> trec.Qrels:
     return {queries[i]: qrels[queries[i]] for i in sorted(order[:n])}
 
 
-def read_best_passages(source: Path, qrels: trec.Qrels, depth: int) -> dict[str, list[str]]:
-    """Reads the passages among which each query's negatives are.
+def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list[str]]:
+    """Reads the passages that each query's negatives are among.
 
     Args:
-      source: a TREC run; or negatives as they are published, MS MARCO's triples of ids (`triples`
-        in the name of a .tsv) or a .json file of DPR.
+      source: a TREC run; or published negatives, MS MARCO's triples of ids (`triples` in the name
+        of a .tsv) or a .json file of DPR.
       qrels: the judgments of the queries to read.
       depth: passages per query at most.
 
@@ -169,18 +163,18 @@ def read_best_passages(source: Path, qrels: trec.Qrels, depth: int) -> dict[str,
       query → its passages, best first; an empty list where the source has none.
 
     Raises:
-      UserError: for a source that cannot be read, has nothing for these queries, or calls a passage
-        relevant that `qrels` does not: it then belongs to other queries or judgments.
+      UserError: for a source that cannot be read, has nothing for these queries, or has a passage
+        as relevant that `qrels` has not: it then belongs to other queries or judgments.
     """
-    name = layouts.plain_name(source)
+    name = plain_name(source)
     positives: Mapping[str, Iterable[str]] = {}
     if name.endswith(".json"):
         _, positives, best = layouts.read_training_file(source)
     elif name.endswith(".tsv") and "triples" in name:
         positives, best = layouts.read_triples(source, depth)
     else:
-        run = trec.read_run(source)
-        best = {query: [p for p, _ in trec.ranked(run[query])] for query in qrels if query in run}
+        run = read_run(source)
+        best = {query: [p for p, _ in ranked(run[query])] for query in qrels if query in run}
     _require_judged(positives, qrels, source)
     best = {query: best.get(query, [])[:depth] for query in qrels}
     if not any(best.values()):
@@ -189,22 +183,16 @@ def read_best_passages(source: Path, qrels: trec.Qrels, depth: int) -> dict[str,
 
 
 def read_candidates(
-    source: Path, qrels: trec.Qrels, passages: Container[str], depth: int
+    source: Path, qrels: Qrels, passages: Container[str], depth: int
 ) -> dict[str, list[str]]:
     """Reads the passages from which each query's negatives are drawn.
 
-    Args:
-      source: see `read_best_passages`.
-      qrels: the judgments of the queries to train on.
-      passages: the ids of the corpus.
-      depth: passages of the source, per query, to take.
-
     Returns:
-      query → those of its best `depth` passages that are not judged relevant; an empty list where
+      query → those of its `read_best_passages` that are not judged relevant; an empty list where
       there are none.
 
     Raises:
-      UserError: as `read_best_passages`, or for unknown passages.
+      UserError: as `read_best_passages`, or for passages that the corpus, `passages`, lacks.
     """
     best = read_best_passages(source, qrels, depth)
     candidates = {
@@ -216,14 +204,14 @@ def read_candidates(
 
 
 def require_known_queries(ids: Iterable[str], queries: Container[str], source: Path) -> None:
-    """Raises a UserError if a run names queries that the data does not have."""
+    """Raises a UserError if a run or judgments name queries that the data does not have."""
     _require_known(ids, queries, "queries", source)
 
 
 def require_known_passages(
     ids: Mapping[str, Iterable[str]], passages: Container[str], source: Path
 ) -> None:
-    """Raises a UserError if candidates or judgments name passages that the corpus does not have."""
+    """Raises a UserError if a run or judgments name passages that the corpus does not have."""
     named = {passage: None for results in ids.values() for passage in results}
     _require_known(named, passages, "passages", source)
 
@@ -233,13 +221,11 @@ def _require_known(ids: Iterable[str], known: Container[str], what: str, source:
     if unknown:
         raise UserError(
             f"{source} names {len(unknown)} {what} that the data does not have: "
-            f"{_first_three(unknown)}"
+            f"{first_three(unknown)}"
         )
 
 
-def _require_judged(
-    positives: Mapping[str, Iterable[str]], qrels: trec.Qrels, source: Path
-) -> None:
+def _require_judged(positives: Mapping[str, Iterable[str]], qrels: Qrels, source: Path) -> None:
     unknown = [
         f"{query} {passage}"
         for query, grades in qrels.items()
@@ -248,36 +234,38 @@ def _require_judged(
     ]
     if unknown:
         raise UserError(
-            f"{source} has {len(unknown)} relevant passages that the split does not judge so "
-            f"(query, passage): {_first_three(unknown)}"
+            f"{source} has {len(unknown)} passages as relevant that the split does not judge "
+            f"relevant (query, passage): {first_three(unknown)}"
         )
 
 
-def _first_three(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: expected passages, queries and judgments in it")
 
 
 def _find(folder: Path, *names: str) -> Path:
     """Returns the first of the files that is there, plain or compressed."""
+    _require_folder(folder)
     for name in names:
-        if found := layouts.matching_files(folder, re.escape(name)):
+        if found := matching_files(folder, re.escape(name)):
             return found[0]
     raise UserError(f"{folder} holds no {' or '.join(names)} {layouts.COMPRESSIONS}")
 
 
 def _only(found: Sequence[Path], folder: Path) -> Path:
     if len(found) > 1:
-        names = [layouts.plain_name(path) for path in found]
+        names = [plain_name(path) for path in found]
         splits = [name.rpartition(".")[0] for name in names]
         raise UserError(
             f"{folder} holds several files of questions: name one of the splits "
-            f"{_first_three(splits)}"
+            f"{first_three(splits)}"
         )
     return found[0]
 
 
 def _joined_queries(paths: Sequence[Path]) -> dict[str, str]:
-    """Joins MS MARCO's files of queries, of which some are part of others."""
+    """Joins MS MARCO's files of queries, some of which contain others."""
     joined: dict[str, str] = {}
     for path in paths:
         for query, text in layouts.read_queries(path).items():

@@ -1,4 +1,4 @@
-"""The files in which retrieval data is published: one reader for each kind.
+"""The files in which collections are published: one reader for each kind.
 
     BEIR      corpus.jsonl               `_id`, `title`, `text`
               queries.jsonl              `_id`, `text`
@@ -11,28 +11,30 @@
               biencoder-NAME-SPLIT.json  `question`, `positive_ctxs`, `hard_negative_ctxs`, ...
               NAME-SPLIT.qa.csv          question, list of answers; quoted as in csv
 
-The fields of .tsv and .csv are separated by tabs. Any file may be compressed (.gz, .xz, .zst). A
-question of DPR has no id: it gets its number in the file, from 0. Judgments in .tsv are read by
-`trec`.
+The fields of these .tsv and .csv files are separated by tabs. Any file may be compressed (.gz,
+.xz, .zst). A question of DPR has no id: its number in the file, from 0, is its id. `trec` reads
+judgments in .tsv.
 """
 
+import ast
 import csv
 import json
 import math
 import re
 import sys
-from collections.abc import Container, Iterator, Sequence
+import warnings
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocondenser_jax import files
 from cocondenser_jax.collection.trec import Qrels
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import numbered_lines
+from cocondenser_jax.files import numbered_lines, read_json, without_surrogates
 
 COMPRESSIONS = "(plain, .gz, .xz or .zst)"
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
-_DPR_HEADER = ("id", "text", "title")
+_DPR_PASSAGE = ("id", "text", "title")
+_DPR_QUESTION = ("question", "list of answers")
 _TRIPLET_HEADER = ["Sentence1", "Sentence2", "Sentence3"]
 
 
@@ -61,7 +63,7 @@ class Triplet(NamedTuple):
 
 
 class TrainingFile(NamedTuple):
-    """What a .json file of DPR says, by question; any of them may be without passages."""
+    """The content of a .json file of DPR, by question; a question may have no passages."""
 
     queries: dict[str, str]
     qrels: Qrels
@@ -95,7 +97,7 @@ def read_passages(path: Path) -> Iterator[Passage]:
     parse = _msmarco_passage if is_tsv else parse_passage
     seen: set[str] = set()
     for number, line in numbered_lines(path):
-        if is_tsv and number == 1 and line.replace('"', "").split("\t") == [*_DPR_HEADER]:
+        if is_tsv and number == 1 and line.replace('"', "").split("\t") == [*_DPR_PASSAGE]:
             parse = _dpr_passage
             continue
         where = f"{path}:{number}"
@@ -113,8 +115,14 @@ def parse_passage(line: str | bytes, where: str) -> Passage:
     Raises:
       UserError: with `where`, for any other line.
     """
-    record = _parse_record(line, where)
-    return Passage(record["_id"], record["title"], record["text"])
+    record = _parse_object(line, where)
+    record["title"] = record.get("title") or ""
+    for field in ("_id", "text", "title"):
+        if field not in record:
+            raise UserError(f"{where}: the field {field!r} is missing")
+        if not isinstance(record[field], str):
+            raise UserError(f"{where}: the field {field!r} must be a string")
+    return Passage(*(without_surrogates(record[field]) for field in ("_id", "title", "text")))
 
 
 def read_queries(path: Path) -> dict[str, str]:
@@ -123,28 +131,70 @@ def read_queries(path: Path) -> dict[str, str]:
     Raises:
       UserError: as `read_passages`.
     """
-    if plain_name(path).endswith(".json"):
+    name = plain_name(path)
+    if name.endswith(".json"):
         return read_training_file(path).queries
     queries: dict[str, str] = {}
-    for where, name, text in _queries(path):
-        _require_new(name, queries, where)
-        queries[name] = text
+    for number, line in numbered_lines(path):
+        where = f"{path}:{number}"
+        if name.endswith(".csv"):
+            query, text = str(number - 1), _split_csv(line, _DPR_QUESTION, where)[0]
+        elif name.endswith(".tsv"):
+            query, text = _split_tabs(line, ("query", "text"), where)
+        else:
+            query, _, text = parse_passage(line, where)
+        _require_new(query, queries, where)
+        queries[query] = text
     if not queries:
         raise UserError(f"{path} is empty")
     return queries
+
+
+def read_answers(path: Path) -> dict[str, list[str]]:
+    """Reads the answers to questions: id → answers.
+
+    A .csv file is in DPR's layout, its answers a list as Python or JSON writes it. Any other file
+    has one JSON object a line: `_id` (or `id`, `query_id`) and `answers` (or `answer`), a list of
+    strings.
+
+    Raises:
+      UserError: with file and line, for a missing file, a malformed line, or an id that occurs
+        twice; for a file without answers.
+    """
+    is_csv = plain_name(path).endswith(".csv")
+    answers: dict[str, list[str]] = {}
+    for number, line in numbered_lines(path):
+        where = f"{path}:{number}"
+        if is_csv:
+            question: Any = str(number - 1)
+            found = _parse_list(_split_csv(line, _DPR_QUESTION, where)[1])
+        else:
+            record = _parse_object(line, where)
+            question = _first_of(record, ("_id", "id", "query_id"), where)
+            found = _first_of(record, ("answers", "answer"), where)
+        if not isinstance(question, str):
+            raise UserError(f"{where}: the id must be a string")
+        if not isinstance(found, list) or not all(isinstance(answer, str) for answer in found):
+            raise UserError(f"{where}: the answers must be a list of strings")
+        question = without_surrogates(question)
+        _require_new(question, answers, where)
+        answers[question] = [without_surrogates(answer) for answer in found]
+    if not any(answers.values()):
+        raise UserError(f"{path} holds no answers")
+    return answers
 
 
 def read_training_file(path: Path) -> TrainingFile:
     """Reads a .json file of DPR: a list of questions, perhaps with the ids of their passages.
 
     The relevant passages are `positive_ctxs`, all of grade 1; the negatives `hard_negative_ctxs`,
-    then `negative_ctxs`; their texts are not read. The file is one JSON value, so it is in memory
-    whole while it is read.
+    then `negative_ctxs`; their texts are not read. The file is one JSON value, and so is held in
+    memory as a whole while it is read.
 
     Raises:
       UserError: with the number of the question, from 0, for another form.
     """
-    records = files.read_json(path)
+    records = read_json(path)
     if not isinstance(records, list) or not records:
         raise UserError(f"{path}: expected a list of objects with a `question`")
     found = TrainingFile({}, {}, {})
@@ -156,7 +206,7 @@ def read_training_file(path: Path) -> TrainingFile:
             _context_ids(record.get(field, []), f"{where}, {field}")
             for field in ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
         )
-        found.queries[name] = files.without_surrogates(record["question"])
+        found.queries[name] = without_surrogates(record["question"])
         found.qrels[name] = dict.fromkeys(positives, 1)
         found.negatives[name] = list(dict.fromkeys(hard + negatives))
     return found
@@ -232,41 +282,28 @@ def read_triplets(path: Path) -> list[Triplet]:
       UserError: with file and line, for a file that cannot be read or has no triplets, another
         header, or a line with fewer columns.
     """
-    triplets, columns = [], list[int]()
-    for number, fields in _csv_rows(path):
-        if not columns:
-            if missing := [name for name in _TRIPLET_HEADER if name not in fields]:
-                raise UserError(
-                    f"{path}: the header has no {', '.join(missing)}: expected "
-                    f"{','.join(_TRIPLET_HEADER)}"
-                )
-            columns = [fields.index(name) for name in _TRIPLET_HEADER]
-        elif len(fields) <= max(columns):
+    rows = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
+    triplets = []
+    try:
+        header = next(rows, _TRIPLET_HEADER)
+        if missing := [name for name in _TRIPLET_HEADER if name not in header]:
             raise UserError(
-                f"{path}:{number}: expected {max(columns) + 1} fields, found {len(fields)}"
+                f"{path}: the header has no {', '.join(missing)}: expected "
+                f"{','.join(_TRIPLET_HEADER)}"
             )
-        else:
+        columns = [header.index(name) for name in _TRIPLET_HEADER]
+        for fields in rows:
+            if len(fields) <= max(columns):
+                raise UserError(
+                    f"{path}:{rows.line_num}: expected {max(columns) + 1} fields, found "
+                    f"{len(fields)}"
+                )
             triplets.append(Triplet(*(fields[column] for column in columns)))
+    except csv.Error as error:
+        raise UserError(f"{path}:{rows.line_num}: {error}") from error
     if not triplets:
         raise UserError(f"{path} holds no triplets")
     return triplets
-
-
-def _queries(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yields place, id and text."""
-    suffix = Path(plain_name(path)).suffix
-    for number, line in numbered_lines(path):
-        where = f"{path}:{number}"
-        match suffix:
-            case ".csv":
-                question, _ = _split_csv(line, ("question", "list of answers"), where)
-                yield where, str(number - 1), question
-            case ".tsv":
-                name, text = _split_tabs(line, ("query", "text"), where)
-                yield where, name, text
-            case _:
-                record = _parse_record(line, where)
-                yield where, record["_id"], record["text"]
 
 
 def _msmarco_passage(line: str, where: str) -> Passage:
@@ -275,29 +312,43 @@ def _msmarco_passage(line: str, where: str) -> Passage:
 
 
 def _dpr_passage(line: str, where: str) -> Passage:
-    name, text, title = _split_csv(line, _DPR_HEADER, where)
+    name, text, title = _split_csv(line, _DPR_PASSAGE, where)
     return Passage(name, title, text)
 
 
-def _parse_record(line: str | bytes, where: str) -> dict[str, Any]:
+def _parse_object(line: str | bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(record, dict):
         raise UserError(f"{where}: expected a JSON object")
-    record["title"] = record.get("title") or ""
-    for field in ("_id", "text", "title"):
-        if field not in record:
-            raise UserError(f"{where}: the field {field!r} is missing")
-        if not isinstance(record[field], str):
-            raise UserError(f"{where}: the field {field!r} must be a string")
-        record[field] = files.without_surrogates(record[field])
     return record
 
 
+def _first_of(record: Mapping[str, Any], names: Sequence[str], where: str) -> Any:
+    for name in names:
+        if name in record:
+            return record[name]
+    raise UserError(f"{where}: the field {names[0]!r} is missing")
+
+
+def _parse_list(text: str) -> Any:
+    """Reads a list as JSON or Python writes it; None for anything else."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the backslashes of regular expressions
+            return ast.literal_eval(text)
+    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        return None
+
+
 def _split_tabs(line: str, fields: Sequence[str], where: str) -> list[str]:
-    # One field more than wanted shows the fault; a line of tabs would make millions.
+    # One field too many shows the mistake; a line of tabs alone would make millions.
     return _require_fields(line.split("\t", len(fields)), fields, where)
 
 
@@ -333,14 +384,4 @@ def _context_ids(contexts: Any, where: str) -> list[str]:
     ids = [context.get("passage_id", context.get("psg_id")) for context in contexts]
     if not all(isinstance(name, str | int) for name in ids):
         raise UserError(f"{where}: a passage has no `passage_id` or `psg_id`")
-    return [files.without_surrogates(str(name)) for name in ids]
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields each record with the number of its last line."""
-    rows = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
-    try:
-        for fields in rows:
-            yield rows.line_num, fields
-    except csv.Error as error:
-        raise UserError(f"{path}:{rows.line_num}: {error}") from error
+    return [without_surrogates(str(name)) for name in ids]

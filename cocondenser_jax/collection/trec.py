@@ -11,7 +11,7 @@ from cocondenser_jax.files import new_file, numbered_lines
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
-# A longer line of ids and numbers is a mistake that would fill the memory.
+# A longer line of ids and numbers is a mistake that would fill memory.
 _MAX_FIELDS_BYTES = 1_000_000
 # trec_eval counts the passages of every grade up to the largest.
 _MAX_GRADE = 1_000_000
@@ -22,8 +22,7 @@ Qrels = dict[str, dict[str, int]]
 def read_qrels(path: Path) -> Qrels:
     """Reads judgments, BEIR (`query-id<TAB>corpus-id<TAB>score`) or TREC (`query 0 passage grade`).
 
-    Args:
-      path: the file. BEIR's header line may be there or not.
+    BEIR's header line is optional.
 
     Raises:
       UserError: with file and line, for a missing or empty file, a malformed line, or a passage
@@ -90,8 +89,8 @@ def read_run(path: Path) -> Run:
 def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     """Writes a TREC run, best first, whole or not at all.
 
-    The scores written decrease strictly (see `ranked`), so that every evaluation program sees
-    this order, however it breaks ties.
+    The written scores decrease strictly (see `ranked`), so that every evaluation program sees this
+    order, however it breaks ties.
 
     Raises:
       UserError: for an id with white space, which the format cannot hold, a score that is not
@@ -108,8 +107,8 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
 def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
     """Orders one query's passages, best first, with strictly decreasing scores.
 
-    A score that does not lie below the one before it becomes the next smaller float32: trec_eval
-    keeps scores in single precision, and orders what is equal there by passage id.
+    A score that is not below the one before it becomes the next smaller float32: trec_eval keeps
+    scores in single precision and breaks ties by passage id.
 
     Args:
       scores: passage → score. Equal scores keep the order of insertion.

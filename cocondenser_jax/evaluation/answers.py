@@ -1,59 +1,56 @@
 """Top-k answer accuracy of open-domain question answering: do the passages hold an answer?"""
 
-import ast
-import csv
 import functools
-import json
 import math
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import regex as re  # Python's own re knows no \p{...}, and cannot be stopped
+import regex as re  # Python's own re has neither \p{...} nor a time limit
 
-from cocondenser_jax.collection.trec import Run, ranked
+from cocondenser_jax.collection.folder import read_corpus, require_known_passages
+from cocondenser_jax.collection.layouts import read_answers
+from cocondenser_jax.collection.trec import Run, ranked, read_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import Figures, mean_over_queries, require_results
-from cocondenser_jax.files import numbered_lines, without_surrogates
+from cocondenser_jax.evaluation.ranking import (
+    Metrics,
+    mean_over_queries,
+    require_results,
+    warn_of_short_rankings,
+)
 
 DEFAULT_TOP_K = (1, 5, 20, 100)
 
 # Words of letters, digits and marks, or one other character that is neither space nor control.
 _TOKEN = re.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
-# Patterns of published questions take microseconds; one that backtracks without end is an error,
-# so that no figure depends on how fast a machine is.
+# Patterns of published questions take microseconds; one that backtracks endlessly is an error, so
+# that no metric depends on the speed of a machine.
 _PATTERN_SECONDS = 10.0
 
 
-def read_answers(path: Path) -> dict[str, list[str]]:
-    """Reads the answers to questions: id → answers.
+def evaluate_answers(
+    run_files: Sequence[Path],
+    answers_file: Path,
+    corpus: Path,
+    top_k: Sequence[int] = DEFAULT_TOP_K,
+    regex: bool = False,
+) -> list[Metrics]:
+    """Computes `answer_accuracy` of each run, in the passages of a corpus.
 
-    A .csv file is in DPR's layout: question, tab, list of answers as Python or JSON writes it. The
-    id of a question is the number of its line, from 0. Any other file has one JSON object a line:
-    `_id` (or `id`, `query_id`) and `answers` (or `answer`), a list of strings.
-
-    Args:
-      path: the file.
+    Of the corpus, only the passages that the runs rank high are held in memory.
 
     Raises:
-      UserError: with file and line, for a missing file, a malformed line, or an id that occurs
-        twice; for a file without answers.
+      UserError: as `answer_accuracy`, for files that cannot be read, or passages of a run that the
+        corpus does not have.
     """
-    answers: dict[str, list[str]] = {}
-    for number, line in numbered_lines(path):
-        where = f"{path}:{number}"
-        if path.suffix == ".csv":
-            question, found = str(number - 1), _parse_csv(line, where)
-        else:
-            question, found = _parse_json(line, where)
-        if question in answers:
-            raise UserError(f"{where}: the id {question!r} occurs twice")
-        answers[question] = found
-    if not any(answers.values()):
-        raise UserError(f"{path} holds no answers")
-    return answers
+    answers = read_answers(answers_file)
+    runs = [read_run(file) for file in run_files]
+    first = [first_passages(run, answers, max(top_k)) for run in runs]
+    wanted = {passage for found in first for passages in found.values() for passage in passages}
+    texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in wanted}
+    for file, found in zip(run_files, first, strict=True):
+        require_known_passages(found, texts, file)
+    return [answer_accuracy(run, answers, texts, top_k, regex) for run in runs]
 
 
 def answer_accuracy(
@@ -62,7 +59,7 @@ def answer_accuracy(
     passages: Mapping[str, str],
     top_k: Sequence[int] = DEFAULT_TOP_K,
     regex: bool = False,
-) -> Figures:
+) -> Metrics:
     """Computes the share of questions with an answer among their first k passages.
 
     This is the top-k retrieval accuracy of Karpukhin et al., *Dense passage retrieval for
@@ -73,7 +70,7 @@ def answer_accuracy(
       run: the results.
       answers: question → its answers.
       passages: passage → text, without the title, of all `first_passages` to max(top_k).
-      top_k: the numbers of passages, each at least 1.
+      top_k: the values of k, each at least 1.
       regex: whether answers are regular expressions, as in CuratedTREC.
 
     Returns:
@@ -85,6 +82,7 @@ def answer_accuracy(
     """
     asked = {question: found for question, found in answers.items() if found}
     require_results(run, asked, "answered")
+    warn_of_short_rankings(run, {f"Accuracy@{k}": k for k in top_k})
     first = first_passages(run, asked, max(top_k))
     prepare = functools.cache(lambda passage: _prepare(passages[passage], regex))
     per_query = {}
@@ -101,7 +99,7 @@ def answer_accuracy(
 
 
 def first_passages(run: Run, questions: Iterable[str], depth: int) -> dict[str, list[str]]:
-    """Lists the first `depth` passages of those questions that have results, best first."""
+    """Lists the first `depth` passages of each question that has results, best first."""
     return {
         question: [passage for passage, _ in ranked(run[question])[:depth]]
         for question in questions
@@ -110,29 +108,25 @@ def first_passages(run: Run, questions: Iterable[str], depth: int) -> dict[str, 
 
 
 def make_matcher(answers: Sequence[str], regex: bool = False) -> Callable[[str], bool]:
-    """Returns the test whether a passage holds one of the answers.
+    """Returns the test whether a passage holds one of the answers to a question.
 
-    Both are brought to Unicode's NFD form. An answer is held where its tokens follow one another
-    among those of the passage, in small letters; a token is a sequence of letters, digits and
-    marks, or a single other character, and white space is none. An answer without a token is held
-    nowhere. A regular expression is searched for as it is, whatever the case.
-
-    Args:
-      answers: of one question.
-      regex: whether they are regular expressions.
+    A passage holds an answer if its tokens contain the answer's, in order and without a gap, both
+    in Unicode's NFD form and in lower case. A token is a sequence of letters, digits and marks, or
+    any other single character that is neither white space nor control. No passage holds an answer
+    without a token. A regular expression is searched for as it is, ignoring case.
 
     Raises:
-      UserError: for an answer that is no regular expression; from the test, for one that takes too
-        long.
+      UserError: for an answer that is not a regular expression; from the test, for one that takes
+        too long.
     """
     holds = _answer_test(answers, regex)
     return lambda passage: holds(_prepare(passage, regex))
 
 
 def _prepare(text: str, regex: bool) -> str:
-    """Returns the text in the form in which answers are looked for."""
+    """Returns a text in the form in which answers are searched for."""
     normal = unicodedata.normalize("NFD", text)
-    # Tokens hold no space: between spaces, they are found as a substring and only as a whole.
+    # Tokens hold no space: between spaces, a substring matches whole tokens only.
     return normal if regex else f" {' '.join(_TOKEN.findall(normal))} ".lower()
 
 
@@ -150,7 +144,7 @@ def _compile(answer: str) -> re.Pattern[str]:
     try:
         return re.compile(answer, re.IGNORECASE | re.MULTILINE)
     except re.error as error:
-        raise UserError(f"the answer {answer!r} is no regular expression: {error}") from None
+        raise UserError(f"the answer {answer!r} is not a regular expression: {error}") from None
 
 
 def _search(pattern: re.Pattern[str], text: str) -> bool:
@@ -161,58 +155,3 @@ def _search(pattern: re.Pattern[str], text: str) -> bool:
             f"the answer {pattern.pattern!r} searches one passage for more than "
             f"{_PATTERN_SECONDS:.0f} s: write it without nested repetition"
         ) from None
-
-
-def _parse_json(line: str, where: str) -> tuple[str, list[str]]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: expected a JSON object")
-    question = _first_of(record, ("_id", "id", "query_id"), where)
-    if not isinstance(question, str):
-        raise UserError(f"{where}: the id must be a string")
-    return without_surrogates(question), _require_strings(
-        _first_of(record, ("answers", "answer"), where), where
-    )
-
-
-def _first_of(record: Mapping[str, Any], names: Sequence[str], where: str) -> Any:
-    for name in names:
-        if name in record:
-            return record[name]
-    raise UserError(f"{where}: the field {names[0]!r} is missing")
-
-
-def _parse_csv(line: str, where: str) -> list[str]:
-    try:
-        fields = next(csv.reader([line], delimiter="\t"))
-    except csv.Error as error:
-        raise UserError(f"{where}: {error}") from None
-    if len(fields) != 2:
-        raise UserError(
-            f"{where}: expected 2 tab-separated fields (question, list of answers), "
-            f"found {len(fields)}"
-        )
-    return _require_strings(_parse_list(fields[1]), where)
-
-
-def _parse_list(text: str) -> Any:
-    """Reads a list as JSON or Python writes it; None for what is neither."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the backslashes that patterns hold
-            return ast.literal_eval(text)
-    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
-        return None
-
-
-def _require_strings(value: Any, where: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(answer, str) for answer in value):
-        raise UserError(f"{where}: the answers must be a list of strings")
-    return [without_surrogates(answer) for answer in value]

@@ -1,4 +1,4 @@
-"""Figures of a ranking against relevance judgments."""
+"""Metrics of a ranking against relevance judgments."""
 
 import logging
 import math
@@ -10,27 +10,27 @@ import ir_measures
 from cocondenser_jax.collection.trec import Qrels, Run, ranked
 from cocondenser_jax.errors import UserError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DEFAULT_MEASURES = ("MRR@10", "Recall@20", "Recall@100", "nDCG@10")
 
-# ir-measures' names for what papers call otherwise.
+# What papers call a measure, and what ir-measures does.
 _ALIASES = {"MRR": "RR", "Recall": "R"}
 
-# ir-measures' default would also start programs that fail on ids which trec_eval takes.
+# ir-measures' default would also start programs that fail on ids which trec_eval accepts.
 _PROVIDER = ir_measures.providers.FallbackProvider(
     [ir_measures.pytrec_eval, ir_measures.msmarco, ir_measures.judged]
 )
 
 
-class Figures(TypedDict):
+class Metrics(TypedDict):
     """What a run scores: measure → mean, and query → measure → value."""
 
     mean: dict[str, float]
     per_query: dict[str, dict[str, float]]
 
 
-def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASURES) -> Figures:
+def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASURES) -> Metrics:
     """Computes retrieval measures, averaged over all judged queries.
 
     A judged query without results counts 0, and so does one whose judgments name no relevant
@@ -45,11 +45,14 @@ def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASU
         has, as ir-measures spells it.
 
     Raises:
-      UserError: for no judged query, a run that has results but none for a judged query, or a
-        measure that is not known.
+      UserError: for no judged query, a run that has results but none for a judged query, or an
+        unknown measure.
     """
     names = {_parse(name): name for name in measures}
     require_results(run, qrels, "judged")
+    warn_of_short_rankings(
+        run, {name: int(measure.params.get("cutoff", 0)) for measure, name in names.items()}
+    )
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
     by_rank = {
         query: {passage: -float(rank) for rank, (passage, _) in enumerate(ranked(run[query]))}
@@ -78,16 +81,15 @@ def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str,
 
 
 def require_results(run: Run, queries: Collection[str], having: str) -> None:
-    """Warns of queries without results, for they count as if nothing relevant had been found.
+    """Warns of queries without results: they count as if nothing relevant had been found.
 
     Args:
       run: the results.
       queries: those to evaluate.
-      having: what distinguishes them, for the messages: "judged", "answered".
+      having: "judged" or "answered", for the messages.
 
     Raises:
-      UserError: if there is no query, or if the run has results for other queries only: it belongs
-        to other data.
+      UserError: if there is no query, or if the run has results for other queries only.
     """
     if not queries:
         raise UserError(f"there are no {having} queries to evaluate")
@@ -98,9 +100,16 @@ def require_results(run: Run, queries: Collection[str], having: str) -> None:
             f"{next(iter(run))}, they are {next(iter(queries))} and so on"
         )
     if without:
-        log.warning(
+        logger.warning(
             "%d of %d %s queries have no result: they count 0", without, len(queries), having
         )
+
+
+def warn_of_short_rankings(run: Run, cutoffs: Mapping[str, int]) -> None:
+    """Warns of measures (name → cutoff) that look deeper than any ranking of the run reaches."""
+    longest = max(map(len, run.values()), default=0)
+    if cut := [name for name, cutoff in cutoffs.items() if cutoff > longest > 0]:
+        logger.warning("no query has more than %d results: %s stop there", longest, ", ".join(cut))
 
 
 def _parse(name: str) -> ir_measures.Measure:

@@ -1,20 +1,35 @@
-"""Figures of sentence encoders: correlation with people's scores, and triplets."""
+"""Metrics of sentence encoders: correlation with human scores, and accuracy on triplets."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
+from cocondenser_jax.collection.layouts import read_scored_pairs, read_triplets
 from cocondenser_jax.errors import UserError
 
+# Columns of sentences to the vectors of each, N x D.
+Encode = Callable[[Sequence[Sequence[str]]], list[np.ndarray]]
 
-def similarity_figures(
+
+def evaluate_scored_pairs(path: Path, encode: Encode) -> dict[str, float]:
+    """Computes the correlations of a file in the layout of the STS Benchmark."""
+    first, second, scores = zip(*read_scored_pairs(path), strict=True)
+    first_NxD, second_NxD = encode([first, second])
+    return similarity_metrics(first_NxD, second_NxD, np.array(scores))
+
+
+def evaluate_triplets(path: Path, encode: Encode) -> dict[str, float]:
+    """Computes the accuracy on a file of triplets."""
+    columns = list(zip(*read_triplets(path), strict=True))
+    return {"Accuracy": triplet_accuracy(*encode(columns))}
+
+
+def similarity_metrics(
     first_NxD: np.ndarray, second_NxD: np.ndarray, scores_N: np.ndarray
 ) -> dict[str, float]:
-    """Returns Spearman's and Pearson's correlation of cosines with people's scores, times 100.
-
-    Args:
-      first_NxD: vectors of the first sentences.
-      second_NxD: vectors of the second ones.
-      scores_N: people's scores; equal ones have their mean rank.
+    """Returns Spearman's and Pearson's correlation of cosines with human scores, times 100.
 
     Raises:
       UserError: if all scores or all cosines are equal: then there is no correlation.

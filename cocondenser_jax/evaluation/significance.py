@@ -1,8 +1,8 @@
-"""Whether two runs differ by more than chance, from their figures query by query."""
+"""Whether two runs differ by more than chance, from their metrics query by query."""
 
 import warnings
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -10,43 +10,31 @@ from scipy import stats
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import mean_over_queries
 
-# Random assignments, where there are too many to try them all: p-values near 0.05 are then within
+# Random assignments where there are too many to try them all: p-values near 0.05 are then within
 # 0.01 of the exact ones.
 _ASSIGNMENTS = 10_000
 _SEED = 0
 
 
-class Comparison(TypedDict):
-    """One measure of a run and of the run it is compared with."""
-
-    mean: float
-    other_mean: float
-    difference: float
-    t_test_p: float
-    randomisation_p: float
-    better: int
-    worse: int
-    equal: int
-
-
 def compare(
     per_query: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping[str, float]]
-) -> dict[str, Comparison]:
+) -> dict[str, dict[str, Any]]:
     """Compares two runs on the same queries, measure by measure, by two paired two-sided tests.
 
-    Student's t-test asks how far the mean of the differences lies from 0 in its standard errors.
-    Fisher's randomisation test asks how often a difference at least as large arises when, for each
-    query, chance decides which run has which of the two figures (Smucker, Allan & Carterette,
-    *A comparison of statistical significance tests for information retrieval evaluation*, CIKM
-    2007). Its chance has a fixed seed. With few queries all assignments are tried.
+    Student's t-test asks how many standard errors the mean difference is from 0. Fisher's
+    randomisation test asks how often a difference at least as large arises when each query's two
+    values are assigned to the runs at random (Smucker, Allan & Carterette, *A comparison of
+    statistical significance tests for information retrieval evaluation*, CIKM 2007), with a fixed
+    seed; with few queries, all assignments are tried.
 
     Args:
-      per_query: query → measure → value, of `Figures`.
+      per_query: query → measure → value, of `Metrics`.
       other: the same of the run to compare with.
 
     Returns:
-      measure → both means, their difference, the p-values, and how many queries are better, worse
-      or equal in `per_query`. Runs without a difference have p = 1.
+      measure → both means (`mean`, `other_mean`), their `difference`, the p-values (`t_test_p`,
+      `randomisation_p`; 1 for runs without a difference), and how many queries are `better`,
+      `worse` or `equal` in `per_query`.
 
     Raises:
       UserError: for fewer than two queries, or if the runs were evaluated on different ones.
@@ -56,7 +44,7 @@ def compare(
     if len(per_query) < 2:
         raise UserError("a comparison of two runs needs at least two queries")
     means, other_means = mean_over_queries(per_query), mean_over_queries(other)
-    comparisons: dict[str, Comparison] = {}
+    comparisons = {}
     for name in means:
         values_Q = np.array([values[name] for values in per_query.values()])
         other_values_Q = np.array([other[query][name] for query in per_query])
@@ -74,12 +62,10 @@ def compare(
 
 
 def _t_test_p(values_Q: np.ndarray, other_values_Q: np.ndarray) -> float:
-    if np.array_equal(values_Q, other_values_Q):
-        return 1.0
     with warnings.catch_warnings():
-        # Of differences that are all the same: their standard error is 0, and so is p.
+        # Equal differences have a standard error of 0: p is 0, or NaN where they are all 0.
         warnings.simplefilter("ignore", RuntimeWarning)
-        return float(stats.ttest_rel(values_Q, other_values_Q).pvalue)
+        return float(np.nan_to_num(stats.ttest_rel(values_Q, other_values_Q).pvalue, nan=1.0))
 
 
 def _randomisation_p(differences_Q: np.ndarray) -> float:
@@ -87,7 +73,7 @@ def _randomisation_p(differences_Q: np.ndarray) -> float:
     nonzero_Q = differences_Q[differences_Q != 0]
     if len(nonzero_Q) < 2:  # a single one is as large with either sign
         return 1.0
-    # Of one sample scipy draws signs: what exchanging two figures does to their difference.
+    # For one sample scipy draws signs: swapping two values changes the sign of their difference.
     test = stats.permutation_test(
         (nonzero_Q,),
         np.sum,

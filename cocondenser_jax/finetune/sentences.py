@@ -1,6 +1,5 @@
-"""Sentence encoders: fine-tuning on scored pairs or triplets, and vectors of sentences."""
+"""Sentence encoders: fine-tuning on scored pairs or triplets."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +42,6 @@ def train_sentences(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         else TripletLoss(model, triplet_margin=config.margin),
     )
     return trainer.run(hf_trainer, workdir, "encoder") | {"rows": len(rows)}
-
-
-def encode_sentences(
-    folder: Path, columns: Sequence[Sequence[str]], pooling: str | None = None
-) -> list[np.ndarray]:
-    """Returns the vectors (sentences, hidden) of each column; a sentence is encoded once.
-
-    Args:
-      folder: see `models.load_retriever`.
-      columns: lists of sentences.
-      pooling: see `models.load_retriever`.
-    """
-    model = load_retriever(folder, pooling=pooling)
-    rows: dict[str, int] = {}
-    for column in columns:
-        for sentence in column:
-            rows.setdefault(sentence, len(rows))
-    vectors_NxD = model.encode(list(rows), show_progress_bar=True)
-    return [vectors_NxD[[rows[sentence] for sentence in column]] for column in columns]
 
 
 def _read_rows(path: Path, loss: str, n_rows: int, seed: int) -> datasets.Dataset:

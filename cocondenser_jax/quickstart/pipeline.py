@@ -53,7 +53,8 @@ from cocondenser_jax.quickstart import task
 from cocondenser_jax.quickstart.report import Example, Hit, ResultRow, write_report
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
-from cocondenser_jax.retrieval.search import build_index, open_index, search_run, search_text
+from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.retrieval.search import open_index, search_run, search_text
 from cocondenser_jax.warm_start import pretrain
 
 logger = logging.getLogger(__name__)
@@ -271,7 +272,8 @@ def _retriever_row(
             shutil.rmtree(place / "embeddings")
 
         def search(queries: dict[str, str]) -> Run:
-            return search_run(open_index(place / "index", place / "retriever"), queries, depth=100)
+            index = open_index(place / "index", place / "retriever")
+            return search_run(index, queries, depth=100)[0]
 
         run = _run_once(place / "test.trec", search, data)
     total = seconds.of(*stages, place / "retriever")
@@ -291,7 +293,7 @@ def _search_examples(workdir: Path) -> list[Example]:
             query,
             [
                 Hit(result.score, result.passage.title or result.passage.id, result.passage.text)
-                for result in search_text(searcher, query, k=3)
+                for result in search_text(searcher, query, k=3)[0]
             ],
         )
         for query in EXAMPLE_QUERIES

@@ -1,18 +1,47 @@
 """BM25, the lexical baseline and the source of the first round's negatives."""
 
+import functools
 import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 
 import Stemmer
 from tqdm import tqdm
 
-from cocondenser_jax.collection.folder import Passage, passage_text
+from cocondenser_jax.collection.folder import Passage, passage_text, read_corpus, read_queries
+from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
 
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
 _WORTH_COMPILING = 50_000_000
+
+
+def write_bm25_run(
+    data_folder: Path,
+    run_out: Path,
+    *,
+    split: str | None = None,
+    depth: int = 100,
+    k1: float = 0.9,
+    b: float = 0.4,
+) -> dict[str, float]:
+    """Ranks the passages of a data folder for its queries, or a split's, and writes a TREC run.
+
+    Returns:
+      How many queries there are, and how long indexing and searching took.
+
+    Raises:
+      UserError: as `bm25_run`, or for files that cannot be read.
+    """
+    queries = read_queries(data_folder, split)
+    start = time.perf_counter()
+    run = bm25_run(read_corpus(data_folder), queries, depth, k1, b)
+    seconds = time.perf_counter() - start
+    write_run(run_out, run)
+    return {"queries": len(queries), "seconds_with_indexing": seconds}
 
 
 def bm25_run(
@@ -21,7 +50,7 @@ def bm25_run(
     depth: int = 100,
     k1: float = 0.9,
     b: float = 0.4,
-) -> dict[str, dict[str, float]]:
+) -> Run:
     """Ranks passages by BM25, in Lucene's formula.
 
     s(q, d) = Σ_t ln(1 + (N − n_t + ½) / (n_t + ½)) · f_td / (f_td + k1 (1 − b + b |d| / avg|d|)),
@@ -55,45 +84,32 @@ def bm25_run(
             ids.append(passage.id)
             yield passage_text(passage)
 
-    stemmer = Stemmer.Stemmer("porter")
-    tokens = bm25s.tokenize(texts(), stopwords="en", stemmer=stemmer, show_progress=False)
-    if not tokens.vocab:
-        return {query: {} for query in queries}
-    compiled = len(ids) * len(queries) > _WORTH_COMPILING
-    index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numba" if compiled else "numpy")
-    index.index(tokens, show_progress=False)
-    words = bm25s.tokenize(
-        list(queries.values()),
-        stopwords="en",
-        stemmer=stemmer,
-        return_ids=False,
-        show_progress=False,
+    tokenize = functools.partial(
+        bm25s.tokenize, stopwords="en", stemmer=Stemmer.Stemmer("porter"), show_progress=False
     )
-    known = {
-        query: terms
-        for query, terms in zip(queries, map(index.get_tokens_ids, words), strict=True)
-        if terms
-    }
-    run: dict[str, dict[str, float]] = {query: {} for query in queries}
+    tokens = tokenize(texts())
+    run: Run = {query: {} for query in queries}
+    if not tokens.vocab:
+        return run
+    backend = "numba" if len(ids) * len(queries) > _WORTH_COMPILING else "numpy"
+    index = bm25s.BM25(k1=k1, b=b, method="lucene", backend=backend)
+    index.index(tokens, show_progress=False)
+    words = tokenize(list(queries.values()), return_ids=False)
+    terms = zip(queries, map(index.get_tokens_ids, words), strict=True)
+    known = {query: found for query, found in terms if found}
     if not known:
         return run
     passages_QxK, scores_QxK = index.retrieve(
-        list(known.values()),
-        k=min(depth, len(ids)),
-        show_progress=False,
-        backend_selection="numba" if compiled else "numpy",
+        [*known.values()], k=min(depth, len(ids)), show_progress=False, backend_selection=backend
     )
     for query, passages_K, scores_K in zip(known, passages_QxK, scores_QxK, strict=True):
-        run[query] = {
-            ids[passage]: float(score)
-            for passage, score in zip(passages_K, scores_K, strict=True)
-            if score > 0
-        }
+        found = zip(passages_K, scores_K, strict=True)
+        run[query] = {ids[passage]: float(score) for passage, score in found if score > 0}
     return run
 
 
 def _import_bm25s() -> ModuleType:
-    """Imports bm25s without JAX, on which it would run a computation and so claim the TPU."""
+    """Imports bm25s without JAX: bm25s 0.3.16 runs a computation on it, which claims the TPU."""
     hidden = [name for name in ("jax", "jax.lax") if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:

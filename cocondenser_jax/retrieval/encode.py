@@ -1,9 +1,9 @@
-"""Passages to vectors, in shards on disk."""
+"""Texts to vectors: a corpus into shards on disk, sentences into memory."""
 
 import json
 import logging
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +12,19 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from cocondenser_jax import files
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval import models
-from cocondenser_jax.retrieval.shards import MANIFEST, map_vectors, passages_file, vectors_file
+from cocondenser_jax.files import file_sha256, new_file, read_object, require_absent, write_json
+from cocondenser_jax.retrieval.models import (
+    load_retriever,
+    model_sha256,
+    passage_tokens,
+    pooling_of,
+    uses_bfloat16,
+)
+from cocondenser_jax.retrieval.shards import MANIFEST, map_array, shard_files, write_parquet
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # At most this much is lost to a kill: 110 TFLOP with BERT-base and 128 tokens, minutes of a CPU.
 # Still many batches to sort by length, and MS MARCO's 8.8 million passages are only 1,769 shards.
@@ -38,16 +44,17 @@ def encode_corpus(
     dtype: Literal["float32", "float16"] = "float32",
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
+    parquet: Path | None = None,
 ) -> dict[str, Any]:
-    """Encodes all passages into `out`, shard by shard, going on where an earlier run stopped.
+    """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
-    The folder is described in `shards.py`; its rows are in the order of the corpus. `manifest.json`
-    comes last: without it, the folder is not complete. A shard that was cut short or whose passages
+    `shards.py` describes the folder; its rows are in the order of the corpus. `manifest.json` comes
+    last: without it, the folder is not complete. A shard that was cut short or whose passages
     differ from the corpus is encoded again.
 
     Args:
       model_folder: see `models.load_retriever`.
-      corpus: a data folder, or its file of passages: see `data.read_corpus`.
+      corpus: a data folder, or its file of passages.
       out: the folder for the shards.
       batch_size: passages per forward pass.
       passage_length: tokens kept of a passage; None: as the model folder says.
@@ -56,6 +63,7 @@ def encode_corpus(
       precision: of the matrix products, see `models.uses_bfloat16`; bfloat16 is faster where the
         processor has it, and changes a vector by about 0.4 % of its length.
       pooling: see `models.load_retriever`.
+      parquet: a file for ids and vectors, see `shards.write_parquet`.
 
     Returns:
       The manifest: model, its hash, dimension, number of passages and the settings above.
@@ -66,102 +74,97 @@ def encode_corpus(
     if batch_size < 1 or shard_size < 1:
         raise UserError(f"batch_size={batch_size}, shard_size={shard_size}: expected at least 1")
     source = corpus_file(corpus)
-    # Read whole once, so that a broken line stops the run before there are any shards.
+    # A first reading of the whole file: a broken line stops the run before there are any shards.
     n_passages = sum(1 for _ in read_corpus(source))
-    model = models.load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
+    model = load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
     settings = {
         "model": str(model_folder),
-        "model_sha256": models.model_sha256(model_folder),
-        "pooling": pooling,
-        "passage_length": models.passage_tokens(model),
+        "model_sha256": model_sha256(model_folder),
+        "pooling": pooling_of(model),
+        "pooling_from": "flag" if pooling else "model",
+        "passage_length": passage_tokens(model),
         "corpus": str(source),
-        "corpus_sha256": files.file_sha256(source),
+        "corpus_sha256": file_sha256(source),
         "passages": n_passages,
         "shard_size": shard_size,
         "dtype": dtype,
-        "precision": "bfloat16" if models.uses_bfloat16(precision) else "float32",
+        "precision": "bfloat16" if uses_bfloat16(precision) else "float32",
     }
     _start_or_resume(out, settings)
-    dimension = model.get_embedding_dimension() or 0
+    dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
+    passages = read_corpus(source)
     with (
         tqdm(total=n_passages, desc="encode", unit=" passages") as progress,
-        torch.autocast(model.device.type, torch.bfloat16, enabled=models.uses_bfloat16(precision)),
+        torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)),
     ):
-        for shard, passages in enumerate(_shards(read_corpus(source), shard_size)):
-            path, beside = vectors_file(out, shard), passages_file(out, shard)
-            lines = _to_lines(passages)
-            if path.exists():
-                shape = len(passages), dimension
-                if map_vectors(path, shape, dtype) is not None and _holds(beside, lines):
-                    progress.update(len(passages))
+        for shard in range(n_shards):
+            rows = list(islice(passages, shard_size))
+            vectors_file, passages_file = shard_files(out, shard)
+            lines = "".join(map(_to_line, rows)).encode()
+            if vectors_file.exists():
+                whole = map_array(vectors_file, (len(rows), dimension), dtype) is not None
+                if whole and passages_file.is_file() and passages_file.read_bytes() == lines:
+                    progress.update(len(rows))
                     continue
-                log.warning("%s or its passages are damaged: encoding them again", path)
-                path.unlink()
-            beside.write_bytes(lines)
-            _write_array(path, _encode(model, passages, batch_size, progress).astype(dtype))
-    manifest = settings | {
-        "dimension": dimension,
-        "shards": -(-n_passages // shard_size),
-    }
-    files.write_json(out / MANIFEST, manifest)
+                logger.warning("%s or its passages are damaged: encoding them again", vectors_file)
+                vectors_file.unlink()
+            passages_file.write_bytes(lines)
+            vectors_NxD = _encode(model, rows, batch_size, progress)
+            with new_file(vectors_file) as partial, partial.open("wb") as file:
+                np.save(file, vectors_NxD.astype(dtype))
+    manifest = settings | {"dimension": dimension, "shards": n_shards}
+    write_json(out / MANIFEST, manifest)
+    if parquet:
+        write_parquet(out, parquet)
     return manifest
+
+
+def encode_sentences(
+    columns: Sequence[Sequence[str]], folder: Path, pooling: str | None = None
+) -> list[np.ndarray]:
+    """Returns the vectors (N x D) of each column of sentences; a sentence is encoded once.
+
+    `models.load_retriever` describes the folder and the pooling.
+    """
+    sentences = dict.fromkeys(chain.from_iterable(columns))
+    rows = {sentence: row for row, sentence in enumerate(sentences)}
+    model = load_retriever(folder, pooling=pooling)
+    vectors_NxD = model.encode(list(rows), show_progress_bar=True)
+    return [vectors_NxD[[rows[sentence] for sentence in column]] for column in columns]
 
 
 def _encode(
     model: SentenceTransformer, passages: list[Passage], batch_size: int, progress: tqdm
 ) -> np.ndarray:
-    """Returns vectors (passages, hidden), computed in order of length to waste no padding."""
-    texts = [passage_text(passage) for passage in passages]
-    order = np.argsort([-len(text) for text in texts], kind="stable")
-    vectors_NxD = np.empty((len(texts), model.get_embedding_dimension() or 0), np.float32)
-    for start in range(0, len(texts), batch_size):
-        rows = order[start : start + batch_size]
-        vectors_NxD[rows] = model.encode_document(
-            [texts[row] for row in rows], batch_size=batch_size, show_progress_bar=False
-        )
-        progress.update(len(rows))
-    return vectors_NxD
+    """Returns `vectors_NxD` of a shard."""
+    vectors_NxD = model.encode_document(
+        [passage_text(passage) for passage in passages],
+        batch_size=batch_size,
+        # The bar of the whole corpus only moves between shards.
+        show_progress_bar=len(passages) == progress.total,
+    )
+    progress.update(len(passages))
+    return np.asarray(vectors_NxD)
 
 
 def _start_or_resume(out: Path, settings: dict[str, Any]) -> None:
-    """Prepares `out`, or makes sure that what lies there was made with the same settings."""
+    """Prepares `out`, or checks that its shards were made with the same settings."""
     path = out / _SETTINGS
     if not path.exists():
-        files.require_absent(out)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot create {out}: {error.strerror}") from error
-        files.write_json(path, settings)
+        require_absent(out)
+        write_json(path, settings)
         return
-    earlier = files.read_object(path)
-    # Where model and corpus lie may change; what they hold may not.
+    earlier = read_object(path)
+    # Model and corpus may have moved; their content must be the same.
     for key in settings.keys() - {"model", "corpus"}:
         if earlier.get(key) != settings[key]:
             raise UserError(
-                f"{out} was begun with {key}={earlier.get(key)!r}, now it is {settings[key]!r}: "
+                f"{out} was started with {key}={earlier.get(key)!r}, now it is {settings[key]!r}: "
                 "choose a new folder, or remove it first"
             )
-    log.info("going on with the shards in %s", out)
+    logger.info("resuming with the shards in %s", out)
 
 
-def _shards(passages: Iterator[Passage], size: int) -> Iterator[list[Passage]]:
-    while shard := list(islice(passages, size)):
-        yield shard
-
-
-def _to_lines(passages: list[Passage]) -> bytes:
-    records = ({"_id": p.id, "title": p.title, "text": p.text} for p in passages)
-    return "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == content
-
-
-def _write_array(path: Path, array: np.ndarray) -> None:
-    """Writes an array, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        np.save(file, array)
-    partial.replace(path)
+def _to_line(passage: Passage) -> str:
+    record = {"_id": passage.id, "title": passage.title, "text": passage.text}
+    return json.dumps(record, ensure_ascii=False) + "\n"

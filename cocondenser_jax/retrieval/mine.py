@@ -1,8 +1,8 @@
 """Hard negatives: passages that retrievers rank high for a query and that do not answer it.
 
-A pool of negatives is made of one run or of several: in the second round of Gao & Callan,
-"Unsupervised Corpus Aware Language Model Pre-training for Dense Passage Retrieval" (arXiv
-2108.05540), of BM25 and of the retriever of the first round.
+A pool of negatives joins one run or several: in the second round of Gao & Callan, "Unsupervised
+Corpus Aware Language Model Pre-training for Dense Passage Retrieval" (arXiv 2108.05540), those of
+BM25 and of the first round's retriever.
 """
 
 import math
@@ -11,12 +11,19 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.collection import trec
-from cocondenser_jax.collection.folder import read_best_passages, read_split, with_positives
+from cocondenser_jax.collection.folder import (
+    read_best_passages,
+    read_corpus,
+    read_split,
+    with_positives,
+)
+from cocondenser_jax.collection.layouts import read_answers
+from cocondenser_jax.collection.trec import Run, read_run, write_run
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.answers import make_matcher
 
-# f(query, passage) says whether the passage is no negative of the query.
-Objection = Callable[[str, str], bool]
+# f(query, passage) says whether the passage is excluded from the query's negatives.
+Excludes = Callable[[str, str], bool]
 
 
 def mine(
@@ -27,23 +34,24 @@ def mine(
     *,
     depth: int = 200,
     skip_top: int = 0,
-    holds_answer: Objection | None = None,
+    answers: Path | None = None,
     denoise_run: Path | None = None,
     denoise_below: float = 0.1,
 ) -> dict[str, Any]:
     """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
 
-    A passage judged relevant is never in it. Whether the corpus has the passages is checked by
-    `data.read_candidates`, which reads the pool.
+    A passage judged relevant is never in it. `folder.read_candidates`, which reads the pool, checks
+    whether the corpus has the passages.
 
     Args:
-      sources: runs, or published negatives: see `data.read_best_passages`.
-      data_folder: see `data`.
+      sources: runs, or published negatives: see `folder.read_best_passages`.
+      data_folder: holds queries and judgments, and with `answers` the passages.
       split: of the queries.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
       skip_top: passages at the top of each source not taken: many may be relevant, but not judged.
-      holds_answer: whether a passage holds an answer to the query; such a passage is left out.
+      answers: answers to the queries, see `layouts.read_answers`. A passage whose text holds an
+        answer to the query is left out.
       denoise_run: logits of a cross-encoder, of `rerank.rerank`. A passage without one, or whose
         probability σ(logit) is not below `denoise_below`, is left out: denoised hard negatives of
         Qu et al., "RocketQA: An Optimized Training Approach to Dense Passage Retrieval for
@@ -65,17 +73,17 @@ def mine(
         )
     _, qrels = read_split(data_folder, split)
     qrels = with_positives(qrels)
-    objections: dict[str, Objection] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
-    if holds_answer:
-        objections["with an answer"] = holds_answer
+    best = [read_best_passages(source, qrels, depth) for source in sources]
+    exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
+    if answers:
+        exclusions["with an answer"] = _answer_test(answers, data_folder, best)
     if denoise_run:
         logits = _read_logits(denoise_run)
         least = math.log(denoise_below / (1 - denoise_below))
-        objections["not scored"] = lambda q, p: p not in logits.get(q, {})
-        objections["scored too high"] = lambda q, p: logits[q][p] >= least
-    best = [read_best_passages(source, qrels, depth) for source in sources]
-    pool, excluded = make_pool(best, objections, skip_top)
-    trec.write_run(out, pool, tag="negatives")
+        exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})
+        exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
+    pool, excluded = make_pool(best, exclusions, skip_top)
+    write_run(out, pool, tag="negatives")
     sizes = [len(negatives) for negatives in pool.values()]
     return {
         "queries": len(pool),
@@ -87,43 +95,31 @@ def mine(
     }
 
 
-def _read_logits(path: Path) -> trec.Run:
-    run = trec.read_run(path)
-    scores = [score for results in run.values() for score in results.values()]
-    # A cross-encoder that found every passage of a pool relevant would be of no use here.
-    if scores and min(scores) >= 0 and max(scores) <= 1:
-        raise UserError(
-            f"{path} holds scores from {min(scores):g} to {max(scores):g}, which look like "
-            "probabilities: expected logits, as cocondenser rerank writes them"
-        )
-    return run
-
-
 def make_pool(
     best: Sequence[Mapping[str, Sequence[str]]],
-    objections: Mapping[str, Objection],
+    exclusions: Mapping[str, Excludes],
     skip_top: int = 0,
-) -> tuple[trec.Run, dict[str, int]]:
+) -> tuple[Run, dict[str, int]]:
     """Joins what several sources rank high for the same queries.
 
     Scores of different engines cannot be compared, ranks can: a passage's score is 1 / r, r being
-    the best of its ranks, so that the sources take turns. What has the same rank in two of them is
-    in their order.
+    the best of its ranks, so that the sources take turns. Passages of the same rank are in the
+    order of the sources.
 
     Args:
       best: of each source, query → passages, best first.
-      objections: reason → test. The first that holds excludes a passage.
+      exclusions: reason → test. A passage is excluded for the first reason that holds.
       skip_top: passages at the top of each source not taken.
 
     Returns:
       The pool, and how many passages each reason excluded.
     """
-    pool: trec.Run = {}
-    excluded = dict.fromkeys(objections, 0)
+    pool: Run = {}
+    excluded = dict.fromkeys(exclusions, 0)
     for query in best[0]:
         pool[query] = {}
         for passage, rank in _best_ranks([source[query] for source in best], skip_top):
-            for reason, holds in objections.items():
+            for reason, holds in exclusions.items():
                 if holds(query, passage):
                     excluded[reason] += 1
                     break
@@ -139,3 +135,31 @@ def _best_ranks(rankings: Sequence[Sequence[str]], skip_top: int) -> list[tuple[
         for rank, passage in enumerate(ranking[skip_top:], start=skip_top + 1):
             ranks[passage] = min(rank, ranks.get(passage, rank))
     return sorted(ranks.items(), key=itemgetter(1))
+
+
+def _answer_test(
+    answers_file: Path, corpus: Path, best: Sequence[Mapping[str, Sequence[str]]]
+) -> Excludes:
+    """Returns whether a passage holds an answer; of the corpus, reads only what sources name."""
+    matchers = {query: make_matcher(found) for query, found in read_answers(answers_file).items()}
+    named = {passage for source in best for passages in source.values() for passage in passages}
+    texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in named}
+
+    def holds_answer(query: str, passage: str) -> bool:
+        if passage not in texts:
+            raise UserError(f"the corpus of {corpus} has no passage {passage!r}")
+        return query in matchers and matchers[query](texts[passage])
+
+    return holds_answer
+
+
+def _read_logits(path: Path) -> Run:
+    run = read_run(path)
+    scores = [score for results in run.values() for score in results.values()]
+    # Logits of a useful cross-encoder are not all between 0 and 1: that is above even chances.
+    if scores and min(scores) >= 0 and max(scores) <= 1:
+        raise UserError(
+            f"{path} holds scores from {min(scores):g} to {max(scores):g}, which look like "
+            "probabilities: expected logits, as cocondenser rerank writes them"
+        )
+    return run

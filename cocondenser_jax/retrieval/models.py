@@ -14,14 +14,14 @@ from safetensors import SafetensorError, safe_open
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
 
-from cocondenser_jax import files
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_line, first_three
+from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object, size_limit
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Left out, the libraries would ask on the terminal whether to run a folder's code.
+# Without it, the libraries would ask on the terminal whether to run a folder's code.
 _NO_CODE = {"trust_remote_code": False}
 PRECISIONS = ("auto", "float32", "bfloat16")  # see `uses_bfloat16`
-# What the vectors of a folder depend on, beside the weights.
+# What vectors depend on beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
 
 
@@ -37,36 +37,36 @@ def load_retriever(
     """Loads a BERT or RoBERTa folder, or a sentence-transformers folder, as a bi-encoder.
 
     A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score,
-    as dense retrievers of the Condenser family have them. A sentence-transformers folder (one
-    with `modules.json`) keeps its own modules, unless `pooling` replaces them. No pooler: it
-    takes no part in the embedding, and would be random in a pre-trained retriever.
+    like the dense retrievers of the Condenser family. A sentence-transformers folder (one with
+    `modules.json`) keeps its own modules, unless `pooling` replaces them. There is no pooler: it is
+    not part of the embedding, and would be random in a pre-trained retriever.
 
     Args:
       folder: with `config.json`, the weights and the tokenizer.
-      query_length: tokens kept of a query; None: what the folder says, else all it can take.
-      passage_length: tokens kept of a passage (`data.passage_text`); None likewise.
+      query_length: tokens kept of a query; None: what the folder says, else the model's limit.
+      passage_length: tokens kept of a passage (`folder.passage_text`); None likewise.
       pooling: "cls" or "mean", instead of the folder's own.
       device: as in torch; None: a GPU if there is one.
-      two_towers: give queries and passages an encoder of their own, both of them the folder's, in
-        a sentence-transformers Router. A folder that has two keeps them.
+      two_towers: give queries and passages a copy each of the folder's encoder, in a
+        sentence-transformers Router. A folder that has two keeps them.
 
     Raises:
-      UserError: if the folder lacks something, or a length is more than the model can take.
+      UserError: if the folder lacks something, or a length exceeds the model's limit.
     """
     _require_model(folder)
     model = _open(folder, pooling, device)
     found = towers(model)
     if not found:
-        raise UserError(f"{folder} does not begin with a transformer: expected a BERT or RoBERTa")
+        raise UserError(f"{folder} does not start with a transformer: expected a BERT or RoBERTa")
     for name, tower in found.items():
         tower_folder = folder / f"{name}_0_Transformer" if name else folder
         _require_weights(_missing_weights(tower.model, tower_folder), tower_folder)
         _save_kwargs(tower, _model_kwargs(tower_folder))
         _limit_tokens(tower, query_length, passage_length, folder)
-    with _loading(folder, "bi-encoder"):  # parts that do not fit each other show only now
+    with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
         model.encode_document("a word")
         model.encode_query("a word")
-    _keep_to_itself(model)
+    _without_model_card(model)
     return _with_two_towers(model, device) if two_towers and "" in found else model
 
 
@@ -79,27 +79,27 @@ def load_cross_encoder(
     """Loads a cross-encoder: BERT or RoBERTa with a head that gives a pair of texts one logit.
 
     Its scores are the logits: no activation follows. Of a pair that is too long, the longer text
-    is cut, so a query is whole up to half of `max_length`.
+    is cut, so that a query of up to half of `max_length` is kept whole.
 
     Args:
       folder: with `config.json`, the weights and the tokenizer.
-      max_length: tokens kept of a pair, of them three or four that part the texts; None: what the
-        folder says, else all it can take.
-      head_seed: draws a head for a folder that has none; None: such a folder is refused.
+      max_length: tokens kept of a pair, including the three or four separators; None: what the
+        folder says, else the model's limit.
+      head_seed: of a random head for a folder that has none; None: such a folder is refused.
       device: as in torch; None: a GPU if there is one.
 
     Raises:
-      UserError: if the folder lacks something, has a head for another task, or the length is more
-        than the model can take.
+      UserError: if the folder lacks something, has a head for another task, or the length exceeds
+        the model's limit.
     """
     _require_model(folder)
     new_head = not _is_classifier(folder)
     if new_head and head_seed is None:
         raise UserError(
-            f"{folder} is no cross-encoder: expected a model for sequence classification, such as "
-            "cocondenser finetune makes with configs/cross_encoder.py"
+            f"{folder} is not a cross-encoder: expected a model for sequence classification, such "
+            "as cocondenser finetune makes with configs/cross_encoder.py"
         )
-    # The head is drawn from the state of torch's generator, which is nobody else's business.
+    # The head is drawn from torch's global generator, whose state others rely on.
     with _loading(folder, "cross-encoder"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(head_seed or 0)
         backbone = _transformer(folder, _NO_CODE, transformer_task="sequence-classification")
@@ -118,13 +118,13 @@ def load_cross_encoder(
     model = CrossEncoder(
         modules=[backbone.float()], activation_fn=torch.nn.Identity(), device=device
     )
-    # Near 8, neighbouring bfloat16 numbers are 1/32 apart: too coarse for logits, under autocast.
+    # Near 8, neighbouring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
     )
     with _loading(folder, "cross-encoder"):
         model.predict([("a word", "another")], show_progress_bar=False)
-    _keep_to_itself(model)
+    _without_model_card(model)
     return model
 
 
@@ -146,6 +146,12 @@ def towers(model: SentenceTransformer) -> dict[str, Transformer]:
     return first if all(isinstance(tower, Transformer) for tower in first.values()) else {}
 
 
+def pooling_of(model: SentenceTransformer) -> str | None:
+    """Returns how passages are pooled, such as "cls" or "mean"; None without a pooling module."""
+    modes = [layer.pooling_mode for layer in model.modules() if isinstance(layer, Pooling)]
+    return (modes[-1] if isinstance(modes[-1], str) else "+".join(modes[-1])) if modes else None
+
+
 def passage_tokens(model: SentenceTransformer) -> int | None:
     """Returns how many tokens are kept of a passage; None: the tokenizer does not limit them."""
     found = towers(model)
@@ -160,7 +166,7 @@ def model_sha256(folder: Path) -> str:
     paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
     digest = hashlib.sha256()
     for path in sorted(paths):
-        digest.update(f"{path.relative_to(folder)}\0{files.file_sha256(path)}\0".encode())
+        digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\0".encode())
     return digest.hexdigest()
 
 
@@ -168,20 +174,15 @@ def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTran
     kwargs = _model_kwargs(folder)
     with _loading(folder, "bi-encoder"):
         if (folder / "modules.json").is_file() and pooling is None:
-            model = SentenceTransformer(
-                str(folder),
-                device=device,
-                local_files_only=True,
-                model_kwargs=kwargs,
+            return SentenceTransformer(
+                str(folder), device=device, local_files_only=True, model_kwargs=kwargs
             )
-        else:
-            backbone = _transformer(folder, kwargs | _NO_CODE)
-            model = SentenceTransformer(
-                modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
-                similarity_fn_name="dot",
-                device=device,
-            )
-    return model
+        backbone = _transformer(folder, kwargs | _NO_CODE)
+        return SentenceTransformer(
+            modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
+            similarity_fn_name="dot",
+            device=device,
+        )
 
 
 def _transformer(folder: Path, model_kwargs: dict[str, bool], **kwargs: Any) -> Transformer:
@@ -195,25 +196,28 @@ def _transformer(folder: Path, model_kwargs: dict[str, bool], **kwargs: Any) -> 
 
 
 def _with_two_towers(model: SentenceTransformer, device: str | None) -> SentenceTransformer:
-    """Returns a model whose queries and passages have a copy each of the given one's modules."""
+    """Returns a model whose queries and passages have a copy each of the given modules."""
     split = SentenceTransformer(
         modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
         prompts={task: prompt for task, prompt in model.prompts.items() if prompt},
         similarity_fn_name=model.similarity_fn_name,
         device=device,
     )
-    _keep_to_itself(split)
+    _without_model_card(split)
     return split
 
 
-def _keep_to_itself(model: SentenceTransformer | CrossEncoder) -> None:
-    """Has training neither look for the base model on the hub nor pick texts for a model card."""
+def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
+    """Stops training from looking for a model card's content, on the hub and among the texts."""
     model.model_card_data.local_files_only = True
     model.model_card_data.generate_widget_examples = False
 
 
 def _save_kwargs(tower: Any, kwargs: dict[str, bool]) -> None:
-    """Has them saved with the model, so that elsewhere too it is loaded without a random pooler."""
+    """Saves the arguments with the model: other programs then load it without a random pooler.
+
+    sentence-transformers 6.2.0 reads `model_kwargs` from a module's config, but does not write it.
+    """
     tower.model_kwargs = kwargs
     tower.config_keys = [*tower.config_keys, "model_kwargs"]
 
@@ -248,15 +252,14 @@ def _require_model(folder: Path) -> None:
 @contextlib.contextmanager
 def _loading(folder: Path, kind: str) -> Iterator[None]:
     """Keeps the libraries quiet, and turns what they raise into one line."""
-    # Bars for a moment's work, and a report of every unused head, would hide what matters.
+    # Bars for an instant's work, and a report of every unused head, would hide what matters.
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
         yield
-    except Exception as error:  # what the libraries raise for broken folders has no end
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise UserError(f"{folder} cannot be loaded as a {kind}: {reason}") from error
+    except Exception as error:  # the libraries raise anything for a broken folder
+        raise UserError(f"{folder} cannot be loaded as a {kind}: {first_line(error)}") from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
 
@@ -270,8 +273,8 @@ def _missing_weights(model: transformers.PreTrainedModel, folder: Path) -> list[
         for name in _stored_names(path)
     }
     if not stored:
-        return []  # pytorch_model.bin does not tell its names without being read
-    # Checkpoints from TensorFlow's time, such as bert-base-uncased, say gamma and beta.
+        return []  # the names in pytorch_model.bin are known only by reading all of it
+    # Checkpoints converted from TensorFlow, such as bert-base-uncased, say gamma and beta.
     stored |= {n.replace("gamma", "weight").replace("beta", "bias") for n in stored}
     names = [name.removeprefix(prefix) for name, _ in model.named_parameters()]
     return [name for name in names if name not in stored]
@@ -288,23 +291,28 @@ def _require_weights(missing: list[str], folder: Path) -> None:
     if missing:
         raise UserError(
             f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
-            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+            f"{first_three(missing)}"
         )
 
 
 def _require_own_modules(folder: Path) -> None:
-    """Raises a UserError for modules or weights that lie elsewhere, or code that is foreign."""
+    """Raises a UserError for modules or weights outside the folder, or foreign code."""
     listed = folder / "modules.json"
-    modules = files.read_json(listed) if listed.is_file() else []
+    modules = read_json(listed) if listed.is_file() else []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{folder / 'modules.json'}: expected a list of objects")
-    for module in modules:
-        _require_own(folder, module.get("type"), "modules.json")
-        _require_inside(folder, module.get("path"), "modules.json")
     router = _object(folder, "router_config.json").get("types", {})
-    for path, kind in router.items() if isinstance(router, dict) else [("", None)]:
-        _require_own(folder, kind, "router_config.json")
-        _require_inside(folder, path, "router_config.json")
+    for name, parts in (
+        ("modules.json", [(module.get("path"), module.get("type")) for module in modules]),
+        ("router_config.json", router.items() if isinstance(router, dict) else [("", None)]),
+    ):
+        for path, kind in parts:
+            if not isinstance(kind, str) or not kind.startswith("sentence_transformers."):
+                raise UserError(
+                    f"{folder / name}: the module {kind!r} is not one of sentence-transformers, "
+                    "and foreign code is not run"
+                )
+            _require_inside(folder, path, name)
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         weight_map = _object(folder, name).get("weight_map", {})
         for part in weight_map.values() if isinstance(weight_map, dict) else [weight_map]:
@@ -312,27 +320,19 @@ def _require_own_modules(folder: Path) -> None:
 
 
 def _require_bounded(path: Path) -> None:
-    """Raises a UserError for sizes that no model has: layers would be made until memory is full."""
+    """Raises a UserError for sizes that no model has: building its layers would fill memory."""
     for name, value in _read_config(path.parent).items():
-        limit = files.size_limit(name)
+        limit = size_limit(name)
         if type(value) is int and value > limit:
             raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
 
 
 def _object(folder: Path, name: str) -> dict[str, Any]:
-    return files.read_object(folder / name) if (folder / name).is_file() else {}
-
-
-def _require_own(folder: Path, kind: Any, name: str) -> None:
-    if not isinstance(kind, str) or not kind.startswith("sentence_transformers."):
-        raise UserError(
-            f"{folder / name}: the module {kind!r} is not of sentence-transformers, "
-            "and foreign code is not run"
-        )
+    return read_object(folder / name) if (folder / name).is_file() else {}
 
 
 def _require_inside(folder: Path, path: Any, name: str) -> None:
-    if not isinstance(path, str) or not files.is_inside(path):
+    if not isinstance(path, str) or not is_inside(path):
         raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
 
 

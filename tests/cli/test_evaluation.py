@@ -43,12 +43,12 @@ def printed(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_figures_by_judgments(folder, capsys):
-    command = "evaluate --run=run.trec --qrels=qrels.tsv --measures=MRR@10,Recall@1 --json_out=f"
-    assert main(command.split()) == 0
+def test_metrics_by_judgments(folder, capsys):
+    command = "evaluate --run=run.trec --qrels=qrels.tsv --json_out=f"
+    assert main([*command.split(), "--measures=MRR@10, Recall@1"]) == 0
     assert printed(capsys) == [["MRR@10", "0.5000"], ["Recall@1", "0.2500"]]
-    figures = json.loads((folder / "f").read_text())
-    assert figures == {
+    metrics = json.loads((folder / "f").read_text())
+    assert metrics == {
         "mean": {"MRR@10": 0.5, "Recall@1": 0.25},
         "per_query": {
             "q1": {"MRR@10": 0.5, "Recall@1": 0.0},
@@ -59,7 +59,7 @@ def test_figures_by_judgments(folder, capsys):
     }
 
 
-def test_figures_by_answers(folder, capsys):
+def test_metrics_by_answers(folder, capsys):
     # q4 has no result. One answer of q3 stands in every title, but titles are not searched.
     command = "evaluate --run=run.trec --answers=answers.jsonl --corpus=data --top_k=1,2,3"
     assert main([*command.split(), "--json_out=f"]) == 0
@@ -68,9 +68,9 @@ def test_figures_by_answers(folder, capsys):
         ["Accuracy@2", "0.5000"],
         ["Accuracy@3", "0.7500"],
     ]
-    figures = json.loads((folder / "f").read_text())
+    metrics = json.loads((folder / "f").read_text())
     ranks = {"q1": 2, "q2": 1, "q3": 3, "q4": 9}
-    assert figures["per_query"] == {
+    assert metrics["per_query"] == {
         question: {f"Accuracy@{k}": float(rank <= k) for k in (1, 2, 3)}
         for question, rank in ranks.items()
     }
@@ -135,7 +135,7 @@ def test_a_run_against_itself(folder, capsys):
         ("--answers=answers.jsonl --corpus=data --top_k=0", "--top_k: expected whole numbers"),
         ("--answers=answers.jsonl --corpus=data --top_k=", "--top_k: expected whole numbers"),
         ("--answers=broken.jsonl --corpus=data", "broken.jsonl:2: not valid JSON"),
-        ("--answers=answers.jsonl --corpus=none", "none holds no corpus.jsonl"),
+        ("--answers=answers.jsonl --corpus=none", "none is not a folder"),
         (
             "--answers=answers.jsonl --corpus=data --run=beyond.trec",
             "beyond.trec names 1 passages that the data does not have: d9",
@@ -144,7 +144,10 @@ def test_a_run_against_itself(folder, capsys):
             "--answers=answers.jsonl --corpus=data --run=strange.trec",
             "no result for any of the 4 answered queries",
         ),
-        ("--answers=wrong.csv --corpus=data --regex --run=by_line.trec", "no regular expression"),
+        (
+            "--answers=wrong.csv --corpus=data --regex --run=by_line.trec",
+            "not a regular expression",
+        ),
     ],
 )
 def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
@@ -154,9 +157,9 @@ def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
     write_lines(folder / "one.tsv", ["q1\td1\t1"])
     write_lines(folder / "broken.jsonl", ['{"_id": "q1", "answers": ["x"]}', '{"_id": '])
     write_lines(folder / "wrong.csv", ["?\t['(']"])
-    command = ["evaluate", "--run=run.trec", *flags.split(), "--json_out=figures.json"]
+    command = ["evaluate", "--run=run.trec", *flags.split(), "--json_out=metrics.json"]
     assert main(command) == 2
     error = capsys.readouterr().err.splitlines()
     assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]
     assert says in error[-1]
-    assert not (folder / "figures.json").exists()
+    assert not (folder / "metrics.json").exists()

@@ -57,7 +57,7 @@ def write_lines(path, lines):
 
 def bm25(data: Path) -> Path:
     run = data / "bm25.trec"
-    assert main(["search", "--bm25", f"--data={data}", "--split=train", f"--run_out={run}"]) == 0
+    assert main(["bm25", f"--data={data}", "--split=train", f"--run_out={run}"]) == 0
     return run
 
 
@@ -99,7 +99,7 @@ def test_passages_with_an_answer_are_no_negatives(
 def test_mine_prints_what_it_wrote(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, out, figures = folders["dpr"], tmp_path / "pool.trec", tmp_path / "figures.json"
+    data, out, metrics = folders["dpr"], tmp_path / "pool.trec", tmp_path / "metrics.json"
     run = bm25(data)
     teacher = tmp_path / "teacher.trec"
     # The teacher doubts every second passage of the run.
@@ -107,12 +107,12 @@ def test_mine_prints_what_it_wrote(
     write_lines(teacher, (f"{q} Q0 {p} 0 {10 * (int(p) % 2) - 5} t" for q, _, p, *_ in lines))
     capsys.readouterr()
     sources = [f"--run={run}", f"--run={data}/biencoder-nq-train.json"]
-    command = ["mine", *sources, f"--data={data}", f"--out={out}", f"--json_out={figures}"]
+    command = ["mine", *sources, f"--data={data}", f"--out={out}", f"--json_out={metrics}"]
     assert main([*command, "--depth=5", f"--denoise_run={teacher}"]) == 0
     printed = capsys.readouterr().out
     assert re.search(rf"^queries +{N_QUERIES}$", printed, re.MULTILINE)
     mined = [line.split() for line in out.read_text().splitlines()]
-    assert json.loads(figures.read_text())["negatives"] == len(mined) > 0
+    assert json.loads(metrics.read_text())["negatives"] == len(mined) > 0
     assert {int(passage) % 2 for _, _, passage, *_ in mined} == {0}
     assert not [query for query, _, passage, *_ in mined if query == passage]
     # Both sources are in the pool: the file of negatives has i + 1 and i + 2, of which one is even.
@@ -165,12 +165,12 @@ def test_finetuning_reads_the_layout_and_its_negatives(
     if layout == "msmarco":
         negatives = data / "qidpidtriples.train.full.2.tsv"
         write_lines(negatives, (f"{i}\t{i}\t{i + 1}" for i in range(N_QUERIES)))
-    figures = tmp_path / "figures.json"
+    metrics = tmp_path / "metrics.json"
     command = [
         "finetune",
         "--config=configs/finetune.py",
         f"--workdir={tmp_path}/run",
-        f"--json_out={figures}",
+        f"--json_out={metrics}",
         f"--config.model={model}",
         f"--config.data={data}",
         f"--config.negatives_run={negatives}",
@@ -183,5 +183,5 @@ def test_finetuning_reads_the_layout_and_its_negatives(
         "--config.strict=True",
     ]
     assert main(command) == 0
-    result = json.loads(figures.read_text())
+    result = json.loads(metrics.read_text())
     assert (result["steps"], result["pairs"]) == (1, 8)

@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = transformers.BertModel(config, add_pooling_layer=False)
     model.save_pretrained(place / "model")
     data, first, pool = f"--data={place}/data", place / "bm25.trec", place / "pool.trec"
-    assert main(["search", "--bm25", data, "--split=train", f"--run_out={first}"]) == 0
+    assert main(["bm25", data, "--split=train", f"--run_out={first}"]) == 0
     assert main(["mine", f"--run={first}", data, f"--out={pool}"]) == 0
     return place
 
@@ -67,9 +67,9 @@ def cross_encoder(place: Path) -> Path:
         "--config.max_steps=2",
     ]
     assert main(command) == 0
-    figures = json.loads((place / "finetune.json").read_text())
-    assert (figures["steps"], figures["pairs"]) == (2, N_QUERIES)
-    return Path(figures["cross_encoder"])
+    metrics = json.loads((place / "finetune.json").read_text())
+    assert (metrics["steps"], metrics["pairs"]) == (2, N_QUERIES)
+    return Path(metrics["cross_encoder"])
 
 
 def reranking(place: Path, model: Path, out: Path, *flags: str) -> list[str]:
@@ -85,8 +85,8 @@ def test_our_tokenizers_part_the_texts_of_a_pair(cross_encoder: Path) -> None:
 def test_reranking_prints_what_it_did(
     place: Path, cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, figures = tmp_path / "reranked.trec", tmp_path / "figures.json"
-    flags = ["--depth=3", "--batch_size=2", f"--json_out={figures}"]
+    out, metrics = tmp_path / "reranked.trec", tmp_path / "metrics.json"
+    flags = ["--depth=3", "--batch_size=2", f"--json_out={metrics}"]
     assert main(reranking(place, cross_encoder, out, *flags)) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"{out}\n")
@@ -96,7 +96,7 @@ def test_reranking_prints_what_it_did(
     assert {query: set(scores) for query, scores in found.items()} == {
         query: set(list(scores)[:3]) for query, scores in first.items()
     }
-    written = json.loads(figures.read_text())
+    written = json.loads(metrics.read_text())
     assert written["pairs"] == sum(len(scores) for scores in found.values())
     assert written["reranking_ms_per_query"] > 0
 
@@ -133,7 +133,7 @@ def test_mistakes_get_one_line(
     out = tmp_path / "out.trec"
     for command, says in (
         (["rerank", f"--run_out={out}"], "required: --model, --data, --run"),
-        (reranking(place, place / "model", out), "is no cross-encoder"),
+        (reranking(place, place / "model", out), "is not a cross-encoder"),
         (reranking(place, cross_encoder, out, "--depth=0"), "depth=0: expected at least 1"),
         (reranking(place, cross_encoder, out, "--split=dev"), "no judgments of split 'dev'"),
         (reranking(place, cross_encoder, out, f"--run={tmp_path}/no.trec"), "cannot read"),

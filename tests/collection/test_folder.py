@@ -6,7 +6,17 @@ import lzma
 import pytest
 import zstandard
 
-from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection.folder import (
+    Passage,
+    passage_text,
+    read_candidates,
+    read_corpus,
+    read_queries,
+    read_split,
+    require_known_passages,
+    sample_queries,
+    with_positives,
+)
 from cocondenser_jax.errors import UserError
 
 LINE = '{"_id": "d1", "title": "T", "text": "x y"}\n'
@@ -25,10 +35,10 @@ LINE = '{"_id": "d1", "title": "T", "text": "x y"}\n'
 def test_corpus_in_every_compression(tmp_path, suffix, compress):
     path = tmp_path / f"corpus.jsonl{suffix}"
     path.write_bytes(compress((LINE + '\n{"_id": "d2", "text": "é"}\n').encode()))
-    expected = [data.Passage("d1", "T", "x y"), data.Passage("d2", "", "é")]
-    assert list(data.read_corpus(tmp_path)) == expected
-    assert list(data.read_corpus(path)) == expected
-    assert [data.passage_text(passage) for passage in expected] == ["T x y", "é"]
+    expected = [Passage("d1", "T", "x y"), Passage("d2", "", "é")]
+    assert list(read_corpus(tmp_path)) == expected
+    assert list(read_corpus(path)) == expected
+    assert [passage_text(passage) for passage in expected] == ["T x y", "é"]
 
 
 @pytest.mark.parametrize(
@@ -48,63 +58,59 @@ def test_corpus_in_every_compression(tmp_path, suffix, compress):
 def test_bad_lines_are_named(tmp_path, second, message):
     (tmp_path / "corpus.jsonl").write_bytes(LINE.encode() + second)
     with pytest.raises(UserError, match=message):
-        list(data.read_corpus(tmp_path))
+        list(read_corpus(tmp_path))
 
 
 def test_missing_empty_and_damaged_files(tmp_path):
     with pytest.raises(UserError, match=r"holds no queries.jsonl, queries.SPLIT.tsv or"):
-        data.read_queries(tmp_path)
+        read_queries(tmp_path)
     (tmp_path / "queries.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"queries.jsonl is empty"):
-        data.read_queries(tmp_path)
+        read_queries(tmp_path)
     lines = "".join(f'{{"_id": "d{i}", "text": "x"}}\n' for i in range(2000))
     (tmp_path / "corpus.jsonl.xz").write_bytes(lzma.compress(lines.encode())[:-40])
     with pytest.raises(UserError, match=r"cannot read .*corpus.jsonl.xz after line"):
-        list(data.read_corpus(tmp_path))
+        list(read_corpus(tmp_path))
 
 
 def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
-    queries, qrels = data.read_split(beir, "train")
+    queries, qrels = read_split(beir, "train")
     assert list(queries) == list(qrels) == [f"q{i}" for i in range(24)]
     (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "x"}\n')
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "test.tsv").write_text("".join(f"q{i}\td1\t1\n" for i in range(6)))
     with pytest.raises(UserError, match=r"test.tsv names 5 queries .*: q0, q2, q3, \.\.\.$"):
-        data.read_split(tmp_path, "test")
+        read_split(tmp_path, "test")
     with pytest.raises(UserError, match=r"no judgments of split 'dev': expected qrels/dev.tsv, "):
-        data.read_split(tmp_path, "dev")
+        read_split(tmp_path, "dev")
 
 
 def test_queries_without_a_positive_are_counted_or_refused(caplog):
     qrels = {"q1": {"a": 0}, "q2": {"a": 2, "b": 0}, "q3": {}, "q4": {"c": 1}}
-    kept = data.with_positives(qrels)
+    kept = with_positives(qrels)
     assert list(kept.items()) == [("q2", {"a": 2, "b": 0}), ("q4", {"c": 1})]
     assert "2 of 4 queries have no positive" in caplog.text
     with pytest.raises(UserError, match="2 of 4 queries have no positive: q1, q3 "):
-        data.with_positives(qrels, strict=True)
-    assert data.with_positives(kept, strict=True) == kept
+        with_positives(qrels, strict=True)
+    assert with_positives(kept, strict=True) == kept
     with pytest.raises(UserError, match="no positive to train on"):
-        data.with_positives({"q1": {"a": 0}})
+        with_positives({"q1": {"a": 0}})
 
 
 def test_samples_of_queries_grow_with_their_size_and_follow_the_seed():
     qrels = {f"q{i}": {f"d{i}": 1} for i in range(200)}
-    samples = [data.sample_queries(qrels, n, seed=3) for n in (10, 50, 200)]
+    samples = [sample_queries(qrels, n, seed=3) for n in (10, 50, 200)]
     assert [len(sample) for sample in samples] == [10, 50, 200]
     assert samples[0].items() < samples[1].items() < samples[2].items()
-    assert (
-        list(samples[2].items())
-        == list(qrels.items())
-        == [*data.sample_queries(qrels, 0, 3).items()]
-    )
+    assert list(samples[2].items()) == list(qrels.items()) == [*sample_queries(qrels, 0, 3).items()]
     assert list(samples[1]) == [query for query in qrels if query in samples[1]]
-    assert data.sample_queries(qrels, 50, seed=3) == samples[1]
+    assert sample_queries(qrels, 50, seed=3) == samples[1]
     # Two samples of 50 of 200 by chance share 12.5, with a standard deviation of 2.7.
-    shared = samples[1].keys() & data.sample_queries(qrels, 50, seed=4).keys()
+    shared = samples[1].keys() & sample_queries(qrels, 50, seed=4).keys()
     assert len(shared) < 30
     for n in (-1, 201):
         with pytest.raises(UserError, match=rf"train_queries is {n}: expected 1 to 200"):
-            data.sample_queries(qrels, n, seed=3)
+            sample_queries(qrels, n, seed=3)
 
 
 def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
@@ -112,13 +118,13 @@ def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
     scores = {"a": 1.0, "b": 4.0, "c": 3.0, "d": 2.0}
     path.write_text("".join(f"q1 Q0 {p} 0 {score} t\n" for p, score in scores.items()))
     qrels = {"q1": {"b": 1, "c": 0}, "q2": {"a": 1}}
-    assert data.read_candidates(path, qrels, "abcd", 3) == {"q1": ["c", "d"], "q2": []}
+    assert read_candidates(path, qrels, "abcd", 3) == {"q1": ["c", "d"], "q2": []}
     with pytest.raises(UserError, match=r"run.trec names 1 passages .*: d$"):
-        data.read_candidates(path, qrels, "abc", 3)
+        read_candidates(path, qrels, "abc", 3)
     with pytest.raises(UserError, match=r"run.trec has no passage for any of the 1 queries"):
-        data.read_candidates(path, {"q2": {"a": 1}}, "abcd", 3)
+        read_candidates(path, {"q2": {"a": 1}}, "abcd", 3)
 
 
 def test_unknown_passages_are_counted(tmp_path):
     with pytest.raises(UserError, match=r"qrels.tsv names 2 passages .*: x, y$"):
-        data.require_known_passages({"q": {"a": 1, "x": 1, "y": 0}}, {"a": ""}, "qrels.tsv")
+        require_known_passages({"q": {"a": 1, "x": 1, "y": 0}}, {"a": ""}, "qrels.tsv")

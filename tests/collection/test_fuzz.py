@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cocondenser_jax.collection.layouts import (
+    read_answers,
     read_passages,
     read_queries,
     read_scored_pairs,
@@ -18,7 +19,6 @@ from cocondenser_jax.collection.layouts import (
 )
 from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.answers import read_answers
 from tests.mutations import fuzz_content, fuzz_record, jsonl
 
 

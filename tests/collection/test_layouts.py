@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from cocondenser_jax.collection import folder as data
 from cocondenser_jax.collection import layouts
+from cocondenser_jax.collection.folder import (
+    corpus_file,
+    read_candidates,
+    read_corpus,
+    read_queries,
+    read_split,
+)
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
 
@@ -96,10 +102,10 @@ def test_every_layout_reads_alike(tmp_path: Path, layout: str, suffix: str) -> N
         path.with_name(path.name + suffix).write_bytes(COMPRESSIONS[suffix](path.read_bytes()))
         if suffix:
             path.unlink()
-    assert list(data.read_corpus(tmp_path)) == passages
-    assert list(data.read_corpus(data.corpus_file(tmp_path))) == passages
-    assert data.read_queries(tmp_path) == QUERIES
-    assert data.read_split(tmp_path, "train") == (QUERIES, QRELS)
+    assert list(read_corpus(tmp_path)) == passages
+    assert list(read_corpus(corpus_file(tmp_path))) == passages
+    assert read_queries(tmp_path) == QUERIES
+    assert read_split(tmp_path, "train") == (QUERIES, QRELS)
 
 
 @pytest.mark.parametrize(
@@ -110,15 +116,15 @@ def test_published_negatives_are_candidates(tmp_path, write, name):
     write(tmp_path, PASSAGES)
     source = tmp_path / name
     ids = [passage.id for passage in PASSAGES]
-    assert data.read_candidates(source, QRELS, ids, 10) == NEGATIVES
-    assert data.read_candidates(source, QRELS, ids, 1) == {"0": ["d2"], "1": ["d0"]}
+    assert read_candidates(source, QRELS, ids, 10) == NEGATIVES
+    assert read_candidates(source, QRELS, ids, 1) == {"0": ["d2"], "1": ["d0"]}
     # Fewer queries than the file has; one of them lists a relevant passage among its negatives.
     fewer = {"0": {"d0": 1, "d2": 1}}
-    assert data.read_candidates(source, fewer, ids, 10) == {"0": ["d1"]}
+    assert read_candidates(source, fewer, ids, 10) == {"0": ["d1"]}
     with pytest.raises(UserError, match=rf"{name} names 1 passages .*: d1$"):
-        data.read_candidates(source, QRELS, ["d0", "d2"], 10)
-    with pytest.raises(UserError, match=rf"{name} has 2 relevant passages .*: 0 d0, 1 d1$"):
-        data.read_candidates(source, {"0": {"d0": 0}, "1": {"d2": 1}}, ids, 10)
+        read_candidates(source, QRELS, ["d0", "d2"], 10)
+    with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d1$"):
+        read_candidates(source, {"0": {"d0": 0}, "1": {"d2": 1}}, ids, 10)
 
 
 def test_question_files_judge_nothing(tmp_path):
@@ -127,10 +133,10 @@ def test_question_files_judge_nothing(tmp_path):
     )
     # The number of the line, which the blank one has too.
     expected = {"0": "who asks", "2": 'who "really" asks'}
-    assert data.read_split(tmp_path, "test") == (expected, {"0": {}, "2": {}})
-    assert data.read_queries(tmp_path / "nq-test.qa.csv") == expected
+    assert read_split(tmp_path, "test") == (expected, {"0": {}, "2": {}})
+    assert read_queries(tmp_path / "nq-test.qa.csv") == expected
     (tmp_path / "nq-dev.json").write_text('[{"question": "who", "answers": ["a"]}]')
-    assert data.read_split(tmp_path, "dev") == ({"0": "who"}, {"0": {}})
+    assert read_split(tmp_path, "dev") == ({"0": "who"}, {"0": {}})
 
 
 def test_a_split_of_dpr_is_named_as_far_as_needed(tmp_path):
@@ -138,25 +144,25 @@ def test_a_split_of_dpr_is_named_as_far_as_needed(tmp_path):
     (tmp_path / "nq-train.qa.csv").write_text("another question\t['a']\n")
     for split in ("train", "nq-train"):
         with pytest.raises(UserError, match=r"splits biencoder-nq-train, nq-train\.qa$"):
-            data.read_split(tmp_path, split)
+            read_split(tmp_path, split)
     with pytest.raises(UserError, match="several files of questions"):
-        data.read_queries(tmp_path)
-    assert data.read_split(tmp_path, "biencoder-nq-train")[0] == QUERIES
-    assert data.read_split(tmp_path, "nq-train.qa")[0] == {"0": "another question"}
+        read_queries(tmp_path)
+    assert read_split(tmp_path, "biencoder-nq-train")[0] == QUERIES
+    assert read_split(tmp_path, "nq-train.qa")[0] == {"0": "another question"}
     # "train" is a word of the name, "rain" only some of its letters.
     with pytest.raises(UserError, match="no judgments of split 'rain'"):
-        data.read_split(tmp_path, "rain")
+        read_split(tmp_path, "rain")
 
 
 def test_queries_of_all_splits_are_joined(tmp_path):
     (tmp_path / "queries.dev.tsv").write_text("1\tone\n2\ttwo\n")
     (tmp_path / "queries.dev.small.tsv").write_text("2\ttwo\n")
     (tmp_path / "qrels.dev.small.tsv").write_text("2 0 d1 1\n")
-    assert data.read_queries(tmp_path) == {"1": "one", "2": "two"}
-    assert data.read_split(tmp_path, "dev.small") == ({"2": "two"}, {"2": {"d1": 1}})
+    assert read_queries(tmp_path) == {"1": "one", "2": "two"}
+    assert read_split(tmp_path, "dev.small") == ({"2": "two"}, {"2": {"d1": 1}})
     (tmp_path / "queries.eval.tsv").write_text("1\tanother\n")
     with pytest.raises(UserError, match=r"query 1 has another text"):
-        data.read_queries(tmp_path)
+        read_queries(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +183,7 @@ def test_queries_of_all_splits_are_joined(tmp_path):
 def test_bad_passages_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
-        list(data.read_corpus(tmp_path))
+        list(read_corpus(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def test_bad_passages_are_named(tmp_path, name, content, message):
 def test_bad_queries_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
-        data.read_queries(tmp_path)
+        read_queries(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +241,8 @@ def test_a_plain_file_goes_before_its_archive(tmp_path):
     for name in ("collection.tsv", "nq-test.qa.csv"):
         (tmp_path / name).write_text("plain\t['x']\n")
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"archive\t['x']\n"))
-    assert [passage.id for passage in data.read_corpus(tmp_path)] == ["plain"]
-    assert data.read_queries(tmp_path) == {"0": "plain"}
+    assert [passage.id for passage in read_corpus(tmp_path)] == ["plain"]
+    assert read_queries(tmp_path) == {"0": "plain"}
 
 
 def test_pairs_are_read_with_quotes_and_further_columns(tmp_path):

@@ -1,6 +1,5 @@
 """Answers in passages, against tokens told apart one character at a time."""
 
-import json
 import unicodedata
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation import answers as module
-from cocondenser_jax.evaluation.answers import answer_accuracy, make_matcher, read_answers
+from cocondenser_jax.evaluation.answers import answer_accuracy, make_matcher
 
 
 def tokens(text):
@@ -81,7 +80,7 @@ def test_regular_expressions():
 
 
 def test_patterns_that_cannot_be_used(monkeypatch):
-    with pytest.raises(UserError, match=r"'\(a' is no regular expression: missing \)"):
+    with pytest.raises(UserError, match=r"'\(a' is not a regular expression: missing \)"):
         make_matcher(["(a"], regex=True)
     monkeypatch.setattr(module, "_PATTERN_SECONDS", 0.05)
     with pytest.raises(UserError, match="without nested repetition"):
@@ -100,10 +99,10 @@ def test_accuracy_against_a_search_of_all_passages(seed):
         if i % 6
     }
 
-    figures = answer_accuracy(run, answers, passages, top_k=(1, 3, 20))
+    metrics = answer_accuracy(run, answers, passages, top_k=(1, 3, 20))
 
     asked = [question for question in answers if answers[question]]
-    assert list(figures["per_query"]) == asked
+    assert list(metrics["per_query"]) == asked
     for k in (1, 3, 20):
         hits = []
         for question in asked:
@@ -111,16 +110,16 @@ def test_accuracy_against_a_search_of_all_passages(seed):
             top = sorted(found, key=lambda p, found=found: -found[p])[:k]
             held = [set(answers[question]) & set(passages[p].split()) for p in top]
             hits.append(float(any(held)))
-        values = [figures["per_query"][question][f"Accuracy@{k}"] for question in asked]
+        values = [metrics["per_query"][question][f"Accuracy@{k}"] for question in asked]
         assert values == hits
-        assert figures["mean"][f"Accuracy@{k}"] == pytest.approx(np.mean(hits))
+        assert metrics["mean"][f"Accuracy@{k}"] == pytest.approx(np.mean(hits))
 
 
 def test_a_question_without_results_is_a_miss_and_one_without_answers_is_none(caplog):
     answers = {"q1": ["red"], "q2": ["red"], "q3": [], "q4": ["red"]}
     run = {"q1": {"d1": 1.0}, "q3": {"d1": 1.0}, "q4": {}}
-    figures = answer_accuracy(run, answers, {"d1": "a red stone"}, top_k=(1,))
-    assert figures["mean"] == {"Accuracy@1": pytest.approx(1 / 3)}
+    metrics = answer_accuracy(run, answers, {"d1": "a red stone"}, top_k=(1,))
+    assert metrics["mean"] == {"Accuracy@1": pytest.approx(1 / 3)}
     assert "2 of 3 answered queries have no result" in caplog.text
 
 
@@ -139,16 +138,16 @@ def test_no_passage_is_read_behind_the_first_hit_or_twice():
         "q1": {"d1": 4.0, "d2": 3.0, "d3": 2.0},
         "q2": {"d2": 4.0, "d1": 3.0, "not in the corpus": 2.0},
     }
-    figures = answer_accuracy(run, {"q1": ["red"], "q2": ["white"]}, passages, top_k=(1, 2))
+    metrics = answer_accuracy(run, {"q1": ["red"], "q2": ["white"]}, passages, top_k=(1, 2))
     assert passages.read == ["d1", "d2"]
-    assert figures["per_query"]["q1"] == {"Accuracy@1": 0.0, "Accuracy@2": 1.0}
+    assert metrics["per_query"]["q1"] == {"Accuracy@1": 0.0, "Accuracy@2": 1.0}
 
 
 def test_regular_expressions_are_counted():
     run = {"q1": {"d1": 1.0}, "q2": {"d1": 1.0}}
     answers = {"q1": ["s.one"], "q2": [r"\d"]}
-    figures = answer_accuracy(run, answers, {"d1": "a red stone"}, top_k=(1,), regex=True)
-    assert [values["Accuracy@1"] for values in figures["per_query"].values()] == [1.0, 0.0]
+    metrics = answer_accuracy(run, answers, {"d1": "a red stone"}, top_k=(1,), regex=True)
+    assert [values["Accuracy@1"] for values in metrics["per_query"].values()] == [1.0, 0.0]
 
 
 def test_what_cannot_be_evaluated():
@@ -156,71 +155,3 @@ def test_what_cannot_be_evaluated():
         answer_accuracy({"q": {"d": 1.0}}, {"q": []}, {"d": "text"})
     with pytest.raises(UserError, match="any of the 1 answered queries"):
         answer_accuracy({"q": {"d": 1.0}}, {"r": ["text"]}, {"d": "text"})
-
-
-def test_every_name_of_the_fields(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    records = [
-        {"_id": "a", "question": "?", "answers": ["one", "two"]},
-        {"id": "b", "answer": ["three"]},
-        {"query_id": "c", "answers": []},
-    ]
-    path.write_text("\n\n".join(map(json.dumps, records)))
-    assert read_answers(path) == {"a": ["one", "two"], "b": ["three"], "c": []}
-
-
-def test_questions_of_dpr_have_their_line_as_id(tmp_path):
-    path = tmp_path / "test.csv"
-    path.write_text(
-        'who wrote it\t[\'Søren "the Dane"\', "O\'Neill"]\n'
-        '"he said ""so"" first"\t"[\'a\', ""b\'s""]"\n'
-        "\n"
-        'in json\t["caf\\u00e9 \\/ bar"]\n'
-        "a pattern\t['\\d+ (feet|m)\\b']\n"
-    )
-    assert read_answers(path) == {
-        "0": ['Søren "the Dane"', "O'Neill"],
-        "1": ["a", "b's"],
-        "3": ["café / bar"],
-        "4": ["\\d+ (feet|m)\b"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "message"),
-    [
-        ("a.jsonl", b'{"_id": "q2", "answers": ["x"]', ":2: not valid JSON"),
-        ("a.jsonl", b'["q2"]', ":2: expected a JSON object"),
-        ("a.jsonl", b'{"_id": 2, "answers": ["x"]}', ":2: the id must be a string"),
-        ("a.jsonl", b'{"answers": ["x"]}', ":2: the field '_id' is missing"),
-        ("a.jsonl", b'{"_id": "q2"}', ":2: the field 'answers' is missing"),
-        ("a.jsonl", b'{"_id": "q2", "answers": "x"}', ":2: the answers must be a list"),
-        ("a.jsonl", b'{"_id": "q2", "answers": [3]}', ":2: the answers must be a list"),
-        ("a.jsonl", b'{"_id": "q1", "answers": ["x"]}', ":2: the id 'q1' occurs twice"),
-        ("a.jsonl", b'{"_id": "caf\xe9"}', ":2: not UTF-8"),
-        ("a.csv", b"question\tx", ":2: the answers must be a list"),
-        ("a.csv", b"question\t[1, 2]", ":2: the answers must be a list"),
-        ("a.csv", b"question\t['x'", ":2: the answers must be a list"),
-        ("a.csv", b"question\t[print('run')]", ":2: the answers must be a list"),
-        ("a.csv", b"question", ":2: expected 2 tab-separated fields"),
-        ("a.csv", b"question\t['x']\t3", ":2: expected 2 tab-separated fields"),
-        ("a.csv", b"question\t" + b"[" * 100_000, ":2: the answers must be a list"),
-        ("a.csv", b"question\t" + b"x" * 200_000, ":2: field larger than"),
-    ],
-)
-def test_bad_files_are_named(tmp_path, capsys, name, line, message):
-    path = tmp_path / name
-    first = b"question\t['x']" if name == "a.csv" else b'{"_id": "q1", "answers": ["x"]}'
-    path.write_bytes(first + b"\n" + line + b"\n")
-    with pytest.raises(UserError, match=message):
-        read_answers(path)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_file_without_answers(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"_id": "q1", "answers": []}\n')
-    with pytest.raises(UserError, match="holds no answers"):
-        read_answers(path)
-    with pytest.raises(UserError, match="cannot read"):
-        read_answers(tmp_path / "none.jsonl")

@@ -51,12 +51,12 @@ def test_random_runs_with_ties_and_missing_queries(seed):
             rankings[f"q{i}"] = sorted(found, key=lambda p: -run[f"q{i}"][p])
     run["not judged"] = {"d1": 1.0}
 
-    figures = evaluate_run(qrels, run, MEASURES)
+    metrics = evaluate_run(qrels, run, MEASURES)
 
     for name in MEASURES:
         values = [by_hand(name, qrels[q], rankings.get(q, [])) for q in qrels]
-        assert figures["mean"][name] == pytest.approx(np.mean(values), abs=1e-12)
-        assert [figures["per_query"][q][name] for q in qrels] == pytest.approx(values, abs=1e-12)
+        assert metrics["mean"][name] == pytest.approx(np.mean(values), abs=1e-12)
+        assert [metrics["per_query"][q][name] for q in qrels] == pytest.approx(values, abs=1e-12)
 
 
 PASSAGES = st.sampled_from([f"d{i}" for i in range(30)])
@@ -74,15 +74,15 @@ SCORES = st.sampled_from([1.0, 2.0, 2.0 + 1e-12, -1.0, 0.0]) | st.floats(-1e30, 
     ),
     run=st.dictionaries(st.sampled_from([*QUERIES, "unjudged"]), st.dictionaries(PASSAGES, SCORES)),
 )
-def test_any_run_gets_the_figures_that_trec_eval_gives_its_file(tmp_path_factory, qrels, run):
+def test_any_run_gets_the_metrics_that_trec_eval_gives_its_file(tmp_path_factory, qrels, run):
     assume(not any(run.values()) or any(run.get(query) for query in qrels))
     path = tmp_path_factory.mktemp("any") / "run.trec"
     write_run(path, run)
     written = read_run(path)
 
-    figures = evaluate_run(qrels, run, MEASURES)["per_query"]
+    metrics = evaluate_run(qrels, run, MEASURES)["per_query"]
 
-    assert evaluate_run(qrels, written, MEASURES)["per_query"] == figures
+    assert evaluate_run(qrels, written, MEASURES)["per_query"] == metrics
     names = {f"Recall@{k}": f"recall_{k}" for k in (5, 20, 50, 100, 1000)}
     names |= {"nDCG@10": "ndcg_cut_10", "Success@3": "success_3"}
     asked = {"recall.5,20,50,100,1000", "ndcg_cut.10", "success.3"}
@@ -90,28 +90,28 @@ def test_any_run_gets_the_figures_that_trec_eval_gives_its_file(tmp_path_factory
     # trec_eval has no cutoff for this one: the run is cut instead.
     top = {query: dict(list(found.items())[:10]) for query, found in written.items()}
     ranks = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}).evaluate(top)
-    assert figures.keys() == qrels.keys()
+    assert metrics.keys() == qrels.keys()
     for query in qrels:
         ranking = sorted(run.get(query, {}), key=lambda p: -np.float32(run[query][p]))
         by_hand_too = {name: by_hand(name, qrels[query], ranking) for name in MEASURES}
-        assert figures[query] == pytest.approx(by_hand_too, abs=1e-12)
+        assert metrics[query] == pytest.approx(by_hand_too, abs=1e-12)
         for name, theirs in names.items():
             value = expected[query][theirs] if query in expected else 0.0
-            assert figures[query][name] == pytest.approx(value, abs=1e-12)
+            assert metrics[query][name] == pytest.approx(value, abs=1e-12)
         value = ranks[query]["recip_rank"] if query in ranks else 0.0
-        assert figures[query]["MRR@10"] == pytest.approx(value, abs=1e-12)
+        assert metrics[query]["MRR@10"] == pytest.approx(value, abs=1e-12)
 
 
 def test_a_query_without_relevant_passage_counts_zero_as_in_trec_eval():
     qrels = {"q1": {"a": 1}, "q2": {"a": 0, "b": 0}}
     run = {"q1": {"a": 1.0}, "q2": {"a": 2.0, "c": 1.0}}
     names = {"MRR": "recip_rank", "Recall@20": "recall_20", "nDCG@10": "ndcg_cut_10"}
-    figures = evaluate_run(qrels, run, list(names))
+    metrics = evaluate_run(qrels, run, list(names))
     theirs = pytrec_eval.RelevanceEvaluator(qrels, set(names.values())).evaluate(run)
     for name, their_name in names.items():
-        assert [figures["per_query"][q][name] for q in qrels] == [1.0, 0.0]
+        assert [metrics["per_query"][q][name] for q in qrels] == [1.0, 0.0]
         assert [theirs[q][their_name] for q in qrels] == [1.0, 0.0]
-        assert figures["mean"][name] == 0.5
+        assert metrics["mean"][name] == 0.5
 
 
 def test_negative_grades_count_zero_and_harm_nothing():
@@ -130,10 +130,18 @@ print(found["mean"]["MRR@10"])
 
 def test_a_query_without_result_counts_zero(caplog):
     qrels = {"q1": {"a": 1}, "q2": {"b": 1}, "q3": {"c": 1}, "q4": {"d": 1}}
-    figures = evaluate_run(qrels, {"q1": {"a": 3.0}, "q2": {}}, ["MRR@10"])
-    assert figures["mean"] == {"MRR@10": 0.25}
+    metrics = evaluate_run(qrels, {"q1": {"a": 3.0}, "q2": {}}, ["MRR@10"])
+    assert metrics["mean"] == {"MRR@10": 0.25}
     assert "3 of 4 judged queries have no result" in caplog.text
     assert evaluate_run(qrels, {}, ["MRR@10"])["mean"] == {"MRR@10": 0.0}
+
+
+def test_a_cutoff_beyond_every_ranking_is_said_so(caplog):
+    qrels, run = {"q": {"a": 1}}, {"q": {"a": 3.0, "b": 2.0}}
+    evaluate_run(qrels, run, ["Recall@2", "MRR"])
+    assert not caplog.records
+    evaluate_run(qrels, run, ["Recall@2", "Recall@3", "nDCG@10"])
+    assert caplog.messages == ["no query has more than 2 results: Recall@3, nDCG@10 stop there"]
 
 
 def test_what_cannot_be_evaluated():

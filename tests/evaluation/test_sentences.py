@@ -1,4 +1,4 @@
-"""Figures of sentence encoders against sentence-transformers' own evaluators."""
+"""Metrics of sentence encoders against sentence-transformers' own evaluators."""
 
 import numpy as np
 import pytest
@@ -46,12 +46,12 @@ def test_correlations_are_the_librarys_ties_included(vectors):
     table = dict(zip(names[0] + names[1], [*first, *second], strict=True))
     evaluator = EmbeddingSimilarityEvaluator(*names, scores.tolist(), main_similarity="cosine")
     expected = evaluator(Vectors(table))
-    found = sentences.similarity_figures(first, second, scores)
+    found = sentences.similarity_metrics(first, second, scores)
     assert found["Spearman"] == pytest.approx(100 * expected["spearman_cosine"], rel=1e-9)
     assert found["Pearson"] == pytest.approx(100 * expected["pearson_cosine"], rel=1e-9)
     assert 1 < found["Spearman"] < 99
     with pytest.raises(UserError, match="all pairs have the same score"):
-        sentences.similarity_figures(first, second, np.full(200, 2.0))
+        sentences.similarity_metrics(first, second, np.full(200, 2.0))
 
 
 def test_triplet_accuracy_is_the_librarys(vectors):

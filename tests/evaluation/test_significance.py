@@ -12,7 +12,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.significance import compare
 
 
-def figures(values, name="MRR@10"):
+def metrics(values, name="MRR@10"):
     return {f"q{i}": {name: float(value)} for i, value in enumerate(values)}
 
 
@@ -33,7 +33,7 @@ def test_few_queries_against_all_assignments(pairs):
     values, others = np.array(pairs).T
     differences = values - others
 
-    row = compare(figures(values), figures(others))["MRR@10"]
+    row = compare(metrics(values), metrics(others))["MRR@10"]
 
     sums = [np.dot(signs, differences) for signs in itertools.product((1, -1), repeat=len(pairs))]
     expected = np.mean(np.abs(sums) >= abs(differences.sum()))
@@ -57,7 +57,7 @@ def test_many_queries_against_drawn_assignments(effect):
     values_Q += effect
     values_Q[:60] = others_Q[:60]
 
-    row = compare(figures(values_Q), figures(others_Q))["MRR@10"]
+    row = compare(metrics(values_Q), metrics(others_Q))["MRR@10"]
 
     swapped_TxQ = rng.random((20_000, 300)) < 0.5
     first_T = np.where(swapped_TxQ, others_Q, values_Q).mean(axis=1)
@@ -67,8 +67,8 @@ def test_many_queries_against_drawn_assignments(effect):
     assert row["randomisation_p"] == pytest.approx(expected, abs=0.02)
     assert row["t_test_p"] == pytest.approx(student(values_Q - others_Q), abs=1e-9)
     assert row["equal"] == 60
-    assert compare(figures(values_Q), figures(others_Q))["MRR@10"] == row
-    exchanged = compare(figures(others_Q), figures(values_Q))["MRR@10"]
+    assert compare(metrics(values_Q), metrics(others_Q))["MRR@10"] == row
+    exchanged = compare(metrics(others_Q), metrics(values_Q))["MRR@10"]
     assert exchanged["randomisation_p"] == pytest.approx(row["randomisation_p"], abs=0.02)
     assert exchanged["difference"] == -row["difference"]
 
@@ -84,12 +84,12 @@ def test_identical_runs_have_p_one():
 
 def test_the_order_of_queries_does_not_matter():
     values, others = [0.1, 0.5, 0.9], [0.3, 0.4, 0.2]
-    backwards = dict(reversed(figures(others).items()))
-    assert compare(figures(values), backwards) == compare(figures(values), figures(others))
+    backwards = dict(reversed(metrics(others).items()))
+    assert compare(metrics(values), backwards) == compare(metrics(values), metrics(others))
 
 
 def test_runs_that_cannot_be_compared():
     with pytest.raises(UserError, match="at least two queries"):
-        compare(figures([0.5]), figures([0.25]))
+        compare(metrics([0.5]), metrics([0.25]))
     with pytest.raises(UserError, match="different queries"):
-        compare(figures([0.5, 1.0]), figures([0.5, 1.0, 0.0]))
+        compare(metrics([0.5, 1.0]), metrics([0.5, 1.0, 0.0]))

@@ -1,11 +1,11 @@
-"""Shards of vectors: their content, their order, and going on after an interruption."""
+"""Shards of vectors: their content, their order, and resuming after an interruption."""
 
 import json
 
 import numpy as np
 import pytest
 
-from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import encode, models
 
@@ -27,8 +27,8 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
         model_folder, beir, tmp_path / "out", batch_size=7, passage_length=16, shard_size=25
     )
     model = models.load_retriever(model_folder, passage_length=16)
-    passages = list(data.read_corpus(beir))
-    alone = np.stack([model.encode_document(data.passage_text(p)) for p in passages])
+    passages = list(read_corpus(beir))
+    alone = np.stack([model.encode_document(passage_text(p)) for p in passages])
     np.testing.assert_allclose(vectors(tmp_path / "out"), alone, atol=5e-6)
     assert names(tmp_path / "out") == [p.id for p in passages]
     shapes = [np.load(p).shape for p in sorted((tmp_path / "out").glob("*.npy"))]
@@ -56,7 +56,7 @@ def test_products_in_half_precision(model_folder, beir, tmp_path):
     assert (errors_N < 0.02).all()
 
 
-def test_an_interrupted_run_goes_on_with_the_missing_shards(
+def test_an_interrupted_run_resumes_with_the_missing_shards(
     model_folder, beir, tmp_path, monkeypatch
 ):
     out = tmp_path / "out"
@@ -75,7 +75,7 @@ def test_an_interrupted_run_goes_on_with_the_missing_shards(
     assert not (out / "manifest.json").exists()
     assert len(list(out.glob("*.npy"))) == 2
 
-    with pytest.raises(UserError, match="was begun with shard_size=20, now it is 30"):
+    with pytest.raises(UserError, match="was started with shard_size=20, now it is 30"):
         encode.encode_corpus(model_folder, beir, out, shard_size=30)
 
     encoded.clear()
@@ -139,9 +139,9 @@ def test_a_corpus_of_20000_is_not_one_shard():
     assert encode.SHARD_SIZE <= 20_000 / 4
 
 
-def test_another_model_does_not_go_on(model_folder, make_model, beir, tmp_path):
+def test_another_model_does_not_resume(model_folder, make_model, beir, tmp_path):
     encode.encode_corpus(model_folder, beir, tmp_path / "out")
-    with pytest.raises(UserError, match="was begun with model_sha256="):
+    with pytest.raises(UserError, match="was started with model_sha256="):
         encode.encode_corpus(make_model(seed=1), beir, tmp_path / "out")
 
 

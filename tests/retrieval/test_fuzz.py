@@ -9,10 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection.folder import (
+    read_candidates,
+    read_corpus,
+    read_queries,
+    read_split,
+    with_positives,
+)
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import encode, models, search
+from cocondenser_jax.retrieval.index import build_index
 from cocondenser_jax.retrieval.shards import write_parquet
 from tests.mutations import Payload, assert_read_or_refused, broken_bytes, fuzz, fuzz_file
 
@@ -26,7 +33,7 @@ def encoded(model_folder, beir, tmp_path_factory):
     encode.encode_corpus(
         model_folder, beir, folder / "embeddings", shard_size=40, passage_length=16
     )
-    search.build_index(folder / "embeddings", folder / "index", "HNSW8")
+    build_index(folder / "embeddings", folder / "index", "HNSW8")
     return folder
 
 
@@ -38,9 +45,9 @@ def same_model(model_folder, monkeypatch):
 
 
 def search_with(searcher, folder):
-    for result in search.search_text(searcher, TEXT, k=60):
+    for result in search.search_text(searcher, TEXT, k=60)[0]:
         " ".join(result.passage).encode()
-    write_run(folder / "run", search.search_run(searcher, {"q": TEXT}, 5))
+    write_run(folder / "run", search.search_run(searcher, {"q": TEXT}, 5)[0])
 
 
 @pytest.mark.usefixtures("same_model")
@@ -56,7 +63,7 @@ def test_broken_embeddings_are_searched_or_refused(name, encoded, model_folder, 
     folder = shutil.copytree(encoded / "embeddings", tmp_path / "embeddings")
 
     def read(folder):
-        search_with(search.open_embeddings(folder, model_folder), folder)
+        search_with(search.open_index(folder, model_folder), folder)
         write_parquet(folder, folder / "x.parquet")
 
     fuzz_file(folder, name, read)
@@ -108,12 +115,12 @@ LAYOUTS = {
 def read_all(folder, negatives):
     """Reads passages, queries, a split and its negatives, each whatever becomes of the others."""
     for read in (
-        lambda: [" ".join(passage).encode() for passage in data.read_corpus(folder)],
-        lambda: " ".join(data.read_queries(folder).values()).encode(),
-        lambda: data.read_split(folder, "dev"),
-        lambda: data.read_candidates(
+        lambda: [" ".join(passage).encode() for passage in read_corpus(folder)],
+        lambda: " ".join(read_queries(folder).values()).encode(),
+        lambda: read_split(folder, "dev"),
+        lambda: read_candidates(
             folder / negatives,
-            data.with_positives(data.read_split(folder, "dev")[1]),
+            with_positives(read_split(folder, "dev")[1]),
             {"1", "2"},
             5,
         ),

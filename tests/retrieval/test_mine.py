@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from cocondenser_jax.collection import folder as data
 from cocondenser_jax.collection import trec
+from cocondenser_jax.collection.folder import read_candidates, with_positives
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.mine import make_pool, mine
 
@@ -26,8 +26,7 @@ def folder(tmp_path):
             f"{q}\t{p}\t{grade}\n" for q, grades in QRELS.items() for p, grade in grades.items()
         )
     )
-    queries = "".join(json.dumps({"_id": query, "text": "x"}) + "\n" for query in QRELS)
-    (tmp_path / "queries.jsonl").write_text(queries)
+    write_lines(tmp_path / "queries.jsonl", ({"_id": query, "text": "x"} for query in QRELS))
     for name, run, scale in (("bm25", BM25, 20.0), ("dense", DENSE, -0.1)):
         # A negative scale: scores still fall with the rank, from -0.1 down.
         trec.write_run(
@@ -40,6 +39,10 @@ def folder(tmp_path):
     return tmp_path
 
 
+def write_lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
 def pools(path):
     return {
         query: [passage for passage, _ in trec.ranked(scores)]
@@ -49,9 +52,9 @@ def pools(path):
 
 def test_one_run_without_what_is_relevant(folder):
     out = folder / "pool.trec"
-    figures = mine([folder / "bm25.trec"], folder, "train", out)
+    metrics = mine([folder / "bm25.trec"], folder, "train", out)
     assert pools(out) == {"q1": list("bcdef"), "q2": list("ab")}
-    assert figures == {
+    assert metrics == {
         "queries": 2,  # q3 has no positive, so nothing trains on its negatives
         "queries without negatives": 0,
         "negatives": 7,
@@ -60,30 +63,30 @@ def test_one_run_without_what_is_relevant(folder):
         "excluded, relevant": 2,
     }
     # What is written reads as any run does, and as the candidates of the run it came from.
-    qrels = data.with_positives(QRELS)
-    candidates = data.read_candidates(out, qrels, "abcdef", 200)
-    assert candidates == data.read_candidates(folder / "bm25.trec", qrels, "abcdef", 200)
+    qrels = with_positives(QRELS)
+    candidates = read_candidates(out, qrels, "abcdef", 200)
+    assert candidates == read_candidates(folder / "bm25.trec", qrels, "abcdef", 200)
 
 
 def test_runs_take_turns(folder):
     out = folder / "pool.trec"
-    figures = mine([folder / "bm25.trec", folder / "dense.trec"], folder, "train", out)
+    metrics = mine([folder / "bm25.trec", folder / "dense.trec"], folder, "train", out)
     # Ranks of q1 in BM25: b 2, c 3, d 4, e 5, f 6; dense: g 1, c 2, h 4.
     assert pools(out) == {"q1": list("gbcdhef"), "q2": list("ab")}
-    assert figures["negatives"] == 9
-    assert figures["excluded, relevant"] == 2
+    assert metrics["negatives"] == 9
+    assert metrics["excluded, relevant"] == 2
 
 
 def test_depth_and_skip_top_are_ranks_of_each_run(folder):
     runs, out = [folder / "bm25.trec", folder / "dense.trec"], folder / "pool.trec"
-    figures = mine(runs, folder, "train", out, depth=4, skip_top=2)
+    metrics = mine(runs, folder, "train", out, depth=4, skip_top=2)
     # a is relevant and third in the dense run; q2 has one passage below the second.
     assert pools(out) == {"q1": list("cdh"), "q2": list("b")}
-    assert figures["excluded, relevant"] == 1
-    figures = mine(runs[1:], folder, "train", out, depth=4, skip_top=2)
+    assert metrics["excluded, relevant"] == 1
+    metrics = mine(runs[1:], folder, "train", out, depth=4, skip_top=2)
     assert pools(out) == {"q1": ["h"]}
-    assert figures["queries without negatives"] == 1
-    assert figures["negatives per query, least"] == 0
+    assert metrics["queries without negatives"] == 1
+    assert metrics["negatives per query, least"] == 0
     for depth, skip_top in ((2, 2), (0, 0), (5, -1)):
         with pytest.raises(UserError, match=f"depth={depth}, skip_top={skip_top}: expected"):
             mine(runs, folder, "train", out, depth=depth, skip_top=skip_top)
@@ -95,17 +98,22 @@ def test_answers_and_scores_of_a_cross_encoder_exclude(folder):
     chances = {"b": 0.0999, "c": 0.01, "d": 0.1001, "e": 0.9, "a": 0.001}
     logits = {p: math.log(chance / (1 - chance)) for p, chance in chances.items()}
     teacher.write_text("".join(f"q1 Q0 {p} 0 {s} t\n" for p, s in logits.items()))
-    figures = mine(
+    texts = {p: "first" if p == "c" else "second" if p == "a" else p for p in "abcdefg"}
+    write_lines(folder / "corpus.jsonl", ({"_id": p, "text": text} for p, text in texts.items()))
+    # c holds an answer to q2 too, but is counted as relevant.
+    answers = {"q1": ["FIRST"], "q2": ["second", "first"], "q9": ["b"]}
+    write_lines(folder / "answers.jsonl", ({"_id": q, "answers": a} for q, a in answers.items()))
+    metrics = mine(
         [folder / "bm25.trec"],
         folder,
         "train",
         folder / "pool.trec",
-        holds_answer=lambda query, passage: (query, passage) in {("q1", "c"), ("q2", "a")},
+        answers=folder / "answers.jsonl",
         denoise_run=teacher,
         denoise_below=0.1,
     )
     assert pools(folder / "pool.trec") == {"q1": ["b"]}
-    assert {k: v for k, v in figures.items() if k.startswith("excluded")} == {
+    assert {k: v for k, v in metrics.items() if k.startswith("excluded")} == {
         "excluded, relevant": 2,
         "excluded, with an answer": 2,
         "excluded, not scored": 2,  # f of q1, b of q2: the teacher does not know q2

@@ -59,11 +59,14 @@ def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder,
     ).save_pretrained(str(saved))
     hidden, mask = hidden_states(model_folder, TEXTS, 64)
     mean = (hidden * mask).sum(1) / mask.sum(1)
-    kept = models.load_retriever(saved).encode_document(TEXTS)
+    own = models.load_retriever(saved)
+    assert models.pooling_of(own) == "mean"
+    kept = own.encode_document(TEXTS)
     np.testing.assert_allclose(kept, mean / np.linalg.norm(mean, axis=1)[:, None], atol=2e-6)
     replaced = models.load_retriever(saved, pooling="cls")
     np.testing.assert_allclose(replaced.encode_document(TEXTS), hidden[:, 0], atol=2e-6)
     assert replaced.similarity_fn_name == "dot"
+    assert models.pooling_of(replaced) == "cls"
 
 
 def test_folders_that_are_no_model(model_folder, tmp_path):
@@ -206,7 +209,9 @@ def test_logits_stay_in_single_precision_under_autocast(make_cross_encoder, kind
 
 
 def test_folders_that_are_no_cross_encoder(model_folder, cross_encoder_folder, tmp_path):
-    with pytest.raises(UserError, match=r"is no cross-encoder: expected .*configs/cross_encoder"):
+    with pytest.raises(
+        UserError, match=r"is not a cross-encoder: expected .*configs/cross_encoder"
+    ):
         models.load_cross_encoder(model_folder)
     with pytest.raises(UserError, match="is not a folder"):
         models.load_cross_encoder(tmp_path / "none")

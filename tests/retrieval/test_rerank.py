@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 import transformers
 
-from cocondenser_jax.collection import folder as data
 from cocondenser_jax.collection import trec
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import rerank
 from cocondenser_jax.retrieval.models import load_cross_encoder
@@ -35,7 +35,7 @@ def score_by_hand(cross_encoder_folder, beir):
     tokenizer = transformers.AutoTokenizer.from_pretrained(cross_encoder_folder)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     model = load(cross_encoder_folder).eval()
-    queries = data.read_queries(beir)
+    queries = read_queries(beir)
     records = [json.loads(line) for line in (beir / "corpus.jsonl").read_text().splitlines()]
     texts = {record["_id"]: f"{record['title']} {record['text']}" for record in records}
 
@@ -63,7 +63,7 @@ def test_scores_are_the_models_logits(
     cross_encoder_folder, beir, run_file, tmp_path, score_by_hand, batch_size
 ):
     out = tmp_path / "new" / "reranked.trec"
-    figures = rerank.rerank(
+    metrics = rerank.rerank(
         cross_encoder_folder, beir, run_file, out, split="train", batch_size=batch_size
     )
     found = trec.read_run(out)
@@ -75,9 +75,9 @@ def test_scores_are_the_models_logits(
     for query, scores in found.items():
         assert scores == pytest.approx(expected[query], rel=1e-4, abs=1e-5)
         assert list(scores) == sorted(scores, key=expected[query].get, reverse=True)
-    assert (figures["queries"], figures["pairs"]) == (2, 6)
-    seconds = figures["reranking_seconds"]
-    assert figures["reranking_ms_per_query"] == pytest.approx(seconds * 1000 / 2)
+    assert (metrics["queries"], metrics["pairs"]) == (2, 6)
+    seconds = metrics["reranking_seconds"]
+    assert metrics["reranking_ms_per_query"] == pytest.approx(seconds * 1000 / 2)
 
 
 def test_the_order_of_length_is_not_seen_in_the_scores(cross_encoder_folder, words):
@@ -105,8 +105,8 @@ def test_logits_are_written_as_they_are(cross_encoder_folder, beir, run_file, tm
     out = tmp_path / "reranked.trec"
     rerank.rerank(cross_encoder_folder, beir, run_file, out)
     queries, texts = (
-        data.read_queries(beir),
-        {p.id: data.passage_text(p) for p in data.read_corpus(beir)},
+        read_queries(beir),
+        {p.id: passage_text(p) for p in read_corpus(beir)},
     )
     pairs = [(query, passage) for query, scores in RUN.items() for passage in scores]
     logits = rerank.score_pairs(
@@ -138,7 +138,7 @@ def test_what_lies_below_the_depth_is_dropped(cross_encoder_folder, beir, run_fi
 
 def test_positives_are_scored_too(cross_encoder_folder, beir, run_file, tmp_path, score_by_hand):
     out = tmp_path / "teacher.trec"
-    figures = rerank.rerank(
+    metrics = rerank.rerank(
         cross_encoder_folder, beir, run_file, out, split="train", depth=1, with_positives=True
     )
     found = trec.read_run(out)
@@ -147,7 +147,7 @@ def test_positives_are_scored_too(cross_encoder_folder, beir, run_file, tmp_path
     expected["q3"].add("d7")
     expected["q1"].add("d9")
     assert {query: set(scores) for query, scores in found.items()} == expected
-    assert (figures["queries"], figures["pairs"]) == (24, 26)
+    assert (metrics["queries"], metrics["pairs"]) == (24, 26)
     for query in ("q1", "q3", "q20"):
         for passage, score in found[query].items():
             assert score == pytest.approx(score_by_hand(query, passage), rel=1e-4, abs=1e-5)
@@ -156,8 +156,8 @@ def test_positives_are_scored_too(cross_encoder_folder, beir, run_file, tmp_path
 def test_only_what_is_scored_is_kept_of_the_corpus(
     cross_encoder_folder, beir, run_file, tmp_path, monkeypatch
 ):
-    made, passage_text = [], data.passage_text
-    monkeypatch.setattr(data, "passage_text", lambda p: made.append(p.id) or passage_text(p))
+    made = []
+    monkeypatch.setattr(rerank, "passage_text", lambda p: made.append(p.id) or passage_text(p))
     rerank.rerank(cross_encoder_folder, beir, run_file, tmp_path / "out.trec", depth=3)
     assert sorted(made) == ["d1", "d3", "d40", "d7", "d9"]
 
@@ -202,7 +202,7 @@ def test_models_that_cannot_score_are_refused(
     cross_encoder_folder, model_folder, beir, run_file, tmp_path
 ):
     out = tmp_path / "out.trec"
-    with pytest.raises(UserError, match="is no cross-encoder"):
+    with pytest.raises(UserError, match="is not a cross-encoder"):
         rerank.rerank(model_folder, beir, run_file, out)
     broken = edited(
         cross_encoder_folder, tmp_path / "nan", lambda weight: weight.fill_(float("nan"))

@@ -5,10 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-from cocondenser_jax.collection import folder as data
 from cocondenser_jax.collection import trec
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import encode, models, search
+from cocondenser_jax.retrieval.index import build_index
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +22,20 @@ def embeddings(model_folder, beir, tmp_path_factory):
 @pytest.fixture(scope="module")
 def index(embeddings, tmp_path_factory):
     out = tmp_path_factory.mktemp("indexed") / "index"
-    search.build_index(embeddings, out)
+    build_index(embeddings, out)
     return out
 
 
 def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index, tmp_path):
     model = models.load_retriever(model_folder, 8, 16)
-    passages = list(data.read_corpus(beir))
-    queries = data.read_queries(beir)
+    passages = list(read_corpus(beir))
+    queries = read_queries(beir)
     scores = (
         model.encode_query(list(queries.values()))
-        @ np.stack([model.encode_document(data.passage_text(p)) for p in passages]).T
+        @ np.stack([model.encode_document(passage_text(p)) for p in passages]).T
     )
     searcher = search.open_index(index, model_folder, query_length=8)
-    run = search.search_run(searcher, queries, depth=10)
+    run, _ = search.search_run(searcher, queries, depth=10)
     assert list(run) == list(queries)
     for row, query in zip(scores, queries, strict=True):
         best = np.argsort(-row)[:10]
@@ -47,27 +48,27 @@ def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index
     assert all((np.diff(list(results.values())) < 0).all() for results in again.values())
 
     for result, (name, score) in zip(
-        search.search_text(searcher, queries["q3"], k=4), run["q3"].items(), strict=False
+        search.search_text(searcher, queries["q3"], k=4)[0], run["q3"].items(), strict=False
     ):
         assert result.passage == next(p for p in passages if p.id == name)
         assert result.score == pytest.approx(score)
 
 
 def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings, index):
-    queries = data.read_queries(beir)
+    queries = read_queries(beir)
     flat = search.open_index(index, model_folder)
-    shards = search.open_embeddings(embeddings, model_folder)
+    shards = search.open_index(embeddings, model_folder)
     for depth in (3, 30, 1000):  # shards hold 25 passages
-        expected = search.search_run(flat, queries, depth)
-        run = search.search_run(shards, queries, depth)
+        expected, _ = search.search_run(flat, queries, depth)
+        run, _ = search.search_run(shards, queries, depth)
         assert {q: list(found) for q, found in run.items()} == {
             q: list(found) for q, found in expected.items()
         }
         for query, found in run.items():
             assert found == pytest.approx(expected[query], rel=1e-6)
     for left, right in zip(
-        search.search_text(shards, "abcde", k=40),
-        search.search_text(flat, "abcde", k=40),
+        search.search_text(shards, "abcde", k=40)[0],
+        search.search_text(flat, "abcde", k=40)[0],
         strict=True,
     ):
         assert left.passage == right.passage
@@ -81,24 +82,25 @@ def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
     corpus.write_text("".join(lines))
     # One passage a batch: rows of a batch may differ in the last bit.
     encode.encode_corpus(model_folder, corpus, tmp_path / "e", batch_size=1, shard_size=2)
-    search.build_index(tmp_path / "e", tmp_path / "index")
+    build_index(tmp_path / "e", tmp_path / "index")
     for searcher in (
         search.open_index(tmp_path / "index", model_folder),
-        search.open_embeddings(tmp_path / "e", model_folder),
+        search.open_index(tmp_path / "e", model_folder),
     ):
-        run = search.search_run(searcher, {"q": "abcde"}, depth=9)["q"]
+        run = search.search_run(searcher, {"q": "abcde"}, depth=9)[0]["q"]
         same = [[f"d{i}" for i in range(5)], [f"d{i}" for i in range(5, 9)]]
         assert list(run) in (same[0] + same[1], same[1] + same[0])
-        assert [result.passage.id for result in search.search_text(searcher, "abcde")] == list(run)
-        assert search.search_run(searcher, {}) == {}
+        found, _ = search.search_text(searcher, "abcde")
+        assert [result.passage.id for result in found] == list(run)
+        assert search.search_run(searcher, {}) == ({}, (0.0, 0.0))
 
 
 def test_times_are_those_of_the_parts(model_folder, embeddings, monkeypatch):
     clock = iter([10.0, 12.0, 17.0])
     monkeypatch.setattr(search.time, "perf_counter", lambda: next(clock))
-    searcher = search.open_embeddings(embeddings, model_folder)
-    _, seconds = search.timed_run(searcher, {"q": "abcde"})
-    assert seconds == search.Seconds(encoding=2.0, search=5.0)
+    searcher = search.open_index(embeddings, model_folder)
+    _, seconds = search.search_run(searcher, {"q": "abcde"})
+    assert seconds == search.SearchSeconds(encoding=2.0, search=5.0)
 
 
 # All lists of an IVF index: one list, faiss's own choice, may hold a single passage.
@@ -109,18 +111,18 @@ def test_times_are_those_of_the_parts(model_folder, embeddings, monkeypatch):
 def test_every_kind_of_index_is_built_and_searched(
     model_folder, embeddings, tmp_path, factory, parameters
 ):
-    manifest = search.build_index(embeddings, tmp_path / "index", factory)
+    manifest = build_index(embeddings, tmp_path / "index", factory)
     assert manifest["factory"] == factory
     searcher = search.open_index(tmp_path / "index", model_folder, parameters=parameters)
-    scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
+    scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)[0]["q"].values())
     assert len(scores) == 5
     assert scores == sorted(scores, reverse=True)
 
 
 def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
     searcher = search.open_index(index, model_folder)
-    assert len(search.search_run(searcher, {"q": "abcde"}, depth=1000)["q"]) == 60
-    assert len(search.search_text(searcher, "abcde", k=1000)) == 60
+    assert len(search.search_run(searcher, {"q": "abcde"}, depth=1000)[0]["q"]) == 60
+    assert len(search.search_text(searcher, "abcde", k=1000)[0]) == 60
     with pytest.raises(UserError, match="depth=0"):
         search.search_run(searcher, {"q": "abcde"}, depth=0)
     with pytest.raises(UserError, match="0 passages to find"):
@@ -131,23 +133,23 @@ def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
 
 def test_missing_neighbours_are_left_out(model_folder, embeddings, tmp_path):
     # One of eight cells is visited, so a depth of 60 cannot be reached.
-    search.build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
+    build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
     searcher = search.open_index(tmp_path / "index", model_folder)
-    run = search.search_run(searcher, {"q": "abcde", "r": "hgfed"}, depth=60)
+    run, _ = search.search_run(searcher, {"q": "abcde", "r": "hgfed"}, depth=60)
     for results in run.values():
         assert 0 < len(results) < 60
         assert min(results.values()) > -1e30  # what faiss gives where there is no neighbour
-    assert 0 < len(search.search_text(searcher, "abcde", k=60)) < 60
+    assert 0 < len(search.search_text(searcher, "abcde", k=60)[0]) < 60
 
 
 def test_more_cells_find_more(model_folder, embeddings, tmp_path):
-    search.build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
+    build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
     queries = {"q": "abcde", "r": "hgfed"}
-    exact = search.search_run(search.open_embeddings(embeddings, model_folder), queries, depth=60)
+    exact, _ = search.search_run(search.open_index(embeddings, model_folder), queries, depth=60)
 
     def found(parameters):
         searcher = search.open_index(tmp_path / "index", model_folder, parameters=parameters)
-        return search.search_run(searcher, queries, depth=60)
+        return search.search_run(searcher, queries, depth=60)[0]
 
     few, all_cells = found("nprobe=2"), found("nprobe=8")
     for query, results in exact.items():
@@ -156,24 +158,26 @@ def test_more_cells_find_more(model_folder, embeddings, tmp_path):
     for wrong in ("efSearch=16", "nprobe=0", "nprobe=-1", "nprobe", "nprobe=2,", "16"):
         with pytest.raises(UserError, match=r"an index IVF8,Flat cannot be searched with '"):
             found(wrong)
+    with pytest.raises(UserError, match="holds embeddings: only an index has parameters"):
+        search.open_index(embeddings, model_folder, parameters="nprobe=2")
 
 
 def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(embeddings, tmp_path / "embeddings")
-    search.build_index(tmp_path / "embeddings", tmp_path / "index")
+    build_index(tmp_path / "embeddings", tmp_path / "index")
     shutil.rmtree(tmp_path / "embeddings")
     (tmp_path / "index").rename(moved)
     shutil.copytree(model_folder, tmp_path / "model")
-    found = search.search_text(search.open_index(moved, tmp_path / "model"), "abcde", k=3)
-    assert found == search.search_text(search.open_index(index, model_folder), "abcde", k=3)
+    found, _ = search.search_text(search.open_index(moved, tmp_path / "model"), "abcde", k=3)
+    assert found == search.search_text(search.open_index(index, model_folder), "abcde", k=3)[0]
 
 
 def test_another_model_is_refused(make_model, embeddings, index):
     with pytest.raises(UserError, match="was built with another model"):
-        search.open_embeddings(embeddings, make_model(seed=1))
+        search.open_index(embeddings, make_model(seed=1))
     with pytest.raises(UserError, match=r"gives vectors of 16 numbers.*vectors of 32"):
-        search.open_embeddings(embeddings, make_model(hidden_size=16))
+        search.open_index(embeddings, make_model(hidden_size=16))
     with pytest.raises(UserError, match="was built with another model"):
         search.open_index(index, make_model(seed=1))
     with pytest.raises(UserError, match=r"gives vectors of 16 numbers.*vectors of 32"):
@@ -181,21 +185,23 @@ def test_another_model_is_refused(make_model, embeddings, index):
 
 
 def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
-    with pytest.raises(UserError, match=r"holds no manifest\.json: build the index first"):
+    with pytest.raises(
+        UserError, match=r"holds no manifest\.json: encode the corpus .* build the index"
+    ):
         search.open_index(tmp_path, model_folder)
     with pytest.raises(UserError, match=r"holds no manifest\.json: encode the corpus first"):
-        search.build_index(tmp_path, tmp_path / "index")
+        build_index(tmp_path, tmp_path / "index")
     with pytest.raises(UserError, match="faiss does not know the index string 'Flt'"):
-        search.build_index(embeddings, tmp_path / "index", factory="Flt")
+        build_index(embeddings, tmp_path / "index", factory="Flt")
     with pytest.raises(UserError, match="60 passages are too few to train"):
-        search.build_index(embeddings, tmp_path / "index", factory="IVF100,Flat")
+        build_index(embeddings, tmp_path / "index", factory="IVF100,Flat")
     with pytest.raises(UserError, match="60 passages are too few to train the index 'PQ8'"):
-        search.build_index(embeddings, tmp_path / "index", factory="PQ8")
+        build_index(embeddings, tmp_path / "index", factory="PQ8")
     with pytest.raises(UserError, match="'PQ5' for vectors of 32 numbers"):
-        search.build_index(embeddings, tmp_path / "index", factory="PQ5")
+        build_index(embeddings, tmp_path / "index", factory="PQ5")
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="already exists"):
-        search.build_index(embeddings, index)
+        build_index(embeddings, index)
     shutil.copytree(index, tmp_path / "broken")
     (tmp_path / "broken" / "index.faiss").unlink()
     with pytest.raises(UserError, match=r"index\.faiss is missing or damaged"):
@@ -211,5 +217,5 @@ def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
     path = tmp_path / "embeddings" / "embeddings-00002.npy"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"embeddings-00002\.npy is missing or damaged"):
-        search.build_index(tmp_path / "embeddings", tmp_path / "index")
+        build_index(tmp_path / "embeddings", tmp_path / "index")
     assert not (tmp_path / "index").exists()

@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from cocondenser_jax.collection import folder as data
+from cocondenser_jax.collection.folder import read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
 from cocondenser_jax.retrieval import encode, shards
@@ -49,7 +49,7 @@ def test_shards_give_what_a_flat_index_gives(monkeypatch, dtype, n_queries):
 
 
 def test_a_damaged_shard_is_named(embeddings):
-    manifest = shards.read_manifest(embeddings, "")
+    manifest = shards.read_manifest(embeddings)
     for name in ("embeddings-00001.npy", "passages-00002.jsonl"):
         path = embeddings / name
         whole = path.read_bytes()
@@ -73,7 +73,7 @@ def test_parquet_holds_ids_and_vectors_in_order(model_folder, beir, tmp_path, dt
     shards.write_parquet(tmp_path / "e", tmp_path / "new" / "vectors.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "new" / "vectors.parquet")
     assert table.column_names == ["id", "vector"]
-    assert table["id"].to_pylist() == [passage.id for passage in data.read_corpus(beir)]
+    assert table["id"].to_pylist() == [passage.id for passage in read_corpus(beir)]
     vectors = [np.load(path) for path in sorted((tmp_path / "e").glob("*.npy"))]
     np.testing.assert_array_equal(table["vector"].to_pylist(), np.concatenate(vectors))
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["vectors.parquet"]
@@ -89,7 +89,7 @@ def test_parquet_needs_whole_embeddings_and_a_place(embeddings, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("pooling", "max", "pooling is neither cls nor mean"),
+        ("pooling_from", "flag", "pooling is neither cls nor mean"),
         ("dtype", "float128x", "dtype is neither float32 nor float16"),
         ("shards", 1, "its numbers contradict each other"),
         ("dimension", 0, "its numbers contradict each other"),
@@ -97,7 +97,9 @@ def test_parquet_needs_whole_embeddings_and_a_place(embeddings, tmp_path):
     ],
 )
 def test_a_manifest_that_no_encoding_writes_is_refused(embeddings, tmp_path, key, value, says):
-    manifest = shards.read_manifest(embeddings, "")
+    manifest = shards.read_manifest(embeddings) | {"pooling": "max"}
+    write_json(tmp_path / shards.MANIFEST, manifest)
+    assert shards.replaced_pooling(shards.read_manifest(tmp_path)) is None
     write_json(tmp_path / shards.MANIFEST, manifest | {key: value})
     with pytest.raises(UserError, match=says):
-        shards.read_manifest(tmp_path, "")
+        shards.read_manifest(tmp_path)

@@ -1,1 +1,1 @@
-"""Arrays in, plots and reports out."""
+"""Arrays in, plots and pages out."""

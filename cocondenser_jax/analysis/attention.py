@@ -1,19 +1,25 @@
-"""How widely the CLS position of an encoder looks, layer by layer.
+"""How broad the attention of an encoder's CLS position is, layer by layer.
 
 Shape legend: B texts of a batch, N heads, L tokens of the longest text.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.data.data_collator import pad_without_fast_tokenizer_warning as pad
 
-from cocondenser_jax.analysis.plots import Curve, Panel
+from cocondenser_jax.analysis.plots import Curve, Panel, legend_names
+from cocondenser_jax.collection.folder import passage_text, read_corpus
+from cocondenser_jax.collection.layouts import plain_name
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import numbered_lines
+from cocondenser_jax.retrieval.models import load_retriever, towers
 
 # Attention weights per head of a batch: 300 MB for all 12 layers and heads of a BERT-base.
 _MAX_WEIGHTS = 1 << 19
@@ -23,13 +29,66 @@ class LayerEntropies(NamedTuple):
     """Entropies (nats), averaged over heads and texts.
 
     Attributes:
-      layers: one for each layer, the first above the embeddings first, [layers].
-      uniform: what they would be if CLS looked at all tokens of a text alike: the mean of
-        log(number of tokens). No layer can exceed it.
+      entropy: of each layer, from the one above the embeddings.
+      uniform: of uniform attention, the mean of log(number of tokens). No layer can exceed it.
     """
 
-    layers: np.ndarray
+    entropy: list[float]
     uniform: float
+
+
+def compare_models(
+    folders: Sequence[Path], source: Path, *, n_texts: int, seed: int, max_tokens: int
+) -> tuple[dict[str, Any], Panel]:
+    """Measures the attention of CLS in several encoders, on the same texts.
+
+    Args:
+      folders: retrievers or pre-trained models; each tower counts as an encoder.
+      source: a data folder, its file of passages, or a .txt with one text per line.
+      n_texts: how many of these to draw with `seed`; all where there are fewer.
+      seed: of the draw.
+      max_tokens: kept of a text.
+
+    Returns:
+      What was measured, {texts: their number, seed, passage_length, models: {name: {folder,
+      entropy, uniform}}}, and the plot.
+
+    Raises:
+      UserError: for a model or texts that cannot be read, or as `layer_entropies`.
+    """
+    # All are loaded first, so that a wrong folder is reported before anything is measured.
+    encoders: dict[str, Any] = {
+        f"{name}, {tower}" if tower else name: encoder
+        for name, folder in legend_names(folders).items()
+        for tower, encoder in towers(load_retriever(folder, passage_length=max_tokens)).items()
+    }
+    texts = _draw_texts(source, n_texts, seed)
+    entropies = {
+        name: layer_entropies(encoder.model, encoder.tokenizer, texts, max_tokens)
+        for name, encoder in encoders.items()
+    }
+    models = {
+        name: {"folder": encoders[name].model.name_or_path, **found._asdict()}
+        for name, found in entropies.items()
+    }
+    settings = {"seed": seed, "passage_length": max_tokens}
+    return {"texts": len(texts), **settings, "models": models}, entropy_panel(entropies)
+
+
+def _draw_texts(source: Path, n: int, seed: int) -> list[str]:
+    """Draws n texts, or takes all if there are fewer; holds no others in memory."""
+    n_texts = sum(1 for _ in _read_texts(source))
+    if not n_texts:
+        raise UserError(f"{source} holds no text")
+    drawn = set(np.random.default_rng(seed).permutation(n_texts)[:n])
+    return [text for i, text in enumerate(_read_texts(source)) if i in drawn]
+
+
+def _read_texts(source: Path) -> Iterator[str]:
+    """Yields the lines of a .txt that are not blank, or passages as encoders read them."""
+    if plain_name(source).endswith(".txt"):
+        return (text for _, text in numbered_lines(source))
+    return map(passage_text, read_corpus(source))
 
 
 def cls_entropy(weights_BxNxLxL: torch.Tensor) -> torch.Tensor:
@@ -52,8 +111,7 @@ def layer_entropies(
     *Condenser* (arXiv 2104.08253), plot it for models before and after fine-tuning.
 
     Args:
-      model: a BERT or RoBERTa. It is left in single precision, without dropout, and with the
-        attention that shows its weights.
+      model: a BERT or RoBERTa. It is left in float32, in evaluation mode, with eager attention.
       tokenizer: its tokenizer.
       texts: at least one.
       max_tokens: kept of a text, CLS and SEP among them; the distribution is over these.
@@ -72,23 +130,23 @@ def layer_entropies(
     total = torch.zeros(model.config.num_hidden_layers, dtype=torch.float64)
     with tqdm(total=len(rows), desc="attention", unit=" texts") as progress, torch.inference_mode():
         for batch in _batches(rows):
-            ids_BxL, mask_BxL = _pad(batch, model.config.pad_token_id, model.device)
-            attentions = model(ids_BxL, mask_BxL, output_attentions=True).attentions
+            # On the right, so that CLS stays in the first column.
+            inputs = pad(tokenizer, {"input_ids": batch}, padding_side="right", return_tensors="pt")
+            attentions = model(**inputs.to(model.device), output_attentions=True).attentions
             sums = [cls_entropy(weights).double().mean(1).sum() for weights in attentions]
             total += torch.stack(sums).cpu()
             progress.update(len(batch))
     uniform = np.mean([math.log(len(row)) for row in rows])
-    return LayerEntropies((total / len(rows)).numpy(), float(uniform))
+    return LayerEntropies((total / len(rows)).tolist(), float(uniform))
 
 
 def entropy_panel(entropies: Mapping[str, LayerEntropies]) -> Panel:
-    """Plots the entropies of several models by layer, counted from 1: a line for each name.
+    """Plots the entropies by layer, counted from 1, with a line for each model.
 
-    Where the models cut the texts into as many tokens, as with one tokenizer, the entropy of
-    uniform attention is drawn too.
+    The entropy of uniform attention is drawn where it is the same for all, as with one tokenizer.
     """
     lines = [
-        Curve(name, np.arange(1, len(found.layers) + 1), found.layers)
+        Curve(name, np.arange(1, len(found.entropy) + 1), np.array(found.entropy))
         for name, found in entropies.items()
     ]
     uniform = {found.uniform for found in entropies.values()}
@@ -102,21 +160,9 @@ def entropy_panel(entropies: Mapping[str, LayerEntropies]) -> Panel:
 
 
 def _batches(rows: Sequence[list[int]]) -> Iterator[list[list[int]]]:
-    """Cuts the rows, the longest first, into batches whose attention takes about as much memory."""
+    """Cuts the rows, the longest first, into batches whose attention takes similar memory."""
     rest = sorted(rows, key=len, reverse=True)
     while rest:
         size = max(1, _MAX_WEIGHTS // len(rest[0]) ** 2)
         yield rest[:size]
         rest = rest[size:]
-
-
-def _pad(
-    rows: Sequence[list[int]], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ids and mask, [B, L] each, padded on the right: CLS stays in the first column."""
-    ids_BxL = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(row) for row in rows], batch_first=True, padding_value=pad_token_id
-    )
-    lengths_B = torch.tensor([len(row) for row in rows])
-    mask_BxL = torch.arange(ids_BxL.shape[1]) < lengths_B[:, None]
-    return ids_BxL.to(device), mask_BxL.to(device)

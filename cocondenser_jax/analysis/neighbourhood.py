@@ -1,13 +1,48 @@
 """How deep one ranking must be read to hold the top of another."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from cocondenser_jax.analysis.plots import Curve, Panel
+from cocondenser_jax.analysis.plots import Curve, Panel, legend_names
+from cocondenser_jax.collection.trec import ranked, read_run
 from cocondenser_jax.errors import UserError
 
 Rankings = Mapping[str, Sequence[str]]  # query -> passages, best first, none twice
+
+
+def compare_runs(
+    stage1: Sequence[Path], stage2: Path, sizes: Sequence[int]
+) -> tuple[dict[str, Any], Panel]:
+    """Measures how much of the top n of a TREC run lies in the top k of others, for every k.
+
+    Args:
+      stage1: the files of the others.
+      stage2: the file of the run whose first n passages are a query's neighbourhood.
+      sizes: the values of n.
+
+    Returns:
+      What was measured, {stage2: file, queries: their number, stage1: {name: {run: file, recall:
+      {n: values by k}}}}, and the plot.
+
+    Raises:
+      UserError: for a run that cannot be read, or as `neighbourhood_recall`.
+    """
+    neighbours, runs, recalls = _read_rankings(stage2), {}, {}
+    for name, path in legend_names(stage1).items():
+        rankings = _read_rankings(path)
+        recalls[name] = {n: neighbourhood_recall(rankings, neighbours, n) for n in sizes}
+        values = {n: found.tolist() for n, found in recalls[name].items()}
+        runs[name] = {"run": str(path), "recall": values}
+    result = {"stage2": str(stage2), "queries": len(neighbours), "stage1": runs}
+    return result, recall_panel(recalls)
+
+
+def _read_rankings(path: Path) -> Rankings:
+    run = read_run(path)
+    return {query: [passage for passage, _ in ranked(scores)] for query, scores in run.items()}
 
 
 def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarray:
@@ -45,11 +80,7 @@ def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarr
 
 
 def recall_panel(recalls: Mapping[str, Mapping[int, np.ndarray]]) -> Panel:
-    """Plots neighbourhood recall by the depth k.
-
-    Args:
-      recalls: name of the stage 1 -> n -> recall at k = 1, 2, ..., [K]. Each gets a line.
-    """
+    """Plots {name of stage 1: {n: recall at k = 1, 2, ..., [K]}}, with a line for each n."""
     sizes = {n for by_n in recalls.values() for n in by_n}
     lines = [
         Curve(f"{name}, n = {n}" if len(sizes) > 1 else name, np.arange(1, len(found) + 1), found)

@@ -1,7 +1,7 @@
 """`cocondenser <command>`: parses the command line, calls one function, prints.
 
-Each module here declares some commands: their flags, and beside them the call. Libraries are
-imported where a command needs them, so that `--help` and mistakes answer at once.
+Each module declares some commands: their flags, and beside them the call. Commands import the
+libraries they need when they run, so that `--help` and user errors are fast.
 """
 
 import logging
@@ -14,19 +14,19 @@ from cocondenser_jax.cli import analysis, evaluation, finetuning, pretraining, q
 from cocondenser_jax.cli.flags import Parser
 from cocondenser_jax.errors import UserError
 
-# Libraries that report at length what no user asked for.
+# Libraries whose INFO messages no user asked for.
 _QUIET = "datasets faiss httpx jax orbax sentence_transformers".split()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
-    # Before torch is loaded: beside other work on the machine, OpenMP threads that wait by spinning
-    # made fine-tuning a hundred times slower; threads that sleep cost nothing measurable.
+    # Before torch is loaded: on a busy machine, OpenMP threads that spin while they wait made
+    # fine-tuning a hundred times slower; threads that sleep cost nothing measurable.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax's: it also raises what it logs
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax raises what it logs
     try:
         parser = _make_parser()
         arguments, rest = parser.parse_known_args(argv)
@@ -56,6 +56,6 @@ def _make_parser() -> Parser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )
-    for module in (pretraining, finetuning, retrieval, evaluation, analysis, quickstart):
+    for module in (quickstart, pretraining, finetuning, retrieval, evaluation, analysis):
         module.add_commands(commands)
     return parser

@@ -1,4 +1,4 @@
-"""What the commands share: how one is declared, common flags, how metrics are printed."""
+"""What the commands share: how one is declared, common flags, how results are printed."""
 
 import argparse
 import textwrap
@@ -14,27 +14,24 @@ Commands = Any  # what argparse's add_subparsers returns, of a type that it keep
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a wrong flag with one line and exit status 2."""
+    """Answers a wrong flag with one line instead of the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises a UserError in place of printing the usage."""
+        """Raises a UserError, which `main` prints."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
 def add_command(
     commands: Commands, name: str, run: Callable[[Arguments], int | None], does: str, example: str
 ) -> Parser:
-    """Declares a command.
+    """Declares a command, and returns its parser, to add its flags to.
 
     Args:
       commands: of the program's parser.
       name: the command.
-      run: what it does; returns the exit status, None for 0.
+      run: returns the exit status, None for 0.
       does: one sentence for the list of commands and the command's own help.
-      example: worked arguments for the help.
-
-    Returns:
-      The command's parser, for its flags.
+      example: arguments, for the help.
     """
     added: Parser = commands.add_parser(
         name,
@@ -54,14 +51,20 @@ def add_command_group(commands: Commands, name: str, does: str) -> Commands:
     return group.add_subparsers(required=True, metavar="WHAT", parser_class=Parser)
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """Returns a flag's type: a whole number from `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, not {text!r}")
+        return int(text)
+
+    return read
+
+
 def whole_numbers(text: str) -> list[int]:
     """Reads a flag's whole numbers from 1, separated by commas."""
-    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(
-            f"expected whole numbers from 1, separated by commas, not {text!r}"
-        )
-    return numbers
+    return [at_least(1)(part) for part in text.split(",")]
 
 
 def add_config(command: Parser) -> None:
@@ -71,13 +74,13 @@ def add_config(command: Parser) -> None:
 
 
 def add_workdir(command: Parser, does: str) -> None:
-    """Adds --workdir, for commands that go on where they stopped."""
+    """Adds --workdir, for commands that resume."""
     command.add_argument("--workdir", required=True, type=Path, help=does)
 
 
 def add_json_out(command: Parser) -> None:
-    """Adds --json_out, for commands that print figures."""
-    command.add_argument("--json_out", type=Path, help="also write the figures to this file")
+    """Adds --json_out, for commands that print results."""
+    command.add_argument("--json_out", type=Path, help="also write the results to this JSON file")
 
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
@@ -88,11 +91,19 @@ def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
         print(textwrap.indent(textwrap.shorten(text, 300, placeholder=" ..."), " " * 12))
 
 
-def print_metrics(figures: Mapping[str, Any], json_out: Path | None) -> None:
-    """Prints one figure a line, and writes them all where asked."""
-    width = max(map(len, figures))
-    for name, value in figures.items():
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows of cells under a header; all columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for first, *others in (header, *rows):
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        print("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
+
+
+def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
+    """Prints one name and value per line, and writes them all where asked."""
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
         shown = f"{value:,}" if isinstance(value, int) else value
         print(f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else shown}")
     if json_out:
-        write_json(json_out, figures)
+        write_json(json_out, metrics)

@@ -1,22 +1,25 @@
-"""The command that walks the whole road."""
+"""The command that runs the whole pipeline."""
 
 import sys
 from pathlib import Path
 
-from cocondenser_jax.cli.flags import Arguments, Commands, add_command, add_workdir, print_search
+from cocondenser_jax.cli.flags import (
+    Arguments,
+    Commands,
+    add_command,
+    add_workdir,
+    print_search,
+    print_table,
+)
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds them to the command line."""
-    _add_quickstart(commands)
-
-
-def _add_quickstart(commands: Commands) -> None:
+    """Adds it to the command line."""
     command = add_command(
         commands,
         "quickstart",
         _quickstart,
-        "The whole road in one command, on the docstrings of this machine's Python packages.",
+        "Run the whole pipeline on the docstrings of this machine's Python packages.",
         "--workdir=runs/quickstart",
     )
     add_workdir(command, "the folder to work in")
@@ -30,10 +33,15 @@ def _quickstart(arguments: Arguments) -> None:
     program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"
     compare_all = arguments.compare == "all"
     outcome = quickstart(arguments.workdir, compare_all=compare_all, program=program)
-    print(f"\n{'':<28}{'MRR@10':>8}{'Recall@100':>12}{'seconds':>9}")
-    for row in outcome.rows:
-        print(f"{row.name:<28}{row.mrr_at_10:8.3f}{row.recall_at_100:12.3f}{row.seconds:9.0f}")
-    for example in outcome.examples:
+    print()
+    print_table(
+        ("", "MRR@10", "Recall@100", "seconds"),
+        [
+            (name, f"{mrr:.3f}", f"{recall:.3f}", f"{seconds:.0f}")
+            for name, mrr, recall, seconds in outcome.rows
+        ],
+    )
+    for query, hits in outcome.examples.items():
         print()
-        print_search(example.query, [(hit.score, hit.title, hit.text) for hit in example.hits])
+        print_search(query, hits)
     print(f"\nreport: {outcome.report}\nsearch for yourself:\n  {outcome.search_command}")

@@ -1,8 +1,8 @@
 """The quickstart's retrieval task, made of the docstrings of this machine's Python packages.
 
-A docstring's first paragraph says what a thing does, the rest is a passage that explains it: asking
-for the passage with the first paragraph is a retrieval task that every machine holds. Some
-docstrings are held out as test queries; their first paragraphs are in no training text.
+A docstring's first paragraph says what a thing does, the rest explains it. Finding the rest, a
+passage, from the first paragraph is a retrieval task that every machine holds. Some docstrings are
+held out as test queries; their first paragraphs are in no training text.
 """
 
 import json
@@ -15,15 +15,15 @@ import numpy as np
 from cocondenser_jax.corpus.pydocs import read_docstrings
 
 N_TEST_QUERIES = 1000
-MIN_QUERY_WORDS = 4  # "Examples:" or "See also" ask for nothing
+MIN_QUERY_WORDS = 4  # "Examples:" and "See also" are not queries
 MIN_PASSAGE_WORDS = 10
 
 
 def write_task(folder: Path) -> None:
     """Writes the retrieval task in BEIR layout, and the text to pre-train on, into `folder`.
 
-    Queries are first paragraphs that belong to one docstring only. All passages are pre-trained on,
-    as the corpus to be searched is; of the held-out docstrings, nothing but the passage.
+    Queries are first paragraphs that belong to one docstring only. Pre-training sees all passages,
+    as it would see any corpus to be searched, but no first paragraph of a held-out docstring.
     """
     split = [(name, *text.split("\n\n", 1)) for name, text in read_docstrings()]
     docs = [(name, " ".join(first.split()), rest.strip()) for name, first, rest in split]

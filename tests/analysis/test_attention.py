@@ -76,7 +76,7 @@ def test_entropies_are_those_of_numpy(
     expected = np.mean([entropies_by_numpy(model, tokenizer, text) for text in texts], axis=(0, 2))
     assert np.ptp(expected) > 1e-3
     found = layer_entropies(model, tokenizer, texts, MAX_TOKENS)
-    np.testing.assert_allclose(found.layers, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.entropy, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("max_tokens", [6, MAX_TOKENS])
@@ -89,7 +89,7 @@ def test_uniform_attention_has_the_entropy_log_length(
     lengths = [n_tokens(tokenizer, text, max_tokens) for text in texts]
     found = layer_entropies(model, tokenizer, texts, max_tokens)
     assert found.uniform == pytest.approx(np.mean(np.log(lengths)))
-    np.testing.assert_allclose(found.layers, found.uniform, rtol=1e-6)
+    np.testing.assert_allclose(found.entropy, found.uniform, rtol=1e-6)
 
 
 def test_neither_padding_nor_batches_nor_order_matter(
@@ -99,12 +99,12 @@ def test_neither_padding_nor_batches_nor_order_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     together = layer_entropies(model, tokenizer, texts, MAX_TOKENS)
-    alone = [layer_entropies(model, tokenizer, [text], MAX_TOKENS).layers for text in texts]
-    np.testing.assert_allclose(together.layers, np.mean(alone, axis=0), rtol=1e-5)
+    alone = [layer_entropies(model, tokenizer, [text], MAX_TOKENS).entropy for text in texts]
+    np.testing.assert_allclose(together.entropy, np.mean(alone, axis=0), rtol=1e-5)
     tokenizer.padding_side = "left"  # as some tokenizers are saved
     monkeypatch.setattr(attention, "_MAX_WEIGHTS", 2 * MAX_TOKENS**2)
     in_pairs = layer_entropies(model, tokenizer, texts[::-1], MAX_TOKENS)
-    np.testing.assert_allclose(in_pairs.layers, together.layers, rtol=1e-5)
+    np.testing.assert_allclose(in_pairs.entropy, together.entropy, rtol=1e-5)
 
 
 def test_batches_hold_every_row_and_bounded_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ def test_half_precision_weights_are_computed_with_in_single(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]
 ) -> None:
     rounded = model.bfloat16().float()
-    expected = layer_entropies(rounded, tokenizer, texts, MAX_TOKENS).layers
-    found = layer_entropies(model.bfloat16(), tokenizer, texts, MAX_TOKENS).layers
+    expected = layer_entropies(rounded, tokenizer, texts, MAX_TOKENS).entropy
+    found = layer_entropies(model.bfloat16(), tokenizer, texts, MAX_TOKENS).entropy
     np.testing.assert_array_equal(found, expected)
 
 
@@ -135,8 +135,8 @@ def test_a_tokenizer_without_cls_is_refused(
 
 def test_panel_counts_layers_from_one_and_marks_uniform_attention() -> None:
     found = {
-        "two": LayerEntropies(np.array([1.0, 2.0]), 3.5),
-        "three": LayerEntropies(np.array([1.5, 2.5, 0.5]), 3.5),
+        "two": LayerEntropies([1.0, 2.0], 3.5),
+        "three": LayerEntropies([1.5, 2.5, 0.5], 3.5),
     }
     panel = entropy_panel(found)
     assert [line.label for line in panel.curves] == ["two", "three"]
@@ -144,5 +144,5 @@ def test_panel_counts_layers_from_one_and_marks_uniform_attention() -> None:
     np.testing.assert_array_equal(panel.curves[1].values, [1.5, 2.5, 0.5])
     assert panel.reference == (3.5, "uniform attention")
     # With tokenizers that cut otherwise, there is no one height.
-    other = {**found, "two": LayerEntropies(np.array([1.0, 2.0]), 3.6)}
+    other = {**found, "two": LayerEntropies([1.0, 2.0], 3.6)}
     assert entropy_panel(other).reference is None

@@ -8,18 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cocondenser_jax.analysis.page import _STYLE as PAGE_STYLE
 from cocondenser_jax.analysis.plots import (
     Curve,
     Panel,
     bin_means,
     curve,
     final_value,
+    legend_names,
     panel_svg,
     read_metrics,
     write_plot,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.quickstart.report import _STYLE as PAGE_STYLE
 
 
 def write_lines(path: Path, *rows: dict[str, float], end: str = "") -> Path:
@@ -187,3 +188,16 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     panel = Panel("", [Curve("a", np.arange(3), np.arange(3.0))])
     with pytest.raises(UserError, match=r"cannot write .*plot\.png"):
         write_plot(panel, tmp_path / "file" / "plot.png")
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/b/run", "a/c/run", "a/b/run"], ["b/run", "c/run"]),
+        (["a/run", "b/other"], ["run", "other"]),
+        (["run"], ["run"]),
+    ],
+)
+def test_names_of_a_legend_tell_paths_apart(paths: list[str], names: list[str]) -> None:
+    found = legend_names([Path(path) for path in paths])
+    assert found == {name: Path(path) for name, path in zip(names, paths, strict=False)}

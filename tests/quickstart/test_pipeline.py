@@ -1,19 +1,59 @@
 """The quickstart on the docstrings of one package, with a few steps of each training."""
 
 import json
+import shlex
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
+from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
+from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.pydocs import read_docstrings
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.quickstart import pipeline, task
 from cocondenser_jax.quickstart.pipeline import Outcome, quickstart
+from cocondenser_jax.quickstart.report import ResultRow
+from cocondenser_jax.retrieval.models import model_sha256
+
+SEEDS = range(3)
+
+
+class Finished(NamedTuple):
+    """What the module's one training left.
+
+    Attributes:
+      workdir: of the quickstart.
+      outcome: of a first call.
+      rows: of a second call, which compares everything.
+      warm_starts: folder and parameters that each run was given to start from, in their order.
+    """
+
+    workdir: Path
+    outcome: Outcome
+    rows: list[ResultRow]
+    warm_starts: list[tuple[Path, Any]]
+
+    def folder(self, model: str, seed: int) -> Path:
+        """Returns where the `model`, retriever and index of a row are."""
+        if (model, seed) == ("cocondenser", 0):
+            return self.workdir
+        return self.workdir / "compare" / f"{model}-{seed}"
+
+    def run(self, stage: str, seed: int) -> Path:
+        return self.folder("cocondenser", seed) / "pretraining" / stage
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -49,31 +89,150 @@ def small() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps compiled programs on disk: those of the three seeds are the same."""
+    cache = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: getattr(jax.config, name) for name in cache}
+
+    def use(settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+    use(cache)
+    yield
+    use(before)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    small: None, compiled_once: None, tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
     workdir = tmp_path_factory.mktemp("quickstart") / "run"
-    return workdir, quickstart(workdir)
+    warm_starts: list[tuple[Path, Any]] = []
+    load_warm_start = pipeline.load_warm_start
+
+    def recorded(config: ConfigDict) -> Any:
+        start = load_warm_start(config)
+        if start is not None:
+            warm_starts.append((Path(config.warm_start), start[1]))
+        return start
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "load_warm_start", recorded)
+        outcome = quickstart(workdir)
+        rows = quickstart(workdir, compare_all=True).rows
+    return Finished(workdir, outcome, rows, warm_starts)
 
 
-def test_the_folder_holds_what_was_promised(finished: tuple[Path, Outcome]) -> None:
-    workdir, outcome = finished
+def assert_same(left: Any, right: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def differ(left: Any, right: Any) -> bool:
+    """Tells whether every matrix of two parameter trees differs; biases may all be 0."""
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all((np.asarray(a) != np.asarray(b)).any() for a, b in pairs if np.ndim(a) > 1)
+
+
+def test_the_folder_holds_what_was_promised(finished: Finished) -> None:
+    workdir, outcome = finished.workdir, finished.outcome
     for name in ("model/model.safetensors", "retriever/modules.json", "index/index.faiss"):
         assert (workdir / name).is_file()
     assert [row.name for row in outcome.rows] == ["BM25", "no pre-training", "coCondenser"]
     results = json.loads((workdir / "results.json").read_text())
-    for row, result in zip(outcome.rows, results, strict=True):
-        assert result["mrr_at_10"] == row.mrr_at_10
-        assert 0.0 <= row.mrr_at_10 <= row.recall_at_100 <= 1.0
-        assert row.seconds > 0.0
+    assert results == [row._asdict() for row in finished.rows]
     assert outcome.rows[0].mrr_at_10 > 0.2  # BM25 needs no training
-    assert "coCondenser" in (workdir / "report.html").read_text()
-    assert len(outcome.examples) == 3
-    assert all(len(example.hits) == 3 for example in outcome.examples)
+    assert all(row.seconds > 0.0 for row in finished.rows)
+    report = outcome.report.read_text()
+    assert f"<dd>{open_store(workdir / 'store').sha256}</dd>" in report
+    assert report.count('<th scope="row">') == len(finished.rows)
+    assert "30 held-out first paragraphs" in report
+
+
+def test_rows_are_an_evaluation_of_the_run_files(finished: Finished) -> None:
+    qrels = read_qrels(finished.workdir / "data" / "qrels" / "test.tsv")
+    names = ("no-pretraining", "condenser", "cocondenser")
+    files = [finished.folder(name, seed) / "test.trec" for seed in SEEDS for name in names]
+    for row, file in zip(finished.rows, [finished.workdir / "bm25.trec", *files], strict=True):
+        found = defaultdict(list)
+        for line in file.read_text().splitlines():
+            query, _, passage, *_ = line.split()
+            found[query].append(passage)
+        # Each query has one relevant passage.
+        ranks = [
+            1 + found[query].index(passage) if passage in found[query] else 1000
+            for query, judged in qrels.items()
+            for passage in judged
+        ]
+        assert len(ranks) == 30
+        assert row.mrr_at_10 == pytest.approx(sum(1 / r for r in ranks if r <= 10) / 30)
+        assert row.recall_at_100 == pytest.approx(sum(r <= 100 for r in ranks) / 30)
+    for old, new in zip(finished.outcome.rows, [finished.rows[i] for i in (0, 1, 3)], strict=True):
+        assert old[1:3] == new[1:3]  # seed 0 was not trained again
+    expected = ("no pre-training", "Condenser", "coCondenser")
+    assert [row.name for row in finished.rows[1:]] == [
+        f"{name}, seed {seed}" for seed in SEEDS for name in expected
+    ]
+
+
+def test_cocondenser_starts_from_the_condensers_weights(finished: Finished) -> None:
+    condensers = [finished.run("condenser", seed) for seed in SEEDS]
+    assert [folder for folder, _ in finished.warm_starts] == condensers  # once each
+    for seed, (folder, start) in enumerate(finished.warm_starts):
+        assert_same(start, load_run(folder)[1])
+        assert differ(start, load_run(finished.run("cocondenser", seed))[1])
+
+
+def test_each_exported_model_is_that_of_its_run(finished: Finished) -> None:
+    for seed in SEEDS:
+        for stage in ("condenser", "cocondenser"):
+            _, params, facts = load_run(finished.run(stage, seed))
+            assert facts["config"]["train"]["contrastive"] == (stage == "cocondenser")
+            assert_same(load_folder(str(finished.folder(stage, seed) / "model"))[1], params)
+
+
+def test_each_retriever_is_tuned_from_the_model_beside_it(finished: Finished) -> None:
+    for seed in SEEDS:
+        for name in ("no-pretraining", "condenser", "cocondenser"):
+            folder = finished.folder(name, seed)
+            config = json.loads((folder / "finetuning" / "finetune.json").read_text())
+            assert (config["model"], config["seed"]) == (str(folder / "model"), seed)
+            manifest = json.loads((folder / "index" / "manifest.json").read_text())
+            assert manifest["model_sha256"] == model_sha256(folder / "retriever")
+
+
+def test_the_seeds_and_the_models_of_a_seed_differ(finished: Finished) -> None:
+    params = {
+        (name, seed): load_folder(str(finished.folder(name, seed) / "model"))[1]
+        for name in ("no-pretraining", "condenser", "cocondenser")
+        for seed in SEEDS
+    }
+    for left, right in combinations(params, 2):
+        assert differ(params[left], params[right]), (left, right)
+
+
+def test_the_search_command_finds_the_first_example(
+    finished: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, *arguments = shlex.split(finished.outcome.search_command)
+    assert program == "cocondenser"
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    query, hits = next(iter(finished.outcome.examples.items()))
+    assert f'"{query}"' in printed
+    assert len(hits) == 3
+    for score, title, _ in hits:
+        assert f"{score:8.2f}  {title}\n" in printed
 
 
 def test_held_out_first_paragraphs_are_in_no_training_text(
-    finished: tuple[Path, Outcome],
+    finished: Finished,
 ) -> None:
-    data = finished[0] / "data"
+    data = finished.workdir / "data"
     queries = {query["_id"]: query["text"] for query in lines(data / "queries.jsonl")}
     texts = {
         " ".join(line["text"].split("\n\n")[0].split()) for line in lines(data / "pretrain.jsonl")
@@ -89,31 +248,22 @@ def test_held_out_first_paragraphs_are_in_no_training_text(
         assert queries[query] not in passages[query]
 
 
-def test_called_again_it_trains_nothing(finished: tuple[Path, Outcome]) -> None:
-    workdir, outcome = finished
-    trained = [workdir / "model", workdir / "retriever", workdir / "index", workdir / "store"]
-    before = [path.stat().st_mtime_ns for path in trained]
-    again = quickstart(workdir)
-    assert [path.stat().st_mtime_ns for path in trained] == before
-    for old, new in zip(outcome.rows, again.rows, strict=True):
-        assert (old.name, old.mrr_at_10, old.recall_at_100) == (
-            new.name, new.mrr_at_10, new.recall_at_100,
-        )  # fmt: skip
-
-
-def test_the_whole_comparison_adds_a_condenser_and_two_seeds(
-    finished: tuple[Path, Outcome],
+def test_called_again_it_trains_nothing(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workdir, outcome = finished
-    rows = quickstart(workdir, compare_all=True).rows
-    names = ("no pre-training", "Condenser", "coCondenser")
-    expected = ["BM25", *(f"{name}, seed {seed}" for seed in range(3) for name in names)]
-    assert [row.name for row in rows] == expected
-    assert rows[3].mrr_at_10 == outcome.rows[2].mrr_at_10  # seed 0 is not trained again
+    for name in ("train", "finetune", "encode_corpus", "build_store", "bm25_run"):
+        monkeypatch.delattr(pipeline, name)
+    # As a kill between these two would leave it.
+    retriever = finished.workdir / "retriever"
+    retriever.rename(finished.workdir / "finetuning" / "retriever")
+    again = quickstart(finished.workdir)
+    assert (retriever / "modules.json").is_file()
+    for old, new in zip(finished.outcome.rows, again.rows, strict=True):
+        assert old[:3] == new[:3]
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="already holds something else"):
+    with pytest.raises(UserError, match="already exists"):
         quickstart(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

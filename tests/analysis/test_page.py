@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cocondenser_jax.analysis.page import comparison, definitions, plots, searches, write_page
 from cocondenser_jax.analysis.plots import Curve, Panel
-from cocondenser_jax.quickstart.report import Example, Hit, ResultRow, write_report
 
 HOSTILE = "<script src='https://x.example/a.js'>&\"</script>"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -47,7 +47,7 @@ class Page(HTMLParser):
         return [text for where, text in self.texts if where == tag]
 
 
-def arguments(**changes: Any) -> dict[str, Any]:
+def content(**changes: Any) -> dict[str, Any]:
     steps = np.arange(1.0, 4.0)
     values: dict[str, Any] = {
         "title": "A run",
@@ -57,35 +57,49 @@ def arguments(**changes: Any) -> dict[str, Any]:
             Panel("MLM loss", [Curve("stage 1", steps, np.array([3.0, 2.0, 1.25]))]),
             Panel("Contrastive loss", [Curve("stage 1", np.empty(0), np.empty(0))]),
         ],
-        "rows": [
-            ResultRow("BM25", 0.4712, 0.9, 0.25),
-            ResultRow("coCondenser", 0.24, 0.9001, 1512.74),
-        ],
-        "table_note": "1,000 queries.",
-        "examples": [
-            Example("sort an array", [Hit(12.25, "numpy.sort", "Return a sorted copy.")]),
-            Example("nothing like it", []),
-        ],
-        "search_command": 'cocondenser search --query "…"',
+        "metrics": ("MRR@10", "Recall@100"),
+        "rows": [("BM25", (0.4712, 0.9), 0.25), ("coCondenser", (0.24, 0.9001), 1512.74)],
+        "note": "1,000 queries.",
+        "found": {
+            "sort an array": [(12.25, "numpy.sort", "Return a sorted copy.")],
+            "nothing like it": [],
+        },
+        "command": 'cocondenser search --query "…"',
+        "heading": "Curves",
     }
     return values | changes
 
 
 def written_page(folder: Path, **changes: Any) -> tuple[str, Page]:
-    out = folder / "report.html"
-    write_report(out, **arguments(**changes))
+    values, out = content(**changes), folder / "report.html"
+    sections = {
+        "Comparison": comparison(values["metrics"], values["rows"], values["note"]),
+        "Searches": searches(values["found"], values["command"]),
+        values["heading"]: plots(values["panels"]),
+        "Run": definitions(values["facts"]),
+    }
+    write_page(out, values["title"], values["summary"], sections)
     html = out.read_text(encoding="utf-8")
     return html, Page(html)
 
 
-def test_page_shows_the_figures_and_sets_the_best_of_each_column_in_bold(tmp_path: Path) -> None:
+def test_page_shows_the_metrics_and_sets_the_best_of_each_column_in_bold(tmp_path: Path) -> None:
     html, page = written_page(tmp_path)
     table = html[html.index("<tbody>") : html.index("</tbody>")]
     assert re.findall(r"<b>([\d.]+)</b>", table) == ["0.471", "0.900"]
     assert re.findall(r"width:([\d.]+)%", table) == ["47.1", "90.0", "24.0", "90.0"]
+    assert page.texts_in("th") == [
+        "Retriever",
+        "MRR@10",
+        "Recall@100",
+        "Seconds",
+        "BM25",
+        "coCondenser",
+    ]
     assert page.texts_in("td") == ["0.900", "0.2", "0.240", "1,512.7"]
     assert page.texts_in("dd") == ["7", "0.10"]
     assert 'cocondenser search --query "…"' in page.texts_in("code")
+    assert re.search(r"^pre \{[^}]*white-space: pre-wrap; overflow-wrap: anywhere;", html, re.M)
 
 
 def test_page_shows_examples_with_scores_and_opens_the_first(tmp_path: Path) -> None:
@@ -105,7 +119,7 @@ def test_page_leaves_out_panels_without_points_and_names_final_values(tmp_path: 
     assert "1.25" in page.texts_in("b")
 
 
-def hostile_arguments() -> dict[str, Any]:
+def hostile_content() -> dict[str, Any]:
     return {
         "title": HOSTILE,
         "summary": HOSTILE,
@@ -113,14 +127,16 @@ def hostile_arguments() -> dict[str, Any]:
         "panels": [
             Panel(HOSTILE, [Curve(HOSTILE, np.ones(2), np.ones(2))], reference=(1, HOSTILE))
         ],
-        "rows": [ResultRow(HOSTILE, 0, 0, 0)],
-        "table_note": HOSTILE,
-        "examples": [Example(HOSTILE, [Hit(1, HOSTILE, HOSTILE)])],
-        "search_command": HOSTILE,
+        "metrics": (HOSTILE,),
+        "rows": [(HOSTILE, (0.0,), 0.0)],
+        "note": HOSTILE,
+        "found": {HOSTILE: [(1.0, HOSTILE, HOSTILE)]},
+        "command": HOSTILE,
+        "heading": HOSTILE,
     }
 
 
-@pytest.mark.parametrize("changes", [{}, hostile_arguments()])
+@pytest.mark.parametrize("changes", [{}, hostile_content()])
 def test_page_loads_nothing_and_runs_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     html, page = written_page(tmp_path, **changes)
     loaded = [
@@ -137,14 +153,15 @@ def test_page_loads_nothing_and_runs_nothing(tmp_path: Path, changes: dict[str, 
 
 
 def test_text_comes_out_as_it_went_in(tmp_path: Path) -> None:
-    _, page = written_page(tmp_path, **hostile_arguments())
+    _, page = written_page(tmp_path, **hostile_content())
     shown = [text for _, text in page.texts if text == HOSTILE]
-    assert len(shown) == 14  # title twice, summary, fact twice, panel, curve, reference, row, note,
-    # query, hit, passage, command
+    # Title twice, summary, heading, fact twice, panel, curve, reference, metric, row, note, query,
+    # hit, passage, command.
+    assert len(shown) == 16
 
 
 def test_lone_surrogates_are_written(tmp_path: Path) -> None:
-    _, page = written_page(tmp_path, examples=[Example("\ud800 query", [])])
+    _, page = written_page(tmp_path, found={"\ud800 query": []})
     assert page.texts_in("summary") == ["? query"]
 
 
@@ -157,8 +174,8 @@ def test_lone_surrogates_are_written(tmp_path: Path) -> None:
     ],
 )
 def test_page_shows_the_beginning_of_a_passage(tmp_path: Path, passage: str, shown: str) -> None:
-    examples = [Example("query", [Hit(1.0, "title", passage)] * 10)] * 20
-    html, page = written_page(tmp_path, examples=examples)
+    found = {f"query {i}": [(1.0, "title", passage)] * 10 for i in range(20)}
+    html, page = written_page(tmp_path, found=found)
     assert page.texts_in("p").count(shown) == 200
     assert len(html.encode()) < 400_000
 

@@ -1,0 +1,135 @@
+"""What user errors get: one line that names the mistake, and nothing left behind."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from tests.cli.workplace import SMALLER, make_workplace
+
+
+def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
+    """Commands with one mistake each, and what the one line has to say."""
+    texts = {
+        "empty.jsonl": b"",
+        "broken.jsonl": b'{"text": "one"}\n{"text": \n',
+        "latin1.txt": b"caf\xe9\n",
+        "nothing.jsonl": b'{"name": "no text"}\n',
+        "huge.txt": b"word " * 10_500_000,
+    }
+    for name, content in texts.items():
+        (folder / name).write_bytes(content)
+
+    def corpus(source: str) -> list[str]:
+        tokenizer = folder / "bert-base-uncased"
+        return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}", f"--out={folder}/out"]
+
+    def pretrain(*words: str) -> list[str]:
+        store = f"--config.data.store={folder}/stores/wiki"
+        smaller = [store, *SMALLER["pretrain"].split()]
+        return [
+            "pretrain",
+            "--config=configs/small.py",
+            f"--workdir={folder}/out",
+            *smaller,
+            *words,
+        ]
+
+    return {
+        "missing corpus": (corpus(f"{folder}/none.jsonl"), "none.jsonl"),
+        "unknown source": (corpus("gopher:x"), "gopher"),
+        "empty corpus": (corpus(f"{folder}/empty.jsonl"), "no documents"),
+        "broken JSON": (corpus(f"{folder}/broken.jsonl"), "broken.jsonl:2"),
+        "not UTF-8": (corpus(f"{folder}/latin1.txt"), "UTF-8"),
+        "no text": (corpus(f"{folder}/nothing.jsonl"), "nothing.jsonl:1"),
+        "a document of 50 MB": (corpus(f"{folder}/huge.txt"), "huge.txt:1"),
+        "no tokenizer": (
+            ["corpus", "--source=pydocs", f"--tokenizer={folder}/data", f"--out={folder}/out"],
+            "tokenizer",
+        ),
+        "a folder that is taken": (
+            [*corpus(f"{folder}/articles.jsonl.xz")[:-1], f"--out={folder}/data"],
+            "already exists",
+        ),
+        "bad shard": ([*corpus("pydocs"), "--shard=3/2"], "0 <= i < n"),
+        "chunk size": (pretrain("--config.train.chunk_size=3"), "chunk_size 3 does not divide"),
+        "unknown key": (pretrain("--config.train.stepz=3"), "no setting config.train.stepz"),
+        "wrong type": (pretrain("--config.train.steps=many"), "expected a value like"),
+        "unknown flag": (pretrain("--steps=3"), "unknown argument '--steps=3'"),
+        "no store": (
+            pretrain("--config.data.store="),
+            "expected the folder that `cocondenser corpus`",
+        ),
+        "not a store": (pretrain(f"--config.data.store={folder}/data"), "data"),
+        "tokenizer of another model": (
+            pretrain(f"--config.warm_start={folder}/other", "--config.model.n_head_layers=2"),
+            "build the store with the model's own tokenizer",
+        ),
+        "workdir with something else": (pretrain(f"--workdir={folder}/data"), "already holds"),
+        "no such run": (["convert", f"--checkpoint={folder}/none", f"--out={folder}/out"], "none"),
+        "both directions": (["convert", f"--out={folder}/out"], "give either"),
+        "no qrels": (
+            ["evaluate", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
+            "none.tsv",
+        ),
+        "missing flag": (["evaluate"], "one of the arguments --run --model is required"),
+        "no command": ([], "COMMAND"),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, research_folders: dict[str, Path]) -> Path:
+    """A workplace with a store, a model of another vocabulary, a run file, and an index."""
+    folder = make_workplace(tmp_path_factory.mktemp("bad"))
+    arguments = [f"--source={folder}/articles.jsonl.xz", f"--out={folder}/stores/wiki"]
+    tokenizer = f"--tokenizer={folder}/bert-base-uncased"
+    assert main(["corpus", *arguments, tokenizer, *SMALLER["corpus"].split()]) == 0
+    shutil.copytree(research_folders["bert"], folder / "other")
+    save_tokenizer(train_wordpiece(["some other words entirely"] * 9, 40), folder / "other")
+    (folder / "runs" / "index").mkdir(parents=True)
+    (folder / "runs" / "index" / "manifest.json").write_text("{}")
+    (folder / "runs" / "test.trec").write_text("q30 Q0 p30 1 1.0 test\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bad(folder: Path) -> dict[str, tuple[list[str], str]]:
+    return bad_inputs(folder)
+
+
+CASES = (
+    "missing corpus", "unknown source", "empty corpus", "broken JSON", "not UTF-8", "no text",
+    "a document of 50 MB", "no tokenizer", "a folder that is taken", "bad shard", "chunk size",
+    "unknown key", "wrong type", "unknown flag", "no store", "not a store",
+    "tokenizer of another model", "workdir with something else", "no such run",
+    "both directions", "no qrels", "missing flag", "no command",
+)  # fmt: skip
+
+
+def test_no_case_is_forgotten(bad: dict[str, tuple[list[str], str]]) -> None:
+    assert set(CASES) == bad.keys()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_gets_one_line_and_leaves_nothing(
+    bad: dict[str, tuple[list[str], str]],
+    case: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    data = sorted(path.name for path in (folder / "data").rglob("*"))
+    command, says = bad[case]
+    capsys.readouterr()
+    assert main(command) == 2
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("cocondenser:")
+    ]
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert sorted(path.name for path in (folder / "data").rglob("*")) == data

@@ -1,0 +1,129 @@
+"""The README's commands on a small corpus: what they leave, and what can be done with it."""
+
+import contextlib
+import io
+import logging
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cocondenser_jax.cli import main
+from tests.cli.workplace import SMALLER, make_workplace
+
+README = Path(__file__).parents[2] / "README.md"
+SECRET = "hf_a1b2c3d4e5f6g7h8"
+CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"
+
+
+def readme_commands() -> list[list[str]]:
+    """Returns the commands of the README's section on a corpus of one's own."""
+    section = README.read_text().split("## A corpus of your own")[1].split("\n## ")[0]
+    block = re.search(r"```\n(.*?)```", section, re.DOTALL)
+    assert block
+    lines = block[1].replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("cocondenser ")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder after all of these commands, and in log.txt what they said."""
+    folder = make_workplace(tmp_path_factory.mktemp("pipeline"))
+    said = io.StringIO()
+    log = logging.StreamHandler(said)
+    logging.getLogger().addHandler(log)
+    redirected = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+    with pytest.MonkeyPatch.context() as patch, redirected[0], redirected[1]:
+        patch.chdir(folder)
+        for name in CREDENTIALS:
+            patch.setenv(name, SECRET)
+        for _, command, *arguments in readme_commands():
+            assert main([command, *arguments, *SMALLER.get(command, "").split()]) == 0, command
+    logging.getLogger().removeHandler(log)
+    (folder / "log.txt").write_text(said.getvalue())
+    return folder
+
+
+def test_the_readme_runs_the_whole_pipeline() -> None:
+    assert {command[1] for command in readme_commands()} == {
+        "corpus", "pretrain", "convert", "finetune", "encode", "index", "retrieve", "evaluate"
+    }  # fmt: skip
+
+
+def holders_of_the_secret(folder: Path) -> list[str]:
+    """Lists the files whose name or content has it."""
+    return [
+        path.name
+        for path in folder.rglob("*")
+        if SECRET in path.name or (path.is_file() and SECRET.encode() in path.read_bytes())
+    ]
+
+
+def test_no_credential_is_written_or_printed(finished: Path) -> None:
+    assert holders_of_the_secret(finished) == []
+    folders = {path.name for path in finished.rglob("*") if path.is_dir()}
+    assert folders >= {"checkpoints", "tensorboard", "model", "retriever", "index"}
+    assert "loss" in (finished / "log.txt").read_text()
+    (finished / "planted").write_bytes(b"\0" + SECRET.encode())
+    assert holders_of_the_secret(finished) == ["planted"]
+    (finished / "planted").unlink()
+
+
+def test_the_pipeline_ends_in_metrics(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, qrels = finished / "runs" / "test.trec", finished / "data" / "qrels" / "test.tsv"
+    assert main(["evaluate", f"--run={run}", f"--qrels={qrels}"]) == 0
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    # 40 passages, depth 100: every query finds its passage somewhere.
+    assert float(printed["Recall@100"]) == 1.0
+    assert 0.0 < float(printed["MRR@10"]) <= 1.0
+
+
+def test_convert_and_back_gives_the_same_parameters(finished: Path, tmp_path: Path) -> None:
+    folder = finished / "runs" / "model"
+    assert main(["convert", f"--pytorch_folder={folder}", f"--out={tmp_path}/run"]) == 0
+    assert main(["convert", f"--checkpoint={tmp_path}/run", f"--out={tmp_path}/again"]) == 0
+    for name in ("model.safetensors", "condenser_head.safetensors"):
+        left, right = load_file(folder / name), load_file(tmp_path / "again" / name)
+        assert left.keys() == right.keys()
+        for key, value in left.items():
+            np.testing.assert_array_equal(value, right[key])
+
+
+def test_pretraining_starts_from_an_exported_folder(finished: Path, tmp_path: Path) -> None:
+    arguments = [
+        "--config=configs/small.py",
+        f"--workdir={tmp_path}/run",
+        f"--config.data.store={finished}/stores/wiki",
+        f"--config.warm_start={finished}/runs/model",
+        *SMALLER["pretrain"].split(),
+    ]
+    assert main(["pretrain", *arguments]) == 0
+    shutil.copytree(finished / "runs" / "model", tmp_path / "headless")
+    (tmp_path / "headless" / "condenser_head.safetensors").unlink()
+    headless = [f"--config.warm_start={tmp_path}/headless", f"--workdir={tmp_path}/other"]
+    assert main(["pretrain", *arguments, *headless]) == 2
+    assert main(["pretrain", *arguments, *headless, "--config.init_head=True"]) == 0
+    # Once there is a checkpoint, what the run started from may go.
+    shutil.rmtree(tmp_path / "headless")
+    assert main(["pretrain", *arguments, *headless, "--config.init_head=True"]) == 0
+
+
+def test_a_converted_model_is_not_a_run_to_resume(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished / "runs" / "model"
+    assert main(["convert", f"--pytorch_folder={folder}", f"--out={tmp_path}/run"]) == 0
+    arguments = [
+        "--config=configs/small.py",
+        f"--workdir={tmp_path}/run",
+        f"--config.data.store={finished}/stores/wiki",
+        *SMALLER["pretrain"].split(),
+    ]
+    assert main(["pretrain", *arguments]) == 2
+    assert "holds a converted model" in capsys.readouterr().err
+    assert main(["verify", "checkpoint", f"--checkpoint={tmp_path}/run"]) == 2
+    assert "says nothing about its data" in capsys.readouterr().err

@@ -135,8 +135,8 @@ def research_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
         ),
     ):
         folder = tmp_path_factory.mktemp(kind)
-        vocab_size = _make_tokenizer(kind, folder)
-        config = config_class(**sizes, **extra, vocab_size=vocab_size + 3)
+        _write_tokenizer(kind, folder)
+        config = config_class(**sizes, **extra, vocab_size=93)  # more than the tokenizer has
         lm = lm_class(config)
         head = torch.nn.ModuleList(layer_class(config) for _ in range(2))
         generator = torch.Generator().manual_seed(7)
@@ -152,8 +152,8 @@ def research_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     return folders
 
 
-def _make_tokenizer(kind: str, folder: Path) -> int:
-    """Writes a WordPiece (BERT) or byte-level BPE (RoBERTa) tokenizer; returns its size."""
+def _write_tokenizer(kind: str, folder: Path) -> None:
+    """Writes a WordPiece (BERT) or byte-level BPE (RoBERTa) tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     special = _SPECIALS[kind]
@@ -179,7 +179,6 @@ def _make_tokenizer(kind: str, folder: Path) -> int:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in special.items()}
     ).save_pretrained(folder)
-    return tokenizer.get_vocab_size()
 
 
 @pytest.fixture

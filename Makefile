@@ -1,6 +1,6 @@
-# make quickstart   install and run the whole road on the docstrings of this machine
+# make quickstart   install and run the whole pipeline on the docstrings of this machine
 # make test         install and run what CI runs: lint, types, tests
-# make bench        measure, and renew the tables of benchmarks/README.md (an idle machine, 15 minutes)
+# make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
 # make soak         kill pre-training 200 times on the quickstart's store (make soak KILLS=20 for fewer)
 # make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
 PYTHON ?= python3
@@ -23,7 +23,7 @@ types: .venv/tools
 	$(BIN)/mypy
 
 unit: .venv/tools .venv-beam/installed
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
 
 bench: .venv/tools
 	for name in step memory input convert corpus schedule; do \

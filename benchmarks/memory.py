@@ -1,7 +1,7 @@
-"""Device memory while the batch grows at one chunk size: what the compiler lays out for the step.
+"""Device memory of the compiled step while the batch grows and the chunk size stays.
 
-Eight devices, as many documents as given over all of them. It is the memory of one device beside
-its parameters, optimizer and batch: activations, the gradient sum and other temporaries.
+Documents are counted over all eight devices. Memory is that of one device beside its parameters,
+optimizer and batch: activations, the gradient sum and other temporaries.
 
   python -m benchmarks.memory --json_out=benchmarks/results/memory.json
 """
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--chunk_size", type=int, default=32, help="default: %(default)s spans")
     parser.add_argument("--json_out", type=Path)
     arguments = parser.parse_args()
-    # Before JAX is loaded: the devices of one CPU.
+    # Must be set before JAX is imported.
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={N_DEVICES}"
     rows = [
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def temporaries(arguments: argparse.Namespace, n_documents: int) -> int:
-    """Returns the bytes of one device that the compiled step needs beside its arguments."""
+    """Returns the bytes that the compiled step needs on one device beside its arguments."""
     import jax
 
     from cocondenser_jax.configs import default

@@ -1,9 +1,9 @@
-"""Results on disk, and the tables of two pages made from them.
+"""Writes results, and makes the tables of two pages from them.
 
   python -m benchmarks.results
 
 puts the rows of every `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and
-`<!-- end -->` of the page that has them.
+`<!-- end -->` of the page that holds them.
 """
 
 import json
@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 
 def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
-    """Prints the rows as they come, and writes them where asked."""
+    """Prints the rows as they come, and writes them to `json_out`."""
     kept: Rows = []
     for row in rows:
         print(json.dumps(row), flush=True)
@@ -42,7 +42,7 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    """Renews the tables of `PAGES`."""
+    """Updates the tables of `PAGES`."""
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     for path in sorted((FOLDER / "results").glob("*.json")):
         mark = f"<!-- {path.stem} -->\n"

@@ -1,4 +1,4 @@
-"""Kills pre-training at random moments; started again, does it log the losses of a whole run?
+"""Kills pre-training at random moments: do the restarted runs log what an unbroken run logs?
 
 python -m benchmarks.soak --store=runs/quickstart/store --kills=200
 """
@@ -39,14 +39,14 @@ class Kill(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run that was killed some times, then left to end."""
+    """A run that was killed several times, then left to finish."""
 
     kills: list[Kill]
-    survived: bool  # it ended well, with the losses of a run that was never killed
+    survived: bool  # it finished, with the metrics of a run that was never killed
 
 
 def main() -> None:
-    """Kills as often as asked and prints a table; exit status 1 if a run was lost."""
+    """Kills `--kills` times and prints a table; exit status 1 if a run did not survive."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", required=True, help="a token store")
     parser.add_argument("--config", default="configs/quickstart.py:cocondenser")
@@ -78,12 +78,12 @@ def soak(
     rng: random.Random,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
-    """Yields runs until they were killed `n_kills` times together.
+    """Yields runs until they have been killed `n_kills` times in total.
 
     Args:
       command: of `cocondenser pretrain`, without --workdir.
       folder: for the run folders.
-      n_kills: how often to kill.
+      n_kills: number of kills, over all runs.
       rng: draws the moments.
       environment: of the command; None for this process's own.
     """
@@ -105,7 +105,7 @@ def soak(
         for _ in range(min(KILLS_PER_RUN, n_kills - done)):
             begin = time.monotonic()
             kill = _kill(start(workdir), workdir, rng, AIMS[done % len(AIMS)], seconds)
-            if kill is None:  # it ended first: the machine is faster than it was
+            if kill is None:  # it finished first: the machine is faster than it was
                 seconds = time.monotonic() - begin
                 break
             kills.append(kill)
@@ -116,7 +116,7 @@ def soak(
 
 
 def losses(workdir: Path) -> list[dict[str, float]]:
-    """Returns the logged figures, but for the rates, which depend on the machine."""
+    """Returns the logged metrics without the rates, which depend on the machine."""
     return [
         {key: x for key, x in line.items() if not key.endswith(("_per_second", "_wait_share"))}
         for line in _logged(workdir)
@@ -124,7 +124,7 @@ def losses(workdir: Path) -> list[dict[str, float]]:
 
 
 def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns a row per moment, and one for all: kills, those of runs that were lost, repeats."""
+    """Returns a row per moment and one for all: kills, survived, lost, steps repeated."""
     rows = []
     for moment in (*MOMENTS, "all"):
         chosen = [(k, run) for run in runs for k in run.kills if moment in (k.moment, "all")]
@@ -144,7 +144,7 @@ def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _kill(
     process: subprocess.Popen[bytes], workdir: Path, rng: random.Random, aim: str, seconds: float
 ) -> Kill | None:
-    """Kills a run when it does what is aimed at; returns None if it ended before."""
+    """Kills a run at a random time after `aim`; returns None if it finished before that."""
     first = len(_logged(workdir))
 
     def reached() -> bool:
@@ -181,7 +181,7 @@ def _steps(workdir: Path) -> list[int]:
 
 
 def _logged(workdir: Path) -> list[dict[str, float]]:
-    """Returns the lines of `metrics.jsonl` that are whole."""
+    """Returns the complete lines of `metrics.jsonl`."""
     path = workdir / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]

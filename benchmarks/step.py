@@ -1,14 +1,14 @@
-"""The training step against a plain PyTorch coCondenser: the same weights, batch, losses, machine.
+"""The training step against a plain PyTorch coCondenser: same weights, batch, losses, machine.
 
-The other side is what one would write today: Hugging Face's model with logits at every position,
-the Condenser head of Hugging Face's layers, a gradient cache in two passes (the first through the
-backbone alone), scaled dot-product attention, AdamW. Both sides run in processes of their own, one
-after the other, and have to report the same loss before anything is timed.
+The PyTorch side: Hugging Face's model with logits at every position, a Condenser head of Hugging
+Face's layers, a gradient cache in two passes (the first through the backbone alone), scaled
+dot-product attention, AdamW. Each side runs in a process of its own, one after the other. Times
+are printed only if both report the same loss.
 
   python -m benchmarks.step --json_out=benchmarks/results/step.json
   python -m benchmarks.step --sizes=BERT-base --documents=256 --chunk_size=64 --dtype=bfloat16
 
-Spans are full: no padding on either side. On a GPU both sides run there.
+Spans are full: no padding on either side. Both sides run on a GPU if there is one.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import resource
 import statistics
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +50,9 @@ class Measured(NamedTuple):
 
     loss: float
     seconds: float  # a step, median
-    peak_bytes: int  # of the GPU; on CPU of the process, above what its libraries take
+    peak_bytes: int  # of the GPU; on CPU, of the process beyond what its libraries take
     device: str
-    matmul_flops: float  # per second, of the best of some large matrix products
+    matmul_flops: float  # per second, of the fastest of several large matrix products
 
 
 def main() -> None:
@@ -129,7 +130,7 @@ def _sweep(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[st
 
 
 def _alone(side: Callable[..., Measured], *arguments: Any) -> Measured:
-    """Runs one side in a new process, so that neither its memory nor its threads are shared."""
+    """Runs one side in a new process, which shares neither memory nor threads with the other."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(side, *arguments).result()
@@ -236,7 +237,8 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     width = 8192 if on_gpu else 2048
     square = jnp.ones((width, width), dtype)
     multiply = jax.jit(lambda x: x @ x)
-    best = _best(lambda: multiply(square).block_until_ready())
+    times = timeit.repeat(lambda: multiply(square).block_until_ready(), number=1, repeat=11)
+    best = min(times[1:])  # the first compiles
     return Measured(
         losses[0], statistics.median(seconds[1:]), used, _device_name(), 2 * width**3 / best
     )
@@ -298,19 +300,8 @@ def torch_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
 
 
 def _resident_bytes() -> int:
-    """Returns the most memory that this process has had so far."""
+    """Returns the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _best(run: Callable[[], Any], n_runs: int = 10) -> float:
-    """Returns the shortest time of some runs, in seconds."""
-    run()
-    times = []
-    for _ in range(n_runs):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def _device_name() -> str:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import import_folder, load_folder
-from cocondenser_jax.corpus.store import build_store
+from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.warm_start import load_warm_start

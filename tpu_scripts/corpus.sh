@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes a token store on the TPU VM, in stores/NAME, and copies it to the bucket.
+# Builds a token store on the TPU VM, in stores/NAME, and copies it to the bucket.
 #
 #   corpus.sh wiki --source=articles.jsonl.xz --tokenizer=bert-base-uncased --max_tokens=128
 #   corpus.sh wiki --source=gs://bucket/articles --tokenizer=gs://bucket/tokenizer
-#   corpus.sh wiki                               only copies the store that is there
+#   corpus.sh wiki                               only copies the existing store
 #
 # What follows the name goes to `cocondenser corpus` on worker 0. A source or tokenizer that is a
 # file or folder here, or in a bucket, is copied to the VM first; others (hf:, tfds:, names on the
-# hub) are fetched by the VM. It runs in tmux there: when the connection ends, status.sh tells more.
+# hub) are fetched by the VM. It runs in tmux there: after a lost connection, see status.sh.
 # --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
@@ -46,7 +46,9 @@ job 0 start "corpus-$store" \
 [[ ! $DRY_RUN ]] || exit 0
 
 while state=$(job 0 state "corpus-$store" || echo running) && [[ $state == running ]]; do
+  vm=$(vm_state || echo READY) # no answer is not yet a lost VM
+  [[ $vm == READY ]] || fail "$TPU_NAME is $vm"
   sleep "$POLL_SECONDS"
 done
 job 0 log "corpus-$store" 20 || true
-[[ $state == 0 ]] || fail "the store was not made ($state)"
+[[ $state == 0 ]] || fail "the store was not built ($state)"

@@ -2,12 +2,11 @@
 # Creates the TPU VM and waits until it is ready.
 #
 #   BUCKET=gs://... create.sh                    on demand
-#   PROVISIONING=spot create.sh                  cheaper, but may be taken away at any time
+#   PROVISIONING=spot create.sh                  cheaper, but may be preempted at any time
 #   PROVISIONING=queued create.sh                waits in the queue for machines
 #   PROVISIONING=queued-spot create.sh           both
 #
-# Called again it goes on waiting, or does nothing. A VM that was taken away is deleted and created
-# anew. --dry-run shows the commands and runs none. All settings: env.sh.
+# Called again it waits on, or does nothing. A VM that was preempted is deleted and created again. --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
 # shellcheck source=tpu_scripts/lib.sh
@@ -30,7 +29,7 @@ create() {
   fi
 }
 
-# Of the VM, or of the request for it while there is no VM yet.
+# The state of the VM, or of the request for it while there is no VM yet.
 look() {
   local state
   state=$(vm_state) || return
@@ -43,7 +42,7 @@ look() {
 state=$(look)
 case $state in
   PREEMPTED | TERMINATED | SUSPENDED | FAILED)
-    say "$TPU_NAME is $state: it is created anew"
+    say "$TPU_NAME is $state: creating it again"
     "$here/delete.sh"
     create
     ;;
@@ -59,5 +58,5 @@ while state=$(look) && [[ $state != READY ]]; do
   say "$TPU_NAME is $state"
   sleep "$POLL_SECONDS"
 done
-[[ $state == READY ]] || fail "the state of $TPU_NAME is not known"
+[[ $state == READY ]] || fail "the state of $TPU_NAME is unknown"
 say "$TPU_NAME is ready"

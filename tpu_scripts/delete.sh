@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Deletes the TPU VM, and its request where it was queued for. Does not ask.
+# Deletes the TPU VM and its queued request, if any, without asking.
 #
 #   delete.sh
 #
-# What lies in the bucket stays; stores and runs that are on the VM only are lost.
+# The bucket stays; stores and runs that are only on the VM are lost.
 # --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches a checkpoint from the bucket and converts it to a Hugging Face folder. Needs no VM.
 #
-#   fetch.sh cocondenser       the newest one, to runs/cocondenser and runs/cocondenser-model
+#   fetch.sh cocondenser       the newest, to runs/cocondenser and runs/cocondenser-model
 #   fetch.sh cocondenser --step=20000 --workdir=runs/at-20000 --out=model-20000
 #
 # Needs this project installed here, and `cocondenser` on the PATH.

@@ -12,14 +12,14 @@ fail() {
   exit 2
 }
 
-# need_name WHAT: the first of ARGUMENTS has to be one.
+# need_name WHAT: the first of ARGUMENTS must be a name.
 need_name() {
   [[ ${#ARGUMENTS[@]} -ge 1 && ${ARGUMENTS[0]} != -* ]] || fail "expected $1 first (see --help)"
 }
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 
-# Answers --help with the head of the script, notes --dry-run, puts all else into ARGUMENTS.
+# Answers --help with the head of the script, reads --dry-run, puts all else into ARGUMENTS.
 take_flags() {
   local argument
   ARGUMENTS=()
@@ -55,8 +55,8 @@ tpu() {
   run gcloud compute tpus "$@" --zone="$ZONE" ${PROJECT:+"--project=$PROJECT"} --quiet
 }
 
-# on_vm WORKERS COMMAND...: runs a command on worker 0, or on all. ssh joins the words with blanks
-# and a shell there parts them again, so they are quoted once more.
+# on_vm WORKERS COMMAND...: runs a command on worker 0, or on all. ssh joins the words with spaces
+# and a shell there splits them again, so they are quoted once more.
 on_vm() {
   local workers=$1 command
   shift
@@ -64,8 +64,8 @@ on_vm() {
   tpu tpu-vm ssh "$TPU_NAME" --worker="$workers" --command="$command"
 }
 
-# state_of KIND FORMAT: prints the state of the VM or of the request for it; GONE where there is
-# none. With --dry-run there never is one.
+# state_of KIND FORMAT: prints the state of the VM or of the request for it, GONE if there is none.
+# With --dry-run it is always GONE.
 state_of() {
   local said
   local words=(compute tpus "$1" describe "$TPU_NAME" "--format=$2" --zone="$ZONE")

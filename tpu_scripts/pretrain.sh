@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Pre-trains on all workers of the TPU VM until it is done, whatever happens to the VM.
+# Pre-trains on all workers of the TPU VM to the end, through preemptions of the VM.
 #
 #   pretrain.sh condenser --config=configs/condenser.py --config.data.store=stores/wiki
 #   pretrain.sh cocondenser --config=configs/cocondenser.py --config.data.store=stores/wiki \
 #     --config.warm_start=runs/condenser
 #
 # What follows the run's name goes to `cocondenser pretrain`. The run lies in runs/NAME on the VM,
-# every checkpoint in BUCKET/runs/NAME too. A VM that is not there, or was taken away, is created
-# and set up; a run that stopped goes on from its last checkpoint; stores/... and runs/... that are
-# named are fetched from the bucket. Wrong settings, and MAX_FAILURES failures on a VM that stands,
-# end it. May itself be stopped and called again: the run goes on by itself meanwhile.
+# every checkpoint also in BUCKET/runs/NAME. A VM that is absent or was preempted is created and set
+# up; a run that stopped resumes from its last checkpoint; stores/... and runs/... that the arguments
+# name are fetched from the bucket. It fails on wrong settings, and after MAX_FAILURES failures on a
+# running VM. It may be stopped and called again: the run continues meanwhile.
 # --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
@@ -26,9 +26,8 @@ start() {
     "$run" "$BUCKET" "$HOSTS" "$SAVE_SECONDS" "${ARGUMENTS[@]:1}"
 }
 
-# Prints what has to be known of the run: gone (the VM), bare (it is not set up), absent (the run is
-# not there), running, done, stopped (by a SIGTERM), refused (by its settings), failed, or unknown (no
-# answer).
+# Prints the state of the run: gone (no VM), bare (the VM is not set up), absent (not started),
+# running, done, stopped (by a SIGTERM), refused (wrong settings), failed, or unknown (no answer).
 look() {
   local state states
   state=$(vm_state) || { echo unknown && return; }
@@ -50,8 +49,8 @@ look() {
   esac
 }
 
-# The first thing to lie in the run's folder: from then on, that it cannot be listed means that the
-# bucket cannot be reached, and never that the run is new.
+# Copied first: if the run's folder cannot be listed later, the bucket cannot be reached; it does
+# not mean that the run is new.
 command_file=$(mktemp)
 trap 'rm "$command_file"' EXIT
 printf '%q ' pretrain.sh "${ARGUMENTS[@]}" >"$command_file"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs this project, as it lies here, on all workers of the TPU VM, with Python and libtpu, and
-# counts the devices that JAX sees.
+# Installs this copy of the project on all workers of the TPU VM, with Python and libtpu, and counts
+# the devices that JAX sees.
 #
 #   setup.sh
 #
-# After a change here, call it again. --dry-run shows the commands and runs none. All settings:
+# Call it again after a change here. --dry-run shows the commands and runs none. All settings:
 # env.sh.
 
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shows the TPU VM, what runs on it, and what lies in the bucket.
+# Shows the state of the TPU VM, its jobs, and the contents of the bucket.
 #
 #   status.sh
 #

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from sentence_transformers import CrossEncoder
 
@@ -42,6 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=32,
         initializer_range=1.0,  # logits far apart
     )
+    torch.manual_seed(0)
     model = transformers.BertModel(config, add_pooling_layer=False)
     model.save_pretrained(place / "model")
     data, first, pool = f"--data={place}/data", place / "bm25.trec", place / "pool.trec"

@@ -1,5 +1,6 @@
 """Two hosts of four devices are one host of eight, also after one of them was lost."""
 
+import contextlib
 import json
 import os
 import re
@@ -76,30 +77,29 @@ def run_two_hosts(
     folder: Path, program: str, *overrides: str, n_devices: int = 4
 ) -> list[tuple[int, str]]:
     """Runs the experiment in `folder` on two hosts; returns exit status and output of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}",
-        "WAIT_FOR": f"{folder}/of-host-0/checkpoints/2",
-    }
-    command = [sys.executable, "-c", program, "pretrain", f"--config={folder}/experiment.py"]
-    command += [f"--coordinator={address}", "--num_hosts=2", *overrides]
-    hosts = [
-        subprocess.Popen(
-            [*command, f"--workdir={folder}/of-host-{host}", f"--host={host}"],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for host in range(2)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        # Held until the end, so that no other process is given the port; JAX's server may share it.
+        held = stack.enter_context(socket.socket())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        environment = os.environ | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}",
+            "WAIT_FOR": f"{folder}/of-host-0/checkpoints/2",
+        }
+        command = [sys.executable, "-c", program, "pretrain", f"--config={folder}/experiment.py"]
+        command += [f"--coordinator=127.0.0.1:{held.getsockname()[1]}", "--num_hosts=2", *overrides]
+        hosts = []
+        for host in range(2):
+            process = subprocess.Popen(
+                [*command, f"--workdir={folder}/of-host-{host}", f"--host={host}"],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            stack.callback(process.kill)
+            hosts.append(process)
         printed = [host.communicate(timeout=600)[0] for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
     return [(host.returncode, text) for host, text in zip(hosts, printed, strict=True)]
 
 
@@ -111,6 +111,7 @@ def losses(workdir: Path) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.timeout(1200)
 def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: Path) -> None:
     config = config.copy_and_resolve_references().unlock()
     config.model.hidden_dropout_prob = 0.1  # keys must count spans over both hosts

@@ -1,23 +1,32 @@
 """What a process says whose child is ended, each in an interpreter of its own."""
 
+import contextlib
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 
 import pytest
 
 from cocondenser_jax.pretrain.signals import HEARD
 
+# Parent and child each print a line once their handlers are set; the child by calling `ready`.
 PROGRAM = """
 import os, signal, sys, time
 from cocondenser_jax.pretrain.supervisor import supervise
 from cocondenser_jax.errors import UserError
 
+def ready():
+    print("ready", flush=True)
+
 def run():
-    print("child", os.getpid(), flush=True)
     {}
 
+def ready_and_wait(*arguments):
+    ready()
+    return wait(*arguments)
+
+wait, os.waitpid = os.waitpid, ready_and_wait
 sys.exit(supervise(run))
 """
 
@@ -29,6 +38,18 @@ def start(statement: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@contextlib.contextmanager
+def both_ready(statement: str) -> Iterator[subprocess.Popen[str]]:
+    """Starts a program whose child calls `ready`, and waits until both have their handlers."""
+    with start(statement) as process:
+        try:
+            assert process.stdout
+            assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -56,34 +77,26 @@ def test_an_abort_is_explained() -> None:
 
 @pytest.mark.parametrize("number", HEARD)
 def test_a_request_to_end_reaches_the_child(number: signal.Signals) -> None:
-    process = start("signal.signal(signal.SIGTERM, lambda *_: os._exit(9)); time.sleep(60)")
-    assert process.stdout
-    assert process.stdout.readline().startswith("child")
-    time.sleep(1)  # both have their handlers by then
-    process.send_signal(number)
-    process.communicate(timeout=30)
-    assert process.returncode == 9
+    handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(9))"
+    with both_ready(f"{handler}; ready(); time.sleep(60)") as process:
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        assert process.returncode == 9
 
 
 def test_the_third_request_ends_a_child_that_does_not_listen() -> None:
-    process = start(
-        "signal.signal(signal.SIGTERM, lambda *_: print('heard', flush=True));"
-        " [time.sleep(1) for _ in range(60)]"
-    )
-    assert process.stdout
-    assert process.stdout.readline().startswith("child")
-    time.sleep(1)
-    for _ in range(2):
+    handler = "signal.signal(signal.SIGTERM, lambda *_: print('heard', flush=True))"
+    with both_ready(f"{handler}; ready(); [time.sleep(1) for _ in range(60)]") as process:
+        assert process.stdout
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "heard\n"
         process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "heard\n"
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGKILL
+        process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGKILL
 
 
 def test_the_child_ends_with_its_parent() -> None:
-    process = start("time.sleep(60)")
-    assert process.stdout
-    assert process.stdout.readline().startswith("child")
-    process.kill()
-    process.communicate(timeout=30)  # the child's output ends with it
+    with both_ready("ready(); time.sleep(60)") as process:
+        process.kill()
+        process.communicate(timeout=30)  # the child's output ends with it

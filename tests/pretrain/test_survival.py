@@ -46,8 +46,9 @@ def command(config: ConfigDict, tmp_path: Path) -> list[str]:
     return [*program, f"--config={tmp_path}/experiment.py"]
 
 
+@pytest.mark.timeout(900)
 def test_what_is_killed_at_any_moment_resumes_as_if_nothing_had_happened(
-    command: list[str], tmp_path: Path
+    command: list[str], tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     # One device, and programs compiled once for all processes.
     environment = os.environ | {
@@ -55,7 +56,9 @@ def test_what_is_killed_at_any_moment_resumes_as_if_nothing_had_happened(
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    runs = list(soak(command, tmp_path, 20, random.Random(), environment))
+    # Other moments in each run of the tests, and the seed is printed at its head.
+    rng = random.Random(pytestconfig.getoption("randomly_seed", 0))
+    runs = list(soak(command, tmp_path, 20, rng, environment))
     assert sum(len(run.kills) for run in runs) == 20
     assert [run.survived for run in runs] == [True] * len(runs)
     assert [line["step"] for line in losses(tmp_path / "whole")] == list(range(1, 13))

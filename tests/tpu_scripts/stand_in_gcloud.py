@@ -1,4 +1,4 @@
-"""Stands in for gcloud: TPU VMs are folders here, their workers home folders, buckets folders too.
+"""Stands in for gcloud: TPU VMs, the homes of their workers and buckets are folders.
 
 The folder $CLOUD holds all of it:
 
@@ -7,7 +7,7 @@ vms/NAME/state          READY, PREEMPTED, ...
 vms/NAME/worker-<i>/    the home of a worker; its processes are those in *.pid
 requests/NAME           the state of a queued request
 buckets/                gs://a/b is buckets/a/b
-preempt_at              a pattern: the VM is taken away once such an object was written
+preempt_at              a pattern: writing such an object preempts the VM
 """
 
 import argparse
@@ -57,8 +57,7 @@ def main(words: list[str]) -> None:
     for flag in FLAGS[command]:
         parser.add_argument(f"--{flag}", action="store_true" if flag in SWITCHES else "store")
     arguments = parser.parse_args(words[2:])
-    room, _, verb = command.partition(" ")
-    globals()[f"{room}_{verb}".replace("-", "_")](arguments, *arguments.names)
+    globals()[command.replace(" ", "_").replace("-", "_")](arguments, *arguments.names)
 
 
 def fail(message: str) -> NoReturn:
@@ -83,7 +82,7 @@ def tpu_vm_create(arguments: argparse.Namespace, name: str) -> None:
 
 
 def tpu_vm_describe(arguments: argparse.Namespace, name: str) -> None:
-    """Tells the state; a VM that is being created is taken away once it was looked at."""
+    """Prints the state; the first look at a VM that is being created preempts it."""
     file = existing(CLOUD / "vms" / name) / "state"
     state = file.read_text()
     print({"value(state)": state}[arguments.format])
@@ -108,7 +107,7 @@ def queued_resources_create(arguments: argparse.Namespace, name: str) -> None:
 
 
 def queued_resources_describe(arguments: argparse.Namespace, name: str) -> None:
-    """Tells the state; a request is granted after it was looked at."""
+    """Prints the state; the first look at a request grants it."""
     request = existing(CLOUD / "requests" / name)
     state = request.read_text()
     print({"value(state.state)": state}[arguments.format])
@@ -132,7 +131,7 @@ def workers_of(name: str, which: str | None) -> list[Path]:
 
 
 def tpu_vm_ssh(arguments: argparse.Namespace, name: str) -> None:
-    # gcloud parts the command at blanks, and ssh joins it again.
+    # gcloud splits the command at spaces, and ssh joins it again.
     command = " ".join(arguments.command.split(" "))
     statuses = [
         subprocess.run(["bash", "-c", command], cwd=home, env=environment(home)).returncode
@@ -150,7 +149,7 @@ def tpu_vm_scp(arguments: argparse.Namespace, *names: str) -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Returns what a shell on the VM sees: nothing of this machine but the stand-ins."""
+    """Returns what a shell on the VM sees: of this machine, only the stand-ins."""
     return {
         "HOME": str(home),
         "PATH": f"{os.environ['CLOUD_BIN']}:/usr/local/bin:/usr/bin:/bin",
@@ -159,7 +158,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def end_processes(vm: Path) -> None:
-    """Kills what runs on a VM, at once."""
+    """Kills what runs on a VM."""
     for file in vm.rglob("*.pid"):
         try:
             os.killpg(int(file.read_text()), signal.SIGKILL)
@@ -180,7 +179,7 @@ def copy(source: Path, target: Path, recursive: bool) -> None:
             fail(f"{source} is a folder")
         shutil.copytree(source, target, dirs_exist_ok=True)
     else:
-        # As an object: there as a whole or not at all.
+        # As an object: complete or absent.
         partial = target.with_name(f"{target.name}.partial")
         shutil.copyfile(source, partial)
         partial.rename(target)

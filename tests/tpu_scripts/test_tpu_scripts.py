@@ -112,7 +112,7 @@ def cloud(tmp_path: Path) -> Cloud:
 
 
 @pytest.mark.parametrize("script", ARGUMENTS)
-def test_help_tells_how_a_script_is_called(cloud: Cloud, script: str) -> None:
+def test_help_says_how_to_call_a_script(cloud: Cloud, script: str) -> None:
     printed = cloud.run(script, "--help")
     assert f"  {script}.sh" in printed or f" {script}.sh" in printed
     assert "--dry-run" in printed
@@ -158,9 +158,7 @@ def test_a_vm_is_created_as_the_settings_say(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("provisioning", ["spot", "queued-spot"])
-def test_a_vm_is_created_once_and_again_when_it_was_taken_away(
-    cloud: Cloud, provisioning: str
-) -> None:
+def test_a_vm_is_created_once_and_again_after_a_preemption(cloud: Cloud, provisioning: str) -> None:
     def created() -> list[str]:
         cloud.run("create", settings={"PROVISIONING": provisioning})
         return [call[3] for call in cloud.calls() if call[3] != "describe"]
@@ -179,7 +177,7 @@ def test_a_vm_is_created_once_and_again_when_it_was_taken_away(
         assert created() == ["delete", "create"]
 
 
-def test_a_vm_that_is_taken_away_before_it_is_ready_is_not_waited_for(cloud: Cloud) -> None:
+def test_a_vm_that_is_preempted_before_it_is_ready_is_not_waited_for(cloud: Cloud) -> None:
     cloud.run("create")
     (cloud.folder / "vms" / "cocondenser" / "state").write_text("CREATING")
     printed = cloud.run("create", status=2)
@@ -191,7 +189,7 @@ def sentence(rng: random.Random) -> str:
 
 
 def write_text(folder: Path) -> None:
-    """Writes `my articles.jsonl` and `a tokenizer`: names with blanks, as people have them."""
+    """Writes `my articles.jsonl` and `a tokenizer`: users have names with spaces."""
     rng = random.Random(1)
     texts = [" ".join(sentence(rng) for _ in range(5)) for _ in range(40)]
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
@@ -223,7 +221,8 @@ TINY = (
 ).split()
 
 
-def test_the_road_with_a_preemption(cloud: Cloud) -> None:
+@pytest.mark.timeout(900)
+def test_the_whole_pipeline_with_a_preemption(cloud: Cloud) -> None:
     write_text(cloud.home)
     bucket = cloud.folder / "buckets" / "b"
     cloud.run("create")
@@ -240,7 +239,7 @@ def test_the_road_with_a_preemption(cloud: Cloud) -> None:
     at = int(logs.split("resuming after step ")[1].split()[0])
     assert 0 < at < 300
     assert {path.name for path in saved.iterdir()} >= {"300.tar", "command.txt"}
-    # pretrain keeps two checkpoints: of what this VM saved there are no more.
+    # pretrain keeps two checkpoints, and the bucket no more of what this VM saved.
     kept = sorted(int(path.stem) for path in saved.glob("*.tar"))
     assert len(kept) <= 2
     with tarfile.open(saved / "300.tar") as archive:
@@ -258,6 +257,12 @@ def test_the_road_with_a_preemption(cloud: Cloud) -> None:
     assert AutoModel.from_pretrained(cloud.home / "a model").config.hidden_size == 16
 
 
+def test_a_store_is_not_waited_for_on_a_vm_that_was_preempted(cloud: Cloud) -> None:
+    set_up(cloud, 'printf PREEMPTED >"$CLOUD/vms/cocondenser/state"; sleep 3')
+    printed = cloud.run("corpus", "wiki", "--source=hf:x", status=2)
+    assert printed.endswith("corpus.sh: cocondenser is PREEMPTED\n")
+
+
 def test_wrong_settings_end_the_run(cloud: Cloud) -> None:
     set_up(cloud, f'PYTHONPATH="{SCRIPTS.parent}" "{sys.executable}" -m cocondenser_jax.cli "$@"')
     printed = cloud.run("pretrain", "first", "--config=configs/none.py", status=2)
@@ -265,7 +270,7 @@ def test_wrong_settings_end_the_run(cloud: Cloud) -> None:
     assert "first: refused" in printed
 
 
-def test_a_run_that_keeps_failing_is_given_up(cloud: Cloud) -> None:
+def test_a_run_that_keeps_failing_is_abandoned(cloud: Cloud) -> None:
     set_up(cloud, "echo no memory; exit 1")
     printed = cloud.run("pretrain", "first", "--config=x", status=2, settings={"MAX_FAILURES": "3"})
     assert "the run failed 3 times" in printed

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Commands that go on when the connection ends: in tmux, with a log.
+# Commands that outlive the connection: in tmux, with a log.
 #
 #   job.sh start NAME COMMAND...   starts it, unless it is running
 #   job.sh state NAME              prints absent, running, lost, or its exit status
 #   job.sh log NAME LINES          prints the end of its log
 #   job.sh list                    prints name, state and last line of each
 #
-# jobs/NAME/ holds log and, after the end, status.
+# jobs/NAME/ holds the log and, at the end, the exit status.
 
 set -euo pipefail
 self=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/job.sh
@@ -21,11 +21,11 @@ state() {
   elif tmux has-session -t "=$(session "$1")" 2>/dev/null; then
     echo running
   else
-    echo lost # the machine was started anew
+    echo lost # the machine was restarted
   fi
 }
 
-# tmux has its own use for some characters.
+# Some characters have a meaning in tmux.
 session() { printf '%s' "${1//[^A-Za-z0-9_-]/_}"; }
 
 action=$1 name=${2:-}

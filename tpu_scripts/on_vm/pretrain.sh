@@ -2,8 +2,8 @@
 # Runs on each worker, as a job. pretrain.sh RUN BUCKET HOSTS SAVE_SECONDS ARGUMENT...
 #
 # A checkpoint in the bucket is one object, BUCKET/runs/RUN/<step>.tar: the run folder with this
-# checkpoint alone. An object is there as a whole or not at all, so a VM that is taken away in the
-# middle leaves nothing half. Only host 0 makes checkpoints; on the others there is nothing to save.
+# checkpoint alone. An object is complete or absent, so a VM that is preempted in the middle leaves
+# nothing half-written. Only host 0 writes checkpoints; the others have nothing to save.
 
 set -euo pipefail
 run=$1 bucket=$2 hosts=$3 save_seconds=$4
@@ -14,7 +14,7 @@ saved=$job/saved # an empty file for each step in the bucket that this job saw h
 mkdir -p "$saved" runs stores
 log_name=$(date +%Y%m%d-%H%M%S)-$(hostname).log
 
-# fetch_store FOLDER: of the bucket, unless it is here.
+# fetch_store FOLDER: from the bucket, unless it is here.
 fetch_store() {
   [[ ! -d $1 ]] || return 0
   mkdir -p "$1.partial"
@@ -39,14 +39,14 @@ fetch_run() {
   [[ $1 != "runs/$run" ]] || touch "$saved/$step"
 }
 
-# Prints the newest step of the run, nothing where there is none. Orbax renames what is complete.
+# Prints the newest step of the run, or nothing. Orbax renames a checkpoint when it is complete.
 newest_step() {
   [[ -d runs/$run/checkpoints ]] || return 0
   find "runs/$run/checkpoints" -maxdepth 1 -name '[0-9]*' -not -name '*[^0-9]*' -printf '%f\n' |
     sort -n | tail -n 1
 }
 
-# Whether the run on this worker has its last step; there is none but on host 0.
+# Whether the run on this worker has reached its last step; only host 0 has a run.
 has_ended() {
   [[ -f runs/$run/run.json ]] || return 0
   [[ $(newest_step) == "$(.venv/bin/python -c \
@@ -60,7 +60,7 @@ save() {
   gcloud storage cp "$job/log" "$bucket/runs/$run/logs/$log_name" || return
   step=$(newest_step)
   [[ -n $step && ! -e $saved/$step ]] || return 0
-  # Status 1: a file grew meanwhile. The metrics do, and are cut back to the checkpoint on resume.
+  # Status 1: a file grew meanwhile, as the metrics do; resuming cuts them back to the checkpoint.
   tar -cf "$archive" -C "runs/$run" --exclude=./checkpoints . ||
     [[ $? -eq 1 ]] || return
   tar -rf "$archive" -C "runs/$run" "./checkpoints/$step" || return
@@ -84,18 +84,18 @@ for argument in "$@"; do
 done
 fetch_run "runs/$run"
 
-export JAX_COMPILATION_CACHE_DIR=$PWD/compiled # a run that is started again compiles nothing
+export JAX_COMPILATION_CACHE_DIR=$PWD/compiled # a run that restarts compiles nothing
 several=()
 [[ $hosts -eq 1 ]] || several=(--coordinator=auto)
 .venv/bin/cocondenser pretrain --workdir="runs/$run" ${several[@]+"${several[@]}"} "$@" &
 training=$!
 while kill -0 "$training" 2>/dev/null; do
   sleep "$save_seconds"
-  save || echo "could not be saved; trying again in $save_seconds seconds"
+  save || echo "saving failed; trying again in $save_seconds seconds"
 done
 status=0
 wait "$training" || status=$?
 save
-# A run that got a SIGTERM has saved, and ended well.
+# A run that got a SIGTERM has saved, and exits with status 0.
 [[ $status -ne 0 ]] || has_ended || status=143
 exit "$status"

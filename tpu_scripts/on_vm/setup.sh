@@ -10,11 +10,11 @@ rm -f .venv/ready
 command -v tmux >/dev/null || { sudo apt-get update && sudo apt-get install --yes tmux; }
 command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
 [[ -d .venv ]] || uv venv --python "$python_version" .venv
-# PyTorch runs on the CPU here: its CUDA libraries would be gigabytes for nothing.
+# PyTorch runs on the CPU here and needs no gigabytes of CUDA libraries.
 UV_TORCH_BACKEND=cpu uv pip install --quiet --python .venv --constraint constraints.txt \
   --editable '.[tpu]'
 
-# Named, so that JAX fails where there is no TPU, and does not fall back on the CPU.
+# Set, so that JAX fails without a TPU and does not fall back on the CPU.
 JAX_PLATFORMS=tpu .venv/bin/python - "$devices" "$hosts" <<'PYTHON'
 import sys
 

@@ -1,0 +1,96 @@
+"""The wheel, installed in an environment of its own, works where the repository is not."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+
+ROOT = Path(__file__).parents[1]
+WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
+TINY = (
+    "--config.train.steps=2 --config.data.length=16 --config.data.documents_per_step=16"
+    " --config.model.hidden_size=16 --config.model.intermediate_size=32"
+    " --config.model.num_hidden_layers=2 --config.model.skip_from=1 --config.log_every=1"
+).split()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that no build/ stays in the repository."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("cocondenser_jax", "configs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / "copy" / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder / "copy")
+    options = ["--no-deps", "--no-build-isolation", f"--wheel-dir={folder}"]
+    pip = [sys.executable, "-m", "pip", "wheel", *options, str(folder / "copy")]
+    subprocess.run(pip, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path) -> Path:
+    """The bin/ of an environment with the wheel and, from this one, the libraries."""
+    folder = wheel.parent / "environment"
+    venv.create(folder)
+    python = str(folder / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", str(wheel)]
+    subprocess.run(pip, check=True, capture_output=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # An editable install lies behind a .pth file, which is not read in a folder named in another.
+    libraries = [path for path in sys.path if Path(path).name == "site-packages"]
+    (packages / "libraries.pth").write_text("\n".join(libraries))
+    return folder / "bin"
+
+
+def test_the_wheel_holds_every_module_and_config(wheel: Path) -> None:
+    expected = {
+        *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("cocondenser_jax/**/*.py")),
+        *(f"cocondenser_jax/configs/{path.name}" for path in ROOT.glob("configs/*.py")),
+    }
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == expected
+
+
+def test_it_trains_where_the_repository_is_not(programs: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(program: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [str(programs / program), *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    where = run("python", "-c", "import cocondenser_jax; print(cocondenser_jax.__file__)")
+    assert Path(where).is_relative_to(programs.parent)
+    assert "pretrain" in run("cocondenser", "--help")
+
+    rng = random.Random(0)
+    texts = [
+        ". ".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(6)) + "." for _ in range(24)
+    ]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    (tmp_path / "tokenizer").mkdir()
+    save_tokenizer(train_wordpiece(texts, 80), tmp_path / "tokenizer")
+    source = ["--source=text.jsonl", "--tokenizer=tokenizer", "--max_tokens=16", "--out=store"]
+    run("cocondenser", "corpus", *source)
+    config = ["--config=configs/small.py:condenser", "--config.data.store=store", *TINY]
+    run("cocondenser", "pretrain", *config, "--workdir=run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert [line["step"] for line in lines] == [1, 2]

@@ -83,8 +83,8 @@ def test_a_broken_rule_is_named(path: str, source: str, complaint: str) -> None:
 
 def test_the_architecture_page_names_every_module_and_no_other() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = page[page.index("## The rooms") : page.index("## One training step")]
-    named = set(re.findall(r"`(\w+\.py)`", rooms))
+    tables = page[page.index("## The modules") : page.index("## One training step")]
+    named = set(re.findall(r"`(\w+\.py)`", tables))
     modules = {path.rpartition("/")[2] for path in read_sources(PACKAGE)}
     modules -= {"__init__.py", "__main__.py"}
     configs = {path.name for path in (ROOT / "configs").glob("*.py")}

@@ -1,3 +1,42 @@
-"""Condenser and coCondenser: pre-training for dense retrieval in JAX, retrieval in PyTorch."""
+"""Condenser and coCondenser: pre-training for dense retrieval in JAX, retrieval in PyTorch.
+
+The names in `__all__` are the public Python interface; docs/python.md has an example of each. A
+name is imported when it is first used: importing the package loads neither JAX nor PyTorch.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "corpus.store": ("TokenStore", "build_store", "open_store"),
+    "corpus.batches": ("Batch", "BatchSpec", "make_batch"),
+    "model.config": ("ModelConfig",),
+    "model.condenser": ("Condenser",),
+    "pretrain.step": ("LossSettings", "batch_gradient", "initial_params"),
+    "pretrain.grad_cache": ("loss_gradient",),
+    "pretrain.checkpoint": ("load_run",),
+    "convert.to_torch": ("export_folder", "export_run"),
+    "convert.from_torch": ("load_folder",),
+    "retrieval.models": ("load_retriever",),
+    "retrieval.search": ("open_index", "search_run", "search_text"),
+    "collection.trec": ("read_qrels", "read_run", "write_run"),
+    "evaluation.ranking": ("evaluate_run",),
+    "errors": ("UserError",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,127 @@
+"""The public names: each has an example in docs/python.md that runs; examples/ run too."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cocondenser_jax as cj
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+SUBJECTS = "birds maps vectors stars rivers recipes trains clocks".split()
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the page's examples read: text, tokenizer, run, index and judgments."""
+    from cocondenser_jax.corpus.vocabulary import load_tokenizer, save_tokenizer, train_wordpiece
+    from cocondenser_jax.pretrain.checkpoint import save_converted
+    from cocondenser_jax.retrieval.encode import encode_corpus
+    from cocondenser_jax.retrieval.index import build_index
+
+    folder = tmp_path_factory.mktemp("python")
+    texts = [
+        " ".join(f"Sentence {n} of text {i} is about {subject}." for n in range(12))
+        for i, subject in enumerate(SUBJECTS * 3)
+    ]
+    records = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(texts)]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    for name in ("articles.jsonl", "corpus.jsonl"):
+        (folder / name).write_text(lines, encoding="utf-8")
+    (folder / "qrels.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(train_wordpiece(texts, 120), folder / "tokenizer")
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
+    config = cj.ModelConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2,
+        num_attention_heads=2, intermediate_size=64, max_position_embeddings=64,
+        n_head_layers=1, skip_from=1,
+    )  # fmt: skip
+    run = folder / "runs" / "cocondenser"
+    run.parent.mkdir()
+    save_converted(run, config, cj.initial_params(config, seed=1), tokenizer, "a test")
+    cj.export_run(run, folder / "exported")
+    encode_corpus(folder / "exported", folder, folder / "embeddings")
+    build_index(folder / "embeddings", folder / "runs" / "index")
+    return folder
+
+
+def test_the_examples_of_the_page_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workdir)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 9
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), scope)
+    metrics = scope["metrics"]["mean"]
+    assert metrics.keys() == {"MRR@10", "Recall@100"}
+    assert all(0 <= value <= 1 for value in metrics.values())
+    assert scope["scores_QxP"].shape == (1, 2)
+    assert (workdir / "runs" / "same" / "model.safetensors").read_bytes() == (
+        workdir / "runs" / "model" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_the_page_has_an_example_of_every_public_name() -> None:
+    used = set(re.findall(r"\bcj\.(\w+)", PAGE))
+    assert used == set(cj.__all__)
+
+
+@pytest.mark.parametrize("name", cj.__all__)
+def test_a_public_name_is_there_and_documented(name: str) -> None:
+    assert name in dir(cj)
+    assert getattr(cj, name).__doc__
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'train_everything'"):
+        _ = cj.train_everything
+
+
+def test_importing_the_package_loads_neither_jax_nor_torch() -> None:
+    program = "import sys, cocondenser_jax as cj; dir(cj); cj.UserError; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+    loaded = set(done.stdout.split())
+    assert not loaded & {"jax", "torch", "flax", "transformers", "numpy"}
+
+
+def test_the_example_with_a_loss_of_ones_own_learns(workdir: Path) -> None:
+    if not (workdir / "store").exists():
+        cj.build_store(
+            str(workdir / "articles.jsonl"), str(workdir / "tokenizer"), workdir / "store",
+            max_tokens=32,
+        )  # fmt: skip
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        import own_loss
+    finally:
+        sys.path.pop(0)
+    store = cj.open_store(workdir / "store")
+    losses = own_loss.train(store, n_steps=12, n_documents=8, chunk_size=4)
+    whole = own_loss.train(store, n_steps=12, n_documents=8, chunk_size=16)
+    assert losses[-1] < losses[0]
+    assert losses == pytest.approx(whole, rel=1e-3)  # the cache changes nothing
+
+
+def test_the_example_that_searches_prints_passages(workdir: Path) -> None:
+    program = [sys.executable, ROOT / "examples" / "search.py"]
+    places = [f"--index={workdir / 'runs' / 'index'}", f"--model={workdir / 'exported'}"]
+    done = subprocess.run(
+        [*program, *places, "Sentence about birds", "maps"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    printed = done.stdout.splitlines()
+    assert [line for line in printed if not line.startswith(" ")] == [
+        "Sentence about birds",
+        "maps",
+    ]
+    assert sum("Sentence" in line for line in printed) == 1 + 6

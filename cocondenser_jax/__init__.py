@@ -10,7 +10,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _MODULES = {
-    "corpus.store": ("TokenStore", "build_store", "open_store"),
+    "corpus.build": ("build_store",),
+    "corpus.store": ("TokenStore", "open_store"),
     "corpus.batches": ("Batch", "BatchSpec", "make_batch"),
     "model.config": ("ModelConfig",),
     "model.condenser": ("Condenser",),

@@ -76,9 +76,6 @@ SETTINGS = {
     "batches": Setting(
         "random", ("random", "sequential", "hard"), "", "hard: adaptive batch scheduling"
     ),
-    "beam_width": Setting(
-        1, "[0, ∞)", "beams", "of the search for hard batches; 0: exchanges only"
-    ),
 }
 
 

@@ -17,10 +17,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("queries", nargs="+")
     arguments = parser.parse_args()
-    searcher = cj.open_index(arguments.index, arguments.model)
+    index = cj.open_index(arguments.index, arguments.model)
     for query in arguments.queries:
         print(query)
-        for score, passage in cj.search_text(searcher, query, k=3):
+        hits, _ = cj.search_text(index, query, k=3)
+        for score, passage in hits:
             print(f"  {score:8.2f}  {passage.id}  {passage.text[:80]!r}")
 
 

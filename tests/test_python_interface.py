@@ -18,7 +18,7 @@ SUBJECTS = "birds maps vectors stars rivers recipes trains clocks".split()
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the page's examples read: text, tokenizer, run, index and judgments."""
-    from cocondenser_jax.corpus.vocabulary import load_tokenizer, save_tokenizer, train_wordpiece
+    from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_wordpiece
     from cocondenser_jax.pretrain.checkpoint import save_converted
     from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.retrieval.index import build_index

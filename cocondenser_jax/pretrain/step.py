@@ -35,12 +35,12 @@ LENGTH_SHARES = (7 / 8, 1)
 class LossSettings(NamedTuple):
     """What the loss of a batch depends on, besides the network; see `configs/default.py`."""
 
-    seed: int  # of dropout
-    contrastive: bool
-    mlm_weight: float
-    mlm_reduction: str  # "token_mean" or "span_sum"
-    chunk_size: int  # spans; 0: all that a device has
-    dtype: str
+    seed: int = 0  # of dropout
+    contrastive: bool = True
+    mlm_weight: float = 1.0
+    mlm_reduction: str = "token_mean"  # or "span_sum"
+    chunk_size: int = 0  # spans; 0: all that a device has
+    dtype: str = "float32"
 
 
 class StepSettings(NamedTuple):

@@ -299,9 +299,10 @@ def _add_special_tokens(tokenizer: Tokenizer, kind: Kind) -> None:
     names = SPECIAL_TOKENS[kind]
     present = [token for token in names.values() if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in present])
-    cls, sep = ((names[role], tokenizer.token_to_id(names[role])) for role in ("cls", "sep"))
-    if cls[1] is None or sep[1] is None:
+    cls_id, sep_id = (tokenizer.token_to_id(names[role]) for role in ("cls", "sep"))
+    if cls_id is None or sep_id is None:
         return  # `span_tokenizer` names the missing one
+    cls, sep = (names["cls"], cls_id), (names["sep"], sep_id)
     if kind == "bert":
         single = f"{cls[0]}:0 $A:0 {sep[0]}:0"
         tokenizer.post_processor = processors.TemplateProcessing(

@@ -27,8 +27,9 @@ READERS = {
     "some.json": (_JSON, read_json),
     "some.json.gz": (gzip.compress(_JSON), read_json),
     "experiment.py": (
-        b"from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict()\n",
-        lambda path: load_config(str(path)),
+        b"from cocondenser_jax.configs import default\n\n\n"
+        b"def get_config():\n    return default.get_config()\n",
+        lambda path: load_config(str(path), ["--config.data.store=x"]),
     ),
 }
 
@@ -46,7 +47,8 @@ def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
 )
 def test_a_broken_override_is_applied_or_refused(key: str, value: str) -> None:
     def load() -> None:
-        json.dumps(load_config("configs/default.py", [f"--config.{key}={value}"]).to_dict())
+        overrides = ["--config.data.store=x", f"--config.{key}={value}"]
+        json.dumps(load_config("configs/default.py", overrides).to_dict())
 
     assert_read_or_refused(load)
 

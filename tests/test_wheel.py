@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.corpus.vocabulary import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 
 ROOT = Path(__file__).parents[1]
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()

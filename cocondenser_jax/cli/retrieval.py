@@ -119,11 +119,12 @@ def _search(arguments: Arguments) -> None:
     typed = arguments.query is None
     answers = []
     for query in _typed_queries() if typed else [arguments.query]:
-        found, seconds = search_text(index, query, arguments.top_k)
+        seconds: dict[str, float] = {}
+        found = search_text(index, query, arguments.top_k, seconds)
         print_search(query, [(s, f"{p.id}  {p.title}".rstrip(), p.text) for s, p in found])
         if typed:
-            encoding, search = (1000 * value for value in seconds)
-            print(f"  encoding {encoding:.1f} ms, search {search:.1f} ms", flush=True)
+            parts = [f"{part} {1000 * value:.1f} ms" for part, value in seconds.items()]
+            print(f"  {', '.join(parts)}", flush=True)
         hits = [{"score": score, **passage._asdict()} for score, passage in found]
         answers.append({"query": query, "hits": hits})
     if arguments.json_out:

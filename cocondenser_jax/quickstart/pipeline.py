@@ -214,7 +214,7 @@ def _make_retriever(workdir: Path, folder: Path, seed: int) -> None:
             shutil.rmtree(folder / "embeddings")
         if not run.exists():
             queries, _ = read_split(data, "test")
-            found, _ = search_run(open_index(index, retriever), queries, DEPTH)
+            found = search_run(open_index(index, retriever), queries, DEPTH)
             write_run(run, found)
 
 
@@ -232,7 +232,7 @@ def _search_examples(workdir: Path) -> Examples:
     return {
         query: [
             (score, passage.title or passage.id, passage.text)
-            for score, passage in search_text(searcher, query, k=3)[0]
+            for score, passage in search_text(searcher, query, k=3)
         ]
         for query in EXAMPLE_QUERIES
     }

@@ -46,13 +46,6 @@ class DenseIndex(NamedTuple):
     lines: list[PassageLines]
 
 
-class SearchSeconds(NamedTuple):
-    """How long the two parts of a search took."""
-
-    encoding: float
-    search: float
-
-
 def open_index(
     folder: Path,
     model_folder: Path,
@@ -112,22 +105,30 @@ def retrieve(
     """
     queries = read_queries(data_folder, split)
     index = open_index(folder, model_folder, parameters=parameters)
-    run, seconds = search_run(index, queries, depth)
-    write_run(run_out, run)
+    seconds: dict[str, float] = {}
+    write_run(run_out, search_run(index, queries, depth, seconds=seconds))
     metrics: dict[str, float] = {"queries": len(queries), "passages": index.n_passages}
-    for part, value in seconds._asdict().items():
+    for part, value in seconds.items():
         metrics[f"{part}_seconds"] = value
         metrics[f"{part}_ms_per_query"] = 1000 * value / len(queries)
     return metrics
 
 
 def search_run(
-    index: DenseIndex, queries: Mapping[str, str], depth: int = 100, batch_size: int = 64
-) -> tuple[Run, SearchSeconds]:
+    index: DenseIndex,
+    queries: Mapping[str, str],
+    depth: int = 100,
+    batch_size: int = 64,
+    seconds: dict[str, float] | None = None,
+) -> Run:
     """Finds the passages with the largest inner product for each query (id → text).
 
-    Returns:
-      The run, at most `depth` passages per query, and how long all queries together took.
+    Args:
+      index: of `open_index`.
+      queries: id → text.
+      depth: passages per query at most.
+      batch_size: queries per forward pass.
+      seconds: if given, gets how long `encoding` and `search` of all queries took.
 
     Raises:
       UserError: for a depth below 1.
@@ -135,21 +136,20 @@ def search_run(
     if depth < 1:
         raise UserError(f"depth={depth}: expected at least 1")
     if not queries:
-        return {}, SearchSeconds(0.0, 0.0)
-    found_Q, seconds = _find(index, list(queries.values()), depth, batch_size)
+        return {}
+    found_Q = _find(index, list(queries.values()), depth, batch_size, seconds)
     rows = (row for found in found_Q for _, row in found)
     ids = {row: passage.id for row, passage in read_rows(index.lines, rows)}
-    run = {
+    return {
         query: {ids[row]: score for score, row in found}
         for query, found in zip(queries, found_Q, strict=True)
     }
-    return run, seconds
 
 
 def search_text(
-    index: DenseIndex, query: str, k: int = 10
-) -> tuple[list[FoundPassage], SearchSeconds]:
-    """Finds the `k` best passages for one query, and measures how long it takes.
+    index: DenseIndex, query: str, k: int = 10, seconds: dict[str, float] | None = None
+) -> list[FoundPassage]:
+    """Finds the `k` best passages for one query; `seconds` is as in `search_run`.
 
     Raises:
       UserError: for a query without a word, or a k below 1.
@@ -158,31 +158,31 @@ def search_text(
         raise UserError("the query is empty: expected some words")
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
-    (found,), seconds = _find(index, [query], k, batch_size=1)
+    (found,) = _find(index, [query], k, 1, seconds)
     passages = dict(read_rows(index.lines, (row for _, row in found)))
-    return [FoundPassage(score, passages[row]) for score, row in found], seconds
+    return [FoundPassage(score, passages[row]) for score, row in found]
 
 
 def _find(
-    index: DenseIndex, texts: list[str], k: int, batch_size: int
-) -> tuple[list[list[tuple[float, int]]], SearchSeconds]:
-    """Returns score and row of what was found for each text, best first, and how long it took."""
+    index: DenseIndex, texts: list[str], k: int, batch_size: int, seconds: dict[str, float] | None
+) -> list[list[tuple[float, int]]]:
+    """Returns score and row of what was found for each text, best first."""
     start = time.perf_counter()
     vectors_QxD = index.model.encode_query(
         texts, batch_size=batch_size, show_progress_bar=False
     ).astype(np.float32)
     encoded = time.perf_counter()
     scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, index.n_passages))
-    seconds = SearchSeconds(encoded - start, time.perf_counter() - encoded)
+    if seconds is not None:
+        seconds.update(encoding=encoded - start, search=time.perf_counter() - encoded)
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
     order_QxK = np.lexsort((rows_QxK, -scores_QxK))
-    found_Q = [
+    return [
         [(scores_K[i], rows_K[i]) for i in order_K if rows_K[i] >= 0]
         for scores_K, rows_K, order_K in zip(
             scores_QxK.tolist(), rows_QxK.tolist(), order_QxK.tolist(), strict=True
         )
     ]
-    return found_Q, seconds
 
 
 def _nearest_in_index(

@@ -134,7 +134,7 @@ def test_mistakes_get_one_line(
 ) -> None:
     out = tmp_path / "out.trec"
     for command, says in (
-        (["rerank", f"--run_out={out}"], "required: --model, --data, --run"),
+        (["rerank", f"--run_out={out}"], "required: --model, --run, --data"),
         (reranking(place, place / "model", out), "is not a cross-encoder"),
         (reranking(place, cross_encoder, out, "--depth=0"), "depth=0: expected at least 1"),
         (reranking(place, cross_encoder, out, "--split=dev"), "no judgments of split 'dev'"),

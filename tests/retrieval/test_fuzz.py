@@ -45,9 +45,9 @@ def same_model(model_folder, monkeypatch):
 
 
 def search_with(searcher, folder):
-    for result in search.search_text(searcher, TEXT, k=60)[0]:
+    for result in search.search_text(searcher, TEXT, k=60):
         " ".join(result.passage).encode()
-    write_run(folder / "run", search.search_run(searcher, {"q": TEXT}, 5)[0])
+    write_run(folder / "run", search.search_run(searcher, {"q": TEXT}, 5))
 
 
 @pytest.mark.usefixtures("same_model")

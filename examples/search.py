@@ -20,8 +20,7 @@ def main() -> None:
     index = cj.open_index(arguments.index, arguments.model)
     for query in arguments.queries:
         print(query)
-        hits, _ = cj.search_text(index, query, k=3)
-        for score, passage in hits:
+        for score, passage in cj.search_text(index, query, k=3):
             print(f"  {score:8.2f}  {passage.id}  {passage.text[:80]!r}")
 
 

@@ -14,6 +14,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
+from cocondenser_jax import warm_start
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels
 from cocondenser_jax.configs import quickstart as pretraining
@@ -113,16 +114,15 @@ def finished(
 ) -> Finished:
     workdir = tmp_path_factory.mktemp("quickstart") / "run"
     warm_starts: list[tuple[Path, Any]] = []
-    load_warm_start = pipeline.load_warm_start
+    load_warm_start = warm_start.load_warm_start
 
-    def recorded(config: ConfigDict) -> Any:
-        start = load_warm_start(config)
-        if start is not None:
-            warm_starts.append((Path(config.warm_start), start[1]))
-        return start
+    def recorded(name_or_folder: str, *arguments: Any) -> Any:
+        model_config, params = load_warm_start(name_or_folder, *arguments)
+        warm_starts.append((Path(name_or_folder), params))
+        return model_config, params
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "load_warm_start", recorded)
+        patch.setattr(warm_start, "load_warm_start", recorded)
         outcome = quickstart(workdir)
         rows = quickstart(workdir, compare_all=True).rows
     return Finished(workdir, outcome, rows, warm_starts)

@@ -1,1 +1,1 @@
-"""Runs and judgments in, figures out."""
+"""Runs and judgments in, metrics out."""

@@ -21,8 +21,8 @@ SETTINGS = {
         2048, "[1, ∞)", "documents", "over all devices of all hosts; two spans of each"
     ),
     "data.length": Setting(128, "[3, ∞)", "tokens", "longest span, with [CLS] and [SEP]"),
-    # The network. A warm start brings its own sizes; of this section it takes the head's settings
-    # and the dropout rates.
+    # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
+    # here, and must have the head that is asked for here or none (init_head).
     "model.model_type": Setting("bert", ("bert", "roberta"), "", "architecture"),
     "model.hidden_size": Setting(768, "[1, ∞)", "", "width of the network"),
     "model.num_hidden_layers": Setting(12, "[1, ∞)", "layers", "depth of the backbone"),

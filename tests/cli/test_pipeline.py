@@ -22,7 +22,7 @@ CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTI
 
 def readme_commands() -> list[list[str]]:
     """Returns the commands of the README's section on a corpus of one's own."""
-    section = README.read_text().split("## A corpus of your own")[1].split("\n## ")[0]
+    section = README.read_text().split("## Your own corpus")[1].split("\n## ")[0]
     block = re.search(r"```\n(.*?)```", section, re.DOTALL)
     assert block
     lines = block[1].replace("\\\n", " ").splitlines()

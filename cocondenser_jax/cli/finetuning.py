@@ -12,23 +12,18 @@ from cocondenser_jax.cli.flags import (
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds them to the command line."""
-    _add_finetune(commands)
-
-
-def _add_finetune(commands: Commands) -> None:
+    """Adds it to the command line."""
     command = add_command(
         commands,
         "finetune",
         _finetune,
-        "Fine-tune a retriever or a cross-encoder on queries and their passages.",
+        "Fine-tune a retriever, a cross-encoder or a sentence encoder.",
         "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
         " --config.data=data/msmarco",
     )
     add_config(command)
-    add_workdir(
-        command, "gets retriever/ or cross_encoder/, metrics and, while running, checkpoints"
-    )
+    result = "retriever/, cross_encoder/ or encoder/"
+    add_workdir(command, f"gets {result}, metrics and, while running, checkpoints")
     add_json_out(command)
 
 

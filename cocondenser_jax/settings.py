@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,7 +162,7 @@ def _is_inside(interval: str, value: float) -> bool:
     opening, low, high, closing = match.groups()
     above = value > float(low) if opening == "(" else value >= float(low)
     if high == "∞":
-        return above and math.isfinite(value) and (type(value) is float or value <= _LARGEST_WHOLE)
+        return above and value <= (_LARGEST_WHOLE if type(value) is int else sys.float_info.max)
     return above and (value < float(high) if closing == ")" else value <= float(high))
 
 

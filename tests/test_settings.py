@@ -51,7 +51,7 @@ def wrong_values(setting: Setting) -> list[Any]:
             "[0, ∞)": [-1.0, float("nan"), float("inf")],
         }[setting.allowed]
     least = int(setting.allowed[1 : setting.allowed.index(",")])
-    return [least - 1, 2**32, 99999999999999999999, True, 2.0]
+    return [least - 1, 2**32, 10**400, True, 2.0]
 
 
 def complete_config(task: str) -> Any:

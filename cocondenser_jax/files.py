@@ -1,13 +1,18 @@
 """Plain and compressed input; output that is whole or absent; checksums; untrusted files."""
 
 import contextlib
+import errno
+import fcntl
 import gzip
 import hashlib
 import io
 import json
+import logging
 import lzma
 import os
 import shutil
+import socket
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +22,15 @@ import zstandard
 
 from cocondenser_jax.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 CHECKSUMS = "sha256.json"
+LOCK = ".lock"
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
 
+# What a file system answers that has no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -71,6 +81,86 @@ def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tupl
     """Yields what `read_lines` does, without blank lines; raises the same errors."""
     lines = read_lines(path, max_bytes=max_bytes)
     return ((number, line) for number, line in lines if line.strip())
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps every other process that calls this out of a folder that grows; creates the folder.
+
+    The lock is on a file in it, `.lock`, and the operating system releases it however the process
+    ends. Children of the process do not inherit it, and the process itself is not kept out.
+
+    Raises:
+      UserError: at once, naming the process that holds the folder; or if it cannot be written to.
+    """
+    created = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create {folder}: {_reason(error)}") from error
+    try:
+        with _locked(folder / LOCK, folder):
+            yield
+    finally:
+        if created:
+            with contextlib.suppress(OSError):  # it is empty only where the block was refused
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(lock: Path, what: Path) -> Iterator[None]:
+    """Holds `lock`, a file that exists only that long, for writing to `what`."""
+    try:
+        descriptor = _lock(lock)
+    except BlockingIOError:
+        raise UserError(
+            f"{what} is in use by {_holder(lock)}: wait until it ends, or choose another place"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise UserError(f"cannot write to {what}: {_reason(error)}") from error
+        logger.warning("%s cannot be locked (%s): start nothing else in it", what, _reason(error))
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)  # before it is released: nobody else's is removed
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int:
+    """Creates and locks a file, says in it who did, and returns its descriptor.
+
+    Raises:
+      BlockingIOError: if another process holds it.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            # Not flock(), whose lock the workers of a killed training would keep a while.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed it between the two calls.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    since = time.strftime("%Y-%m-%d %H:%M:%S")
+                    holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+                    os.ftruncate(descriptor, 0)
+                    os.write(descriptor, holder.encode())
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _holder(lock: Path) -> str:
+    try:
+        with lock.open(encoding="utf-8", errors="replace") as file:
+            text = "".join(filter(str.isprintable, file.read(200)))
+    except OSError:
+        text = ""
+    return text or "another process"
 
 
 @contextlib.contextmanager
@@ -130,8 +220,11 @@ def new_file(target: Path) -> Iterator[Path]:
 
 
 def require_absent(target: Path) -> None:
-    """Raises a UserError if `target` exists and is anything but an empty folder."""
-    if target.is_dir() and not any(target.iterdir()):
+    """Raises a UserError if `target` exists and is anything but an empty folder.
+
+    A folder that is held and otherwise empty counts as empty.
+    """
+    if target.is_dir() and {path.name for path in target.iterdir()} <= {LOCK}:
         return
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} already exists: choose a new folder, or remove it first")

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from cocondenser_jax import warm_start
@@ -90,28 +89,7 @@ def small() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps compiled programs on disk: those of the three seeds are the same."""
-    cache = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-    }
-    before = {name: getattr(jax.config, name) for name in cache}
-
-    def use(settings: dict[str, Any]) -> None:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-
-    use(cache)
-    yield
-    use(before)
-
-
-@pytest.fixture(scope="module")
-def finished(
-    small: None, compiled_once: None, tmp_path_factory: pytest.TempPathFactory
-) -> Finished:
+def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     workdir = tmp_path_factory.mktemp("quickstart") / "run"
     warm_starts: list[tuple[Path, Any]] = []
     load_warm_start = warm_start.load_warm_start
@@ -251,7 +229,7 @@ def test_held_out_first_paragraphs_are_in_no_training_text(
 def test_called_again_it_trains_nothing(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("train", "finetune", "encode_corpus", "build_store", "bm25_run"):
+    for name in ("pretrain", "finetune", "encode_corpus", "build_store", "bm25_run"):
         monkeypatch.delattr(pipeline, name)
     # As a kill between these two would leave it.
     retriever = finished.workdir / "retriever"

@@ -29,6 +29,7 @@ from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.models import model_sha256
 
 SEEDS = range(3)
+pytestmark = pytest.mark.timeout(900)  # the first test pays for nine trainings
 
 
 class Finished(NamedTuple):

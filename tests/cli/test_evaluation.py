@@ -131,9 +131,9 @@ def test_a_run_against_itself(folder, capsys):
         ("", "one of the arguments --qrels --answers --sts --triplets is required"),
         ("--answers=answers.jsonl", "--answers needs --corpus"),
         ("--answers=answers.jsonl --corpus=data --measures=MRR", "--measures goes with --qrels"),
-        ("--answers=answers.jsonl --corpus=data --top_k=5,ten", "--top_k: expected whole numbers"),
-        ("--answers=answers.jsonl --corpus=data --top_k=0", "--top_k: expected whole numbers"),
-        ("--answers=answers.jsonl --corpus=data --top_k=", "--top_k: expected whole numbers"),
+        ("--answers=answers.jsonl --corpus=data --top_k=5,ten", "--top_k: expected a whole number"),
+        ("--answers=answers.jsonl --corpus=data --top_k=0", "--top_k: expected a whole number"),
+        ("--answers=answers.jsonl --corpus=data --top_k=", "--top_k: expected a whole number"),
         ("--answers=broken.jsonl --corpus=data", "broken.jsonl:2: not valid JSON"),
         ("--answers=answers.jsonl --corpus=none", "none is not a folder"),
         (

@@ -39,7 +39,8 @@ def as_torch(spans):
 
 
 def load(folder: Path, skip_from: int, n_head_layers: int, late_mlm: bool = True):
-    config, params = load_folder(str(folder), skip_from=skip_from, late_mlm=late_mlm)
+    config, params = load_folder(str(folder), skip_from=skip_from)
+    config = dataclasses.replace(config, late_mlm=late_mlm)
     kept = {k: v for k, v in params.items() if k != "head_1" or n_head_layers == 2}
     return dataclasses.replace(config, n_head_layers=n_head_layers), kept
 

@@ -78,7 +78,7 @@ def train(
             manager = stack.enter_context(
                 checkpoint.checkpoint_manager(workdir, **config.checkpoint)
             )
-        state = _initial_or_restored(model_config, settings, params, manager)
+        state = _initial_or_restored(model_config, settings, params, manager, workdir)
         first_step, n_skipped = int(state.step), int(state.skipped)
         batches = read_batches(
             store,
@@ -195,13 +195,14 @@ def _initial_or_restored(
     settings: StepSettings,
     params: Any | None,
     manager: ocp.CheckpointManager | None,
+    workdir: Path,
 ) -> TrainState:
     """Returns the state of `params`, else of the newest checkpoint, as host 0 has it."""
     state = state_shapes(model_config, settings.optimizer)
     if params is not None:
         state = initial_state(params, settings.optimizer)
     elif manager is not None:
-        state = checkpoint.restore_latest(manager, state)
+        state = checkpoint.restore_latest(manager, workdir, state)
     state = hosts.from_first(state)
     if int(state.skipped) > settings.skip_nonfinite:
         raise UserError(

@@ -1,5 +1,6 @@
 """Checkpoints that were damaged after, or could not be written at all."""
 
+import contextlib
 import json
 import logging
 import resource
@@ -17,7 +18,7 @@ from ml_collections import ConfigDict
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain import checkpoint
+from cocondenser_jax.pretrain import checkpoint, manager
 from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import (
     TrainState,
@@ -48,9 +49,9 @@ def run(tmp_path: Path, settings: dict[str, int]) -> Path:
 
 
 def save_all(run: Path, settings: dict[str, int], steps: tuple[int, ...]) -> None:
-    with checkpoint.checkpoint_manager(run, **settings) as manager:
+    with checkpoint.checkpoint_manager(run, **settings) as opened:
         for step in steps:
-            checkpoint.save(manager, state_of(step))
+            checkpoint.save(opened, state_of(step))
 
 
 def largest(folder: Path) -> Path:
@@ -90,8 +91,8 @@ DAMAGES = (
 
 
 def restored(run: Path, settings: dict[str, int]) -> TrainState:
-    with checkpoint.checkpoint_manager(run, **settings) as manager:
-        return checkpoint.restore_latest(manager, state_of(0))
+    with checkpoint.checkpoint_manager(run, **settings) as opened:
+        return checkpoint.restore_latest(opened, run, state_of(0))
 
 
 def assert_state(state: TrainState, step: int) -> None:
@@ -157,6 +158,32 @@ def test_damage_by_command_line(
     printed = capsys.readouterr().err.splitlines()
     assert printed[-1].startswith(f"cocondenser: {run}: none of its checkpoints (2, 4) is intact")
     assert sorted(run.rglob("*")) == files
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["runs[1]", "run*", "run?", r"a\b", "a\nb", "'\"", "--out=x", "%41#$ é", "x" * 200, "a\udcff"],
+)
+def test_a_run_is_read_back_whatever_its_path(
+    tmp_path: Path, settings: dict[str, int], name: str
+) -> None:
+    run = tmp_path / name / "run"
+    run.mkdir(parents=True)
+    save_all(run, settings, STEPS)
+    assert_state(restored(run, settings), 6)
+
+
+def test_a_checkpoint_that_lacks_an_array_does_not_count(
+    run: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "_plain_path", contextlib.nullcontext)
+    odd = run.rename(run.with_name("run[1]"))
+    with pytest.raises(
+        UserError, match=r"cannot save .*did not write params: w; earlier ones are unchanged"
+    ):
+        save_all(odd, settings, (8,))
+    assert_state(restored(odd, settings), 6)
+    assert sorted(path.name for path in (odd / "checkpoints").iterdir()) == ["2", "4", "6"]
 
 
 @pytest.mark.parametrize("size", [1000, 100])  # too small for arrays; for checksums, too

@@ -33,6 +33,7 @@ from cocondenser_jax.files import (
     read_object,
     write_json,
 )
+from cocondenser_jax.locks import LOCK
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.manager import UNSAVED, open_manager, without_closed_loops
 from cocondenser_jax.pretrain.nonfinite import count_batches
@@ -40,7 +41,8 @@ from cocondenser_jax.pretrain.step import TrainState, initial_params
 
 logger = logging.getLogger(__name__)
 
-_UNFINISHED = {"run.json.partial"}  # what a kill may leave before run.json is there
+# What may be there before run.json: a kill leaves the last two.
+_UNFINISHED = {LOCK, "run.json.partial", "run.json.partial.lock"}
 LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 UNREADABLE = (OSError, ValueError, KeyError)  # what Orbax raises when a file is broken
 # Settings that may differ when a run resumes: they change how it is computed or stored, not what.

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.locks import held
 from cocondenser_jax.metrics import metrics_log
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts, signals
@@ -59,7 +60,8 @@ def train(
       label: of the progress bar.
 
     Raises:
-      UserError: if the settings do not fit each other, the data, or the run that is there.
+      UserError: if the settings do not fit each other, the data, or the run that is there, or
+        another process trains it.
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
     settings, n_steps = step_settings(config), config.train.steps
@@ -67,6 +69,8 @@ def train(
     stopped = False
     with contextlib.ExitStack() as stack:
         stop_after = stack.enter_context(_stop_signals())
+        if hosts.is_first():
+            stack.enter_context(held(workdir))
         store = open_store(Path(config.data.store))
         model_config, params = _model_and_params(config, workdir, store, warm_start)
         check_batch(spec, config.train.chunk_size, model_config.max_length, jax.device_count())

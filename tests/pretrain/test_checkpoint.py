@@ -18,14 +18,16 @@ from ml_collections import ConfigDict
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.locks import LOCK
 from cocondenser_jax.pretrain import checkpoint, manager
-from cocondenser_jax.pretrain.loop import scratch_model
+from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.step import (
     TrainState,
     initial_params,
     initial_state,
     step_settings,
 )
+from tests.test_locks import hold
 
 STEPS = (2, 4, 6)
 
@@ -218,6 +220,14 @@ def test_a_full_disk_is_reported_once(
     ):
         checkpoint.save(manager, state._replace(params=many))
     assert not seen
+
+
+def test_a_second_process_does_not_train_the_same_run(config: ConfigDict, tmp_path: Path) -> None:
+    first = hold(tmp_path / "run")
+    with pytest.raises(UserError, match=f"run is in use by process {first.pid} on"):
+        train(config, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+    first.communicate()
 
 
 def test_a_run_that_was_killed_while_it_made_its_folder_resumes(

@@ -35,7 +35,7 @@ from cocondenser_jax.files import (
 )
 from cocondenser_jax.locks import LOCK
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.manager import UNSAVED, open_manager, without_closed_loops
+from cocondenser_jax.pretrain.manager import UNSAVED, in_daemon, open_manager, without_closed_loops
 from cocondenser_jax.pretrain.nonfinite import count_batches
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 
@@ -151,7 +151,7 @@ def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
         optimizer=ocp.args.StandardSave(host_state.optimizer_state),
     )
     with _one_line_errors(manager):
-        manager.save(int(state.step), args=items, force=True)
+        in_daemon(lambda: manager.save(int(state.step), args=items, force=True))
 
 
 def restore_latest(manager: ocp.CheckpointManager, workdir: Path, like: TrainState) -> TrainState:
@@ -214,7 +214,7 @@ def save_converted(
         save_tokenizer(tokenizer, folder / "tokenizer", model_config.max_length)
         items = ocp.args.Composite(params=ocp.args.StandardSave(params))
         with open_manager(folder / "checkpoints") as manager, _one_line_errors(manager):
-            manager.save(0, args=items)
+            in_daemon(lambda: manager.save(0, args=items))
             manager.wait_until_finished()
         write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
 

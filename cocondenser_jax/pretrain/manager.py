@@ -4,7 +4,8 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,24 @@ def without_closed_loops() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+
+
+def in_daemon(save: Callable[[], object]) -> None:
+    """Calls `save` in a daemon thread, so that all threads that it starts are daemons too.
+
+    Where Orbax (0.12.8) cannot create a checkpoint's folder, threads of the save wait for each
+    other for ever, and Python would wait for them before it ends.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            save()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]

@@ -5,6 +5,7 @@ import json
 import logging
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,25 @@ def test_a_full_disk_is_reported_once(
     ):
         checkpoint.save(manager, state._replace(params=many))
     assert not seen
+
+
+UNWRITABLE = """
+import sys
+from pathlib import Path
+from cocondenser_jax.pretrain import checkpoint
+from tests.pretrain.test_checkpoint import state_of
+with checkpoint.checkpoint_manager(Path(sys.argv[1]), every=2, keep=3, keep_every=0) as manager:
+    (Path(sys.argv[1]) / "checkpoints").rmdir()
+    (Path(sys.argv[1]) / "checkpoints").touch()
+    checkpoint.save(manager, state_of(2))
+"""
+
+
+def test_what_cannot_be_written_ends_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNWRITABLE, str(tmp_path)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "UserError: cannot save a checkpoint in" in ended.stderr.splitlines()[-1]
 
 
 def test_a_second_process_does_not_train_the_same_run(config: ConfigDict, tmp_path: Path) -> None:

@@ -1,18 +1,14 @@
 """Plain and compressed input; output that is whole or absent; checksums; untrusted files."""
 
 import contextlib
-import errno
-import fcntl
 import gzip
 import hashlib
 import io
 import json
-import logging
 import lzma
 import os
+import re
 import shutil
-import socket
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,17 +16,16 @@ from typing import IO, Any
 
 import zstandard
 
-from cocondenser_jax.errors import UserError
-
-logger = logging.getLogger(__name__)
+from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.locks import LOCK, lock_beside, locked
+from cocondenser_jax.locks import held as held
 
 CHECKSUMS = "sha256.json"
-LOCK = ".lock"
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
 
-# What a file system answers that has no locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# How the libraries say that a disk is full.
+_FULL = re.compile("no space left|disk is full|disk quota|file too large", re.IGNORECASE)
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -84,86 +79,6 @@ def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tupl
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keeps every other process that calls this out of a folder that grows; creates the folder.
-
-    The lock is on a file in it, `.lock`, and the operating system releases it however the process
-    ends. Children of the process do not inherit it, and the process itself is not kept out.
-
-    Raises:
-      UserError: at once, naming the process that holds the folder; or if it cannot be written to.
-    """
-    created = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create {folder}: {_reason(error)}") from error
-    try:
-        with _locked(folder / LOCK, folder):
-            yield
-    finally:
-        if created:
-            with contextlib.suppress(OSError):  # it is empty only where the block was refused
-                folder.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(lock: Path, what: Path) -> Iterator[None]:
-    """Holds `lock`, a file that exists only that long, for writing to `what`."""
-    try:
-        descriptor = _lock(lock)
-    except BlockingIOError:
-        raise UserError(
-            f"{what} is in use by {_holder(lock)}: wait until it ends, or choose another place"
-        ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise UserError(f"cannot write to {what}: {_reason(error)}") from error
-        logger.warning("%s cannot be locked (%s): start nothing else in it", what, _reason(error))
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)  # before it is released: nobody else's is removed
-        os.close(descriptor)
-
-
-def _lock(path: Path) -> int:
-    """Creates and locks a file, says in it who did, and returns its descriptor.
-
-    Raises:
-      BlockingIOError: if another process holds it.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            # Not flock(), whose lock the workers of a killed training would keep a while.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its last holder may have removed it between the two calls.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    since = time.strftime("%Y-%m-%d %H:%M:%S")
-                    holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
-                    os.ftruncate(descriptor, 0)
-                    os.write(descriptor, holder.encode())
-                    return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _holder(lock: Path) -> str:
-    try:
-        with lock.open(encoding="utf-8", errors="replace") as file:
-            text = "".join(filter(str.isprintable, file.read(200)))
-    except OSError:
-        text = ""
-    return text or "another process"
-
-
-@contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Yields an empty folder beside `target` that becomes `target` if the block succeeds.
 
@@ -171,24 +86,29 @@ def new_folder(target: Path) -> Iterator[Path]:
     `<name>.partial`, which the next attempt removes.
 
     Raises:
-      UserError: if `target` already exists and is not an empty folder.
+      UserError: if `target` already exists and is not an empty folder, another process is making
+        it, or it cannot be written, as where the disk is full.
     """
     require_absent(target)
     partial = target.with_name(target.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
     try:
-        partial.mkdir(parents=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot create {target}: {error.strerror}") from error
-    try:
-        yield partial
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        raise UserError(f"cannot create {target}: {_reason(error)}") from error
+    with locked(lock_beside(target), target):
+        require_absent(target)  # still
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            yield partial
+            if target.exists():
+                target.rmdir()
+            partial.rename(target)
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, Exception) and _FULL.search(str(error)):
+                raise UserError(f"cannot write {target}: {first_line(error)}") from error
+            raise
 
 
 @contextlib.contextmanager
@@ -201,7 +121,8 @@ def new_file(target: Path) -> Iterator[Path]:
             np.save(file, array)
 
     Raises:
-      UserError: if it cannot be written there, or `target` exists and is not a file.
+      UserError: if it cannot be written there, `target` exists and is not a file, or another
+        process is writing it.
     """
     # A link such as /dev/stdout stays, and the file that it leads to is replaced.
     path = Path(os.path.realpath(target))
@@ -210,11 +131,12 @@ def new_file(target: Path) -> Iterator[Path]:
             raise UserError(f"cannot write {target}: it exists and is not a file")
         partial = path.with_name(path.name + ".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield partial
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with locked(lock_beside(path), path):
+            try:
+                yield partial
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 

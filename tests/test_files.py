@@ -1,13 +1,10 @@
 """Compressed files, and folders that are whole or absent."""
 
+import errno
 import gzip
 import json
 import lzma
 import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import (
     CHECKSUMS,
     damaged_file,
-    held,
     new_folder,
     read_json,
     read_lines,
@@ -108,58 +104,14 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
         pass
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from cocondenser_jax.files import held
-with held(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def hold(folder: Path) -> subprocess.Popen[str]:
-    """Starts a process that holds a folder until its input ends."""
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", HOLD, str(folder)]
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_a_held_folder_is_refused_until_its_holder_ends(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "run"
-    first = hold(folder)
-    here = f"process {first.pid} on {socket.gethostname()} since 20"
-    with pytest.raises(UserError, match=rf"run is in use by {here}.*: wait"), held(folder):
-        pytest.fail("the folder is held")
-    assert [path.name for path in folder.iterdir()] == [".lock"]
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    with held(folder):
-        (folder / "grown").touch()
-    assert [path.name for path in folder.iterdir()] == ["grown"]
-    first.communicate()
-
-
-@pytest.mark.parametrize("error", [UserError, OSError])
-def test_holding_leaves_no_folder_that_was_not_there(
-    tmp_path: Path, error: type[Exception]
-) -> None:
-    with pytest.raises(error, match="refused"), held(tmp_path / "run"):
-        raise error("refused")
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("disk is full")]
+)
+def test_a_full_disk_is_one_line(tmp_path: Path, error: Exception) -> None:
+    full = pytest.raises(UserError, match=r"cannot write .*out: .*(No space|full)")
+    with full, new_folder(tmp_path / "out"):
+        raise error
     assert not any(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_held_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    file = tmp_path / "file"
-    with pytest.raises(UserError, match=r"cannot create .*file: File exists"), held(file):
-        pytest.fail("not a folder")
-    (tmp_path / ".lock").mkdir()
-    with pytest.raises(UserError, match=r"cannot write to .*: Is a directory"), held(tmp_path):
-        pytest.fail("no lock")
 
 
 def test_json_round_trip_and_its_errors(tmp_path: Path) -> None:

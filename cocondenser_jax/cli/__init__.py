@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax raises what it logs
+    # Orbax raises the errors that it logs, and only warns of some of what it could not do.
+    logging.getLogger("absl").addFilter(_is_warning)
     try:
         parser = _make_parser()
         arguments, rest = parser.parse_known_args(argv)
@@ -45,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _is_warning(record: logging.LogRecord) -> bool:
+    return record.levelno == logging.WARNING
 
 
 def _make_parser() -> Parser:

@@ -11,8 +11,8 @@ nonfinite-<step>.npz  see nonfinite.py
 import contextlib
 import importlib.metadata
 import logging
+import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,21 +31,20 @@ from cocondenser_jax.files import (
     damaged_file,
     new_folder,
     read_object,
-    write_checksums,
     write_json,
 )
+from cocondenser_jax.locks import LOCK
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.manager import UNSAVED, in_daemon, open_manager, without_closed_loops
 from cocondenser_jax.pretrain.nonfinite import count_batches
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 
 logger = logging.getLogger(__name__)
 
-ITEMS = ("params", "optimizer")
-_UNFINISHED = {"run.json.partial"}  # what a kill may leave before run.json is there
+# What may be there before run.json: a kill leaves the last two.
+_UNFINISHED = {LOCK, "run.json.partial", "run.json.partial.lock"}
 LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-# What Orbax and TensorStore raise when a disk is full or a file is broken.
-UNSAVED = (OSError, ValueError)
-UNREADABLE = (OSError, ValueError, KeyError)
+UNREADABLE = (OSError, ValueError, KeyError)  # what Orbax raises when a file is broken
 # Settings that may differ when a run resumes: they change how it is computed or stored, not what.
 FREE_SETTINGS = (
     "config.train.chunk_size",
@@ -112,43 +111,16 @@ def checkpoint_manager(
     Raises:
       UserError: at the end, if the last of them could not be saved.
     """
-    manager = _manager(
-        workdir,
-        save_interval_steps=every,
-        max_to_keep=keep,
-        keep_period=keep_every or None,
-        enable_async_checkpointing=True,
-    )
-    with _without_closed_loops():
-        try:
-            yield manager
-            with _one_line_errors(manager):
-                manager.wait_until_finished()
-        except BaseException:
-            with contextlib.suppress(*UNSAVED):  # or the same would be raised twice
-                manager.close()
-            raise
-        manager.close()
-
-
-@contextlib.contextmanager
-def _without_closed_loops() -> Iterator[None]:
-    """Keeps Python from printing what is raised for each other file after one was not written.
-
-    Seen with orbax-checkpoint 0.12.8: `asyncio.run` ends with the first error, and the writes still
-    in progress then raise "Event loop is closed" in their destructors.
-    """
-    before = sys.unraisablehook
-
-    def print_others(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
-
-    sys.unraisablehook = print_others
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
+    options = {
+        "save_interval_steps": every,
+        "max_to_keep": keep,
+        "keep_period": keep_every or None,
+        "enable_async_checkpointing": True,
+    }
+    with without_closed_loops(), open_manager(workdir / "checkpoints", **options) as manager:
+        yield manager
+        with _one_line_errors(manager):
+            manager.wait_until_finished()
 
 
 @contextlib.contextmanager
@@ -157,9 +129,9 @@ def _one_line_errors(manager: ocp.CheckpointManager) -> Iterator[None]:
     try:
         yield
     except UNSAVED as error:
+        folder = os.path.realpath(manager.directory)
         raise UserError(
-            f"cannot save a checkpoint in {manager.directory}: {first_line(error)};"
-            " the earlier ones are still there"
+            f"cannot save a checkpoint in {folder}: {first_line(error)}; earlier ones are unchanged"
         ) from error
 
 
@@ -179,18 +151,17 @@ def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
         optimizer=ocp.args.StandardSave(host_state.optimizer_state),
     )
     with _one_line_errors(manager):
-        manager.save(int(state.step), args=items, force=True)
+        in_daemon(lambda: manager.save(int(state.step), args=items, force=True))
 
 
-def restore_latest(manager: ocp.CheckpointManager, like: TrainState) -> TrainState:
-    """Returns the latest saved state that is intact, with NumPy arrays of the shapes of `like`.
+def restore_latest(manager: ocp.CheckpointManager, workdir: Path, like: TrainState) -> TrainState:
+    """Returns a run's latest intact state, with NumPy arrays of the shapes of `like`.
 
     Later ones that are damaged are moved out of the way, to `damaged/` in the run folder.
 
     Raises:
       UserError: if none is intact.
     """
-    workdir = Path(manager.directory).parent
     step, restored = _newest_intact(
         manager, workdir, params=like.params, optimizer=like.optimizer_state
     )
@@ -222,7 +193,7 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
     if step is not None and step not in steps:
         raise UserError(f"{workdir} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
     like = jax.eval_shape(lambda: initial_params(model_config, 0))
-    with _manager(workdir) as manager:
+    with open_manager(workdir / "checkpoints") as manager:
         if step is None:
             step, restored = _newest_intact(manager, workdir, params=like)
         else:
@@ -241,41 +212,11 @@ def save_converted(
     with new_folder(out) as folder:
         (folder / "tokenizer").mkdir()
         save_tokenizer(tokenizer, folder / "tokenizer", model_config.max_length)
-        with _manager(folder) as manager:
-            manager.save(0, args=ocp.args.Composite(params=ocp.args.StandardSave(params)))
+        items = ocp.args.Composite(params=ocp.args.StandardSave(params))
+        with open_manager(folder / "checkpoints") as manager, _one_line_errors(manager):
+            in_daemon(lambda: manager.save(0, args=items))
+            manager.wait_until_finished()
         write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
-
-
-def _manager(workdir: Path, **options: Any) -> ocp.CheckpointManager:
-    """Opens the checkpoints of a run on one host, which waits for no other."""
-    folder = (workdir / "checkpoints").absolute()
-    folder.mkdir(exist_ok=True)
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=jax.process_index(),
-        active_processes={jax.process_index()},
-        barrier_sync_key_prefix=f"host{jax.process_index()}",
-    )
-    chosen = ocp.CheckpointManagerOptions(
-        **options,
-        create=False,
-        cleanup_tmp_directories=True,
-        multiprocessing_options=alone,
-        async_options=ocp.options.AsyncOptions(post_finalization_callback=lambda: _seal(folder)),
-    )
-    return ocp.CheckpointManager(folder, options=chosen)
-
-
-def _seal(folder: Path) -> None:
-    """Adds checksums to the items of a checkpoint that is complete but for its final name.
-
-    Orbax notices much damage, but no flipped bit of an array, and has no checksums of its own (seen
-    with orbax-checkpoint 0.12.8, as is the temporary folder's name). Its remaining files are
-    written last and not needed to read the items.
-    """
-    (partial,) = folder.glob("*.orbax-checkpoint-tmp*")
-    for item in ITEMS:
-        if (partial / item).is_dir():
-            write_checksums(partial / item)
 
 
 def _newest_intact(

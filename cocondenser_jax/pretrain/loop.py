@@ -17,6 +17,7 @@ from tqdm import tqdm
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.locks import held
 from cocondenser_jax.metrics import metrics_log
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts, signals
@@ -59,7 +60,8 @@ def train(
       label: of the progress bar.
 
     Raises:
-      UserError: if the settings do not fit each other, the data, or the run that is there.
+      UserError: if the settings do not fit each other, the data, or the run that is there, or
+        another process trains it.
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
     settings, n_steps = step_settings(config), config.train.steps
@@ -67,6 +69,8 @@ def train(
     stopped = False
     with contextlib.ExitStack() as stack:
         stop_after = stack.enter_context(_stop_signals())
+        if hosts.is_first():
+            stack.enter_context(held(workdir))
         store = open_store(Path(config.data.store))
         model_config, params = _model_and_params(config, workdir, store, warm_start)
         check_batch(spec, config.train.chunk_size, model_config.max_length, jax.device_count())
@@ -78,7 +82,7 @@ def train(
             manager = stack.enter_context(
                 checkpoint.checkpoint_manager(workdir, **config.checkpoint)
             )
-        state = _initial_or_restored(model_config, settings, params, manager)
+        state = _initial_or_restored(model_config, settings, params, manager, workdir)
         first_step, n_skipped = int(state.step), int(state.skipped)
         batches = read_batches(
             store,
@@ -195,13 +199,14 @@ def _initial_or_restored(
     settings: StepSettings,
     params: Any | None,
     manager: ocp.CheckpointManager | None,
+    workdir: Path,
 ) -> TrainState:
     """Returns the state of `params`, else of the newest checkpoint, as host 0 has it."""
     state = state_shapes(model_config, settings.optimizer)
     if params is not None:
         state = initial_state(params, settings.optimizer)
     elif manager is not None:
-        state = checkpoint.restore_latest(manager, state)
+        state = checkpoint.restore_latest(manager, workdir, state)
     state = hosts.from_first(state)
     if int(state.skipped) > settings.skip_nonfinite:
         raise UserError(

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-HEARD = (signal.SIGINT, signal.SIGTERM)
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 2  # signals that wait for the step to end: whoever presses Ctrl-C twice loses nothing
 logger = logging.getLogger(__name__)
 
@@ -31,34 +31,50 @@ def postponed() -> Iterator[Callable[[], bool]]:
     def hear(number: int, frame: FrameType | None) -> None:
         heard.append(number)
         if len(heard) == PATIENCE:
-            for each in HEARD:
+            for each in before:
                 signal.signal(each, signal.SIG_DFL)
 
     def is_to_stop() -> bool:
         stepped.set()
         return bool(heard)
 
-    before = {each: signal.signal(each, hear) for each in HEARD}
+    before = {each: signal.signal(each, hear) for each in not_ignored()}
     try:
-        with _exit_before(stepped):
+        with _answers(stepped):
             yield is_to_stop
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
 
 
-@contextlib.contextmanager
-def _exit_before(stepped: threading.Event) -> Iterator[None]:
-    """Ends the process at once if a signal comes before the event.
+def not_ignored() -> list[signal.Signals]:
+    """Returns the signals to hear: SIGHUP is not among them under `nohup`."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [each for each in HEARD if not (ignored and each == signal.SIGHUP)]
 
-    The first step is compiled for minutes, in which Python runs no handler. But it writes a byte to
-    the wake-up descriptor at once, which a thread can read.
+
+@contextlib.contextmanager
+def _answers(stepped: threading.Event) -> Iterator[None]:
+    """Answers each signal at once: ends the process before the event, else says what comes.
+
+    The first step is compiled for minutes, and a later one may take as long; meanwhile Python runs
+    no handler. But it writes a byte to the wake-up descriptor at once, which a thread can read.
     """
 
     def listen() -> None:
-        if reader.recv(1) and not stepped.is_set():
-            logger.info("stopped before its first step: there was nothing to save")
-            os._exit(0)
+        n_heard = 0
+        while number := reader.recv(1):
+            if number[0] not in HEARD:  # another signal that has a handler
+                continue
+            n_heard += 1
+            if not stepped.is_set():
+                logger.info("stopped before its first step: there was nothing to save")
+                os._exit(0)
+            if n_heard > PATIENCE:
+                os._exit(128 + number[0])
+            left = PATIENCE + 1 - n_heard
+            more = "once more" if left == 1 else f"{left} more times"
+            logger.info("stops and saves after this step; signal %s to stop now", more)
 
     reader, writer = socket.socketpair()
     writer.setblocking(False)

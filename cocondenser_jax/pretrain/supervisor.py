@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain.signals import HEARD, PATIENCE
+from cocondenser_jax.pretrain.signals import PATIENCE, not_ignored
 
 HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
 LOST_HOST = 3  # exit status
@@ -60,14 +60,15 @@ def supervise(run: Callable[[], None]) -> int:
 
     JAX (0.10.2; described in https://github.com/jax-ml/jax/pull/39095) ends it by abort(), from a
     thread that is not Python's, after which nothing in that process can print. The child ends with
-    its parent, whatever ends that. A SIGTERM or Ctrl-C reaches it as the SIGTERM that JAX catches,
-    the third as SIGKILL.
+    its parent, whatever ends that. A SIGTERM, SIGHUP or Ctrl-C reaches it as the SIGTERM that JAX
+    catches, the third as SIGKILL.
     """
     alive, held = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(held)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a terminal sends it to both
         threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
         try:
             run()
@@ -82,7 +83,7 @@ def supervise(run: Callable[[], None]) -> int:
         heard.append(number)
         os.kill(child, signal.SIGTERM if len(heard) <= PATIENCE else signal.SIGKILL)
 
-    for number in HEARD:
+    for number in not_ignored():
         signal.signal(number, pass_on)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == -signal.SIGABRT:

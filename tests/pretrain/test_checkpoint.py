@@ -1,9 +1,11 @@
 """Checkpoints that were damaged after, or could not be written at all."""
 
+import contextlib
 import json
 import logging
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +19,16 @@ from ml_collections import ConfigDict
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain import checkpoint
-from cocondenser_jax.pretrain.loop import scratch_model
+from cocondenser_jax.locks import LOCK
+from cocondenser_jax.pretrain import checkpoint, manager
+from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.step import (
     TrainState,
     initial_params,
     initial_state,
     step_settings,
 )
+from tests.test_locks import hold
 
 STEPS = (2, 4, 6)
 
@@ -48,9 +52,9 @@ def run(tmp_path: Path, settings: dict[str, int]) -> Path:
 
 
 def save_all(run: Path, settings: dict[str, int], steps: tuple[int, ...]) -> None:
-    with checkpoint.checkpoint_manager(run, **settings) as manager:
+    with checkpoint.checkpoint_manager(run, **settings) as opened:
         for step in steps:
-            checkpoint.save(manager, state_of(step))
+            checkpoint.save(opened, state_of(step))
 
 
 def largest(folder: Path) -> Path:
@@ -90,8 +94,8 @@ DAMAGES = (
 
 
 def restored(run: Path, settings: dict[str, int]) -> TrainState:
-    with checkpoint.checkpoint_manager(run, **settings) as manager:
-        return checkpoint.restore_latest(manager, state_of(0))
+    with checkpoint.checkpoint_manager(run, **settings) as opened:
+        return checkpoint.restore_latest(opened, run, state_of(0))
 
 
 def assert_state(state: TrainState, step: int) -> None:
@@ -159,6 +163,32 @@ def test_damage_by_command_line(
     assert sorted(run.rglob("*")) == files
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["runs[1]", "run*", "run?", r"a\b", "a\nb", "'\"", "--out=x", "%41#$ é", "x" * 200, "a\udcff"],
+)
+def test_a_run_is_read_back_whatever_its_path(
+    tmp_path: Path, settings: dict[str, int], name: str
+) -> None:
+    run = tmp_path / name / "run"
+    run.mkdir(parents=True)
+    save_all(run, settings, STEPS)
+    assert_state(restored(run, settings), 6)
+
+
+def test_a_checkpoint_that_lacks_an_array_does_not_count(
+    run: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "_plain_path", contextlib.nullcontext)
+    odd = run.rename(run.with_name("run[1]"))
+    with pytest.raises(
+        UserError, match=r"cannot save .*did not write params: w; earlier ones are unchanged"
+    ):
+        save_all(odd, settings, (8,))
+    assert_state(restored(odd, settings), 6)
+    assert sorted(path.name for path in (odd / "checkpoints").iterdir()) == ["2", "4", "6"]
+
+
 @pytest.mark.parametrize("size", [1000, 100])  # too small for arrays; for checksums, too
 def test_a_full_disk_leaves_what_was_there(
     run: Path, settings: dict[str, int], small_disk: Callable[[int], None], size: int
@@ -191,6 +221,33 @@ def test_a_full_disk_is_reported_once(
     ):
         checkpoint.save(manager, state._replace(params=many))
     assert not seen
+
+
+UNWRITABLE = """
+import sys
+from pathlib import Path
+from cocondenser_jax.pretrain import checkpoint
+from tests.pretrain.test_checkpoint import state_of
+with checkpoint.checkpoint_manager(Path(sys.argv[1]), every=2, keep=3, keep_every=0) as manager:
+    (Path(sys.argv[1]) / "checkpoints").rmdir()
+    (Path(sys.argv[1]) / "checkpoints").touch()
+    checkpoint.save(manager, state_of(2))
+"""
+
+
+def test_what_cannot_be_written_ends_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNWRITABLE, str(tmp_path)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "UserError: cannot save a checkpoint in" in ended.stderr.splitlines()[-1]
+
+
+def test_a_second_process_does_not_train_the_same_run(config: ConfigDict, tmp_path: Path) -> None:
+    first = hold(tmp_path / "run")
+    with pytest.raises(UserError, match=f"run is in use by process {first.pid} on"):
+        train(config, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+    first.communicate()
 
 
 def test_a_run_that_was_killed_while_it_made_its_folder_resumes(

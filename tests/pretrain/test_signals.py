@@ -91,6 +91,34 @@ def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number: signal.Sign
     assert printed == "stopped before its first step: there was nothing to save\n"
 
 
+def test_a_signal_during_a_step_is_answered_at_once() -> None:
+    program = COMPILES.replace('print("ready"', 'is_to_stop(); print("ready"')
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", program], **pipes)
+    assert process.stdout
+    assert process.stderr
+    try:
+        assert process.stdout.readline() == "ready\n"
+        for more in ("2 more times", "once more"):
+            process.send_signal(signal.SIGINT)
+            answer = f"stops and saves after this step; signal {more} to stop now\n"
+            assert process.stderr.readline() == answer
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.postponed() as is_to_stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not is_to_stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_last_checkpoint_is_saved_whatever_comes(
     config: ConfigDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,105 @@
+"""Locks on what is being written; the operating system releases those of a process that ends."""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cocondenser_jax.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".cocondenser.lock"  # no other program's name: it is overwritten, and removed at the end
+# What a file system answers that has no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps every other process that calls this out of a folder that grows; creates the folder.
+
+    The lock is on a file in it, and the operating system releases it however the process
+    ends. Children of the process do not inherit it, and the process itself is not kept out.
+
+    Raises:
+      UserError: at once, naming the process that holds the folder; or if it cannot be written to.
+    """
+    created = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create {folder}: {error.strerror}") from error
+    try:
+        with locked(folder / LOCK, folder):
+            yield
+    finally:
+        if created:
+            with contextlib.suppress(OSError):  # it is empty only where the block was refused
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def locked(lock: Path, what: Path) -> Iterator[None]:
+    """Holds `lock`, a file that exists only that long, for writing to `what`."""
+    try:
+        descriptor = _lock(lock)
+    except BlockingIOError:
+        raise UserError(
+            f"{what} is in use by {_holder(lock)}: wait until it ends, or choose another place"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise UserError(f"cannot write to {what}: {error.strerror}") from error
+        logger.warning("%s cannot be locked (%s): start nothing else in it", what, error.strerror)
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()  # before it is released: nobody else's is removed
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int:
+    """Creates and locks a file, says in it who did, and returns its descriptor.
+
+    Raises:
+      BlockingIOError: if another process holds it.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            # Not flock(), whose lock the workers of a killed training would keep a while.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed it between the two calls.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    since = time.strftime("%Y-%m-%d %H:%M:%S")
+                    holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+                    os.ftruncate(descriptor, 0)
+                    os.write(descriptor, holder.encode())
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def lock_beside(path: Path) -> Path:
+    """Returns the lock of a file or folder that is being made."""
+    return path.with_name(path.name + ".partial.lock")
+
+
+def _holder(lock: Path) -> str:
+    try:
+        with lock.open(encoding="utf-8", errors="replace") as file:
+            text = "".join(filter(str.isprintable, file.read(200)))
+    except OSError:
+        text = ""
+    return text or "another process"

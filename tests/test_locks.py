@@ -1,0 +1,83 @@
+"""A second process is kept out of what the first is writing."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import new_file, new_folder
+from cocondenser_jax.locks import LOCK, held
+
+HOLD = """
+import sys
+from pathlib import Path
+from cocondenser_jax.files import held, new_file, new_folder
+with globals()[sys.argv[1]](Path(sys.argv[2])) as partial:
+    if partial:
+        (partial / "grown" if partial.is_dir() else partial).touch()
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(path: Path, how: str = "held") -> subprocess.Popen[str]:
+    """Starts a process that writes to a place until its input ends."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", HOLD, how, str(path)]
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_held_folder_is_refused_until_its_holder_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+    first = hold(folder)
+    here = f"process {first.pid} on {socket.gethostname()} since 20"
+    with pytest.raises(UserError, match=rf"run is in use by {here}.*: wait"), held(folder):
+        pytest.fail("the folder is held")
+    assert [path.name for path in folder.iterdir()] == [LOCK]
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with held(folder):
+        (folder / "grown").touch()
+    assert [path.name for path in folder.iterdir()] == ["grown"]
+    first.communicate()
+
+
+@pytest.mark.parametrize("error", [UserError, OSError])
+def test_holding_leaves_no_folder_that_was_not_there(
+    tmp_path: Path, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="refused"), held(tmp_path / "run"):
+        raise error("refused")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_held_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file = tmp_path / "file"
+    with pytest.raises(UserError, match=r"cannot create .*file: File exists"), held(file):
+        pytest.fail("not a folder")
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(UserError, match=r"cannot write to .*: Is a directory"), held(tmp_path):
+        pytest.fail("no lock")
+
+
+@pytest.mark.parametrize("make", [new_file, new_folder])
+def test_what_another_process_makes_is_refused(
+    tmp_path: Path, make: Callable[[Path], contextlib.AbstractContextManager[Path]]
+) -> None:
+    out = tmp_path / "out"
+    first = hold(out, make.__name__)
+    with pytest.raises(UserError, match=rf"out is in use by process {first.pid} on"), make(out):
+        pytest.fail("another process makes it")
+    first.communicate()
+    assert first.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

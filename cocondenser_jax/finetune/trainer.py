@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,20 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import new_folder, read_object, require_absent, write_json
+from cocondenser_jax.files import (
+    file_sha256,
+    new_folder,
+    read_object,
+    require_absent,
+    write_json,
+)
 from cocondenser_jax.metrics import Log, metrics_log
-from cocondenser_jax.retrieval.models import uses_bfloat16
+from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
 
 logger = logging.getLogger(__name__)
+
+# Settings that may differ when a run resumes: the checksums of what was read there are compared.
+_PATHS = ("model", "data", "negatives_run", "teacher_run")
 
 
 def require_startable(batch_size: int, result: Path) -> None:
@@ -37,12 +46,20 @@ def require_startable(batch_size: int, result: Path) -> None:
         )
 
 
-def start_or_resume(config: ConfigDict, workdir: Path, n_rows: int) -> None:
-    """Prepares `workdir`, or makes sure that the run started there has the same settings.
+def start_or_resume(
+    config: ConfigDict, workdir: Path, n_rows: int, files: Mapping[str, Path]
+) -> None:
+    """Prepares `workdir`, or makes sure that the run started there has the same settings and data.
+
+    Args:
+      config: the run's; what its paths lead to may have moved since the run was started.
+      workdir: the run folder.
+      n_rows: to train on.
+      files: what the run reads beside the model, by what it is.
 
     Raises:
       UserError: for fewer training rows than a batch, a folder that cannot be made or holds
-        something else, or a run with other settings.
+        something else, or a run with other settings, data or model.
     """
     if n_rows < config.batch_size:
         raise UserError(
@@ -52,16 +69,27 @@ def start_or_resume(config: ConfigDict, workdir: Path, n_rows: int) -> None:
     if not is_main_process():
         return
     path = workdir / "finetune.json"
+    settings = {key: value for key, value in config.items() if key not in _PATHS}
+    checksums = {name: file_sha256(file) for name, file in files.items()}
+    checksums["model"] = model_sha256(Path(config.model))
     if not path.exists():
         require_absent(workdir)
-        write_json(path, config.to_dict())
+        write_json(path, config.to_dict() | {"sha256": checksums})
     earlier = read_object(path)
-    for key, value in config.to_dict().items():
+    for key, value in settings.items():
         if earlier.get(key) != value:
             raise UserError(
                 f"the run in {workdir} was started with {key}={earlier.get(key)!r}, now it is "
                 f"{value!r}: choose a new folder, or remove it first"
             )
+    before = earlier.get("sha256")
+    before = before if isinstance(before, dict) else {}
+    names = checksums | before
+    if changed := [name for name in names if checksums.get(name) != before.get(name)]:
+        raise UserError(
+            f"the run in {workdir} was started with another content of {', '.join(changed)}: "
+            "choose a new folder, or remove it first"
+        )
 
 
 def arguments(config: ConfigDict, workdir: Path) -> dict[str, Any]:

@@ -1,5 +1,8 @@
-"""What all fine-tuning shares: which data a run resumes on."""
+"""What all fine-tuning shares: which data and which checkpoint a run resumes from, a full disk."""
 
+import json
+import logging
+import resource
 import shutil
 
 import pytest
@@ -35,7 +38,7 @@ def make_config(inputs):
         batch_size=4,
         query_length=8,
         passage_length=16,
-        epochs=3,
+        epochs=2,
         learning_rate=1e-3,
         log_every=2,
         checkpoint_every=3,
@@ -89,3 +92,100 @@ def test_a_sentence_encoder_resumes_on_the_same_data_only(inputs, monkeypatch, t
     data.write_text(data.read_text().replace("another 7", "another 8"))
     with pytest.raises(UserError, match="another content of data: choose a new folder"):
         finetune(config, tmp_path / "run")
+
+
+def end_at(monkeypatch, step):
+    """Ends the process at the end of a step, before its checkpoint."""
+    step_end = trainer._Metrics.on_step_end
+
+    def end(self, args, state, control, **kwargs):
+        step_end(self, args, state, control, **kwargs)
+        if state.global_step == step:
+            raise Killed
+
+    monkeypatch.setattr(trainer._Metrics, "on_step_end", end)
+
+
+def finetune_until_killed(config, workdir):
+    with pytest.raises(Killed):
+        finetune(config, workdir)
+
+
+@pytest.fixture
+def whole(inputs, tmp_path):
+    """A run that was never killed: what it logs, and the weights."""
+    finetune(make_config(inputs), tmp_path / "whole")
+    return outcome(tmp_path / "whole")
+
+
+def outcome(workdir):
+    logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    losses = {metrics["step"]: (metrics["loss"], metrics["grad_norm"]) for metrics in logged}
+    return losses, (workdir / "retriever" / "model.safetensors").read_bytes()
+
+
+def test_a_run_killed_at_every_step_ends_as_if_it_had_not_been(
+    inputs, whole, monkeypatch, tmp_path
+):
+    for step in range(1, 13):
+        with monkeypatch.context() as patch:
+            end_at(patch, step)
+            finetune_until_killed(make_config(inputs), tmp_path / "run")
+        if step % 3 == 0:
+            with monkeypatch.context() as patch:  # its checkpoint lacks the checksums only
+                patch.setattr(trainer, "write_checksums", kill)
+                finetune_until_killed(make_config(inputs), tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "new_folder", kill)
+        finetune_until_killed(make_config(inputs), tmp_path / "run")
+    finetune(make_config(inputs), tmp_path / "run")
+    assert sorted(whole[0]) == [2, 3, 4, 6, 8, 9, 10, 12]  # every 2, and where it is saved
+    assert outcome(tmp_path / "run") == whole
+
+
+def test_a_damaged_checkpoint_is_passed_over(inputs, whole, monkeypatch, tmp_path, caplog):
+    with monkeypatch.context() as patch:
+        end_at(patch, 11)
+        finetune_until_killed(make_config(inputs), tmp_path / "killed")
+    names = [path.name for path in (tmp_path / "killed" / "checkpoints" / "checkpoint-9").iterdir()]
+    damaged = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "sha256.json"}
+    damaged.add("model.safetensors")
+    assert damaged <= set(names)
+    for name in sorted(damaged):
+        run = tmp_path / name
+        shutil.copytree(tmp_path / "killed", run)
+        path = run / "checkpoints" / "checkpoint-9" / name
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "cocondenser_jax"):
+            finetune(make_config(inputs), run)
+        said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert (
+            len([line for line in said if f"checkpoint-9 is damaged ({name} is not" in line]) == 1
+        )
+        assert "resuming from step 6" in caplog.text
+        assert outcome(run) == whole, name
+
+    run = tmp_path / "killed"
+    for step in (6, 9):
+        (run / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"")
+    files = sorted(run.rglob("*"))
+    with pytest.raises(UserError, match=f"{run}: none of its checkpoints .6, 9. is intact"):
+        finetune(make_config(inputs), run)
+    assert sorted(run.rglob("*")) == files
+
+
+@pytest.mark.parametrize(
+    ("share", "every", "what"),
+    # Too small for the weights; for the optimizer's two moments of each; for the trained model.
+    [(0.5, 3, "checkpoints"), (1.5, 3, "checkpoints"), (0.5, 0, "retriever")],
+)
+def test_a_full_disk_ends_in_one_line(inputs, small_disk, tmp_path, share, every, what):
+    config = make_config(inputs)
+    config.update(max_steps=3, checkpoint_every=every)
+    small_disk(int((inputs / "model" / "model.safetensors").stat().st_size * share))
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/run/{what}: [^\n]+$"):
+        finetune(config, tmp_path / "run")
+    small_disk(resource.RLIM_INFINITY)
+    assert not (tmp_path / "run" / "retriever").exists()
+    assert finetune(config, tmp_path / "run")["steps"] == 3

@@ -22,13 +22,18 @@ from cocondenser_jax.retrieval.models import (
     pooling_of,
     uses_bfloat16,
 )
-from cocondenser_jax.retrieval.shards import MANIFEST, map_array, shard_files, write_parquet
+from cocondenser_jax.retrieval.shards import (
+    MANIFEST,
+    map_array,
+    save_array,
+    shard_files,
+    write_parquet,
+)
 
 logger = logging.getLogger(__name__)
 
-# At most this much is lost to a kill: 110 TFLOP with BERT-base and 128 tokens, minutes of a CPU.
-# Still many batches to sort by length, and MS MARCO's 8.8 million passages are only 1,769 shards.
-SHARD_SIZE = 5_000
+# Above it, a shard would not fit in memory.
+_LARGEST = 10_000_000
 # Written before the first shard: what a resumed run must agree with.
 _SETTINGS = "settings.json"
 
@@ -40,7 +45,7 @@ def encode_corpus(
     *,
     batch_size: int = 128,
     passage_length: int | None = None,
-    shard_size: int = SHARD_SIZE,
+    shard_size: int | None = None,
     dtype: Literal["float32", "float16"] = "float32",
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
@@ -58,7 +63,7 @@ def encode_corpus(
       out: the folder for the shards.
       batch_size: passages per forward pass.
       passage_length: tokens kept of a passage; None: as the model folder says.
-      shard_size: passages per shard. One shard is held in memory.
+      shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       dtype: of the numbers on disk.
       precision: of the matrix products, see `models.uses_bfloat16`; bfloat16 is faster where the
         processor has it, and changes a vector by about 0.4 % of its length.
@@ -71,11 +76,13 @@ def encode_corpus(
     Raises:
       UserError: for a corpus or model that cannot be read, or an `out` with something else in it.
     """
-    if batch_size < 1 or shard_size < 1:
-        raise UserError(f"batch_size={batch_size}, shard_size={shard_size}: expected at least 1")
+    for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
+        if value is not None and not 1 <= value <= _LARGEST:
+            raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
     source = corpus_file(corpus)
     # A first reading of the whole file: a broken line stops the run before there are any shards.
     n_passages = sum(1 for _ in read_corpus(source))
+    shard_size = shard_size or default_shard_size(n_passages)
     model = load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
     settings = {
         "model": str(model_folder),
@@ -108,15 +115,26 @@ def encode_corpus(
                     continue
                 logger.warning("%s or its passages are damaged: encoding them again", vectors_file)
                 vectors_file.unlink()
-            passages_file.write_bytes(lines)
+            with new_file(passages_file) as partial:
+                partial.write_bytes(lines)
             vectors_NxD = _encode(model, rows, batch_size, progress)
-            with new_file(vectors_file) as partial, partial.open("wb") as file:
-                np.save(file, vectors_NxD.astype(dtype))
+            with new_file(vectors_file) as partial:
+                save_array(partial, vectors_NxD.astype(dtype))
     manifest = settings | {"dimension": dimension, "shards": n_shards}
     write_json(out / MANIFEST, manifest)
     if parquet:
         write_parquet(out, parquet)
     return manifest
+
+
+def default_shard_size(n_passages: int) -> int:
+    """Returns passages per shard: a twentieth of the corpus, within 500 to 5,000.
+
+    A kill loses the shard in progress. 500 passages are 11 TFLOP with BERT-base and 128 tokens,
+    half a minute of a CPU, and batches enough to sort by length; with 5,000, MS MARCO's 8.8 million
+    passages are only 1,769 shards.
+    """
+    return min(max(n_passages // 20, 500), 5_000)
 
 
 def encode_sentences(

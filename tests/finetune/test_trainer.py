@@ -9,6 +9,7 @@ import pytest
 
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import LOCK
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
 from configs import finetune as finetune_config
@@ -52,6 +53,14 @@ class Killed(BaseException):
 
 def kill(*args, **kwargs):
     raise Killed
+
+
+def test_a_second_process_is_refused(inputs, tmp_path, hold):
+    run = tmp_path / "run"
+    first = hold(run)
+    with pytest.raises(UserError, match=f"run is in use by process {first.pid} on "):
+        finetune(make_config(inputs), run)
+    assert [path.name for path in run.iterdir()] == [LOCK]
 
 
 def test_a_run_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):

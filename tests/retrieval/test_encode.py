@@ -8,6 +8,7 @@ import pytest
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import LOCK
 from cocondenser_jax.retrieval import encode, models
 
 
@@ -157,6 +158,13 @@ def test_a_full_disk_ends_in_one_line_and_the_run_resumes(model_folder, tmp_path
     assert [path.name for path in (tmp_path / "out").glob("*.npy")] == []
     encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=50)
     np.testing.assert_array_equal(vectors(tmp_path / "out"), vectors(tmp_path / "whole"))
+
+
+def test_a_second_process_is_refused(model_folder, beir, tmp_path, hold):
+    first = hold(tmp_path / "out")
+    with pytest.raises(UserError, match=f"out is in use by process {first.pid} on "):
+        encode.encode_corpus(model_folder, beir, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK]
 
 
 def test_another_model_does_not_resume(model_folder, make_model, beir, tmp_path):

@@ -60,7 +60,7 @@ def test_a_full_disk_leaves_no_index(embeddings, index, tmp_path, small_disk, ca
     sizes = {path.name: path.stat().st_size for path in index.iterdir()}
     assert sizes["index.faiss"] < sizes["passages.jsonl"]  # which is written after it
     small_disk(sizes[name] - 1)
-    with pytest.raises(UserError, match=f"cannot write {tmp_path}/index: File too large"):
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/index: .*File too large"):
         build_index(embeddings, tmp_path / "index")
     small_disk(resource.RLIM_INFINITY)
     assert not any(tmp_path.iterdir())

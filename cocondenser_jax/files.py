@@ -118,7 +118,7 @@ def new_file(target: Path) -> Iterator[Path]:
     A block that fails leaves nothing, and an earlier `target` as it was. For arrays:
 
         with new_file(path) as partial, partial.open("wb") as file:
-            np.save(file, array)
+            np.savez(file, array)
 
     Raises:
       UserError: if it cannot be written there, `target` exists and is not a file, or another

@@ -1,10 +1,12 @@
 """What all tests share. The environment is set before anything imports JAX or a hub client."""
 
+import contextlib
 import ctypes
 import gc
 import os
 import random
 import resource
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -204,3 +206,22 @@ def small_disk() -> Iterator[Callable[[int], None]]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Gives a function that starts another process, which holds a folder until the test ends."""
+    code = "import sys, pathlib; from cocondenser_jax.files import held\n"
+    code += "with held(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    with contextlib.ExitStack() as stack:
+
+        def start(folder: Path) -> subprocess.Popen[str]:
+            pipe = subprocess.PIPE
+            command = [sys.executable, "-c", code, str(folder)]
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+            stack.callback(process.communicate)
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process
+
+        yield start

@@ -44,8 +44,11 @@ def _add_encode(commands: Commands) -> None:
     command.add_argument("--batch_size", type=int, default=128, help="passages (default: 128)")
     length = "tokens of a passage (default: as the retriever was trained)"
     command.add_argument("--passage_length", type=int, help=length)
-    shard = "passages per shard, which is what an interrupted run may lose (default: 5000)"
-    command.add_argument("--shard_size", type=int, default=5_000, help=shard)
+    shard = (
+        "passages per shard, which is what an interrupted run may lose (default: a twentieth of "
+        "the corpus, within 500 to 5000)"
+    )
+    command.add_argument("--shard_size", type=int, help=shard)
     dtype = "of the numbers in the shards (default: float32)"
     command.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
     _add_precision(command)

@@ -58,6 +58,19 @@ def judgments_file(folder: Path, split: str) -> Path:
     )
 
 
+def split_files(folder: Path, split: str) -> dict[str, Path]:
+    """Returns what `read_corpus` and `read_split` read: the files of corpus, judgments, queries.
+
+    Raises:
+      UserError: as `judgments_file`, or if a file is missing.
+    """
+    judgments = judgments_file(folder, split)
+    files = {"corpus": corpus_file(folder), "judgments": judgments}
+    if plain_name(judgments).endswith(".tsv"):  # other files hold their queries
+        files["queries"] = _queries_file(folder, split)
+    return files
+
+
 def read_corpus(source: Path) -> Iterator[Passage]:
     """Yields the passages of a data folder, or of its file of passages, in their order.
 
@@ -108,7 +121,7 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
         queries = layouts.read_queries(path)
         return queries, {query: {} for query in queries}
     qrels = read_qrels(path)
-    queries = layouts.read_queries(_find(folder, "queries.jsonl", f"queries.{split}.tsv"))
+    queries = layouts.read_queries(_queries_file(folder, split))
     require_known_queries(qrels, queries, path)
     return {query: queries[query] for query in qrels}, qrels
 
@@ -242,6 +255,10 @@ def _require_judged(positives: Mapping[str, Iterable[str]], qrels: Qrels, source
 def _require_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected passages, queries and judgments in it")
+
+
+def _queries_file(folder: Path, split: str) -> Path:
+    return _find(folder, "queries.jsonl", f"queries.{split}.tsv")
 
 
 def _find(folder: Path, *names: str) -> Path:

@@ -67,7 +67,7 @@ def train_bi_encoder(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         config.pooling or None,
         two_towers=config.two_towers,
     )
-    trainer.start_or_resume(config, workdir, len(data.pairs))
+    trainer.start_or_resume(config, workdir, len(data.pairs), data.files)
     # Which task a column belongs to decides how many tokens of its texts are kept.
     negatives = [f"negative_{i + 1}" for i in range(config.negatives_per_query)]
     columns = {"query": "query"} | dict.fromkeys(["positive", *negatives], "document")

@@ -38,7 +38,7 @@ def train_cross_encoder(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         strict=config.strict,
     )
     model = load_cross_encoder(Path(config.model), config.max_length, head_seed=config.seed)
-    trainer.start_or_resume(config, workdir, len(data.pairs))
+    trainer.start_or_resume(config, workdir, len(data.pairs), data.files)
     hf_trainer = CrossEncoderTrainer(
         model,
         CrossEncoderTrainingArguments(**trainer.arguments(config, workdir)),

@@ -32,7 +32,7 @@ def train_sentences(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     rows = _read_rows(Path(config.data), config.loss, config.train_rows, config.seed)
     model = load_retriever(Path(config.model), config.length, config.length, config.pooling or None)
     model.max_seq_length = config.length
-    trainer.start_or_resume(config, workdir, len(rows))
+    trainer.start_or_resume(config, workdir, len(rows), {"data": Path(config.data)})
     hf_trainer = SentenceTransformerTrainer(
         model,
         SentenceTransformerTrainingArguments(**trainer.arguments(config, workdir)),

@@ -1,13 +1,16 @@
 """The entry to fine-tuning."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from cocondenser_jax.files import held
 from cocondenser_jax.finetune.bi_encoder import train_bi_encoder
 from cocondenser_jax.finetune.cross_encoder import train_cross_encoder
 from cocondenser_jax.finetune.sentences import train_sentences
+from cocondenser_jax.finetune.trainer import is_main_process
 
 _TASKS = {
     "retriever": train_bi_encoder,
@@ -31,6 +34,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
     Raises:
       UserError: for data, a model or settings that cannot be used, or a workdir that holds
-        something else.
+        something else or is in use.
     """
-    return _TASKS[config.task](config, workdir)
+    with held(workdir) if is_main_process() else contextlib.nullcontext():
+        return _TASKS[config.task](config, workdir)

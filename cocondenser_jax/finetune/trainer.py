@@ -8,22 +8,36 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from ml_collections import ConfigDict
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import new_folder, read_object, require_absent, write_json
+from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.files import (
+    CHECKSUMS,
+    damaged_file,
+    file_sha256,
+    new_folder,
+    read_object,
+    require_absent,
+    write_checksums,
+    write_json,
+)
 from cocondenser_jax.metrics import Log, metrics_log
-from cocondenser_jax.retrieval.models import uses_bfloat16
+from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
 
 logger = logging.getLogger(__name__)
+
+# Settings that may differ when a run resumes: the checksums of what was read there are compared.
+_PATHS = ("model", "data", "negatives_run", "teacher_run")
 
 
 def require_startable(batch_size: int, result: Path) -> None:
@@ -37,12 +51,20 @@ def require_startable(batch_size: int, result: Path) -> None:
         )
 
 
-def start_or_resume(config: ConfigDict, workdir: Path, n_rows: int) -> None:
-    """Prepares `workdir`, or makes sure that the run started there has the same settings.
+def start_or_resume(
+    config: ConfigDict, workdir: Path, n_rows: int, files: Mapping[str, Path]
+) -> None:
+    """Prepares `workdir`, or makes sure that the run started there has the same settings and data.
+
+    Args:
+      config: the run's; what its paths lead to may have moved since the run was started.
+      workdir: the run folder.
+      n_rows: to train on.
+      files: what the run reads beside the model, by what it is.
 
     Raises:
       UserError: for fewer training rows than a batch, a folder that cannot be made or holds
-        something else, or a run with other settings.
+        something else, or a run with other settings, data or model.
     """
     if n_rows < config.batch_size:
         raise UserError(
@@ -52,16 +74,27 @@ def start_or_resume(config: ConfigDict, workdir: Path, n_rows: int) -> None:
     if not is_main_process():
         return
     path = workdir / "finetune.json"
+    settings = {key: value for key, value in config.items() if key not in _PATHS}
+    checksums = {name: file_sha256(file) for name, file in files.items()}
+    checksums["model"] = model_sha256(Path(config.model))
     if not path.exists():
         require_absent(workdir)
-        write_json(path, config.to_dict())
+        write_json(path, config.to_dict() | {"sha256": checksums})
     earlier = read_object(path)
-    for key, value in config.to_dict().items():
+    for key, value in settings.items():
         if earlier.get(key) != value:
             raise UserError(
                 f"the run in {workdir} was started with {key}={earlier.get(key)!r}, now it is "
                 f"{value!r}: choose a new folder, or remove it first"
             )
+    before = earlier.get("sha256")
+    before = before if isinstance(before, dict) else {}
+    names = checksums | before
+    if changed := [name for name in names if checksums.get(name) != before.get(name)]:
+        raise UserError(
+            f"the run in {workdir} was started with another content of {', '.join(changed)}: "
+            "choose a new folder, or remove it first"
+        )
 
 
 def arguments(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -115,19 +148,27 @@ def run(
 
     Returns:
       result (its path), steps, seconds, and the mean loss of the last logged steps.
+
+    Raises:
+      UserError: if there are checkpoints but none is intact, or something cannot be written.
     """
     start = time.perf_counter()
     checkpoints = workdir / "checkpoints"
-    step = _last_step(checkpoints)
+    # The others then find no damaged one.
+    with trainer.accelerator.main_process_first(), _one_line_errors(checkpoints):
+        step = _newest_intact(checkpoints)
     checkpoint = str(checkpoints / f"checkpoint-{step}") if step else None
     trainer.remove_callback(PrinterCallback)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(metrics_log(workdir, step)) if is_main_process() else None
+        saving = _Checkpoints()
+        trainer.add_callback(saving)
         trainer.add_callback(_Metrics(log))
+        stack.enter_context(_one_line_errors(checkpoints, saving))
         trainer.train(resume_from_checkpoint=checkpoint)
     trainer.accelerator.wait_for_everyone()
     if is_main_process():
-        with new_folder(workdir / result) as folder:
+        with _one_line_errors(workdir / result), new_folder(workdir / result) as folder:
             # The library's model card would quote texts of the training set.
             trainer.model.save_pretrained(str(folder), create_model_card=False)
         shutil.rmtree(checkpoints, ignore_errors=True)
@@ -186,12 +227,66 @@ class _Metrics(ProgressCallback):
         bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
 
 
-def _last_step(folder: Path) -> int:
-    """Returns the step of the newest checkpoint that was written whole, 0 if there is none."""
+class _Checkpoints(TrainerCallback):
+    """Adds checksums to a checkpoint, once all processes have written their parts of it."""
+
+    is_writing = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The mean of a log starts anew where a run resumes: so it does where no run was killed.
+        control.should_log |= control.should_save
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.is_writing = control.should_save  # next
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        PartialState().wait_for_everyone()
+        if state.is_world_process_zero:
+            write_checksums(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        self.is_writing = False
+
+
+@contextlib.contextmanager
+def _one_line_errors(target: Path, checkpoints: _Checkpoints | None = None) -> Iterator[None]:
+    """Turns what the libraries raise when they cannot write into a UserError.
+
+    While `checkpoints` is not writing, errors are others' and stay as they are.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch's is a RuntimeError
+        if checkpoints and not checkpoints.is_writing:
+            raise
+        raise UserError(f"cannot write {target}: {first_line(error)}") from error
+
+
+def _newest_intact(folder: Path) -> int:
+    """Returns the step of the newest checkpoint that is intact, and deletes later ones.
+
+    Returns:
+      0 if no checkpoint was completed.
+
+    Raises:
+      UserError: if some were, but all are damaged; they then stay as they are.
+    """
     # transformers (5.23) would take the newest, also one that a kill cut short:
-    # https://github.com/huggingface/transformers/issues/35782. It writes this file last.
-    steps = [int(path.parent.name.split("-")[1]) for path in folder.glob("*/trainer_state.json")]
-    step = max(steps, default=0)
-    if step:
-        logger.info("resuming from step %d", step)
+    # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.
+    found = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*")}
+    complete = [step for step in sorted(found) if (found[step] / CHECKSUMS).exists()]
+    for step in reversed(complete):
+        if (name := damaged_file(found[step])) is None:
+            logger.info("resuming from step %d", step)
+            break
+        logger.warning(
+            "%s is damaged (%s is not what was saved); trying an earlier one", found[step], name
+        )
+    else:
+        step = 0
+        if complete:
+            raise UserError(
+                f"{folder.parent}: none of its checkpoints ({', '.join(map(str, complete))}) is "
+                "intact; to start again, choose a new folder"
+            )
+    for later in (path for number, path in found.items() if number > step):
+        shutil.rmtree(later)
     return step

@@ -18,6 +18,7 @@ from cocondenser_jax.collection.folder import (
     read_split,
     require_known_passages,
     sample_queries,
+    split_files,
     with_positives,
 )
 from cocondenser_jax.collection.trec import Qrels, Run, read_run
@@ -40,6 +41,7 @@ class TrainingData(NamedTuple):
     fill: Callable[..., dict[str, list[Any]]]  # `fill_rows`, lacking only the epoch
     judgments: Judgments
     texts: tuple[list[str], list[str]]  # of the pairs' queries and passages
+    files: dict[str, Path]  # what was read, by what it is
 
 
 def draw_negatives(data: TrainingData, epoch: int) -> None:
@@ -165,17 +167,20 @@ def read_training(
     Raises:
       UserError: for data that cannot be read or does not fit together.
     """
+    files = split_files(folder, split)
     queries, qrels = read_split(folder, split)
     passages = {p.id: passage_text(p) for p in read_corpus(folder)}
     require_known_passages(qrels, passages, judgments_file(folder, split))
     qrels = sample_queries(with_positives(qrels, strict), n_queries, seed)
     candidates: Mapping[str, Sequence[str]] = {}
     if n_negatives and negatives_run:
+        files["negatives_run"] = negatives_run
         found = read_candidates(negatives_run, qrels, passages, negatives_depth)
         everything = list(passages)
         candidates = {query: best or everything for query, best in found.items()}
     teacher = None
     if teacher_run:
+        files["teacher_run"] = teacher_run
         teacher = read_run(teacher_run)
         candidates = _scored_candidates(candidates, qrels, teacher, teacher_run)
     pairs = training_pairs(qrels)
@@ -193,7 +198,7 @@ def read_training(
         [queries[query] for query in pairs["query_id"]],
         [passages[passage] for passage in pairs["positive_id"]],
     )
-    data = TrainingData(pairs, fill, judgments, texts)
+    data = TrainingData(pairs, fill, judgments, texts, files)
     draw_negatives(data, epoch=0)
     return data
 

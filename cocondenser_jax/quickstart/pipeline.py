@@ -37,7 +37,7 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.files import new_folder, read_json, require_absent, write_json
+from cocondenser_jax.files import held, new_folder, read_json, require_absent, write_json
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import initial_params
@@ -82,26 +82,29 @@ def quickstart(
       the command for a search.
 
     Raises:
-      UserError: if `workdir` holds anything but a quickstart, or cannot be made.
+      UserError: if `workdir` holds anything but a quickstart, is in use, or cannot be made.
     """
-    if not (workdir / "seconds.json").exists():
-        require_absent(workdir)
-        write_json(workdir / "seconds.json", {})
-    _make_store(workdir)
-    _make_bm25_run(workdir)
-    rows = [_row(workdir, "BM25", workdir / "bm25.trec", [workdir / "bm25.trec"])]
-    for seed in (0, 1, 2) if compare_all else (0,):
-        for name, folder, runs in _models(workdir, seed, compare_all):
-            _make_retriever(workdir, folder, seed)
-            rows.append(_row(workdir, name, folder / "test.trec", [*runs, folder / "retriever"]))
-    write_json(workdir / "results.json", [row._asdict() for row in rows])
-    examples = _search_examples(workdir)
-    command = (
-        f"{program} search --index={workdir}/index --model={workdir}/retriever"
-        f' --query="{EXAMPLE_QUERIES[0]}"'
-    )
-    report = write_report(workdir, rows, examples, command)
-    return Outcome(rows, examples, command, report)
+    with held(workdir):
+        if not (workdir / "seconds.json").exists():
+            require_absent(workdir)
+            write_json(workdir / "seconds.json", {})
+        _make_store(workdir)
+        _make_bm25_run(workdir)
+        rows = [_row(workdir, "BM25", workdir / "bm25.trec", [workdir / "bm25.trec"])]
+        for seed in (0, 1, 2) if compare_all else (0,):
+            for name, folder, runs in _models(workdir, seed, compare_all):
+                _make_retriever(workdir, folder, seed)
+                rows.append(
+                    _row(workdir, name, folder / "test.trec", [*runs, folder / "retriever"])
+                )
+        write_json(workdir / "results.json", [row._asdict() for row in rows])
+        examples = _search_examples(workdir)
+        command = (
+            f"{program} search --index={workdir}/index --model={workdir}/retriever"
+            f' --query="{EXAMPLE_QUERIES[0]}"'
+        )
+        report = write_report(workdir, rows, examples, command)
+        return Outcome(rows, examples, command, report)
 
 
 @contextlib.contextmanager

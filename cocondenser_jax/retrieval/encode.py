@@ -14,7 +14,14 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import file_sha256, new_file, read_object, require_absent, write_json
+from cocondenser_jax.files import (
+    file_sha256,
+    held,
+    new_file,
+    read_object,
+    require_absent,
+    write_json,
+)
 from cocondenser_jax.retrieval.models import (
     load_retriever,
     model_sha256,
@@ -22,13 +29,18 @@ from cocondenser_jax.retrieval.models import (
     pooling_of,
     uses_bfloat16,
 )
-from cocondenser_jax.retrieval.shards import MANIFEST, map_array, shard_files, write_parquet
+from cocondenser_jax.retrieval.shards import (
+    MANIFEST,
+    map_array,
+    save_array,
+    shard_files,
+    write_parquet,
+)
 
 logger = logging.getLogger(__name__)
 
-# At most this much is lost to a kill: 110 TFLOP with BERT-base and 128 tokens, minutes of a CPU.
-# Still many batches to sort by length, and MS MARCO's 8.8 million passages are only 1,769 shards.
-SHARD_SIZE = 5_000
+# Above it, a shard would not fit in memory.
+_LARGEST = 10_000_000
 # Written before the first shard: what a resumed run must agree with.
 _SETTINGS = "settings.json"
 
@@ -40,7 +52,7 @@ def encode_corpus(
     *,
     batch_size: int = 128,
     passage_length: int | None = None,
-    shard_size: int = SHARD_SIZE,
+    shard_size: int | None = None,
     dtype: Literal["float32", "float16"] = "float32",
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
@@ -58,7 +70,7 @@ def encode_corpus(
       out: the folder for the shards.
       batch_size: passages per forward pass.
       passage_length: tokens kept of a passage; None: as the model folder says.
-      shard_size: passages per shard. One shard is held in memory.
+      shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       dtype: of the numbers on disk.
       precision: of the matrix products, see `models.uses_bfloat16`; bfloat16 is faster where the
         processor has it, and changes a vector by about 0.4 % of its length.
@@ -69,54 +81,71 @@ def encode_corpus(
       The manifest: model, its hash, dimension, number of passages and the settings above.
 
     Raises:
-      UserError: for a corpus or model that cannot be read, or an `out` with something else in it.
+      UserError: for a corpus or model that cannot be read, an `out` with something else in it, or
+        that another process writes to.
     """
-    if batch_size < 1 or shard_size < 1:
-        raise UserError(f"batch_size={batch_size}, shard_size={shard_size}: expected at least 1")
+    for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
+        if value is not None and not 1 <= value <= _LARGEST:
+            raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
     source = corpus_file(corpus)
-    # A first reading of the whole file: a broken line stops the run before there are any shards.
-    n_passages = sum(1 for _ in read_corpus(source))
-    model = load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
-    settings = {
-        "model": str(model_folder),
-        "model_sha256": model_sha256(model_folder),
-        "pooling": pooling_of(model),
-        "pooling_from": "flag" if pooling else "model",
-        "passage_length": passage_tokens(model),
-        "corpus": str(source),
-        "corpus_sha256": file_sha256(source),
-        "passages": n_passages,
-        "shard_size": shard_size,
-        "dtype": dtype,
-        "precision": "bfloat16" if uses_bfloat16(precision) else "float32",
-    }
-    _start_or_resume(out, settings)
-    dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
-    passages = read_corpus(source)
-    with (
-        tqdm(total=n_passages, desc="encode", unit=" passages") as progress,
-        torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)),
-    ):
-        for shard in range(n_shards):
-            rows = list(islice(passages, shard_size))
-            vectors_file, passages_file = shard_files(out, shard)
-            lines = "".join(map(_to_line, rows)).encode()
-            if vectors_file.exists():
-                whole = map_array(vectors_file, (len(rows), dimension), dtype) is not None
-                if whole and passages_file.is_file() and passages_file.read_bytes() == lines:
-                    progress.update(len(rows))
-                    continue
-                logger.warning("%s or its passages are damaged: encoding them again", vectors_file)
-                vectors_file.unlink()
-            passages_file.write_bytes(lines)
-            vectors_NxD = _encode(model, rows, batch_size, progress)
-            with new_file(vectors_file) as partial, partial.open("wb") as file:
-                np.save(file, vectors_NxD.astype(dtype))
-    manifest = settings | {"dimension": dimension, "shards": n_shards}
-    write_json(out / MANIFEST, manifest)
-    if parquet:
-        write_parquet(out, parquet)
+    with held(out):
+        # A first reading of the whole file: a broken line stops the run before there is a shard.
+        n_passages = sum(1 for _ in read_corpus(source))
+        shard_size = shard_size or default_shard_size(n_passages)
+        model = load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
+        settings = {
+            "model": str(model_folder),
+            "model_sha256": model_sha256(model_folder),
+            "pooling": pooling_of(model),
+            "pooling_from": "flag" if pooling else "model",
+            "passage_length": passage_tokens(model),
+            "corpus": str(source),
+            "corpus_sha256": file_sha256(source),
+            "passages": n_passages,
+            "shard_size": shard_size,
+            "dtype": dtype,
+            "precision": "bfloat16" if uses_bfloat16(precision) else "float32",
+        }
+        _start_or_resume(out, settings)
+        dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
+        passages = read_corpus(source)
+        with (
+            tqdm(total=n_passages, desc="encode", unit=" passages") as progress,
+            torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)),
+        ):
+            for shard in range(n_shards):
+                rows = list(islice(passages, shard_size))
+                vectors_file, passages_file = shard_files(out, shard)
+                lines = "".join(map(_to_line, rows)).encode()
+                if vectors_file.exists():
+                    whole = map_array(vectors_file, (len(rows), dimension), dtype) is not None
+                    if whole and passages_file.is_file() and passages_file.read_bytes() == lines:
+                        progress.update(len(rows))
+                        continue
+                    logger.warning(
+                        "%s or its passages are damaged: encoding them again", vectors_file
+                    )
+                    vectors_file.unlink()
+                with new_file(passages_file) as partial:
+                    partial.write_bytes(lines)
+                vectors_NxD = _encode(model, rows, batch_size, progress)
+                with new_file(vectors_file) as partial:
+                    save_array(partial, vectors_NxD.astype(dtype))
+        manifest = settings | {"dimension": dimension, "shards": n_shards}
+        write_json(out / MANIFEST, manifest)
+        if parquet:
+            write_parquet(out, parquet)
     return manifest
+
+
+def default_shard_size(n_passages: int) -> int:
+    """Returns passages per shard: a twentieth of the corpus, within 500 to 5,000.
+
+    A kill loses the shard in progress. 500 passages are 11 TFLOP with BERT-base and 128 tokens,
+    half a minute of a CPU, and batches enough to sort by length; with 5,000, MS MARCO's 8.8 million
+    passages are only 1,769 shards.
+    """
+    return min(max(n_passages // 20, 500), 5_000)
 
 
 def encode_sentences(

@@ -6,8 +6,9 @@ each line starts) and `manifest.json` (of the embeddings, with the factory and t
 `index.faiss`).
 """
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cocondenser_jax.retrieval.shards import (
     map_array,
     open_shards,
     read_manifest,
+    save_array,
 )
 
 # Vectors to train a compressed index on; faiss takes at most 256 of them per centroid.
@@ -55,23 +57,34 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
         raise UserError(
             f"faiss does not know the index string {factory!r} for vectors of {dimension} numbers"
         ) from error
-    with new_folder(out) as folder:
+    with _one_line_errors(out), new_folder(out) as folder:
         if not index.is_trained:
             _train(index, shards, factory)
         for shard in tqdm(shards, desc="index", unit=" shards"):
             for start in range(0, len(shard), BLOCK_ROWS):
                 index.add(np.asarray(shard[start : start + BLOCK_ROWS], np.float32))
-        faiss.write_index(index, str(folder / "index.faiss"))
+        # Given a name, faiss (1.15) only prints that the last block could not be written.
+        with (folder / "index.faiss").open("wb") as file:
+            writer = faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]
+            faiss.write_index(index, writer)
         with (folder / "passages.jsonl").open("wb") as joined:
             offsets = []
             for path, starts in lines:
                 offsets.append(starts + joined.tell())
                 joined.write(path.read_bytes())
-        np.save(folder / "offsets.npy", np.concatenate(offsets))
+        save_array(folder / "offsets.npy", np.concatenate(offsets))
         checksum = file_sha256(folder / "index.faiss")
         manifest = manifest | {"factory": factory, "index_sha256": checksum}
         write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+@contextlib.contextmanager
+def _one_line_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def read_index(

@@ -47,6 +47,19 @@ def shard_files(folder: Path, shard: int) -> tuple[Path, Path]:
     return folder / f"embeddings-{shard:05d}.npy", folder / f"passages-{shard:05d}.jsonl"
 
 
+def save_array(path: Path, array_NxD: np.ndarray) -> None:
+    """Writes an .npy file.
+
+    Not by `np.save`, which does not notice that the last block of a file could not be written (seen
+    with NumPy 2.4).
+    """
+    array_NxD = np.ascontiguousarray(array_NxD)
+    with path.open("wb") as file:
+        header = np.lib.format.header_data_from_array_1_0(array_NxD)
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(array_NxD.data)
+
+
 def map_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
     """Maps an .npy file; None unless it is whole and of this shape and type."""
     try:

@@ -2,8 +2,9 @@
 
 import json
 import shlex
+import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import LOCK
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.quickstart import pipeline, task
 from cocondenser_jax.quickstart.pipeline import Outcome, quickstart
@@ -239,6 +241,15 @@ def test_called_again_it_trains_nothing(
     assert (retriever / "modules.json").is_file()
     for old, new in zip(finished.outcome.rows, again.rows, strict=True):
         assert old[:3] == new[:3]
+
+
+def test_a_second_process_is_refused(
+    tmp_path: Path, hold: Callable[[Path], subprocess.Popen[str]]
+) -> None:
+    first = hold(tmp_path / "quickstart")
+    with pytest.raises(UserError, match=f"quickstart is in use by process {first.pid} on "):
+        quickstart(tmp_path / "quickstart")
+    assert [path.name for path in (tmp_path / "quickstart").iterdir()] == [LOCK]
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Shards of vectors: their content, their order, and resuming after an interruption."""
 
 import json
+import resource
 
 import numpy as np
 import pytest
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import LOCK
 from cocondenser_jax.retrieval import encode, models
 
 
@@ -135,8 +137,34 @@ def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, mo
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_corpus_of_20000_is_not_one_shard():
-    assert encode.SHARD_SIZE <= 20_000 / 4
+@pytest.mark.parametrize(
+    ("n_passages", "shards"), [(1, 1), (1_000, 2), (10_000, 20), (20_000, 20), (8_841_823, 1_769)]
+)
+def test_a_corpus_is_many_shards(n_passages, shards):
+    assert -(-n_passages // encode.default_shard_size(n_passages)) == shards
+
+
+@pytest.mark.parametrize("name", ["passages-00000.jsonl", "embeddings-00000.npy"])
+def test_a_full_disk_ends_in_one_line_and_the_run_resumes(model_folder, tmp_path, small_disk, name):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(f'{{"_id": "d{i}", "text": "{i}"}}\n' for i in range(100)))
+    encode.encode_corpus(model_folder, corpus, tmp_path / "whole", shard_size=50)
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").iterdir()}
+    assert sizes["settings.json"] < sizes["passages-00000.jsonl"] < sizes["embeddings-00000.npy"]
+    small_disk(sizes[name] - 1)
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/out/{name}: [^\n]+$"):
+        encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=50)
+    small_disk(resource.RLIM_INFINITY)
+    assert [path.name for path in (tmp_path / "out").glob("*.npy")] == []
+    encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=50)
+    np.testing.assert_array_equal(vectors(tmp_path / "out"), vectors(tmp_path / "whole"))
+
+
+def test_a_second_process_is_refused(model_folder, beir, tmp_path, hold):
+    first = hold(tmp_path / "out")
+    with pytest.raises(UserError, match=f"out is in use by process {first.pid} on "):
+        encode.encode_corpus(model_folder, beir, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK]
 
 
 def test_another_model_does_not_resume(model_folder, make_model, beir, tmp_path):
@@ -153,8 +181,9 @@ def test_bad_input_leaves_nothing(model_folder, tmp_path):
     corpus.write_text('{"_id": "d1", "text": "x"}\n')
     with pytest.raises(UserError, match="is not a folder"):
         encode.encode_corpus(tmp_path / "none", corpus, tmp_path / "out")
-    with pytest.raises(UserError, match="expected at least 1"):
-        encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=0)
+    for size in (0, 99999999999999999999):
+        with pytest.raises(UserError, match=f"shard_size={size}: expected 1 to 10,000,000"):
+            encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=size)
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="already exists"):
         encode.encode_corpus(model_folder, corpus, tmp_path)

@@ -1,5 +1,6 @@
 """Search: exact results against NumPy, approximate ones, and folders that do not fit."""
 
+import resource
 import shutil
 
 import numpy as np
@@ -52,6 +53,18 @@ def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index
     ):
         assert result.passage == next(p for p in passages if p.id == name)
         assert result.score == pytest.approx(score)
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "passages.jsonl"])
+def test_a_full_disk_leaves_no_index(embeddings, index, tmp_path, small_disk, capfd, name):
+    sizes = {path.name: path.stat().st_size for path in index.iterdir()}
+    assert sizes["index.faiss"] < sizes["passages.jsonl"]  # which is written after it
+    small_disk(sizes[name] - 1)
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/index: .*File too large"):
+        build_index(embeddings, tmp_path / "index")
+    small_disk(resource.RLIM_INFINITY)
+    assert not any(tmp_path.iterdir())
+    assert "close error" not in capfd.readouterr().err  # faiss's own message
 
 
 def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings, index):

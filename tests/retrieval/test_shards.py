@@ -48,6 +48,15 @@ def test_shards_give_what_a_flat_index_gives(monkeypatch, dtype, n_queries):
             assert set(rows_K[sure]) == set(flat_rows_K[sure])
 
 
+def test_a_last_block_that_does_not_fit_is_an_error(tmp_path, small_disk):
+    array = np.arange(300, dtype=np.float16).reshape(100, 3)
+    shards.save_array(tmp_path / "a.npy", array)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), array)
+    small_disk((tmp_path / "a.npy").stat().st_size - 1)
+    with pytest.raises(OSError, match="File too large"):
+        shards.save_array(tmp_path / "b.npy", array)
+
+
 def test_a_damaged_shard_is_named(embeddings):
     manifest = shards.read_manifest(embeddings)
     for name in ("embeddings-00001.npy", "passages-00002.jsonl"):

@@ -1,0 +1,200 @@
+"""What all fine-tuning shares: which data and which checkpoint a run resumes from, a full disk."""
+
+import json
+import logging
+import resource
+import shutil
+
+import pytest
+
+from cocondenser_jax.collection.trec import write_run
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import LOCK
+from cocondenser_jax.finetune import trainer
+from cocondenser_jax.finetune.tasks import finetune
+from configs import finetune as finetune_config
+from configs import sentences as sentences_config
+
+
+@pytest.fixture
+def inputs(model_folder, beir, tmp_path):
+    """A folder of everything that fine-tuning reads."""
+    shutil.copytree(beir, tmp_path / "inputs" / "data")
+    shutil.copytree(model_folder, tmp_path / "inputs" / "model")
+    run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
+    for name in ("negatives", "teacher"):
+        write_run(tmp_path / "inputs" / f"{name}.trec", run)
+    return tmp_path / "inputs"
+
+
+def make_config(inputs):
+    config = finetune_config.get_config()
+    config.update(
+        model=str(inputs / "model"),
+        data=str(inputs / "data"),
+        loss="soft_labels",
+        negatives_per_query=1,
+        negatives_run=str(inputs / "negatives.trec"),
+        teacher_run=str(inputs / "teacher.trec"),
+        batch_size=4,
+        query_length=8,
+        passage_length=16,
+        epochs=2,
+        learning_rate=1e-3,
+        log_every=2,
+        checkpoint_every=3,
+    )
+    return config
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def kill(*args, **kwargs):
+    raise Killed
+
+
+def test_a_second_process_is_refused(inputs, tmp_path, hold):
+    run = tmp_path / "run"
+    first = hold(run)
+    with pytest.raises(UserError, match=f"run is in use by process {first.pid} on "):
+        finetune(make_config(inputs), run)
+    assert [path.name for path in run.iterdir()] == [LOCK]
+
+
+def test_a_run_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
+    monkeypatch.setattr(trainer, "run", kill)
+    config = make_config(inputs)
+    with pytest.raises(Killed):
+        finetune(config, tmp_path / "run")
+
+    # Changes that every reader accepts, and that train something else.
+    for what, path, old, new in (
+        ("corpus", "data/corpus.jsonl", '"text": "', '"text": "again '),
+        ("judgments", "data/qrels/train.tsv", "q1\td1\t1", "q1\td2\t1"),
+        ("queries", "data/queries.jsonl", '"text": "', '"text": "again '),
+        ("negatives_run", "negatives.trec", "q0 Q0 d3 ", "q0 Q0 d33 "),
+        ("teacher_run", "teacher.trec", " 9.0 ", " 9.5 "),
+        ("model", "model/config.json", '"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.2'),
+    ):
+        before = (inputs / path).read_text()
+        assert old in before, path
+        (inputs / path).write_text(before.replace(old, new, 1))
+        with pytest.raises(UserError, match=f"another content of {what}: choose a new folder"):
+            finetune(config, tmp_path / "run")
+        (inputs / path).write_text(before)
+
+    moved = inputs.rename(tmp_path / "moved")
+    with pytest.raises(Killed):
+        finetune(make_config(moved), tmp_path / "run")
+
+
+def test_a_sentence_encoder_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
+    monkeypatch.setattr(trainer, "run", kill)
+    data = tmp_path / "sts.csv"
+    data.write_text("".join(f"g\tf\t2012\t{i}\t{i % 6}\ta word\tanother {i}\n" for i in range(8)))
+    config = sentences_config.get_config("stsb")
+    config.update(model=str(inputs / "model"), data=str(data), batch_size=4, length=8)
+    with pytest.raises(Killed):
+        finetune(config, tmp_path / "run")
+    data.write_text(data.read_text().replace("another 7", "another 8"))
+    with pytest.raises(UserError, match="another content of data: choose a new folder"):
+        finetune(config, tmp_path / "run")
+
+
+def end_at(monkeypatch, step):
+    """Ends the process at the end of a step, before its checkpoint."""
+    step_end = trainer._Metrics.on_step_end
+
+    def end(self, args, state, control, **kwargs):
+        step_end(self, args, state, control, **kwargs)
+        if state.global_step == step:
+            raise Killed
+
+    monkeypatch.setattr(trainer._Metrics, "on_step_end", end)
+
+
+def finetune_until_killed(config, workdir):
+    with pytest.raises(Killed):
+        finetune(config, workdir)
+
+
+@pytest.fixture
+def whole(inputs, tmp_path):
+    """A run that was never killed: what it logs, and the weights."""
+    finetune(make_config(inputs), tmp_path / "whole")
+    return outcome(tmp_path / "whole")
+
+
+def outcome(workdir):
+    logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    losses = {metrics["step"]: (metrics["loss"], metrics["grad_norm"]) for metrics in logged}
+    return losses, (workdir / "retriever" / "model.safetensors").read_bytes()
+
+
+def test_a_run_killed_at_every_step_ends_as_if_it_had_not_been(
+    inputs, whole, monkeypatch, tmp_path
+):
+    for step in range(1, 13):
+        with monkeypatch.context() as patch:
+            end_at(patch, step)
+            finetune_until_killed(make_config(inputs), tmp_path / "run")
+        if step % 3 == 0:
+            with monkeypatch.context() as patch:  # its checkpoint lacks the checksums only
+                patch.setattr(trainer, "write_checksums", kill)
+                finetune_until_killed(make_config(inputs), tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "new_folder", kill)
+        finetune_until_killed(make_config(inputs), tmp_path / "run")
+    finetune(make_config(inputs), tmp_path / "run")
+    assert sorted(whole[0]) == [2, 3, 4, 6, 8, 9, 10, 12]  # every 2, and where it is saved
+    assert outcome(tmp_path / "run") == whole
+
+
+def test_a_damaged_checkpoint_is_passed_over(inputs, whole, monkeypatch, tmp_path, caplog):
+    with monkeypatch.context() as patch:
+        end_at(patch, 11)
+        finetune_until_killed(make_config(inputs), tmp_path / "killed")
+    names = [path.name for path in (tmp_path / "killed" / "checkpoints" / "checkpoint-9").iterdir()]
+    damaged = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "sha256.json"}
+    damaged.add("model.safetensors")
+    assert damaged <= set(names)
+    for name in sorted(damaged):
+        run = tmp_path / name
+        shutil.copytree(tmp_path / "killed", run)
+        path = run / "checkpoints" / "checkpoint-9" / name
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "cocondenser_jax"):
+            finetune(make_config(inputs), run)
+        said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert (
+            len([line for line in said if f"checkpoint-9 is damaged ({name} is not" in line]) == 1
+        )
+        assert "resuming from step 6" in caplog.text
+        assert outcome(run) == whole, name
+
+    run = tmp_path / "killed"
+    for step in (6, 9):
+        (run / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"")
+    files = sorted(run.rglob("*"))
+    with pytest.raises(UserError, match=f"{run}: none of its checkpoints .6, 9. is intact"):
+        finetune(make_config(inputs), run)
+    assert sorted(run.rglob("*")) == files
+
+
+@pytest.mark.parametrize(
+    ("share", "every", "what"),
+    # Too small for the weights; for the optimizer's two moments of each; for the trained model.
+    [(0.5, 3, "checkpoints"), (1.5, 3, "checkpoints"), (0.5, 0, "retriever")],
+)
+def test_a_full_disk_ends_in_one_line(inputs, small_disk, tmp_path, share, every, what):
+    config = make_config(inputs)
+    config.update(max_steps=3, checkpoint_every=every)
+    small_disk(int((inputs / "model" / "model.safetensors").stat().st_size * share))
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/run/{what}: [^\n]+$"):
+        finetune(config, tmp_path / "run")
+    small_disk(resource.RLIM_INFINITY)
+    assert not (tmp_path / "run" / "retriever").exists()
+    assert finetune(config, tmp_path / "run")["steps"] == 3

@@ -92,3 +92,101 @@ def test_a_store_is_not_waited_for_on_a_lost_vm(cloud: Cloud, fault: str, says: 
     set_up(cloud, "sleep 5")
     printed = cloud.run("corpus", "wiki", "--source=hf:x", status=2, settings=faults(fault))
     assert printed.endswith(f"corpus.sh: {says}\n")
+
+
+@pytest.mark.parametrize(
+    ("fault", "fetched"),
+    [("damage 1 1", 2), ("half 1 1", 2), ("outage 1 1", 2), (f"damage {ALWAYS}", None)],
+)
+def test_a_store_is_used_when_it_is_whole(cloud: Cloud, fault: str, fetched: int | None) -> None:
+    store = cloud.folder / "buckets" / "b" / "stores" / "wiki"
+    store.mkdir(parents=True)
+    (store / "manifest.json").write_text("a whole store")
+    (home,) = set_up(cloud, PROGRAM)
+    cloud.calls()
+    arguments = [*FIRST, "--config.data.store=stores/wiki"]
+    settings = faults(f"{fault} storage rsync *")
+    printed = cloud.run("pretrain", *arguments, status=0 if fetched else 2, settings=settings)
+    there = home / "cocondenser_jax" / "stores"
+    if fetched:
+        assert sum(call[:2] == ["storage", "rsync"] for call in cloud.calls()) == fetched
+        assert (there / "wiki" / "manifest.json").read_text() == "a whole store"
+    else:
+        assert "gs://b/stores/wiki is not whole" in printed
+        assert list(there.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "resumed"),
+    [
+        ("outage 9 9 storage *", 10),  # none: the newest by number, not by letters
+        ("outage 1 1 storage ls *", 10),
+        ("outage 1 1 storage cp gs://b/runs/*", 10),
+        ("half 1 1 storage cp gs://b/runs/*", 10),
+        ("damage 1 1 storage cp gs://b/runs/*", 10),
+        (f"damage {ALWAYS} storage cp gs://b/runs/first/10.tar *", 9),
+        (f"damage {ALWAYS} storage cp gs://b/runs/*", None),
+    ],
+)
+def test_a_run_resumes_from_the_newest_whole_checkpoint(
+    cloud: Cloud, fault: str, resumed: int | None
+) -> None:
+    (home,) = set_up(cloud, "ls runs/first/checkpoints >found; exit 2")
+    save_run(cloud, 9)
+    save_run(cloud, 10)
+    printed = cloud.run("pretrain", *FIRST, status=2, settings=faults(fault))
+    found = home / "cocondenser_jax" / "found"
+    if resumed:
+        assert found.read_text() == f"{resumed}\n"
+    else:
+        assert "no checkpoint in gs://b/runs/first is whole" in printed
+        assert not found.exists()
+
+
+def test_a_checkpoint_that_lacks_an_item_is_not_whole(cloud: Cloud) -> None:
+    (home,) = set_up(cloud, "ls runs/first/checkpoints >found; exit 2")
+    save_run(cloud, 9)
+    save_run(cloud, 10, items=("params",))
+    cloud.run("pretrain", *FIRST, status=2)
+    assert (home / "cocondenser_jax" / "found").read_text() == "9\n"
+
+
+def test_a_checkpoint_is_copied_again_after_a_failure(cloud: Cloud) -> None:
+    set_up(cloud, PROGRAM)
+    printed = cloud.run(
+        "pretrain", *FIRST, settings=faults("outage 1 2 storage cp jobs/*/saved.tar *")
+    )
+    assert "the newest checkpoint was not copied to gs://b" in printed
+    assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "10.tar").is_file()
+
+
+@pytest.mark.parametrize(
+    ("script", "fault", "says"),
+    [
+        ("pretrain", "outage 1 1 storage cp *", "cannot write to gs://b/runs/first"),
+        ("pretrain", f"outage {ALWAYS} storage cp jobs/*", "the run failed 2 times"),
+        ("corpus", "outage 1 1 tpu-vm scp *", "my text was not copied to cocondenser"),
+        ("corpus", "outage 1 1 storage rsync *", "corpus-first failed (1)"),
+        ("fetch", "outage 1 1 storage ls *", "cannot list gs://b/runs/first"),
+        ("fetch", "outage 1 1 storage cp *", "gs://b/runs/first/10.tar was not copied"),
+        ("fetch", "damage 1 1 storage cp *", "gs://b/runs/first/10.tar was not converted"),
+    ],
+)
+def test_a_failing_bucket_is_named(cloud: Cloud, script: str, fault: str, says: str) -> None:
+    set_up(cloud, "test $1 != pretrain || exit 3")
+    save_run(cloud, 9)
+    save_run(cloud, 10)
+    (cloud.home / "my text").write_text("text")
+    arguments = ["--source=my text"] if script == "corpus" else FIRST[1:]
+    cloud.calls()
+    printed = cloud.run(
+        script,
+        "first",
+        *(arguments if script != "fetch" else ()),
+        status=2,
+        settings=faults(fault, MAX_FAILURES="2"),
+    )
+    assert printed.endswith(f"{script}.sh: {says}\n")
+    assert [path.name for path in cloud.home.rglob("*") if path.is_file()] == ["my text"]
+    if "scp" in fault:  # nothing is built from half of a source
+        assert not any("job.sh start" in word for call in cloud.calls() for word in call)

@@ -1,5 +1,6 @@
 """The scripts for TPU VMs when gcloud, a VM or the bucket fails: see stand_in_gcloud.py."""
 
+import subprocess
 import tarfile
 
 import pytest
@@ -190,3 +191,19 @@ def test_a_failing_bucket_is_named(cloud: Cloud, script: str, fault: str, says: 
     assert [path.name for path in cloud.home.rglob("*") if path.is_file()] == ["my text"]
     if "scp" in fault:  # nothing is built from half of a source
         assert not any("job.sh start" in word for call in cloud.calls() for word in call)
+
+
+def test_a_job_is_not_started_twice(cloud: Cloud) -> None:
+    (home,) = set_up(cloud, "echo called >>calls; sleep 60")
+    job = ["bash", str(home / "cocondenser_jax/tpu_scripts/on_vm/job.sh"), "start", "corpus-wiki"]
+    work = [*job, "bash", "tpu_scripts/on_vm/corpus.sh", "wiki", "", "--source=a"]
+    there = cloud.environment | {"HOME": str(home)}
+    subprocess.run(work, env=there, check=True)
+    again = subprocess.run(work, env=there, stderr=subprocess.PIPE, text=True)
+    assert (again.returncode, again.stderr) == (2, "corpus-wiki is already running\n")
+    (cloud.home / "b").write_text("another source")
+    printed = cloud.run("corpus", "wiki", "--source=b", status=2)
+    assert printed.endswith("corpus.sh: corpus-wiki is already running: see status.sh\n")
+    assert not (home / "cocondenser_jax" / "uploads").exists()
+    assert (home / "cocondenser_jax" / "calls").read_text() == "called\n"
+    cloud.run("delete")

@@ -45,7 +45,10 @@ look() {
     *" running "*) echo running ;;
     *" absent "*) echo absent ;;
     " 0 ") echo "done" ;;
-    *" 143 "*) echo stopped ;;
+    *" 143 "*)
+      # Worker 0 decides: the others keep the run folder that they fetched, at an earlier step.
+      if [[ $(job 0 state "$name") == 0 ]]; then echo "done"; else echo stopped; fi
+      ;;
     *" 2 "*) echo refused ;;
     *) echo failed ;;
   esac

@@ -2,6 +2,7 @@
 
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -207,3 +208,11 @@ def test_a_job_is_not_started_twice(cloud: Cloud) -> None:
     assert not (home / "cocondenser_jax" / "uploads").exists()
     assert (home / "cocondenser_jax" / "calls").read_text() == "called\n"
     cloud.run("delete")
+
+
+def test_a_resumed_run_ends_on_all_workers(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, workers=2)
+    set_up(cloud, PROGRAM.replace("mkdir -p", 'case "$HOME" in *1) exit ;; esac\nmkdir -p', 1))
+    save_run(cloud, 9)
+    printed = cloud.run("pretrain", *FIRST, settings={"HOSTS": "2"})
+    assert printed.endswith("first: done\n")

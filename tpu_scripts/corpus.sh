@@ -17,21 +17,43 @@ take_flags "$@"
 need_name "the store's name"
 [[ -z $BUCKET ]] || need_bucket
 store=${ARGUMENTS[0]}
+job=corpus-$store
 
-# put_on_vm KIND VALUE: prints what VALUE is called on the VM.
+# put_on_vm KIND VALUE: prints what VALUE is called on the VM. Bash does not end a $(...) at a
+# command that fails, and would build the store from half of its source: hence each `|| fail`.
 put_on_vm() {
-  local folder=uploads/$1 from=$2
+  local folder=uploads/${store//[^A-Za-z0-9._-]/_}/$1 from=$2
   if [[ $from == gs://* ]]; then
-    on_vm 0 mkdir -p "$VM_FOLDER/$folder" >&2
-    on_vm 0 gcloud storage cp --recursive "$from" "$VM_FOLDER/$folder/" >&2
+    on_vm 0 mkdir -p "$VM_FOLDER/$folder" >&2 || fail "no answer from $TPU_NAME"
+    on_vm 0 gcloud storage cp --recursive "$from" "$VM_FOLDER/$folder/" >&2 ||
+      fail "$from was not copied to $TPU_NAME"
   elif [[ -e $from ]]; then
-    on_vm 0 mkdir -p "$VM_FOLDER/$folder" >&2
-    tpu tpu-vm scp "$from" "$TPU_NAME:$VM_FOLDER/$folder/" --recurse --worker=0 >&2
+    on_vm 0 mkdir -p "$VM_FOLDER/$folder" >&2 || fail "no answer from $TPU_NAME"
+    tpu tpu-vm scp "$from" "$TPU_NAME:$VM_FOLDER/$folder/" --recurse --worker=0 >&2 ||
+      fail "$from was not copied to $TPU_NAME"
   else
     printf '%s' "$from" && return
   fi
   printf '%s/%s' "$folder" "$(basename "$from")"
 }
+
+# Prints the state of the job, or of a VM that is not ready, in capitals.
+look() {
+  local vm
+  vm=$(vm_state) || return
+  if [[ $vm == READY ]]; then
+    job 0 state "$job"
+  else
+    echo "$vm"
+  fi
+}
+
+# Asked before anything is copied: a job that runs reads its source.
+if [[ ! $DRY_RUN ]]; then
+  state=$(patiently look)
+  [[ $state != running ]] || fail "$job is already running: see status.sh"
+  [[ $state != [A-Z]* ]] || fail "$TPU_NAME is $state: see create.sh"
+fi
 
 words=()
 for argument in "${ARGUMENTS[@]:1}"; do
@@ -41,14 +63,15 @@ for argument in "${ARGUMENTS[@]:1}"; do
   esac
   words+=("$argument")
 done
-job 0 start "corpus-$store" \
-  bash tpu_scripts/on_vm/corpus.sh "$store" "$BUCKET" ${words[@]+"${words[@]}"}
+job 0 start "$job" bash tpu_scripts/on_vm/corpus.sh "$store" "$BUCKET" \
+  ${words[@]+"${words[@]}"} || fail "$job was not started"
 [[ ! $DRY_RUN ]] || exit 0
 
-while state=$(job 0 state "corpus-$store" || echo running) && [[ $state == running ]]; do
-  vm=$(vm_state || echo READY) # no answer is not yet a lost VM
-  [[ $vm == READY ]] || fail "$TPU_NAME is $vm"
+while true; do
+  state=$(patiently look)
+  [[ $state == running ]] || break
   sleep "$POLL_SECONDS"
 done
-job 0 log "corpus-$store" 20 || true
-[[ $state == 0 ]] || fail "the store was not built ($state)"
+[[ $state != [A-Z]* ]] || fail "$TPU_NAME is $state"
+job 0 log "$job" 20 || true
+[[ $state == 0 ]] || fail "$job failed ($state)"

@@ -6,7 +6,8 @@
 #   PROVISIONING=queued create.sh                waits in the queue for machines
 #   PROVISIONING=queued-spot create.sh           both
 #
-# Called again it waits on, or does nothing. A VM that was preempted is deleted and created again. --dry-run shows the commands and runs none. All settings: env.sh.
+# Called again it waits on, or does nothing. A VM that was preempted is deleted and created again.
+# --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
 # shellcheck source=tpu_scripts/lib.sh
@@ -39,7 +40,7 @@ look() {
   echo "$state"
 }
 
-state=$(look)
+state=$(patiently look)
 case $state in
   PREEMPTED | TERMINATED | SUSPENDED | FAILED)
     say "$TPU_NAME is $state: creating it again"
@@ -51,12 +52,13 @@ case $state in
 esac
 [[ ! $DRY_RUN ]] || exit 0
 
-while state=$(look) && [[ $state != READY ]]; do
+while true; do
+  state=$(patiently look)
   case $state in
-    GONE | PREEMPTED | TERMINATED | SUSPENDED | FAILED) fail "$TPU_NAME is $state" ;;
+    READY) break ;;
+    GONE | PREEMPTED | TERMINATED | SUSPENDED | FAILED | STOPPED) fail "$TPU_NAME is $state" ;;
   esac
   say "$TPU_NAME is $state"
   sleep "$POLL_SECONDS"
 done
-[[ $state == READY ]] || fail "the state of $TPU_NAME is unknown"
 say "$TPU_NAME is ready"

@@ -21,4 +21,5 @@ BUCKET=${BUCKET:-} # gs://NAME or gs://NAME/FOLDER, in the region of the zone
 PYTHON_VERSION=${PYTHON_VERSION:-3.11} # installed on the VM, whose own may be too old for JAX
 POLL_SECONDS=${POLL_SECONDS:-60}       # between two checks of the VM
 SAVE_SECONDS=${SAVE_SECONDS:-60}       # between two checks for a new checkpoint, on the VM
-MAX_FAILURES=${MAX_FAILURES:-5}        # of a run on a VM that is still there; preemptions do not count
+MAX_FAILURES=${MAX_FAILURES:-5}        # of a run on a VM that is still there; no preemptions
+MAX_OUTAGES=${MAX_OUTAGES:-60}         # questions in a row that gcloud may leave unanswered

@@ -33,12 +33,17 @@ if [[ -z $step && $DRY_RUN ]]; then
   step=STEP
 elif [[ -z $step ]]; then
   step=$(gcloud storage ls "$BUCKET/runs/$run/**" | sed -n 's|.*/\([0-9]*\)\.tar$|\1|p' |
-    sort -n | tail -n 1)
+    sort -n | tail -n 1) || fail "cannot list $BUCKET/runs/$run"
   [[ -n $step ]] || fail "$BUCKET/runs/$run holds no checkpoint yet"
 fi
 archive=$(mktemp -d)/$step.tar
-trap 'rm -r "${archive%/*}"' EXIT
-run gcloud storage cp "$BUCKET/runs/$run/$step.tar" "$archive"
-run mkdir -p "$workdir"
-run tar -x -f "$archive" -C "$workdir"
-run cocondenser convert --checkpoint="$workdir" --out="$out"
+partial=$workdir.partial # a run folder only once its checkpoint was read whole
+trap 'rm -rf "${archive%/*}" "$partial"' EXIT
+run gcloud storage cp "$BUCKET/runs/$run/$step.tar" "$archive" ||
+  fail "$BUCKET/runs/$run/$step.tar was not copied"
+run rm -rf "$partial"
+run mkdir -p "$partial"
+run tar -x -f "$archive" -C "$partial" || fail "$BUCKET/runs/$run/$step.tar is damaged"
+run cocondenser convert --checkpoint="$partial" --out="$out" ||
+  fail "$BUCKET/runs/$run/$step.tar was not converted"
+run mv "$partial" "$workdir"

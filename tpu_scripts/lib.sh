@@ -61,31 +61,47 @@ on_vm() {
   local workers=$1 command
   shift
   printf -v command '%q ' "$@"
-  tpu tpu-vm ssh "$TPU_NAME" --worker="$workers" --command="$command"
+  # A connection to a VM that was preempted ends after two minutes of silence.
+  tpu tpu-vm ssh "$TPU_NAME" --worker="$workers" --command="$command" \
+    --ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=4
 }
 
-# state_of KIND FORMAT: prints the state of the VM or of the request for it, GONE if there is none.
-# With --dry-run it is always GONE.
+# state_of KIND FORMAT: prints the state of the VM or of the request for it, GONE if there is none;
+# fails if gcloud does not answer. With --dry-run it is always GONE.
 state_of() {
-  local said
+  local error status=0
   local words=(compute tpus "$1" describe "$TPU_NAME" "--format=$2" --zone="$ZONE")
   words+=(${PROJECT:+"--project=$PROJECT"})
   if [[ $DRY_RUN ]]; then
     show gcloud "${words[@]}"
     echo GONE
-  elif said=$(gcloud "${words[@]}" 2>&1); then
-    echo "${said##*$'\n'}"
-  elif [[ $said == *NOT_FOUND* ]]; then
-    echo GONE
   else
-    printf '%s\n' "$said" >&2
-    return 1
+    # Only what it prints to stderr is caught: a notice there is not the state.
+    { error=$(gcloud "${words[@]}" 2>&1 >&4) || status=1; } 4>&1
+    if [[ $status -eq 1 && $error == *NOT_FOUND* ]]; then
+      echo GONE
+    elif [[ $status -eq 1 ]]; then
+      printf '%s\n' "$error" >&2
+      return 1
+    fi
   fi
 }
 
 vm_state() { state_of tpu-vm 'value(state)'; }
 
 request_state() { state_of queued-resources 'value(state.state)'; }
+
+# patiently COMMAND...: prints what it prints, once it succeeds; fails after MAX_OUTAGES attempts.
+patiently() {
+  local answer attempt=1
+  until answer=$("$@"); do
+    [[ $attempt -lt $MAX_OUTAGES ]] || fail "no answer from gcloud or the VM, $attempt times"
+    say "no answer from gcloud or the VM: trying again in $POLL_SECONDS seconds"
+    attempt=$((attempt + 1))
+    sleep "$POLL_SECONDS"
+  done
+  printf '%s\n' "$answer"
+}
 
 is_queued() { [[ $PROVISIONING == queued* ]]; }
 

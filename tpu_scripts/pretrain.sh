@@ -6,10 +6,11 @@
 #     --config.warm_start=runs/condenser
 #
 # What follows the run's name goes to `cocondenser pretrain`. The run lies in runs/NAME on the VM,
-# every checkpoint also in BUCKET/runs/NAME. A VM that is absent or was preempted is created and set
-# up; a run that stopped resumes from its last checkpoint; stores/... and runs/... that the arguments
-# name are fetched from the bucket. It fails on wrong settings, and after MAX_FAILURES failures on a
-# running VM. It may be stopped and called again: the run continues meanwhile.
+# every checkpoint also in BUCKET/runs/NAME. A VM that is absent or was preempted is created and
+# set up; a run that stopped resumes from its last checkpoint; stores/... and runs/... that the
+# arguments name are fetched from the bucket. It fails on wrong settings, after MAX_FAILURES
+# failures on a running VM, and after MAX_OUTAGES questions without an answer. It may be stopped
+# and called again: the run continues meanwhile.
 # --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
@@ -27,26 +28,37 @@ start() {
 }
 
 # Prints the state of the run: gone (no VM), bare (the VM is not set up), absent (not started),
-# running, done, stopped (by a SIGTERM), refused (wrong settings), failed, or unknown (no answer).
+# running, done, stopped (by a SIGTERM), refused (wrong settings) or failed. Fails without an
+# answer.
 look() {
   local state states
-  state=$(vm_state) || { echo unknown && return; }
+  state=$(vm_state) || return
   [[ $state == READY ]] || { echo gone && return; }
   # shellcheck disable=SC2016 # it is expanded there
   states=$(on_vm all bash -c 'if [[ -e $1/.venv/ready ]]; then
       bash "$1/tpu_scripts/on_vm/job.sh" state "$2"
     else
       echo bare
-    fi' look "$VM_FOLDER" "$name" | sort -u) || { echo unknown && return; }
+    fi' look "$VM_FOLDER" "$name" | sort -u) || return
   case " ${states//$'\n'/ } " in
     *" bare "*) echo bare ;;
     *" running "*) echo running ;;
     *" absent "*) echo absent ;;
     " 0 ") echo "done" ;;
-    *" 143 "*) echo stopped ;;
+    *" 143 "*)
+      # Worker 0 decides: the others keep the run folder that they fetched, at an earlier step.
+      if [[ $(job 0 state "$name") == 0 ]]; then echo "done"; else echo stopped; fi
+      ;;
     *" 2 "*) echo refused ;;
     *) echo failed ;;
   esac
+}
+
+# Counts a failure, unless the VM is lost.
+count_failure() {
+  [[ $(patiently vm_state) == READY ]] || return 0
+  failures=$((failures + 1))
+  [[ $failures -lt $MAX_FAILURES ]] || fail "the run failed $failures times"
 }
 
 # Copied first: if the run's folder cannot be listed later, the bucket cannot be reached; it does
@@ -54,7 +66,8 @@ look() {
 command_file=$(mktemp)
 trap 'rm "$command_file"' EXIT
 printf '%q ' pretrain.sh "${ARGUMENTS[@]}" >"$command_file"
-run gcloud storage cp "$command_file" "$BUCKET/runs/$run/command.txt"
+run gcloud storage cp "$command_file" "$BUCKET/runs/$run/command.txt" ||
+  fail "cannot write to $BUCKET/runs/$run"
 if [[ $DRY_RUN ]]; then
   "$here/create.sh"
   "$here/setup.sh"
@@ -64,19 +77,24 @@ fi
 
 failures=0
 while true; do
-  found=$(look)
+  found=$(patiently look)
   say "$run: $found"
   case $found in
     gone) "$here/create.sh" && continue ;;
-    bare) "$here/setup.sh" && continue ;;
-    absent | stopped) start && continue ;;
-    running | unknown) ;;
+    bare)
+      "$here/setup.sh" && continue
+      count_failure
+      ;;
+    absent | stopped)
+      start && continue
+      count_failure
+      ;;
+    running) ;;
     "done") exit ;;
     refused | failed)
       job all log "$name" 20 || true
       [[ $found == failed ]] || fail "the run was refused"
-      failures=$((failures + 1))
-      [[ $failures -lt $MAX_FAILURES ]] || fail "the run failed $failures times"
+      count_failure
       start || true
       ;;
   esac

@@ -10,7 +10,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 take_no_arguments "$@"
 
-state=$(vm_state)
+state=$(vm_state) || fail "no answer from gcloud"
 echo "VM $TPU_NAME: $state"
 if is_queued; then
   echo "request $TPU_NAME: $(request_state)"

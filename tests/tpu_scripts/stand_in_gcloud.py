@@ -7,7 +7,14 @@ vms/NAME/state          READY, PREEMPTED, ...
 vms/NAME/worker-<i>/    the home of a worker; its processes are those in *.pid
 requests/NAME           the state of a queued request
 buckets/                gs://a/b is buckets/a/b
-preempt_at              a pattern: writing such an object preempts the VM
+
+The variable CLOUD_FAULTS holds a fault on each line: its kind, the first and last of the calls that
+it meets, and a pattern of these calls, as in `outage 2 3 tpu-vm describe *`.
+
+outage                  the call fails and does nothing
+preempt                 the VM is preempted just before the call
+half                    only half of every file arrives, and the call fails
+damage                  the same, but the call succeeds
 """
 
 import argparse
@@ -31,7 +38,7 @@ FLAGS = {
     "tpu-vm describe": COMMON | {"format"},
     "tpu-vm start": COMMON,
     "tpu-vm delete": COMMON,
-    "tpu-vm ssh": COMMON | {"worker", "command"},
+    "tpu-vm ssh": COMMON | {"worker", "command", "ssh-flag"},
     "tpu-vm scp": COMMON | {"worker", "recurse"},
     "queued-resources create": COMMON | SIZE | {"runtime-version", "node-id"},
     "queued-resources describe": COMMON | {"format"},
@@ -57,7 +64,43 @@ def main(words: list[str]) -> None:
     for flag in FLAGS[command]:
         parser.add_argument(f"--{flag}", action="store_true" if flag in SWITCHES else "store")
     arguments = parser.parse_args(words[2:])
+    fault = next_fault(" ".join(words))
+    if fault == "outage":
+        fail("UNAVAILABLE: The service is currently unavailable.")
+    if fault == "preempt":
+        preempt()
     globals()[command.replace(" ", "_").replace("-", "_")](arguments, *arguments.names)
+    if fault in ("half", "damage"):
+        target = local(arguments.names[-1])
+        for path in (target, *target.rglob("*")):
+            if path.is_file():
+                os.truncate(path, path.stat().st_size // 2)
+    if fault == "half":
+        fail("the connection was reset")
+
+
+def next_fault(call: str) -> str | None:
+    """Counts a call in `faults`; returns the fault that meets it, if any."""
+    met = None
+    counts = CLOUD / "faults"
+    counts.mkdir(exist_ok=True)
+    for number, line in enumerate(os.environ.get("CLOUD_FAULTS", "").splitlines()):
+        kind, first, last, pattern = line.split(maxsplit=3)
+        if fnmatch.fnmatch(call, pattern):
+            with (counts / str(number)).open("a+") as file:
+                file.write(".")
+            if int(first) <= (counts / str(number)).stat().st_size <= int(last):
+                met = kind
+    return met
+
+
+def preempt() -> None:
+    """Takes all VMs away, with what runs on them: this call too, where a VM makes it."""
+    for vm in (CLOUD / "vms").iterdir():
+        (vm / "state").write_text("PREEMPTED")
+        for home in vm.glob("worker-*"):
+            home.rename(vm / f"gone-{home.name}")
+        end_processes(vm)
 
 
 def fail(message: str) -> NoReturn:
@@ -190,14 +233,6 @@ def storage_cp(arguments: argparse.Namespace, source: str, target: str) -> None:
     if target.endswith("/") or place.is_dir():
         place = place / local(source).name
     copy(local(source), place, arguments.recursive)
-    pattern = CLOUD / "preempt_at"
-    if pattern.exists() and fnmatch.fnmatch(target, pattern.read_text()):
-        pattern.unlink()
-        for vm in (CLOUD / "vms").iterdir():
-            (vm / "state").write_text("PREEMPTED")
-            for home in vm.glob("worker-*"):
-                home.rename(vm / f"gone-{home.name}")
-            end_processes(vm)
 
 
 def storage_ls(arguments: argparse.Namespace, name: str) -> None:

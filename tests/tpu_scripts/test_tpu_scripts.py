@@ -1,22 +1,18 @@
 """The scripts for TPU VMs, against a cloud of folders: see stand_in_gcloud.py."""
 
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from transformers import AutoModel
 
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from tests.tpu_scripts.cloud import SCRIPTS, Cloud, set_up
 
-SCRIPTS = Path(__file__).parents[2] / "tpu_scripts"
-GCLOUD = Path(__file__).with_name("stand_in_gcloud.py")
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 # What each script needs to be given.
 ARGUMENTS = {
@@ -28,87 +24,6 @@ ARGUMENTS = {
     "fetch": ["first"],
     "delete": [],
 }
-# On the VM: the interpreter that runs the tests, with the copy of the project that was sent there.
-UV = """#!/bin/sh
-set -eu
-case "$1" in
-  venv)
-    mkdir -p .venv/bin
-    cat >.venv/bin/python <<PYTHON
-#!/bin/sh
-export PYTHONPATH="$PWD" JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1
-export XLA_FLAGS=--xla_force_host_platform_device_count=8
-exec "{python}" "\\$@"
-PYTHON
-    ;;
-  pip)
-    grep --quiet '^jax==' constraints.txt && test -f setup.py
-    printf '#!/bin/sh\\nexec .venv/bin/python -m cocondenser_jax.cli "$@"\\n' >.venv/bin/cocondenser
-    ;;
-esac
-chmod +x .venv/bin/*
-"""
-TMUX = """#!/bin/bash
-set -eu
-case "$1" in  # new-session -d -s NAME COMMAND..., has-session -t =NAME
-  new-session) setsid "${@:5}" </dev/null >/dev/null 2>&1 & echo $! >"$HOME/$4.pid" ;;
-  has-session) kill -0 "$(cat "$HOME/${3#=}.pid")" ;;
-esac
-"""
-
-
-class Cloud:
-    """The cloud of one test, and a folder to work in."""
-
-    def __init__(self, folder: Path, workers: int = 1) -> None:
-        self.folder, self.bin, self.home = folder / "cloud", folder / "bin", folder / "at home"
-        for each in (self.folder / "vms", self.folder / "buckets" / "b", self.bin, self.home):
-            each.mkdir(parents=True)
-        gcloud = f'#!/bin/sh\nexec "{sys.executable}" "{GCLOUD}" "$@"\n'
-        cocondenser = f'#!/bin/sh\nexec "{sys.executable}" -m cocondenser_jax.cli "$@"\n'
-        uv = UV.replace("{python}", sys.executable)
-        programs = {"gcloud": gcloud, "cocondenser": cocondenser, "uv": uv, "tmux": TMUX}
-        for name, text in programs.items():
-            (self.bin / name).write_text(text)
-            (self.bin / name).chmod(0o755)
-        self.environment = os.environ | {
-            "CLOUD": str(self.folder),
-            "CLOUD_BIN": str(self.bin),
-            "CLOUD_WORKERS": str(workers),
-            "PATH": f"{self.bin}:{os.environ['PATH']}",
-            "PYTHONPATH": str(SCRIPTS.parent),
-            "BUCKET": "gs://b",
-            "POLL_SECONDS": "0.2",
-            "SAVE_SECONDS": "0.2",
-        }
-
-    def run(
-        self, script: str, *arguments: str, status: int = 0, settings: Mapping[str, str] = {}
-    ) -> str:
-        """Runs a script in the working folder; returns all that it printed."""
-        done = subprocess.run(
-            [str(SCRIPTS / f"{script}.sh"), *arguments],
-            cwd=self.home,
-            env=self.environment | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == status, done.stdout
-        return done.stdout
-
-    def calls(self) -> list[list[str]]:
-        """Returns the arguments of all calls of gcloud since the last time."""
-        file = self.folder / "calls.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        file.unlink(missing_ok=True)
-        return [json.loads(line) for line in lines]
-
-
-@pytest.fixture
-def cloud(tmp_path: Path) -> Cloud:
-    return Cloud(tmp_path)
 
 
 @pytest.mark.parametrize("script", ARGUMENTS)
@@ -198,21 +113,6 @@ def write_text(folder: Path) -> None:
     save_tokenizer(train_wordpiece(texts, 80), folder / "a tokenizer")
 
 
-def set_up(cloud: Cloud, command: str) -> list[Path]:
-    """Creates a VM where `cocondenser` is a shell command; returns the homes of its workers."""
-    cloud.run("create")
-    homes = sorted((cloud.folder / "vms" / "cocondenser").glob("worker-*"))
-    for home in homes:
-        folder = home / "cocondenser_jax"
-        shutil.copytree(SCRIPTS, folder / "tpu_scripts")
-        (folder / ".venv" / "bin").mkdir(parents=True)
-        (folder / ".venv" / "ready").touch()
-        program = folder / ".venv" / "bin" / "cocondenser"
-        program.write_text(f"#!/bin/sh\n{command}\n")
-        program.chmod(0o755)
-    return homes
-
-
 TINY = (
     "--config=configs/quickstart.py:condenser --config.train.steps=300 --config.data.length=16"
     " --config.data.documents_per_step=16 --config.model.hidden_size=16"
@@ -231,8 +131,10 @@ def test_the_whole_pipeline_with_a_preemption(cloud: Cloud) -> None:
     assert "documents" in cloud.run("corpus", "my wiki", *source)
     assert (bucket / "stores" / "my wiki" / "manifest.json").is_file()
 
-    (cloud.folder / "preempt_at").write_text("*.tar")  # the first checkpoint to be saved
-    printed = cloud.run("pretrain", "first run", *TINY, "--config.data.store=stores/my wiki")
+    # After the first checkpoint was saved, in the middle of the next.
+    faults = {"CLOUD_FAULTS": "preempt 2 2 storage cp jobs/*/saved.tar *"}
+    store = "--config.data.store=stores/my wiki"
+    printed = cloud.run("pretrain", "first run", *TINY, store, settings=faults)
     assert "first run: gone" in printed
     saved = bucket / "runs" / "first run"
     logs = "\n".join(path.read_text() for path in sorted((saved / "logs").iterdir()))
@@ -281,8 +183,7 @@ def test_a_run_that_keeps_failing_is_abandoned(cloud: Cloud) -> None:
 def test_a_run_that_was_stopped_is_not_done(cloud: Cloud) -> None:
     steps = 'echo \'{"config": {"train": {"steps": 4}}}\' >runs/first/run.json'
     program = f"mkdir -p runs/first/checkpoints && {steps} && cd runs/first/checkpoints"
-    (home,) = set_up(cloud, f"{program} && if [ -d 2 ]; then mkdir 4; else mkdir 2; fi")
-    (home / "cocondenser_jax" / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    set_up(cloud, f"{program} && if [ -d 2 ]; then mkdir 4; else mkdir 2; fi")
     printed = cloud.run("pretrain", "first", "--config=x")
     assert printed.count("first: stopped") == 1
     assert printed.endswith("first: done\n")

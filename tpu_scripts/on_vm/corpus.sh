@@ -10,5 +10,8 @@ if [[ $# -gt 0 ]]; then
   .venv/bin/cocondenser corpus --out="stores/$store" "$@"
 fi
 if [[ -n $bucket ]]; then
-  gcloud storage rsync --recursive "stores/$store" "$bucket/stores/$store"
+  gcloud storage rsync --recursive "stores/$store" "$bucket/stores/$store" || {
+    echo "stores/$store was not copied to $bucket: \`corpus.sh $store\` copies it again"
+    exit 1
+  }
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Commands that outlive the connection: in tmux, with a log.
 #
-#   job.sh start NAME COMMAND...   starts it, unless it is running
+#   job.sh start NAME COMMAND...   starts it; fails if it is running
 #   job.sh state NAME              prints absent, running, lost, or its exit status
 #   job.sh log NAME LINES          prints the end of its log
 #   job.sh list                    prints name, state and last line of each
@@ -20,6 +20,8 @@ state() {
     cat "$folder/status"
   elif tmux has-session -t "=$(session "$1")" 2>/dev/null; then
     echo running
+  elif [[ -f $folder/status ]]; then
+    cat "$folder/status" # it ended since the first look
   else
     echo lost # the machine was restarted
   fi
@@ -31,7 +33,10 @@ session() { printf '%s' "${1//[^A-Za-z0-9_-]/_}"; }
 action=$1 name=${2:-}
 case $action in
   start)
-    [[ $(state "$name") != running ]] || exit 0
+    if [[ $(state "$name") == running ]]; then
+      echo "$name is already running" >&2
+      exit 2
+    fi
     mkdir -p "jobs/$name"
     rm -f "jobs/$name/status"
     tmux new-session -d -s "$(session "$name")" bash "$self" work "${@:2}"

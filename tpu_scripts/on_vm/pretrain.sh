@@ -4,6 +4,8 @@
 # A checkpoint in the bucket is one object, BUCKET/runs/RUN/<step>.tar: the run folder with this
 # checkpoint alone. An object is complete or absent, so a VM that is preempted in the middle leaves
 # nothing half-written. Only host 0 writes checkpoints; the others have nothing to save.
+#
+# Status 2 means that the same command would fail again; after any other it is started again.
 
 set -euo pipefail
 run=$1 bucket=$2 hosts=$3 save_seconds=$4
@@ -14,29 +16,67 @@ saved=$job/saved # an empty file for each step in the bucket that this job saw h
 mkdir -p "$saved" runs stores
 log_name=$(date +%Y%m%d-%H%M%S)-$(hostname).log
 
-# fetch_store FOLDER: from the bucket, unless it is here.
-fetch_store() {
-  [[ ! -d $1 ]] || return 0
-  mkdir -p "$1.partial"
-  gcloud storage rsync --recursive "$bucket/$1" "$1.partial"
-  mv "$1.partial" "$1"
+stop() {
+  echo "pretrain.sh: $2"
+  exit "$1"
 }
 
-# fetch_run FOLDER: the newest checkpoint in the bucket, unless there is a run here.
-fetch_run() {
-  local step
+# fetch_store FOLDER: from the bucket, unless it is here. It is fetched twice if it is not whole.
+fetch_store() {
+  local attempt
   [[ ! -d $1 ]] || return 0
-  step=$(gcloud storage ls "$bucket/$1/**" | sed -n 's|.*/\([0-9]*\)\.tar$|\1|p' |
-    sort -n | tail -n 1)
-  [[ -n $step ]] || return 0
-  echo "fetching step $step of $1"
-  gcloud storage cp "$bucket/$1/$step.tar" "$job/fetched.tar"
-  rm -rf "$1.partial"
-  mkdir "$1.partial"
-  tar -xf "$job/fetched.tar" -C "$1.partial"
-  rm "$job/fetched.tar"
-  mv "$1.partial" "$1"
-  [[ $1 != "runs/$run" ]] || touch "$saved/$step"
+  for attempt in first second; do
+    mkdir -p "$1.partial"
+    gcloud storage rsync --recursive "$bucket/$1" "$1.partial" || stop 1 "$1 was not fetched"
+    if .venv/bin/cocondenser verify store --store="$1.partial"; then
+      mv "$1.partial" "$1"
+      return
+    fi
+    echo "the $attempt copy of $bucket/$1 is not whole"
+    rm -r "$1.partial"
+  done
+  stop 2 "$bucket/$1 is not whole: build it again, or copy it again with \`corpus.sh ${1#stores/}\`"
+}
+
+# is_whole FOLDER: whether a checkpoint has checksums, and every file has its own.
+is_whole() {
+  .venv/bin/python - "$1" <<'PYTHON'
+import sys
+from pathlib import Path
+
+from cocondenser_jax.files import CHECKSUMS, damaged_file
+
+for folder in (Path(sys.argv[1], item) for item in ("params", "optimizer")):
+    if not (folder / CHECKSUMS).is_file() or damaged_file(folder):
+        sys.exit(1)
+PYTHON
+}
+
+# fetch_run FOLDER: the newest whole checkpoint in the bucket, unless there is a run here. One that
+# is not whole is fetched twice. Without an answer from the bucket the job ends: to take an older
+# one, or none, would repeat what was computed.
+fetch_run() {
+  local steps step attempt
+  [[ ! -d $1 ]] || return 0
+  steps=$(gcloud storage ls "$bucket/$1/**" | sed -n 's|.*/\([0-9]*\)\.tar$|\1|p' | sort -nr) ||
+    stop 1 "cannot list $bucket/$1"
+  for step in $steps; do
+    for attempt in first second; do
+      echo "fetching step $step of $1"
+      gcloud storage cp "$bucket/$1/$step.tar" "$job/fetched.tar" ||
+        stop 1 "$bucket/$1/$step.tar was not fetched"
+      rm -rf "$1.partial"
+      mkdir -p "$1.partial"
+      if tar -xf "$job/fetched.tar" -C "$1.partial" && is_whole "$1.partial/checkpoints/$step"; then
+        rm "$job/fetched.tar"
+        mv "$1.partial" "$1"
+        [[ $1 != "runs/$run" ]] || touch "$saved/$step"
+        return
+      fi
+      echo "the $attempt copy of step $step is not whole"
+    done
+  done
+  [[ -z $steps ]] || stop 2 "no checkpoint in $bucket/$1 is whole"
 }
 
 # Prints the newest step of the run, or nothing. Orbax renames a checkpoint when it is complete.
@@ -69,11 +109,11 @@ save() {
   touch "$saved/$step"
   for mark in "$saved"/*; do
     step=${mark##*/}
-    if [[ ! -d runs/$run/checkpoints/$step ]]; then
-      gcloud storage rm "$bucket/runs/$run/$step.tar" || return
-      rm "$mark"
-    fi
+    [[ ! -d runs/$run/checkpoints/$step ]] || continue
+    # An old checkpoint that stays in the bucket does no harm; the next save tries again.
+    gcloud storage rm "$bucket/runs/$run/$step.tar" && rm "$mark"
   done
+  return 0
 }
 
 for argument in "$@"; do
@@ -95,7 +135,10 @@ while kill -0 "$training" 2>/dev/null; do
 done
 status=0
 wait "$training" || status=$?
-save
 # A run that got a SIGTERM has saved, and exits with status 0.
 [[ $status -ne 0 ]] || has_ended || status=143
+if ! save; then
+  [[ $status -eq 2 ]] || status=1
+  stop "$status" "the newest checkpoint was not copied to $bucket"
+fi
 exit "$status"

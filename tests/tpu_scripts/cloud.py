@@ -1,0 +1,130 @@
+"""The cloud of a test: stand_in_gcloud.py, and stand-ins for what runs on its VMs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parents[2] / "tpu_scripts"
+GCLOUD = Path(__file__).with_name("stand_in_gcloud.py")
+# On the VM: the interpreter that runs the tests, with the copy of the project that was sent there.
+UV = """#!/bin/sh
+set -eu
+case "$1" in
+  venv)
+    mkdir -p .venv/bin
+    cat >.venv/bin/python <<PYTHON
+#!/bin/sh
+export PYTHONPATH="$PWD" JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1
+export XLA_FLAGS=--xla_force_host_platform_device_count=8
+exec "{python}" "\\$@"
+PYTHON
+    ;;
+  pip)
+    grep --quiet '^jax==' constraints.txt && test -f setup.py
+    printf '#!/bin/sh\\nexec .venv/bin/python -m cocondenser_jax.cli "$@"\\n' >.venv/bin/cocondenser
+    ;;
+esac
+chmod +x .venv/bin/*
+"""
+TMUX = """#!/bin/bash
+set -eu
+case "$1" in  # new-session -d -s NAME COMMAND..., has-session -t =NAME
+  new-session) setsid "${@:5}" </dev/null >/dev/null 2>&1 & echo $! >"$HOME/$4.pid" ;;
+  has-session) kill -0 "$(cat "$HOME/${3#=}.pid")" ;;
+esac
+"""
+
+
+class Cloud:
+    """The cloud of one test, and a folder to work in."""
+
+    def __init__(self, folder: Path, workers: int = 1) -> None:
+        self.folder, self.bin, self.home = folder / "cloud", folder / "bin", folder / "at home"
+        for each in (self.folder / "vms", self.folder / "buckets" / "b", self.bin, self.home):
+            each.mkdir(parents=True)
+        gcloud = f'#!/bin/sh\nexec "{sys.executable}" "{GCLOUD}" "$@"\n'
+        cocondenser = f'#!/bin/sh\nexec "{sys.executable}" -m cocondenser_jax.cli "$@"\n'
+        uv = UV.replace("{python}", sys.executable)
+        programs = {"gcloud": gcloud, "cocondenser": cocondenser, "uv": uv, "tmux": TMUX}
+        for name, text in programs.items():
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
+        self.environment = os.environ | {
+            "CLOUD": str(self.folder),
+            "CLOUD_BIN": str(self.bin),
+            "CLOUD_WORKERS": str(workers),
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "PYTHONPATH": str(SCRIPTS.parent),
+            "BUCKET": "gs://b",
+            "POLL_SECONDS": "0.2",
+            "SAVE_SECONDS": "0.2",
+        }
+
+    def run(
+        self, script: str, *arguments: str, status: int = 0, settings: Mapping[str, str] = {}
+    ) -> str:
+        """Runs a script in the working folder; returns all that it printed."""
+        done = subprocess.run(
+            [str(SCRIPTS / f"{script}.sh"), *arguments],
+            cwd=self.home,
+            env=self.environment | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == status, done.stdout
+        return done.stdout
+
+    def calls(self) -> list[list[str]]:
+        """Returns the arguments of all calls of gcloud since the last time."""
+        file = self.folder / "calls.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return [json.loads(line) for line in lines]
+
+
+# A stand-in for `cocondenser`: `verify store` compares one file, and a run makes step 9, then 10.
+PROGRAM = """
+case "$1" in
+  verify) test "$(cat "${3#--store=}/manifest.json")" = "a whole store"; exit ;;
+esac
+test ! -d runs/first/checkpoints/10 || exit 0
+mkdir -p runs/first/checkpoints/partial && cd runs/first
+echo '{"config": {"train": {"steps": 10}}}' >run.json
+step=9
+test ! -d checkpoints/9 || step=10
+for item in params optimizer; do
+  mkdir checkpoints/partial/$item
+  echo $step >checkpoints/partial/$item/a
+  sum=$(sha256sum <checkpoints/partial/$item/a)
+  echo "{\\"a\\": \\"${sum%% *}\\"}" >checkpoints/partial/$item/sha256.json
+done
+mv checkpoints/partial checkpoints/$step
+"""
+
+
+def set_up(cloud: Cloud, command: str) -> list[Path]:
+    """Creates a VM where `cocondenser` is a shell command; returns the homes of its workers.
+
+    Every VM after it is made the same by setup.sh. Its Python counts no devices.
+    """
+    python = f'PYTHONPATH="{SCRIPTS.parent}" exec "{sys.executable}" "$@"'
+    programs = {"cocondenser": command, "python": f"[ $1$# != -3 ] || exit 0\n{python}"}
+    install = ["mkdir -p .venv/bin"]
+    for name, text in programs.items():
+        (cloud.bin / f"{name}-there").write_text(f"#!/bin/sh\n{text}\n")
+        install.append(f'install "{cloud.bin}/{name}-there" .venv/bin/{name}')
+    (cloud.bin / "uv").write_text("\n".join(["#!/bin/sh", *install]) + "\n")
+    cloud.run("create")
+    homes = sorted((cloud.folder / "vms" / "cocondenser").glob("worker-*"))
+    for home in homes:
+        folder = home / "cocondenser_jax"
+        shutil.copytree(SCRIPTS, folder / "tpu_scripts")
+        subprocess.run([cloud.bin / "uv"], cwd=folder, check=True)
+        (folder / ".venv" / "ready").touch()
+    return homes

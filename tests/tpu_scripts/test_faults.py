@@ -1,0 +1,218 @@
+"""The scripts for TPU VMs when gcloud, a VM or the bucket fails: see stand_in_gcloud.py."""
+
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.files import write_checksums
+from tests.tpu_scripts.cloud import PROGRAM, Cloud, set_up
+
+FIRST = ["first", "--config=x"]
+ALWAYS = "1 99"
+
+
+def faults(*lines: str, **settings: str) -> dict[str, str]:
+    return {"CLOUD_FAULTS": "\n".join(lines), **settings}
+
+
+def created(cloud: Cloud) -> int:
+    """Returns how many VMs were created or deleted since the last look at the calls."""
+    return sum(call[3] in ("create", "delete") for call in cloud.calls() if call[0] == "compute")
+
+
+def save_run(cloud: Cloud, step: int, items: tuple[str, ...] = ("params", "optimizer")) -> None:
+    """Puts a checkpoint of `first` into the bucket."""
+    folder = cloud.folder / f"run-{step}"
+    for item in items:
+        (folder / "checkpoints" / str(step) / item).mkdir(parents=True)
+        (folder / "checkpoints" / str(step) / item / "a").write_text("weights")
+        write_checksums(folder / "checkpoints" / str(step) / item)
+    (folder / "run.json").write_text('{"config": {"train": {"steps": 10}}}')
+    bucket = cloud.folder / "buckets" / "b" / "runs" / "first"
+    bucket.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(bucket / f"{step}.tar", "w") as archive:
+        archive.add(folder, ".")
+
+
+@pytest.mark.parametrize("call", ["tpu-vm describe *", "tpu-vm ssh *"])
+def test_an_outage_is_not_a_lost_vm(cloud: Cloud, call: str) -> None:
+    set_up(cloud, PROGRAM)
+    cloud.calls()
+    printed = cloud.run("pretrain", *FIRST, settings=faults(f"outage 2 3 {call}"))
+    assert "gone" not in printed
+    assert created(cloud) == 0
+    assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "10.tar").is_file()
+
+
+@pytest.mark.parametrize("script", ["create", "corpus", "pretrain"])
+def test_an_outage_is_not_waited_for_without_end(cloud: Cloud, script: str) -> None:
+    cloud.run("create")
+    cloud.calls()
+    arguments = {"create": [], "corpus": ["wiki", "--source=hf:x"], "pretrain": FIRST}[script]
+    outage = faults(f"outage {ALWAYS} tpu-vm *", MAX_OUTAGES="2")
+    printed = cloud.run(script, *arguments, status=2, settings=outage)
+    assert printed.endswith(f"{script}.sh: no answer from gcloud or the VM, 2 times\n")
+    assert printed.count("trying again") == 1
+    assert created(cloud) == 0
+
+
+def test_a_notice_of_gcloud_is_not_a_state(cloud: Cloud) -> None:
+    gcloud = cloud.bin / "gcloud"
+    gcloud.write_text(gcloud.read_text().replace("exec ", "echo Update me! >&2\nexec "))
+    cloud.run("create")
+    assert cloud.run("create").endswith("create.sh: cocondenser is ready\n")
+
+
+def test_a_run_survives_preemptions_at_every_command(cloud: Cloud) -> None:
+    set_up(cloud, PROGRAM)
+    lost = faults(
+        "preempt 1 1 tpu-vm ssh *job.sh start *",
+        "preempt 1 1 tpu-vm scp *",
+        "preempt 1 1 tpu-vm ssh *setup.sh *",
+        "preempt 2 2 storage cp jobs/*/log *",
+        "preempt 2 2 storage cp jobs/*/saved.tar *",
+        "preempt 1 1 storage cp gs://b/runs/*",
+        "preempt 1 1 storage ls *",
+        "preempt 20 20 tpu-vm describe *",
+    )
+    printed = cloud.run("pretrain", *FIRST, settings=lost)
+    assert printed.endswith("first: done\n")
+    assert printed.count("first: gone") >= 6
+    assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "10.tar").is_file()
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("preempt 1 1 tpu-vm ssh *job.sh start *", "corpus-wiki was not started"),
+        ("preempt 2 2 tpu-vm describe *", "cocondenser is PREEMPTED"),
+    ],
+)
+def test_a_store_is_not_waited_for_on_a_lost_vm(cloud: Cloud, fault: str, says: str) -> None:
+    set_up(cloud, "sleep 5")
+    printed = cloud.run("corpus", "wiki", "--source=hf:x", status=2, settings=faults(fault))
+    assert printed.endswith(f"corpus.sh: {says}\n")
+
+
+@pytest.mark.parametrize(
+    ("fault", "fetched"),
+    [("damage 1 1", 2), ("half 1 1", 2), ("outage 1 1", 2), (f"damage {ALWAYS}", None)],
+)
+def test_a_store_is_used_when_it_is_whole(cloud: Cloud, fault: str, fetched: int | None) -> None:
+    store = cloud.folder / "buckets" / "b" / "stores" / "wiki"
+    store.mkdir(parents=True)
+    (store / "manifest.json").write_text("a whole store")
+    (home,) = set_up(cloud, PROGRAM)
+    cloud.calls()
+    arguments = [*FIRST, "--config.data.store=stores/wiki"]
+    settings = faults(f"{fault} storage rsync *")
+    printed = cloud.run("pretrain", *arguments, status=0 if fetched else 2, settings=settings)
+    there = home / "cocondenser_jax" / "stores"
+    if fetched:
+        assert sum(call[:2] == ["storage", "rsync"] for call in cloud.calls()) == fetched
+        assert (there / "wiki" / "manifest.json").read_text() == "a whole store"
+    else:
+        assert "gs://b/stores/wiki is not whole" in printed
+        assert list(there.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "resumed"),
+    [
+        ("outage 9 9 storage *", 10),  # none: the newest by number, not by letters
+        ("outage 1 1 storage ls *", 10),
+        ("outage 1 1 storage cp gs://b/runs/*", 10),
+        ("half 1 1 storage cp gs://b/runs/*", 10),
+        ("damage 1 1 storage cp gs://b/runs/*", 10),
+        (f"damage {ALWAYS} storage cp gs://b/runs/first/10.tar *", 9),
+        (f"damage {ALWAYS} storage cp gs://b/runs/*", None),
+    ],
+)
+def test_a_run_resumes_from_the_newest_whole_checkpoint(
+    cloud: Cloud, fault: str, resumed: int | None
+) -> None:
+    (home,) = set_up(cloud, "ls runs/first/checkpoints >found; exit 2")
+    save_run(cloud, 9)
+    save_run(cloud, 10)
+    printed = cloud.run("pretrain", *FIRST, status=2, settings=faults(fault))
+    found = home / "cocondenser_jax" / "found"
+    if resumed:
+        assert found.read_text() == f"{resumed}\n"
+    else:
+        assert "no checkpoint in gs://b/runs/first is whole" in printed
+        assert not found.exists()
+
+
+def test_a_checkpoint_that_lacks_an_item_is_not_whole(cloud: Cloud) -> None:
+    (home,) = set_up(cloud, "ls runs/first/checkpoints >found; exit 2")
+    save_run(cloud, 9)
+    save_run(cloud, 10, items=("params",))
+    cloud.run("pretrain", *FIRST, status=2)
+    assert (home / "cocondenser_jax" / "found").read_text() == "9\n"
+
+
+def test_a_checkpoint_is_copied_again_after_a_failure(cloud: Cloud) -> None:
+    set_up(cloud, PROGRAM)
+    printed = cloud.run(
+        "pretrain", *FIRST, settings=faults("outage 1 2 storage cp jobs/*/saved.tar *")
+    )
+    assert "the newest checkpoint was not copied to gs://b" in printed
+    assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "10.tar").is_file()
+
+
+@pytest.mark.parametrize(
+    ("script", "fault", "says"),
+    [
+        ("pretrain", "outage 1 1 storage cp *", "cannot write to gs://b/runs/first"),
+        ("pretrain", f"outage {ALWAYS} storage cp jobs/*", "the run failed 2 times"),
+        ("corpus", "outage 1 1 tpu-vm scp *", "my text was not copied to cocondenser"),
+        ("corpus", "outage 1 1 storage rsync *", "corpus-first failed (1)"),
+        ("fetch", "outage 1 1 storage ls *", "cannot list gs://b/runs/first"),
+        ("fetch", "outage 1 1 storage cp *", "gs://b/runs/first/10.tar was not copied"),
+        ("fetch", "damage 1 1 storage cp *", "gs://b/runs/first/10.tar was not converted"),
+    ],
+)
+def test_a_failing_bucket_is_named(cloud: Cloud, script: str, fault: str, says: str) -> None:
+    set_up(cloud, "test $1 != pretrain || exit 3")
+    save_run(cloud, 9)
+    save_run(cloud, 10)
+    (cloud.home / "my text").write_text("text")
+    arguments = ["--source=my text"] if script == "corpus" else FIRST[1:]
+    cloud.calls()
+    printed = cloud.run(
+        script,
+        "first",
+        *(arguments if script != "fetch" else ()),
+        status=2,
+        settings=faults(fault, MAX_FAILURES="2"),
+    )
+    assert printed.endswith(f"{script}.sh: {says}\n")
+    assert [path.name for path in cloud.home.rglob("*") if path.is_file()] == ["my text"]
+    if "scp" in fault:  # nothing is built from half of a source
+        assert not any("job.sh start" in word for call in cloud.calls() for word in call)
+
+
+def test_a_job_is_not_started_twice(cloud: Cloud) -> None:
+    (home,) = set_up(cloud, "echo called >>calls; sleep 60")
+    job = ["bash", str(home / "cocondenser_jax/tpu_scripts/on_vm/job.sh"), "start", "corpus-wiki"]
+    work = [*job, "bash", "tpu_scripts/on_vm/corpus.sh", "wiki", "", "--source=a"]
+    there = cloud.environment | {"HOME": str(home)}
+    subprocess.run(work, env=there, check=True)
+    again = subprocess.run(work, env=there, stderr=subprocess.PIPE, text=True)
+    assert (again.returncode, again.stderr) == (2, "corpus-wiki is already running\n")
+    (cloud.home / "b").write_text("another source")
+    printed = cloud.run("corpus", "wiki", "--source=b", status=2)
+    assert printed.endswith("corpus.sh: corpus-wiki is already running: see status.sh\n")
+    assert not (home / "cocondenser_jax" / "uploads").exists()
+    assert (home / "cocondenser_jax" / "calls").read_text() == "called\n"
+    cloud.run("delete")
+
+
+def test_a_resumed_run_ends_on_all_workers(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, workers=2)
+    set_up(cloud, PROGRAM.replace("mkdir -p", 'case "$HOME" in *1) exit ;; esac\nmkdir -p', 1))
+    save_run(cloud, 9)
+    printed = cloud.run("pretrain", *FIRST, settings={"HOSTS": "2"})
+    assert printed.endswith("first: done\n")

@@ -20,6 +20,8 @@ from cocondenser_jax.errors import UserError
 CHECKSUMS = "sha256.json"
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
+# zstandard makes at most 32,000 times as much of them at once.
+_PIECE_BYTES = 1 << 12
 
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
@@ -250,41 +252,67 @@ def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
         case ".gz":
             return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
         case ".xz":
-            return lzma.LZMAFile(raw)
+            return _members(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0")
         case ".zst":
-            return io.BufferedReader(_ZstdFile(raw), 1 << 20)
+            return _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj())
         case _:
             return raw
 
 
-class _ZstdFile(io.RawIOBase):
-    """Reads zstandard frames: zstandard 0.25's reader takes a truncated file for a whole one."""
+def _members(raw: IO[bytes], new_member: Callable[[], Any], padding: bytes = b"") -> IO[bytes]:
+    return io.BufferedReader(_Members(raw, new_member, padding), 1 << 20)
 
-    def __init__(self, raw: IO[bytes]):
+
+class _Members(io.RawIOBase):
+    """Reads compressed members end to end, and refuses anything else between and after them.
+
+    Python's LZMAFile (3.11, 3.12) takes a damaged second member, and padding, for the end of the
+    file (https://github.com/python/cpython/issues/88300); zstandard 0.25's reader takes a truncated
+    file for a whole one.
+
+    Args:
+      raw: the compressed bytes.
+      new_member: makes a decompressor, with `decompress`, `eof` and `unused_data`.
+      padding: a byte that may follow a member, in multiples of four.
+    """
+
+    def __init__(self, raw: IO[bytes], new_member: Callable[[], Any], padding: bytes):
         self._raw = raw
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._compressed = self._text = b""
-        self._within_frame = False
+        self._new_member = new_member
+        self._padding = padding
+        self._member = new_member()
+        self._compressed, self._text = b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._text:
-            self._compressed = self._compressed or self._raw.read(1 << 14)
+            self._compressed = self._compressed or self._raw.read(_PIECE_BYTES)
+            if self._member.eof:
+                self._skip_padding()
+                if not self._compressed:
+                    return 0
+                self._member = self._new_member()
             if not self._compressed:
-                if self._within_frame:
-                    raise EOFError("the file ends within a frame")
-                return 0
-            if self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._text = self._frame.decompress(self._compressed)
-            self._compressed = self._frame.unused_data
-            self._within_frame = not self._frame.eof
+                raise EOFError("the file ends within a member")
+            self._text = memoryview(self._member.decompress(self._compressed))
+            self._compressed = self._member.unused_data
         size = min(len(buffer), len(self._text))
         buffer[:size] = self._text[:size]
         self._text = self._text[size:]
         return size
+
+    def _skip_padding(self) -> None:
+        n_bytes = 0
+        while self._compressed:
+            rest = self._compressed.lstrip(self._padding)
+            n_bytes += len(self._compressed) - len(rest)
+            self._compressed = rest or self._raw.read(_PIECE_BYTES)
+            if rest:
+                break
+        if n_bytes % 4:
+            raise EOFError(f"{n_bytes} bytes of padding, expected a multiple of 4")
 
 
 def _reason(error: Exception) -> str:

@@ -57,6 +57,32 @@ def test_a_cut_or_overwritten_archive_is_an_error(tmp_path: Path, suffix: str) -
             read_json(path)
 
 
+def test_a_damaged_second_member_of_xz_is_not_taken_for_garbage(tmp_path: Path) -> None:
+    first, second = lzma.compress(b"first\n"), lzma.compress(b"second\n")
+    path = tmp_path / "text.xz"
+    for bit in range(8 * len(second)):
+        damaged = bytearray(first + second)
+        damaged[len(first) + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"cannot read .*text\.xz"):
+            list(read_lines(path))
+
+
+@pytest.mark.parametrize(("n_zeros", "legal"), [(4, True), (1 << 16, True), (3, False)])
+def test_the_padding_of_xz_is_whole_words_of_zeros(
+    tmp_path: Path, n_zeros: int, legal: bool
+) -> None:
+    first, second, zeros = lzma.compress(b"1\n"), lzma.compress(b"2\n"), bytes(n_zeros)
+    path = tmp_path / "text.xz"
+    for padded in (first + zeros + second, first + second + zeros):
+        path.write_bytes(padded)
+        if legal:
+            assert list(read_lines(path)) == [(1, "1"), (2, "2")]
+        else:
+            with pytest.raises(UserError, match="padding"):
+                list(read_lines(path))
+
+
 def test_bad_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"good\n\xff\n")

@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from cocondenser_jax.errors import UserError
 CHECKSUMS = "sha256.json"
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
+_TEXT_PIECE = 1 << 20
+_SPACE = re.compile(r"[ \t\n\r]*")
 # zstandard makes at most 32,000 times as much of them at once.
 _PIECE_BYTES = 1 << 12
 
@@ -163,18 +166,88 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file, plain or compressed.
+    """Reads a JSON file of at most MAX_LINE_BYTES, plain or compressed.
 
     Raises:
-      UserError: if it is missing, damaged, not UTF-8, or not JSON.
+      UserError: if it is missing, damaged, larger, not UTF-8, or not JSON.
     """
     try:
         with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-            return json.loads(file.read().decode("utf-8"))
+            data = file.read(MAX_LINE_BYTES + 1)
+        _require_small(len(data), str(path))
+        return json.loads(data.decode("utf-8"))
     except _UNREADABLE as error:
         raise UserError(f"cannot read {path}: {_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_json_items(path: Path) -> Iterator[Any]:
+    """Yields the items of a JSON file that is one list, plain or compressed.
+
+    The file may be larger than the memory, an item at most MAX_LINE_BYTES.
+
+    Raises:
+      UserError: as `read_json`, or if it is no list.
+    """
+    number = 0
+    try:
+        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
+            for item in _items(io.TextIOWrapper(file, "utf-8-sig").read, path):
+                number += 1
+                yield item
+    except _UNREADABLE as error:
+        raise UserError(f"cannot read {path} after {number} items: {_reason(error)}") from error
+    except (ValueError, IndexError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON after {number} items: {error}") from error
+
+
+def _items(read: Callable[[int], str], path: Path) -> Iterator[Any]:
+    decoder = json.JSONDecoder()
+    text, start, expected = "", 0, "["  # text[start:] begins with "[", or follows an item
+    while True:
+        try:
+            at = _skip_space(text, start)
+            if text[at] == "]" and expected == ",":
+                break
+            if text[at] != expected:
+                raise UserError(f"{path}: expected a list of objects, in JSON")
+            first = _skip_space(text, at + 1)
+            if expected == "[" and text[first] == "]":
+                start, expected = first, ","
+                continue
+            item, end = decoder.raw_decode(text, first)
+            _skip_space(text, end)  # the number 12 may be the beginning of 123
+        except (IndexError, json.JSONDecodeError):
+            size = len(text) - start
+            _require_small(size, f"{path}: an item of the list")
+            more = read(min(max(_TEXT_PIECE, size), MAX_LINE_BYTES + 1 - size))
+            if not more:
+                raise
+            text, start = text[start:] + more, 0
+            continue
+        start, expected = end, ","
+        yield item
+    rest = text[at + 1 :]
+    while not rest.strip() and (rest := read(_TEXT_PIECE)):
+        pass
+    if rest:
+        raise ValueError("there is more after the list")
+
+
+def _skip_space(text: str, start: int) -> int:
+    """Returns where something else than white space follows; raises IndexError if nothing does."""
+    at = _SPACE.match(text, start).end()  # type: ignore[union-attr]
+    text[at]
+    return at
+
+
+def _require_small(size: int, what: str) -> None:
+    if size > MAX_LINE_BYTES:
+        raise UserError(
+            f"{what} is larger than {MAX_LINE_BYTES // 1_000_000} MB: expected less, to be held in"
+            " memory"
+        )
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.collection.trec import Qrels
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import numbered_lines, read_json, without_surrogates
+from cocondenser_jax.files import numbered_lines, read_json_items, without_surrogates
 
 COMPRESSIONS = "(plain, .gz, .xz or .zst)"
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
@@ -188,17 +188,13 @@ def read_training_file(path: Path) -> TrainingFile:
     """Reads a .json file of DPR: a list of questions, perhaps with the ids of their passages.
 
     The relevant passages are `positive_ctxs`, all of grade 1; the negatives `hard_negative_ctxs`,
-    then `negative_ctxs`; their texts are not read. The file is one JSON value, and so is held in
-    memory as a whole while it is read.
+    then `negative_ctxs`; their texts are not kept.
 
     Raises:
       UserError: with the number of the question, from 0, for another form.
     """
-    records = read_json(path)
-    if not isinstance(records, list) or not records:
-        raise UserError(f"{path}: expected a list of objects with a `question`")
     found = TrainingFile({}, {}, {})
-    for number, record in enumerate(records):
+    for number, record in enumerate(read_json_items(path)):
         name, where = str(number), f"{path}, question {number}"
         if not isinstance(record, dict) or not isinstance(record.get("question"), str):
             raise UserError(f"{where}: expected an object with a `question`, a string")
@@ -209,6 +205,8 @@ def read_training_file(path: Path) -> TrainingFile:
         found.queries[name] = without_surrogates(record["question"])
         found.qrels[name] = dict.fromkeys(positives, 1)
         found.negatives[name] = list(dict.fromkeys(hard + negatives))
+    if not found.queries:
+        raise UserError(f"{path}: expected a list of objects with a `question`")
     return found
 
 

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import lzma
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -298,3 +299,14 @@ def test_triplets_of_another_form_are_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         layouts.read_triplets(path)
+
+
+def test_a_training_file_is_read_question_by_question(tmp_path):
+    record = {"question": "who", "positive_ctxs": [{"passage_id": "1", "text": "x" * 4_000}]}
+    (tmp_path / "a.json").write_text(json.dumps([record] * 5_000, indent=2))
+    tracemalloc.start()
+    questions = layouts.read_training_file(tmp_path / "a.json")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(questions.queries) == 5_000
+    assert peak < 10_000_000

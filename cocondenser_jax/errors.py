@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+_ESCAPES = {i: f"\\x{i:02x}" for i in (*range(32), *range(127, 160)) if chr(i) != "\t"}
+
 
 class UserError(Exception):
     """Bad input. The message is one line: what was wrong and what was expected.
@@ -11,7 +13,15 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         """Joins the lines of the message, which may quote a file or another library."""
-        super().__init__(" ".join(message.splitlines()))
+        super().__init__(visible(" ".join(message.splitlines())))
+
+
+def visible(text: str) -> str:
+    r"""Escapes control characters but the tab: in a terminal, they could do more than print.
+
+    ESC becomes `\x1b`.
+    """
+    return text.translate(_ESCAPES)
 
 
 def first_line(error: BaseException) -> str:

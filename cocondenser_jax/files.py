@@ -23,6 +23,10 @@ from cocondenser_jax.locks import held as held
 CHECKSUMS = "sha256.json"
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
+_TEXT_PIECE = 1 << 20
+_SPACE = re.compile(r"[ \t\n\r]*")
+# zstandard makes at most 32,000 times as much of them at once.
+_PIECE_BYTES = 1 << 12
 
 # How the libraries say that a disk is full.
 _FULL = re.compile("no space left|disk is full|disk quota|file too large", re.IGNORECASE)
@@ -176,18 +180,88 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file, plain or compressed.
+    """Reads a JSON file of at most MAX_LINE_BYTES, plain or compressed.
 
     Raises:
-      UserError: if it is missing, damaged, not UTF-8, or not JSON.
+      UserError: if it is missing, damaged, larger, not UTF-8, or not JSON.
     """
     try:
         with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-            return json.loads(file.read().decode("utf-8"))
+            data = file.read(MAX_LINE_BYTES + 1)
+        _require_small(len(data), str(path))
+        return json.loads(data.decode("utf-8"))
     except _UNREADABLE as error:
         raise UserError(f"cannot read {path}: {_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_json_items(path: Path) -> Iterator[Any]:
+    """Yields the items of a JSON file that is one list, plain or compressed.
+
+    The file may be larger than the memory, an item at most MAX_LINE_BYTES.
+
+    Raises:
+      UserError: as `read_json`, or if it is no list.
+    """
+    number = 0
+    try:
+        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
+            for item in _items(io.TextIOWrapper(file, "utf-8-sig").read, path):
+                number += 1
+                yield item
+    except _UNREADABLE as error:
+        raise UserError(f"cannot read {path} after {number} items: {_reason(error)}") from error
+    except (ValueError, IndexError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON after {number} items: {error}") from error
+
+
+def _items(read: Callable[[int], str], path: Path) -> Iterator[Any]:
+    decoder = json.JSONDecoder()
+    text, start, expected = "", 0, "["  # text[start:] begins with "[", or follows an item
+    while True:
+        try:
+            at = _skip_space(text, start)
+            if text[at] == "]" and expected == ",":
+                break
+            if text[at] != expected:
+                raise UserError(f"{path}: expected a list of objects, in JSON")
+            first = _skip_space(text, at + 1)
+            if expected == "[" and text[first] == "]":
+                start, expected = first, ","
+                continue
+            item, end = decoder.raw_decode(text, first)
+            _skip_space(text, end)  # the number 12 may be the beginning of 123
+        except (IndexError, json.JSONDecodeError):
+            size = len(text) - start
+            _require_small(size, f"{path}: an item of the list")
+            more = read(min(max(_TEXT_PIECE, size), MAX_LINE_BYTES + 1 - size))
+            if not more:
+                raise
+            text, start = text[start:] + more, 0
+            continue
+        start, expected = end, ","
+        yield item
+    rest = text[at + 1 :]
+    while not rest.strip() and (rest := read(_TEXT_PIECE)):
+        pass
+    if rest:
+        raise ValueError("there is more after the list")
+
+
+def _skip_space(text: str, start: int) -> int:
+    """Returns where something else than white space follows; raises IndexError if nothing does."""
+    at = _SPACE.match(text, start).end()  # type: ignore[union-attr]
+    text[at]
+    return at
+
+
+def _require_small(size: int, what: str) -> None:
+    if size > MAX_LINE_BYTES:
+        raise UserError(
+            f"{what} is larger than {MAX_LINE_BYTES // 1_000_000} MB: expected less, to be held in"
+            " memory"
+        )
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -265,41 +339,67 @@ def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
         case ".gz":
             return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
         case ".xz":
-            return lzma.LZMAFile(raw)
+            return _members(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0")
         case ".zst":
-            return io.BufferedReader(_ZstdFile(raw), 1 << 20)
+            return _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj())
         case _:
             return raw
 
 
-class _ZstdFile(io.RawIOBase):
-    """Reads zstandard frames: zstandard 0.25's reader takes a truncated file for a whole one."""
+def _members(raw: IO[bytes], new_member: Callable[[], Any], padding: bytes = b"") -> IO[bytes]:
+    return io.BufferedReader(_Members(raw, new_member, padding), 1 << 20)
 
-    def __init__(self, raw: IO[bytes]):
+
+class _Members(io.RawIOBase):
+    """Reads compressed members end to end, and refuses anything else between and after them.
+
+    Python's LZMAFile (3.11, 3.12) takes a damaged second member, and padding, for the end of the
+    file (https://github.com/python/cpython/issues/88300); zstandard 0.25's reader takes a truncated
+    file for a whole one.
+
+    Args:
+      raw: the compressed bytes.
+      new_member: makes a decompressor, with `decompress`, `eof` and `unused_data`.
+      padding: a byte that may follow a member, in multiples of four.
+    """
+
+    def __init__(self, raw: IO[bytes], new_member: Callable[[], Any], padding: bytes):
         self._raw = raw
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._compressed = self._text = b""
-        self._within_frame = False
+        self._new_member = new_member
+        self._padding = padding
+        self._member = new_member()
+        self._compressed, self._text = b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._text:
-            self._compressed = self._compressed or self._raw.read(1 << 14)
+            self._compressed = self._compressed or self._raw.read(_PIECE_BYTES)
+            if self._member.eof:
+                self._skip_padding()
+                if not self._compressed:
+                    return 0
+                self._member = self._new_member()
             if not self._compressed:
-                if self._within_frame:
-                    raise EOFError("the file ends within a frame")
-                return 0
-            if self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._text = self._frame.decompress(self._compressed)
-            self._compressed = self._frame.unused_data
-            self._within_frame = not self._frame.eof
+                raise EOFError("the file ends within a member")
+            self._text = memoryview(self._member.decompress(self._compressed))
+            self._compressed = self._member.unused_data
         size = min(len(buffer), len(self._text))
         buffer[:size] = self._text[:size]
         self._text = self._text[size:]
         return size
+
+    def _skip_padding(self) -> None:
+        n_bytes = 0
+        while self._compressed:
+            rest = self._compressed.lstrip(self._padding)
+            n_bytes += len(self._compressed) - len(rest)
+            self._compressed = rest or self._raw.read(_PIECE_BYTES)
+            if rest:
+                break
+        if n_bytes % 4:
+            raise EOFError(f"{n_bytes} bytes of padding, expected a multiple of 4")
 
 
 def _reason(error: Exception) -> str:

@@ -9,6 +9,14 @@ def test_user_error_is_one_line():
     assert str(UserError("a\nb")) == "a b"
 
 
+def test_user_error_leaves_the_terminal_alone():
+    # It may quote a file: clear the screen, fill the clipboard, overwrite the line, delete.
+    quoted = "é\t\x1b[2J \x1b]52;c;cm0=\x07 \x9b2J \x7f \x00"
+    escaped = r"\x1b[2J \x1b]52;c;cm0=\x07 \x9b2J \x7f \x00"
+    assert str(UserError(quoted)) == f"é\t{escaped}"
+    assert "\r" not in str(UserError("a\rb"))
+
+
 @pytest.mark.parametrize(
     ("message", "line"),
     [("one", "one"), ("\n one\ntwo", "one"), ("one\r\ntwo", "one"), (" \n", "ValueError")],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import (
     CHECKSUMS,
@@ -56,6 +57,32 @@ def test_a_cut_or_overwritten_archive_is_an_error(tmp_path: Path, suffix: str) -
             list(read_lines(path))
         with pytest.raises(UserError, match=r"cannot read .*text\.\w+: \w"):
             read_json(path)
+
+
+def test_a_damaged_second_member_of_xz_is_not_taken_for_garbage(tmp_path: Path) -> None:
+    first, second = lzma.compress(b"first\n"), lzma.compress(b"second\n")
+    path = tmp_path / "text.xz"
+    for bit in range(8 * len(second)):
+        damaged = bytearray(first + second)
+        damaged[len(first) + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"cannot read .*text\.xz"):
+            list(read_lines(path))
+
+
+@pytest.mark.parametrize(("n_zeros", "legal"), [(4, True), (1 << 16, True), (3, False)])
+def test_the_padding_of_xz_is_whole_words_of_zeros(
+    tmp_path: Path, n_zeros: int, legal: bool
+) -> None:
+    first, second, zeros = lzma.compress(b"1\n"), lzma.compress(b"2\n"), bytes(n_zeros)
+    path = tmp_path / "text.xz"
+    for padded in (first + zeros + second, first + second + zeros):
+        path.write_bytes(padded)
+        if legal:
+            assert list(read_lines(path)) == [(1, "1"), (2, "2")]
+        else:
+            with pytest.raises(UserError, match="padding"):
+                list(read_lines(path))
 
 
 def test_bad_lines_are_named(tmp_path: Path) -> None:
@@ -122,6 +149,35 @@ def test_json_round_trip_and_its_errors(tmp_path: Path) -> None:
         read_json(tmp_path / "b.json")
     with pytest.raises(UserError, match=r"cannot read .*c\.json"):
         read_json(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_json_that_would_fill_the_memory_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.json{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix](b"[0" + b",0" * 26_000_000 + b"]"))
+    with pytest.raises(UserError, match=r"a\.json.* is larger than 50 MB"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_a_list_is_read_item_by_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    values = [{"é]": [1, '"']}, 1234567, "a,b]", [], -0.5e3, None, {}]
+    path = tmp_path / f"a.json{suffix}"
+    texts = [json.dumps(values), json.dumps(values, indent=2, ensure_ascii=False), " [ 12 ]\n"]
+    for piece in (1, 2, 3, 1 << 20):
+        monkeypatch.setattr(files, "_TEXT_PIECE", piece)
+        for text in (*texts, "[]", "\n[\t]"):
+            path.write_bytes(COMPRESSIONS[suffix](text.encode()))
+            assert list(files.read_json_items(path)) == json.loads(text)
+        for text in ("", "{}", "[", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "[1]]", '["a', "[1], 2"):
+            path.write_bytes(COMPRESSIONS[suffix](text.encode()))
+            with pytest.raises(UserError, match=r"a\.json.*(not valid JSON|expected a list)"):
+                list(files.read_json_items(path))
+    path.write_bytes(COMPRESSIONS[suffix](b'["' + b"a" * 60_000_000 + b'"]'))
+    with pytest.raises(UserError, match=r"larger than 50 MB"):
+        list(files.read_json_items(path))
 
 
 def test_json_is_written_into_new_folders_and_not_into_files(tmp_path: Path) -> None:

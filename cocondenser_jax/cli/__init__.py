@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cocondenser_jax import __version__
 from cocondenser_jax.cli import analysis, evaluation, finetuning, pretraining, quickstart, retrieval
-from cocondenser_jax.cli.flags import Parser
+from cocondenser_jax.cli.flags import LogFormatter, Parser
 from cocondenser_jax.errors import UserError
 
 # Libraries whose INFO messages no user asked for.
@@ -23,7 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch is loaded: on a busy machine, OpenMP threads that spin while they wait made
     # fine-tuning a hundred times slower; threads that sleep cost nothing measurable.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     # Orbax raises the errors that it logs, and only warns of some of what it could not do.

@@ -1,16 +1,25 @@
 """What the commands share: how one is declared, common flags, how results are printed."""
 
 import argparse
+import logging
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import write_json
 
 Arguments = argparse.Namespace
 Commands = Any  # what argparse's add_subparsers returns, of a type that it keeps to itself
+
+
+class LogFormatter(logging.Formatter):
+    """Escapes control characters: a message may quote a file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the message, its lines as they are."""
+        return "\n".join(map(visible, super().format(record).split("\n")))
 
 
 class Parser(argparse.ArgumentParser):
@@ -85,10 +94,10 @@ def add_json_out(command: Parser) -> None:
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
     """Prints a query and what was found for it: score, title and text of each passage."""
-    print(f'"{query}"')
+    print(f'"{visible(query)}"')
     for score, title, text in hits:
-        print(f"  {score:8.2f}  {title}")
-        print(textwrap.indent(textwrap.shorten(text, 300, placeholder=" ..."), " " * 12))
+        print(f"  {score:8.2f}  {visible(title)}")
+        print(f"{'':12}{visible(textwrap.shorten(text, 300, placeholder=' ...'))}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -104,6 +113,7 @@ def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
     width = max(map(len, metrics))
     for name, value in metrics.items():
         shown = f"{value:,}" if isinstance(value, int) else value
-        print(f"{name:<{width}}  {f'{value:.4f}' if isinstance(value, float) else shown}")
+        shown = f"{value:.4f}" if isinstance(value, float) else visible(str(shown))
+        print(f"{name:<{width}}  {shown}")
     if json_out:
         write_json(json_out, metrics)

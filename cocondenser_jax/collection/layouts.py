@@ -18,7 +18,9 @@ judgments in .tsv.
 
 import ast
 import csv
+import functools
 import json
+import logging
 import math
 import re
 import sys
@@ -27,12 +29,15 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocondenser_jax.collection.trec import Qrels
+from cocondenser_jax.collection.trec import Qrels, require_run_id
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import numbered_lines, read_json, without_surrogates
+from cocondenser_jax.files import numbered_lines, read_json_items, without_surrogates
+
+logger = logging.getLogger(__name__)
 
 COMPRESSIONS = "(plain, .gz, .xz or .zst)"
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
+_IDS = ("_id", "id", "query_id")
 _DPR_PASSAGE = ("id", "text", "title")
 _DPR_QUESTION = ("question", "list of answers")
 _TRIPLET_HEADER = ["Sentence1", "Sentence2", "Sentence3"]
@@ -170,7 +175,7 @@ def read_answers(path: Path) -> dict[str, list[str]]:
             found = _parse_list(_split_csv(line, _DPR_QUESTION, where)[1])
         else:
             record = _parse_object(line, where)
-            question = _first_of(record, ("_id", "id", "query_id"), where)
+            question = _first_of(record, _IDS, where)
             found = _first_of(record, ("answers", "answer"), where)
         if not isinstance(question, str):
             raise UserError(f"{where}: the id must be a string")
@@ -188,17 +193,13 @@ def read_training_file(path: Path) -> TrainingFile:
     """Reads a .json file of DPR: a list of questions, perhaps with the ids of their passages.
 
     The relevant passages are `positive_ctxs`, all of grade 1; the negatives `hard_negative_ctxs`,
-    then `negative_ctxs`; their texts are not read. The file is one JSON value, and so is held in
-    memory as a whole while it is read.
+    then `negative_ctxs`; their texts are not kept.
 
     Raises:
       UserError: with the number of the question, from 0, for another form.
     """
-    records = read_json(path)
-    if not isinstance(records, list) or not records:
-        raise UserError(f"{path}: expected a list of objects with a `question`")
     found = TrainingFile({}, {}, {})
-    for number, record in enumerate(records):
+    for number, record in enumerate(read_json_items(path)):
         name, where = str(number), f"{path}, question {number}"
         if not isinstance(record, dict) or not isinstance(record.get("question"), str):
             raise UserError(f"{where}: expected an object with a `question`, a string")
@@ -209,6 +210,8 @@ def read_training_file(path: Path) -> TrainingFile:
         found.queries[name] = without_surrogates(record["question"])
         found.qrels[name] = dict.fromkeys(positives, 1)
         found.negatives[name] = list(dict.fromkeys(hard + negatives))
+    if not found.queries:
+        raise UserError(f"{path}: expected a list of objects with a `question`")
     return found
 
 
@@ -323,6 +326,10 @@ def _parse_object(line: str | bytes, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(record, dict):
         raise UserError(f"{where}: expected a JSON object")
+    for name in _IDS:
+        if type(record.get(name)) is int:
+            _note_integers(where.rpartition(":")[0])
+            record[name] = str(record[name])
     return record
 
 
@@ -331,6 +338,11 @@ def _first_of(record: Mapping[str, Any], names: Sequence[str], where: str) -> An
         if name in record:
             return record[name]
     raise UserError(f"{where}: the field {names[0]!r} is missing")
+
+
+@functools.cache  # once a file
+def _note_integers(path: str) -> None:
+    logger.info("%s: ids that are integers are taken as strings", path)
 
 
 def _parse_list(text: str) -> Any:
@@ -373,6 +385,7 @@ def _require_fields(values: list[str], fields: Sequence[str], where: str) -> lis
 def _require_new(name: str, known: Container[str], where: str) -> None:
     if not name:
         raise UserError(f"{where}: the id is empty")
+    require_run_id(name, where)
     if name in known:
         raise UserError(f"{where}: the id {name!r} occurs twice")
 
@@ -384,4 +397,4 @@ def _context_ids(contexts: Any, where: str) -> list[str]:
     ids = [context.get("passage_id", context.get("psg_id")) for context in contexts]
     if not all(isinstance(name, str | int) for name in ids):
         raise UserError(f"{where}: a passage has no `passage_id` or `psg_id`")
-    return [without_surrogates(str(name)) for name in ids]
+    return [require_run_id(without_surrogates(str(name)), where) for name in ids]

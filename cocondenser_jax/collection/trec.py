@@ -98,9 +98,9 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     """
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for query, scores in run.items():
-            _require_one_word(query)
+            require_run_id(query, str(path))
             for rank, (passage, score) in enumerate(ranked(scores), start=1):
-                _require_one_word(passage)
+                require_run_id(passage, str(path))
                 file.write(f"{query} Q0 {passage} {rank} {score} {tag}\n")
 
 
@@ -129,15 +129,17 @@ def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
     return [(passages[i], value) for i, value in zip(order, values, strict=True)]
 
 
+def require_run_id(name: str, where: str) -> str:
+    """Returns an id; raises a UserError, with `where`, for one that a TREC run cannot hold."""
+    if len(name.split()) != 1 or "\0" in name:
+        raise UserError(
+            f"{where}: the id {name!r} has white space or a zero byte, which a TREC run cannot hold"
+        )
+    return name
+
+
 def _lines_of_ids(path: Path) -> Iterator[tuple[int, str]]:
     for number, line in numbered_lines(path, _MAX_FIELDS_BYTES):
         if "\0" in line:  # where trec_eval's names end: two of them could become one
             raise UserError(f"{path}:{number}: a zero byte, which no id can have")
         yield number, line
-
-
-def _require_one_word(name: str) -> None:
-    if len(name.split()) != 1 or "\0" in name:
-        raise UserError(
-            f"a TREC run cannot hold the id {name!r}: ids must be without white space or zero bytes"
-        )

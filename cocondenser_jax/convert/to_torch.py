@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.files import new_folder, require_absent, write_json
+from cocondenser_jax.files import new_folder, read_object, require_absent, write_json
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 
@@ -84,6 +84,7 @@ def export_folder(
         for name in _TOKENIZER_FILES:
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, folder / name)
+        _limit_tokens(folder / "tokenizer_config.json", config.max_length)
         if research_layout:
             _write_torch(head, folder / "model.pt")
         else:
@@ -105,6 +106,12 @@ def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
             f"the tokenizer in {folder} has token ids up to {largest},"
             f" but the model has {config.vocab_size} word embeddings"
         )
+
+
+def _limit_tokens(path: Path, length: int) -> None:
+    """Makes `tokenizer(truncation=True)` cut to `length` tokens."""
+    settings = read_object(path) if path.is_file() else {}
+    write_json(path, settings | {"model_max_length": length})
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:

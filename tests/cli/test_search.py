@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,32 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def test_passages_cannot_control_the_terminal(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack = "\x1b[2J\x1b]0;title\x07\x1b]52;c;cm0=\x07\r\n\x9b2J"
+    passage = {"_id": "d\x1b[2J", "title": attack, "text": f"abcde {attack}"}
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(passage) + "\n")
+    place = [f"--model={model_folder}", f"--corpus={tmp_path}/corpus.jsonl"]
+    assert main(["encode", *place, f"--out={tmp_path}/embeddings"]) == 0
+    capsys.readouterr()
+    place = [f"--model={model_folder}", f"--embeddings={tmp_path}/embeddings"]
+    assert main(["search", *place, "--query=abcde\x1b[2J"]) == 0
+    printed = capsys.readouterr().out
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
+    assert len(printed.splitlines()) == 3
+    assert r"d\x1b[2J  \x1b[2J\x1b]0;title\x07\x1b]52;c;cm0=\x07\x0d\x0a\x9b2J" in printed
+
+
+def test_log_messages_cannot_control_the_terminal(tmp_path: Path) -> None:
+    program = (
+        "import logging; from cocondenser_jax.cli import main; main([]);"
+        " logging.warning('a\\n%s', '\\x1b[2J')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stderr.endswith("a\n\\x1b[2J\n")
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import lzma
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -298,3 +299,44 @@ def test_triplets_of_another_form_are_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         layouts.read_triplets(path)
+
+
+def test_ids_that_are_integers_are_taken_as_strings(tmp_path, caplog):
+    lines = [{"_id": 7, "text": "a"}, {"_id": 10**30, "text": "b"}, {"_id": "x", "text": "c"}]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "answers.jsonl").write_text('{"_id": 7, "answers": ["a"]}\n')
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            found = [passage.id for passage in read_corpus(tmp_path)]
+    assert found == ["7", str(10**30), "x"]
+    assert layouts.read_queries(tmp_path / "corpus.jsonl") == dict(zip(found, "abc", strict=True))
+    assert layouts.read_answers(tmp_path / "answers.jsonl") == {"7": ["a"]}
+    (note,) = [message for message in caplog.messages if "corpus.jsonl" in message]
+    assert note.endswith("corpus.jsonl: ids that are integers are taken as strings")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("queries.jsonl", '{"_id": "q 1", "text": "x"}'),
+        ("queries.train.tsv", "q 1\tx"),
+        ("collection.tsv", "d\u00a01\tx"),
+        ("a.json", '[{"question": "x", "positive_ctxs": [{"passage_id": "d 1"}]}]'),
+    ],
+)
+def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, content):
+    (tmp_path / name).write_text(content + "\n")
+    read = layouts.read_passages if name == "collection.tsv" else layouts.read_queries
+    with pytest.raises(UserError, match=r"the id .* has white space"):
+        list(read(tmp_path / name))
+
+
+def test_a_training_file_is_read_question_by_question(tmp_path):
+    record = {"question": "who", "positive_ctxs": [{"passage_id": "1", "text": "x" * 4_000}]}
+    (tmp_path / "a.json").write_text(json.dumps([record] * 5_000, indent=2))
+    tracemalloc.start()
+    questions = layouts.read_training_file(tmp_path / "a.json")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(questions.queries) == 5_000
+    assert peak < 10_000_000

@@ -95,6 +95,16 @@ def test_the_head_of_the_research_layout_fits_torch_layers(research_folders, tmp
     assert not any(head.load_state_dict(state, strict=True))
 
 
+def test_transformers_alone_cuts_long_texts_to_what_the_network_can_take(exported, texts):
+    out, config, _ = exported
+    tokenizer, long = AutoTokenizer.from_pretrained(out), " ".join(texts * 99)
+    batch = tokenizer([long], truncation=True, return_tensors="pt")
+    assert batch["input_ids"].shape == (1, config.max_length)
+    hidden = AutoModel.from_pretrained(out)(**batch).last_hidden_state
+    assert hidden.shape == (1, config.max_length, config.hidden_size)
+    assert torch.isfinite(hidden).all()
+
+
 def test_what_the_folder_says_of_itself(exported):
     out, _, _ = exported
     assert json.loads((out / "condenser.json").read_text()) == {

@@ -15,6 +15,7 @@ setup(
     # The experiment files live beside the package in the repository and inside it when installed.
     packages=[*find_packages(include=["cocondenser_jax*"]), "cocondenser_jax.configs"],
     package_dir={"cocondenser_jax.configs": "configs"},
+    package_data={"cocondenser_jax": ["analysis/page.html", "convert/model_card.md"]},
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
         "jax>=0.10",

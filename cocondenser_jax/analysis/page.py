@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 
 from cocondenser_jax.analysis.plots import SERIES_COLOURS, Panel, final_value, panel_svg
 from cocondenser_jax.files import new_file
@@ -27,8 +28,8 @@ def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str])
     body = "\n".join(
         f"<section><h2>{escape(heading)}</h2>{html}</section>" for heading, html in sections.items()
     )
-    heading = {"title": escape(title), "summary": escape(summary)}
-    page = _PAGE.format(**heading, style=_STYLE, body=body)
+    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    page = template.substitute(title=escape(title), summary=escape(summary), body=body)
     with new_file(out) as partial:
         # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.
         partial.write_text(page, encoding="utf-8", errors="replace")
@@ -126,83 +127,3 @@ _PLOT_NOTE = (
     '<p class="note">Thin lines are the logged values, thick ones their running mean; the number '
     "beside a name is the mean of the last twentieth of its values.</p>"
 )
-
-# The policy makes the browser refuse every request, whatever text the page comes to hold.
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<header><h1>{title}</h1><p>{summary}</p></header>
-{body}
-</main>
-</body>
-</html>
-"""
-
-# The series colours differ in lightness as well as hue, for readers who do not see all hues.
-_STYLE = """
-:root {
-  color-scheme: light dark;
-  --page: #fcfcfa; --card: #ffffff; --ink: #1d1f21; --soft: #5c6166; --grid: #e3e4e1;
-  --series-0: #0067a5; --series-1: #c94f00; --series-2: #00805e;
-  --series-3: #a03c78; --series-4: #7a6a00; --series-5: #5b4bc4;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #16181a; --card: #1d2022; --ink: #e8e8e4; --soft: #a3a8ac; --grid: #34383b;
-    --series-0: #5db4f0; --series-1: #f29a5b; --series-2: #45c9a0;
-    --series-3: #e591c3; --series-4: #d4c04f; --series-5: #a89df5;
-  }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; text-wrap: balance; }
-h2 { font-size: 1.2rem; margin: 2.75rem 0 .9rem; }
-h3 { font-size: .95rem; margin: 0; }
-header p { margin: 0; max-width: 44rem; color: var(--soft); }
-b { font-weight: 600; }
-.note, .score { color: var(--soft); font-size: .875rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .6rem .75rem; text-align: right; vertical-align: top;
-  border-bottom: 1px solid var(--grid); }
-th { font-weight: 400; }
-thead th { color: var(--soft); font-size: .875rem; }
-th:first-child { padding-left: 0; text-align: left; }
-.bar { display: block; height: 4px; margin-top: .3rem; min-width: 6rem; border-radius: 2px;
-  background: var(--grid); }
-.bar i { display: block; height: 100%; border-radius: 2px; background: var(--series-0); }
-details, pre, figure { border: 1px solid var(--grid); border-radius: 6px; background: var(--card); }
-details { margin-bottom: .6rem; }
-summary { padding: .7rem 1rem; cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
-details ol { margin: 0; padding: 0 1rem .5rem 2.4rem; }
-details li { padding: .35rem 0; }
-details li p { margin: 0; overflow-wrap: anywhere; }
-.score { margin-left: .6rem; font-variant-numeric: tabular-nums; }
-.passage { color: var(--soft); font-size: .9rem; }
-pre { margin: 0; padding: .8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
-  user-select: all; font: .875rem/1.5 ui-monospace, monospace; }
-.panels { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(25rem, 100%), 1fr)); }
-figure { margin: 0; padding: 1rem; min-width: 0; }
-figure svg { display: block; width: 100%; height: auto; margin-top: .6rem; color: var(--soft); }
-figure svg text { font-family: system-ui, sans-serif !important; }
-.legend { list-style: none; margin: .25rem 0 0; padding: 0; display: flex; flex-wrap: wrap;
-  gap: .1rem 1rem; font-size: .85rem; color: var(--soft); font-variant-numeric: tabular-nums; }
-.legend i { display: inline-block; width: 1rem; height: 3px; margin-right: .4rem;
-  vertical-align: middle; border-radius: 2px; }
-.legend .dashed { height: 0; border-top: 2px dashed var(--soft); border-radius: 0; }
-.legend b { color: var(--ink); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .35rem 1.5rem; margin: 0; }
-dt { color: var(--soft); }
-dd { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-"""

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -165,62 +166,9 @@ def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| {key} | {value} |" for key, value in _table(facts))
-    return f"""---
-library_name: sentence-transformers
-pipeline_tag: feature-extraction
-tags:
-- sentence-transformers
-- feature-extraction
-- dense-retrieval
-- condenser
----
-
-# {name}
-
-A {config.model_type} encoder ({config.num_hidden_layers} layers, hidden size {config.hidden_size}),
-pre-trained with a Condenser head ({config.n_head_layers} layers, `skip_from` {config.skip_from},
-`late_mlm` {str(config.late_mlm).lower()}) by cocondenser_jax. Its CLS vector represents a text;
-texts are compared by inner product. It is a pre-trained encoder: fine-tune it on queries and
-relevant passages before judging its search results.
-
-## The run
-
-| fact | value |
-|---|---|
-{rows}
-
-## Use
-
-With sentence-transformers (CLS vector, inner product):
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
-vectors = model.encode(["a text", "another text"])
-scores = model.similarity(vectors, vectors)
-```
-
-With transformers:
-
-```python
-from transformers import AutoModel, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModel.from_pretrained("{name}", add_pooling_layer=False)
-batch = tokenizer(["a text", "another text"], padding=True, truncation=True, return_tensors="pt")
-vectors = model(**batch).last_hidden_state[:, 0]
-```
-
-`AutoModelForMaskedLM` reads the MLM projection too. The Condenser head is in a file of its own and
-only needed to continue pre-training.
-
-## References
-
-- Gao and Callan, *Condenser: a Pre-training Architecture for Dense Retrieval* (arXiv 2104.08253)
-- Gao and Callan, *Unsupervised Corpus Aware Language Model Pre-training for Dense Passage
-  Retrieval* (arXiv 2108.05540)
-"""
+    template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
+    sizes = {**config.to_dict(), "late_mlm": str(config.late_mlm).lower()}
+    return template.substitute(sizes, name=name, rows=rows)
 
 
 def _table(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Flax parameters → a Hugging Face folder that retrieval toolkits load as it is."""
 
 import dataclasses
+import html
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, visible
 from cocondenser_jax.files import new_folder, read_object, require_absent, write_json
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -165,6 +166,7 @@ def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| {key} | {value} |" for key, value in _table(facts))
+    title, literal = html.escape(name, quote=False), json.dumps(name, ensure_ascii=False)
     return f"""---
 library_name: sentence-transformers
 pipeline_tag: feature-extraction
@@ -175,7 +177,7 @@ tags:
 - condenser
 ---
 
-# {name}
+# {title}
 
 A {config.model_type} encoder ({config.num_hidden_layers} layers, hidden size {config.hidden_size}),
 pre-trained with a Condenser head ({config.n_head_layers} layers, `skip_from` {config.skip_from},
@@ -196,7 +198,7 @@ With sentence-transformers (CLS vector, inner product):
 ```python
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("{name}")
+model = SentenceTransformer({literal})
 vectors = model.encode(["a text", "another text"])
 scores = model.similarity(vectors, vectors)
 ```
@@ -206,8 +208,8 @@ With transformers:
 ```python
 from transformers import AutoModel, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModel.from_pretrained("{name}", add_pooling_layer=False)
+tokenizer = AutoTokenizer.from_pretrained({literal})
+model = AutoModel.from_pretrained({literal}, add_pooling_layer=False)
 batch = tokenizer(["a text", "another text"], padding=True, truncation=True, return_tensors="pt")
 vectors = model(**batch).last_hidden_state[:, 0]
 ```
@@ -231,7 +233,8 @@ def _table(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         else:
             text = value if isinstance(value, str | Path) else json.dumps(value, default=str)
             cell = " ".join(_without_private_parts(str(text)).split())
-            yield f"{prefix}{key}", cell.replace("|", "\\|")
+            # Facts come from files and settings, and a card is shown as a web page.
+            yield f"{prefix}{key}", html.escape(visible(cell), quote=False).replace("|", "\\|")
 
 
 def _without_private_parts(text: str) -> str:

@@ -18,7 +18,6 @@ import zstandard
 
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.locks import LOCK, lock_beside, locked
-from cocondenser_jax.locks import held as held
 
 CHECKSUMS = "sha256.json"
 # A longer line is a mistake, and would fill the memory.

@@ -211,7 +211,7 @@ def small_disk() -> Iterator[Callable[[int], None]]:
 @pytest.fixture
 def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
     """Gives a function that starts another process, which holds a folder until the test ends."""
-    code = "import sys, pathlib; from cocondenser_jax.files import held\n"
+    code = "import sys, pathlib; from cocondenser_jax.locks import held\n"
     code += "with held(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     with contextlib.ExitStack() as stack:
 

@@ -17,7 +17,7 @@ from cocondenser_jax.locks import LOCK, held
 HOLD = """
 import sys
 from pathlib import Path
-from cocondenser_jax.files import held, new_file, new_folder
+from cocondenser_jax.files import new_file, new_folder
 with globals()[sys.argv[1]](Path(sys.argv[2])) as partial:
     if partial:
         (partial / "grown" if partial.is_dir() else partial).touch()

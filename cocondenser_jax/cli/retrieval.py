@@ -300,14 +300,16 @@ def _add_mine(commands: Commands) -> None:
         " keep only those that are relevant with a probability below --denoise_below"
     )
     command.add_argument("--denoise_run", type=Path, help=denoise_run)
-    below = "a probability, the sigmoid of the run's scores (default: 0.1)"
-    command.add_argument("--denoise_below", type=float, default=0.1, help=below)
+    below = "with --denoise_run: a probability, the sigmoid of the run's scores (default: 0.1)"
+    command.add_argument("--denoise_below", type=float, metavar="P", help=below)
     add_json_out(command)
 
 
 def _mine(arguments: Arguments) -> None:
     from cocondenser_jax.retrieval.mine import mine
 
+    if arguments.denoise_below is not None and arguments.denoise_run is None:
+        raise UserError("--denoise_below goes with --denoise_run")
     metrics = mine(
         arguments.runs,
         arguments.data,
@@ -317,6 +319,6 @@ def _mine(arguments: Arguments) -> None:
         skip_top=arguments.skip_top,
         answers=arguments.answers,
         denoise_run=arguments.denoise_run,
-        denoise_below=arguments.denoise_below,
+        denoise_below=0.1 if arguments.denoise_below is None else arguments.denoise_below,
     )
     print_metrics(metrics, arguments.json_out)

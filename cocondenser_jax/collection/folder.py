@@ -254,7 +254,8 @@ def _require_judged(positives: Mapping[str, Iterable[str]], qrels: Qrels, source
 
 def _require_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: expected passages, queries and judgments in it")
+        wrong = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {wrong}: expected a folder of passages, queries and judgments")
 
 
 def _queries_file(folder: Path, split: str) -> Path:

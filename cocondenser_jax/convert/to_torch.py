@@ -1,6 +1,7 @@
 """Flax parameters → a Hugging Face folder that retrieval toolkits load as it is."""
 
 import dataclasses
+import html
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, visible
 from cocondenser_jax.files import new_folder, read_object, require_absent, write_json
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -168,7 +169,8 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
     rows = "\n".join(f"| {key} | {value} |" for key, value in _table(facts))
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     sizes = {**config.to_dict(), "late_mlm": str(config.late_mlm).lower()}
-    return template.substitute(sizes, name=name, rows=rows)
+    title, literal = html.escape(name, quote=False), json.dumps(name, ensure_ascii=False)
+    return template.substitute(sizes, title=title, literal=literal, rows=rows)
 
 
 def _table(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -179,7 +181,8 @@ def _table(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         else:
             text = value if isinstance(value, str | Path) else json.dumps(value, default=str)
             cell = " ".join(_without_private_parts(str(text)).split())
-            yield f"{prefix}{key}", cell.replace("|", "\\|")
+            # Facts come from files and settings, and a card is shown as a web page.
+            yield f"{prefix}{key}", html.escape(visible(cell), quote=False).replace("|", "\\|")
 
 
 def _without_private_parts(text: str) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.files import held
 from cocondenser_jax.finetune.bi_encoder import train_bi_encoder
 from cocondenser_jax.finetune.cross_encoder import train_cross_encoder
 from cocondenser_jax.finetune.sentences import train_sentences
 from cocondenser_jax.finetune.trainer import is_main_process
+from cocondenser_jax.locks import held
 
 _TASKS = {
     "retriever": train_bi_encoder,

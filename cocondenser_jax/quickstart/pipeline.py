@@ -37,8 +37,9 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.files import held, new_folder, read_json, require_absent, write_json
+from cocondenser_jax.files import new_folder, read_json, require_absent, write_json
 from cocondenser_jax.finetune.tasks import finetune
+from cocondenser_jax.locks import held
 from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import initial_params
 from cocondenser_jax.quickstart.report import Examples, ResultRow, write_report

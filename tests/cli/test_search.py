@@ -179,7 +179,7 @@ def test_bm25_by_command_line(beir: Path, tmp_path: Path) -> None:
         ("search --index=none --model=MODEL --query=x", "none holds no manifest.json"),
         ("retrieve --index=INDEX --model=MODEL --data=DATA", "required: --run_out"),
         ("retrieve --index=INDEX --model=MODEL --data=DATA --run_out=r --depth=0", "depth=0"),
-        ("retrieve --index=INDEX --model=MODEL --data=none --run_out=r", "none is not a folder"),
+        ("retrieve --index=INDEX --model=MODEL --data=none --run_out=r", "none does not exist"),
         (
             "retrieve --embeddings=EMBEDDINGS --model=MODEL --data=DATA --run_out=r"
             " --parameters=nprobe=2",
@@ -189,7 +189,7 @@ def test_bm25_by_command_line(beir: Path, tmp_path: Path) -> None:
         ("bm25 --data=DATA --run_out=r --b=2", "expected a k1 of at least 0 and a b of 0 to 1"),
         ("index --embeddings=none --out=r", "none holds no manifest.json"),
         ("index --embeddings=EMBEDDINGS --out=INDEX", "already exists"),
-        ("encode --model=MODEL --corpus=DATA/none.jsonl --out=r", "none.jsonl is not a folder"),
+        ("encode --model=MODEL --corpus=DATA/none.jsonl --out=r", "none.jsonl does not exist"),
     ],
 )
 def test_a_mistake_gets_one_line_and_leaves_nothing(

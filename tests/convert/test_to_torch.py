@@ -137,6 +137,7 @@ def test_the_programs_of_the_card_run_and_agree(exported, monkeypatch):
         ("https://ada:secret@host.org/wiki.txt?token=secret", "https://host.org/wiki.txt"),
         ("user/dataset", "user/dataset"),
         ("a | b\nc", "a \\| b c"),
+        ("<img onerror=x()>&", "&lt;img onerror=x()&gt;&amp;"),
         ([1, 2], "[1, 2]"),
         (Path("/home/ada/wiki.txt"), "wiki.txt"),
         (1e-4, "0.0001"),

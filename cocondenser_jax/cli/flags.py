@@ -76,6 +76,11 @@ def whole_numbers(text: str) -> list[int]:
     return [at_least(1)(part) for part in text.split(",")]
 
 
+def chosen(arguments: Arguments, *names: str) -> dict[str, Any]:
+    """Returns some flags, to be passed on as keyword arguments of the same names."""
+    return {name: getattr(arguments, name) for name in names}
+
+
 def add_config(command: Parser) -> None:
     """Adds --config; what follows as --config.KEY=VALUE is left in `arguments.overrides`."""
     config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"

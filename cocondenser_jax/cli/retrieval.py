@@ -10,6 +10,7 @@ from cocondenser_jax.cli.flags import (
     Parser,
     add_command,
     add_json_out,
+    chosen,
     print_metrics,
     print_search,
 )
@@ -66,13 +67,16 @@ def _encode(arguments: Arguments) -> None:
         arguments.model,
         arguments.corpus,
         arguments.out,
-        batch_size=arguments.batch_size,
-        passage_length=arguments.passage_length,
-        shard_size=arguments.shard_size,
-        dtype=arguments.dtype,
-        precision=arguments.precision,
-        pooling=arguments.pooling,
-        parquet=arguments.parquet,
+        **chosen(
+            arguments,
+            "batch_size",
+            "passage_length",
+            "shard_size",
+            "dtype",
+            "precision",
+            "pooling",
+            "parquet",
+        ),
     )
     print_metrics(manifest, arguments.json_out)
 
@@ -169,9 +173,7 @@ def _retrieve(arguments: Arguments) -> None:
         arguments.model,
         arguments.data,
         arguments.run_out,
-        split=arguments.split,
-        depth=arguments.depth,
-        parameters=arguments.parameters,
+        **chosen(arguments, "split", "depth", "parameters"),
     )
     print(arguments.run_out)
     print_metrics(metrics, arguments.json_out)
@@ -198,10 +200,7 @@ def _bm25(arguments: Arguments) -> None:
     metrics = write_bm25_run(
         arguments.data,
         arguments.run_out,
-        split=arguments.split,
-        depth=arguments.depth,
-        k1=arguments.k1,
-        b=arguments.b,
+        **chosen(arguments, "split", "depth", "k1", "b"),
     )
     print(arguments.run_out)
     print_metrics(metrics, arguments.json_out)
@@ -263,11 +262,7 @@ def _rerank(arguments: Arguments) -> None:
         arguments.data,
         arguments.run_file,
         arguments.run_out,
-        split=arguments.split,
-        depth=arguments.depth,
-        batch_size=arguments.batch_size,
-        with_positives=arguments.with_positives,
-        precision=arguments.precision,
+        **chosen(arguments, "split", "depth", "batch_size", "with_positives", "precision"),
     )
     print(arguments.run_out)
     print_metrics(metrics, arguments.json_out)
@@ -315,10 +310,7 @@ def _mine(arguments: Arguments) -> None:
         arguments.data,
         arguments.split,
         arguments.out,
-        depth=arguments.depth,
-        skip_top=arguments.skip_top,
-        answers=arguments.answers,
-        denoise_run=arguments.denoise_run,
+        **chosen(arguments, "depth", "skip_top", "answers", "denoise_run"),
         denoise_below=0.1 if arguments.denoise_below is None else arguments.denoise_below,
     )
     print_metrics(metrics, arguments.json_out)

@@ -257,10 +257,7 @@ def _skip_space(text: str, start: int) -> int:
 
 def _require_small(size: int, what: str) -> None:
     if size > MAX_LINE_BYTES:
-        raise UserError(
-            f"{what} is larger than {MAX_LINE_BYTES // 1_000_000} MB: expected less, to be held in"
-            " memory"
-        )
+        raise UserError(f"{what} is larger than {MAX_LINE_BYTES // 1_000_000} MB, the limit")
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -356,10 +353,7 @@ class _Members(io.RawIOBase):
     file (https://github.com/python/cpython/issues/88300); zstandard 0.25's reader takes a truncated
     file for a whole one.
 
-    Args:
-      raw: the compressed bytes.
-      new_member: makes a decompressor, with `decompress`, `eof` and `unused_data`.
-      padding: a byte that may follow a member, in multiples of four.
+    Bytes of `padding` may follow a member, in multiples of four.
     """
 
     def __init__(self, raw: IO[bytes], new_member: Callable[[], Any], padding: bytes):

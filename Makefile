@@ -1,7 +1,7 @@
 # make quickstart   install and run the whole pipeline on the docstrings of this machine
 # make test         install and run what CI runs: lint, types, tests
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
-# make soak         kill pre-training 200 times on the quickstart's store (make soak KILLS=20 for fewer)
+# make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
 # make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
 PYTHON ?= python3
 BIN := .venv/bin
@@ -32,8 +32,10 @@ bench: .venv/tools
 	$(BIN)/python -m benchmarks.results
 
 soak: .venv/tools
-	$(BIN)/python -m benchmarks.soak --store=runs/quickstart/store --kills=$(or $(KILLS),200) \
+	$(BIN)/python -m benchmarks.soak --quickstart=runs/quickstart --kills=$(or $(KILLS),200) \
 	  --json_out=benchmarks/results/soak.json
+	$(BIN)/python -m benchmarks.soak --quickstart=runs/quickstart --kills=$(or $(KILLS),50) \
+	  --json_out=benchmarks/results/soak_commands.json finetune encode corpus
 	$(BIN)/python -m benchmarks.results
 
 fuzz: .venv/tools

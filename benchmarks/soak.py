@@ -1,6 +1,7 @@
-"""Kills pre-training at random moments: do the restarted runs log what an unbroken run logs?
+"""Kills commands at random moments: do the restarted ones end as one that was never killed?
 
-python -m benchmarks.soak --store=runs/quickstart/store --kills=200
+python -m benchmarks.soak --quickstart=runs/quickstart --kills=200
+python -m benchmarks.soak --quickstart=runs/quickstart --kills=50 finetune encode corpus
 """
 
 import argparse
@@ -12,23 +13,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from benchmarks.results import report
+from cocondenser_jax.files import file_sha256
 
 KILLS_PER_RUN = 10
 AIMS = "any time", "step", "checkpoint"
 MOMENTS = "compile", "step", "checkpoint", "end"
 CHECKPOINT_SECONDS = 0.05  # about as long as a small one is being written
-OVERRIDES = (
-    "--config.train.steps=40",
-    "--config.checkpoint.every=5",
-    "--config.log_every=1",
-)
 
 
 class Kill(NamedTuple):
@@ -42,77 +39,15 @@ class Run(NamedTuple):
     """A run that was killed several times, then left to finish."""
 
     kills: list[Kill]
-    survived: bool  # it finished, with the metrics of a run that was never killed
+    survived: bool  # it finished, with the outcome of a run that was never killed
 
 
-def main() -> None:
-    """Kills `--kills` times and prints a table; exit status 1 if a run did not survive."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", required=True, help="a token store")
-    parser.add_argument("--config", default="configs/quickstart.py:cocondenser")
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json_out", type=Path)
-    arguments, overrides = parser.parse_known_args()
-    command = [
-        *(sys.executable, "-m", "cocondenser_jax.cli", "pretrain"),
-        *(f"--config={arguments.config}", f"--config.data.store={arguments.store}"),
-        *(*OVERRIDES, *overrides),
-    ]
-    runs = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tqdm(total=arguments.kills, desc="soak", unit=" kills") as bar,
-    ):
-        for run in soak(command, Path(folder), arguments.kills, random.Random(arguments.seed)):
-            runs.append(run)
-            bar.update(len(run.kills))
-    report(iter(table(runs)), arguments.json_out)
-    sys.exit(int(not all(run.survived for run in runs)))
+class Command(NamedTuple):
+    """A command to kill; {} in its words is the quickstart's folder."""
 
-
-def soak(
-    command: Sequence[str],
-    folder: Path,
-    n_kills: int,
-    rng: random.Random,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Run]:
-    """Yields runs until they have been killed `n_kills` times in total.
-
-    Args:
-      command: of `cocondenser pretrain`, without --workdir.
-      folder: for the run folders.
-      n_kills: number of kills, over all runs.
-      rng: draws the moments.
-      environment: of the command; None for this process's own.
-    """
-
-    def start(workdir: Path) -> subprocess.Popen[bytes]:
-        quiet = subprocess.DEVNULL
-        where = f"--workdir={workdir}"
-        return subprocess.Popen([*command, where], env=environment, stdout=quiet, stderr=quiet)
-
-    begin = time.monotonic()
-    if start(folder / "whole").wait():
-        raise RuntimeError(f"this fails even when it is not killed: {' '.join(command)}")
-    seconds = time.monotonic() - begin
-    expected = losses(folder / "whole")
-    number = done = 0
-    while done < n_kills:
-        workdir = folder / f"killed-{number}"
-        kills = []
-        for _ in range(min(KILLS_PER_RUN, n_kills - done)):
-            begin = time.monotonic()
-            kill = _kill(start(workdir), workdir, rng, AIMS[done % len(AIMS)], seconds)
-            if kill is None:  # it finished first: the machine is faster than it was
-                seconds = time.monotonic() - begin
-                break
-            kills.append(kill)
-            done += 1
-        ended_well = start(workdir).wait() == 0
-        yield Run(kills, ended_well and losses(workdir) == expected)
-        number += 1
+    words: str
+    folder: str  # the flag of what it makes
+    outcome: Callable[[Path], Any]  # what must be equal at the end
 
 
 def losses(workdir: Path) -> list[dict[str, float]]:
@@ -123,22 +58,138 @@ def losses(workdir: Path) -> list[dict[str, float]]:
     ]
 
 
+def files(folder: Path) -> dict[str, str]:
+    """Returns the checksum of every file."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
+
+
+COMMANDS = {
+    "pretrain": Command(
+        "--config=configs/quickstart.py:cocondenser --config.data.store={}/store"
+        " --config.train.steps=40 --config.checkpoint.every=5 --config.log_every=1",
+        "--workdir",
+        losses,
+    ),
+    "finetune": Command(
+        "--config=configs/quickstart_finetune.py --config.model={0}/model --config.data={0}/data"
+        " --config.max_steps=40 --config.checkpoint_every=5 --config.log_every=1"
+        " --config.batch_size=16",
+        "--workdir",
+        lambda folder: (
+            losses(folder),
+            files(folder / "retriever").get("model.safetensors"),
+        ),
+    ),
+    "encode": Command(
+        "--model={0}/retriever --corpus={0}/data --shard_size=500 --passage_length=16",
+        "--out",
+        files,
+    ),
+    "corpus": Command(
+        "--source={0}/data/pretrain.jsonl --tokenizer={0}/tokenizer --max_tokens=32",
+        "--out",
+        files,
+    ),
+}
+
+
+def main() -> None:
+    """Kills `--kills` times and prints a table; exit status 1 if a run did not survive."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=["pretrain"], help=", ".join(COMMANDS))
+    parser.add_argument("--quickstart", required=True, help="its run folder")
+    parser.add_argument("--kills", type=int, default=200, help="of each command")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json_out", type=Path)
+    arguments = parser.parse_args()
+    runs: dict[str, list[Run]] = {name: [] for name in arguments.names}
+    for name in runs:
+        words = COMMANDS[name].words.format(arguments.quickstart).split()
+        command = [sys.executable, "-m", "cocondenser_jax.cli", name, *words]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            tqdm(total=arguments.kills, desc=name, unit=" kills") as bar,
+        ):
+            rng = random.Random(arguments.seed)
+            for run in soak(command, Path(folder), arguments.kills, rng, name=name):
+                runs[name].append(run)
+                bar.update(len(run.kills))
+    if arguments.names == ["pretrain"]:
+        rows = table(runs["pretrain"])
+    else:
+        rows = [{"command": name, **_count(runs[name])} for name in runs]
+    report(iter(rows), arguments.json_out)
+    sys.exit(int(not all(run.survived for several in runs.values() for run in several)))
+
+
+def soak(
+    command: Sequence[str],
+    folder: Path,
+    n_kills: int,
+    rng: random.Random,
+    environment: Mapping[str, str] | None = None,
+    name: str = "pretrain",
+) -> Iterator[Run]:
+    """Yields runs until they have been killed `n_kills` times in total.
+
+    Args:
+      command: its words, without the flag of what it makes.
+      folder: for what it makes.
+      n_kills: number of kills, over all runs.
+      rng: draws the moments.
+      environment: of the command; None for this process's own.
+      name: of the command in `COMMANDS`.
+    """
+    aims = AIMS if name == "pretrain" else AIMS[:1]
+    flag, outcome = COMMANDS[name][1:]
+
+    def start(workdir: Path) -> subprocess.Popen[bytes]:
+        quiet = subprocess.DEVNULL
+        where = f"{flag}={workdir}"
+        return subprocess.Popen([*command, where], env=environment, stdout=quiet, stderr=quiet)
+
+    begin = time.monotonic()
+    if start(folder / "whole").wait():
+        raise RuntimeError(f"this fails even when it is not killed: {' '.join(command)}")
+    seconds = time.monotonic() - begin
+    expected = outcome(folder / "whole")
+    number = done = 0
+    while done < n_kills:
+        workdir = folder / f"killed-{number}"
+        kills: list[Kill] = []
+        for _ in range(min(KILLS_PER_RUN, n_kills - done)):
+            begin = time.monotonic()
+            kill = _kill(start(workdir), workdir, rng, aims[done % len(aims)], seconds)
+            if kill is None:  # it finished first: the machine is faster than it was
+                # One that was killed before has less to do.
+                seconds = seconds if kills else time.monotonic() - begin
+                break
+            kills.append(kill)
+            done += 1
+        # A store that is complete is not built again: the command says so, and fails.
+        ended_well = (name == "corpus" and workdir.exists()) or start(workdir).wait() == 0
+        yield Run(kills, ended_well and outcome(workdir) == expected)
+        number += 1
+
+
 def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Returns a row per moment and one for all: kills, survived, lost, steps repeated."""
     rows = []
     for moment in (*MOMENTS, "all"):
-        chosen = [(k, run) for run in runs for k in run.kills if moment in (k.moment, "all")]
-        survived = Counter(run.survived for _, run in chosen)
-        rows.append(
-            {
-                "killed while": moment,
-                "kills": len(chosen),
-                "survived": survived[True],
-                "lost": survived[False],
-                "steps repeated": sum(kill.repeated for kill, _ in chosen),
-            }
-        )
+        chosen = [
+            run._replace(kills=[kill for kill in run.kills if moment in (kill.moment, "all")])
+            for run in runs
+        ]
+        repeated = sum(kill.repeated for run in chosen for kill in run.kills)
+        rows.append({"killed while": moment, **_count(chosen), "steps repeated": repeated})
     return rows
+
+
+def _count(runs: Sequence[Run]) -> dict[str, int]:
+    """Returns the kills of all runs, and how many of them were survived."""
+    kills = Counter(run.survived for run in runs for _ in run.kills)
+    return {"kills": kills.total(), "survived": kills[True], "lost": kills[False]}
 
 
 def _kill(

@@ -225,7 +225,9 @@ def _apply(config: ConfigDict, word: str) -> None:
 
 def _parse(key: str, text: str, old: Any) -> Any:
     if isinstance(old, str):
-        return _require_utf8(key, text)
+        if text.encode(errors="ignore").decode() != text:
+            raise UserError(f"config.{key} is {text!r}: not UTF-8")
+        return text
     if isinstance(old, ConfigDict):
         raise UserError(f"config.{key} is a section; set one of {', '.join(sorted(old))} in it")
     wanted = type(old)
@@ -240,11 +242,3 @@ def _parse(key: str, text: str, old: Any) -> Any:
             f"config.{key} is {text!r}; expected a value like {old!r} ({wanted.__name__})"
         )
     return value
-
-
-def _require_utf8(key: str, text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"config.{key} is {text!r}: not UTF-8") from None
-    return text

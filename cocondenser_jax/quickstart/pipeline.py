@@ -154,10 +154,7 @@ def _models(workdir: Path, seed: int, compare_all: bool) -> Iterator[tuple[str, 
     """
     compare, store = workdir / "compare", workdir / "store"
     main = workdir if seed == 0 else compare / f"cocondenser-{seed}"
-    condenser, cocondenser = (
-        main / "pretraining" / "condenser",
-        main / "pretraining" / "cocondenser",
-    )
+    condenser, cocondenser = (main / "pretraining" / s for s in ("condenser", "cocondenser"))
     suffix = f", seed {seed}" if compare_all else ""
 
     folder = compare / f"no-pretraining-{seed}"
@@ -171,7 +168,8 @@ def _models(workdir: Path, seed: int, compare_all: bool) -> Iterator[tuple[str, 
 
     if not (main / "model").exists():
         config = _pretraining_config("condenser", store, seed)
-        _pretrain(workdir, condenser, config, f"Condenser{suffix}")
+        with _timed(workdir, condenser):
+            pretrain(config, condenser, label=f"Condenser{suffix}")
     if compare_all:
         folder = compare / f"condenser-{seed}"
         _export(condenser, folder / "model")
@@ -179,7 +177,8 @@ def _models(workdir: Path, seed: int, compare_all: bool) -> Iterator[tuple[str, 
 
     if not (main / "model").exists():
         config = _pretraining_config("cocondenser", store, seed, warm_start=str(condenser))
-        _pretrain(workdir, cocondenser, config, f"coCondenser{suffix}")
+        with _timed(workdir, cocondenser):
+            pretrain(config, cocondenser, label=f"coCondenser{suffix}")
         _export(cocondenser, main / "model")
     yield f"coCondenser{suffix}", main, [condenser, cocondenser]
 
@@ -188,11 +187,6 @@ def _pretraining_config(stage: str, store: Path, seed: int, warm_start: str = ""
     config = pretraining.get_config(stage).unlock()
     config.data.store, config.seed, config.warm_start = str(store), seed, warm_start
     return config.lock()
-
-
-def _pretrain(workdir: Path, run: Path, config: ConfigDict, label: str) -> None:
-    with _timed(workdir, run):
-        pretrain(config, run, label=label)
 
 
 def _export(run: Path, out: Path) -> None:

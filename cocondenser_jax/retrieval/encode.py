@@ -16,12 +16,12 @@ from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import (
     file_sha256,
-    held,
     new_file,
     read_object,
     require_absent,
     write_json,
 )
+from cocondenser_jax.locks import held
 from cocondenser_jax.retrieval.models import (
     load_retriever,
     model_sha256,

@@ -6,9 +6,8 @@ each line starts) and `manifest.json` (of the embeddings, with the factory and t
 `index.faiss`).
 """
 
-import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
         raise UserError(
             f"faiss does not know the index string {factory!r} for vectors of {dimension} numbers"
         ) from error
-    with _one_line_errors(out), new_folder(out) as folder:
+    with new_folder(out) as folder:
         if not index.is_trained:
             _train(index, shards, factory)
         for shard in tqdm(shards, desc="index", unit=" shards"):
@@ -77,14 +76,6 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
         manifest = manifest | {"factory": factory, "index_sha256": checksum}
         write_json(folder / MANIFEST, manifest)
     return manifest
-
-
-@contextlib.contextmanager
-def _one_line_errors(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def read_index(

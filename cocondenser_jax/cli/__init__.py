@@ -4,18 +4,30 @@ Each module declares some commands: their flags, and beside them the call. Comma
 libraries they need when they run, so that `--help` and user errors are fast.
 """
 
+import contextlib
+import errno
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from cocondenser_jax import __version__
 from cocondenser_jax.cli import analysis, evaluation, finetuning, pretraining, quickstart, retrieval
 from cocondenser_jax.cli.flags import LogFormatter, Parser
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import without_surrogates
 
 # Libraries whose INFO messages no user asked for.
 _QUIET = "datasets faiss httpx jax orbax sentence_transformers".split()
+
+# What an operating system answers that its user can change.
+_FIXABLE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EMFILE),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,14 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Orbax raises the errors that it logs, and only warns of some of what it could not do.
     logging.getLogger("absl").addFilter(_is_warning)
     try:
-        parser = _make_parser()
-        arguments, rest = parser.parse_known_args(argv)
-        if rest and not hasattr(arguments, "config"):
-            raise UserError(
-                f"unknown argument {rest[0]!r} (see cocondenser {arguments.command} --help)"
-            )
-        arguments.overrides = rest
-        return int(arguments.run(arguments) or 0)
+        return _run(sys.argv[1:] if argv is None else argv)
     except UserError as error:
         print(f"cocondenser: {error}", file=sys.stderr)
         return 2
@@ -46,8 +51,70 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("cocondenser: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in _FIXABLE:
+            raise
+        print(f"cocondenser: {UserError(str(error))}", file=sys.stderr)
+        _drop_output()
+        return 2
+
+
+def _run(argv: Sequence[str]) -> int:
+    _check_surroundings(argv)
+    with _cleaned_up():
+        parser = _make_parser()
+        arguments, rest = parser.parse_known_args(argv)
+        if rest and not hasattr(arguments, "config"):
+            raise UserError(
+                f"unknown argument {rest[0]!r} (see cocondenser {arguments.command} --help)"
+            )
+        arguments.overrides = rest
+        status = int(arguments.run(arguments) or 0)
+        sys.stdout.flush()  # here, where a full device can still be reported
+        return status
+
+
+def _check_surroundings(argv: Sequence[str]) -> None:
+    """Raises a UserError for what libraries answer with a traceback, or with lost output."""
+    if sys.stdout is None:
+        raise UserError("standard output is closed: redirect it to a file, or to /dev/null")
+    for argument in argv:
+        if without_surrogates(argument) != argument:
+            raise UserError(f"{argument!r}: expected a path or value in UTF-8")
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        if not os.environ.get(name, "0").isdecimal():
+            raise UserError(
+                f"the environment variable {name} is {os.environ[name]!r}: expected a whole number"
+            )
+
+
+@contextlib.contextmanager
+def _cleaned_up() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end the command as an exception does: nothing half-made stays."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():  # only that can hear any
+        heard = []
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _drop_output() -> None:
+    """Keeps Python from writing the rest of the output, and failing again, when it ends."""
+    with contextlib.suppress(OSError):  # in a test, it has no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_warning(record: logging.LogRecord) -> bool:

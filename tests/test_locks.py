@@ -18,6 +18,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from cocondenser_jax.files import new_file, new_folder
+from cocondenser_jax.locks import held
 with globals()[sys.argv[1]](Path(sys.argv[2])) as partial:
     if partial:
         (partial / "grown" if partial.is_dir() else partial).touch()

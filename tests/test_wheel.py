@@ -54,9 +54,10 @@ def programs(wheel: Path) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_holds_every_module_and_config(wheel: Path) -> None:
+def test_the_wheel_holds_every_module_page_and_config(wheel: Path) -> None:
     expected = {
         *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("cocondenser_jax/**/*.py")),
+        *("cocondenser_jax/analysis/page.html", "cocondenser_jax/convert/model_card.md"),
         *(f"cocondenser_jax/configs/{path.name}" for path in ROOT.glob("configs/*.py")),
     }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}

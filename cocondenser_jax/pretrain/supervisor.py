@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -85,7 +86,10 @@ def supervise(run: Callable[[], None]) -> int:
 
     for number in not_ignored():
         signal.signal(number, pass_on)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    # A wait that blocks would hold up a signal that arrives just before it, until the child ends.
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        time.sleep(0.1)
+    status = os.waitstatus_to_exitcode(ended[1])
     if status == -signal.SIGABRT:
         print(f"cocondenser: {_LOST_HOST}", file=sys.stderr)
         return LOST_HOST

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cocondenser_jax.analysis.page import _STYLE as PAGE_STYLE
+from cocondenser_jax.analysis import page
 from cocondenser_jax.analysis.plots import (
     Curve,
     Panel,
@@ -140,7 +140,12 @@ def test_panel_of_a_long_run_stays_small() -> None:
     assert len(panel_svg(Panel("", [Curve("", steps, values)]))) < 60_000
 
 
-LIGHT = dict(re.findall(r"--([\w-]+): (#\w+)", PAGE_STYLE.split("@media")[0]))
+LIGHT = dict(
+    re.findall(
+        r"--([\w-]+): (#\w+)",
+        Path(page.__file__).with_name("page.html").read_text().split("@media")[0],
+    )
+)
 
 
 def test_a_file_has_the_light_colours_of_the_report_and_every_point(tmp_path: Path) -> None:

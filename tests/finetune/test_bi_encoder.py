@@ -345,7 +345,7 @@ def test_tokens_remembered_are_the_tokenizers(model_folder, words):
     ("change", "message"),
     [
         ({"model": "/nowhere"}, "/nowhere is not a folder"),
-        ({"data": "/nowhere"}, "/nowhere is not a folder"),
+        ({"data": "/nowhere"}, "/nowhere does not exist"),
         ({"split": "dev"}, "has no judgments of split 'dev'"),
         ({"negatives_per_query": 1}, "no config.negatives_run"),
         ({"batch_size": 25}, "has 24 rows to train on: too few .*batch_size=25"),

@@ -23,6 +23,7 @@ def run():
     {}
 
 def ready_and_wait(*arguments):
+    os.waitpid = wait
     ready()
     return wait(*arguments)
 
@@ -78,7 +79,7 @@ def test_an_abort_is_explained() -> None:
 @pytest.mark.parametrize("number", HEARD)
 def test_a_request_to_end_reaches_the_child(number: signal.Signals) -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(9))"
-    with both_ready(f"{handler}; ready(); time.sleep(60)") as process:
+    with both_ready(f"{handler}; ready(); [time.sleep(0.1) for _ in range(600)]") as process:
         process.send_signal(number)
         process.communicate(timeout=30)
         assert process.returncode == 9
@@ -97,6 +98,6 @@ def test_the_third_request_ends_a_child_that_does_not_listen() -> None:
 
 
 def test_the_child_ends_with_its_parent() -> None:
-    with both_ready("ready(); time.sleep(60)") as process:
+    with both_ready("ready(); [time.sleep(0.1) for _ in range(600)]") as process:
         process.kill()
         process.communicate(timeout=30)  # the child's output ends with it

@@ -1,6 +1,7 @@
 """The one exception for what a user can cause and fix, and how messages are worded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _ESCAPES = {i: f"\\x{i:02x}" for i in (*range(32), *range(127, 160)) if chr(i) != "\t"}
 
@@ -32,3 +33,13 @@ def first_line(error: BaseException) -> str:
 def first_three(names: Sequence[str]) -> str:
     """Returns "a, b, c, ...": up to three names, and dots for any others."""
     return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+
+
+def require_same(started: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises a UserError for the first value of `now` with which `started` was not started."""
+    for key, value in now.items():
+        if earlier.get(key) != value:
+            raise UserError(
+                f"{started} was started with {key}={earlier.get(key)!r}, now it is {value!r}: "
+                "choose a new folder, or remove it first"
+            )

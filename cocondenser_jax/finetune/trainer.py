@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, require_same
 from cocondenser_jax.files import (
     CHECKSUMS,
     damaged_file,
@@ -81,12 +81,7 @@ def start_or_resume(
         require_absent(workdir)
         write_json(path, config.to_dict() | {"sha256": checksums})
     earlier = read_object(path)
-    for key, value in settings.items():
-        if earlier.get(key) != value:
-            raise UserError(
-                f"the run in {workdir} was started with {key}={earlier.get(key)!r}, now it is "
-                f"{value!r}: choose a new folder, or remove it first"
-            )
+    require_same(f"the run in {workdir}", earlier, settings)
     before = earlier.get("sha256")
     before = before if isinstance(before, dict) else {}
     names = checksums | before

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, require_same
 from cocondenser_jax.files import (
     file_sha256,
     new_file,
@@ -185,12 +185,8 @@ def _start_or_resume(out: Path, settings: dict[str, Any]) -> None:
         return
     earlier = read_object(path)
     # Model and corpus may have moved; their content must be the same.
-    for key in settings.keys() - {"model", "corpus"}:
-        if earlier.get(key) != settings[key]:
-            raise UserError(
-                f"{out} was started with {key}={earlier.get(key)!r}, now it is {settings[key]!r}: "
-                "choose a new folder, or remove it first"
-            )
+    contents = {key: value for key, value in settings.items() if key not in ("model", "corpus")}
+    require_same(str(out), earlier, contents)
     logger.info("resuming with the shards in %s", out)
 
 

@@ -149,10 +149,15 @@ def soak(
         where = f"{flag}={workdir}"
         return subprocess.Popen([*command, where], env=environment, stdout=quiet, stderr=quiet)
 
-    begin = time.monotonic()
-    if start(folder / "whole").wait():
+    begin = first_step = time.monotonic()
+    whole = start(folder / "whole")
+    while whole.poll() is None and not _logged(folder / "whole"):
+        time.sleep(0.01)
+        first_step = time.monotonic()
+    if whole.wait():
         raise RuntimeError(f"this fails even when it is not killed: {' '.join(command)}")
     seconds = time.monotonic() - begin
+    longest = {"step": (time.monotonic() - first_step) / 4, "checkpoint": CHECKPOINT_SECONDS}
     expected = outcome(folder / "whole")
     number = done = 0
     while done < n_kills:
@@ -160,7 +165,8 @@ def soak(
         kills: list[Kill] = []
         for _ in range(min(KILLS_PER_RUN, n_kills - done)):
             begin = time.monotonic()
-            kill = _kill(start(workdir), workdir, rng, aims[done % len(aims)], seconds)
+            aim = aims[done % len(aims)]
+            kill = _kill(start(workdir), workdir, rng, aim, longest.get(aim, seconds))
             if kill is None:  # it finished first: the machine is faster than it was
                 # One that was killed before has less to do.
                 seconds = seconds if kills else time.monotonic() - begin
@@ -193,33 +199,40 @@ def _count(runs: Sequence[Run]) -> dict[str, int]:
 
 
 def _kill(
-    process: subprocess.Popen[bytes], workdir: Path, rng: random.Random, aim: str, seconds: float
+    process: subprocess.Popen[bytes], workdir: Path, rng: random.Random, aim: str, longest: float
 ) -> Kill | None:
-    """Kills a run at a random time after `aim`; returns None if it finished before that."""
-    first = len(_logged(workdir))
+    """Kills a run up to `longest` seconds after `aim`; returns None if it finished before that."""
+    first, before = max(_steps(workdir), default=0), _written(workdir)
+
+    def has_stepped() -> bool:
+        # One that resumes first writes what it keeps of the log of the run that was killed.
+        return _written(workdir) != before and len(_logged(workdir)) > first
 
     def reached() -> bool:
-        if aim == "checkpoint":
-            return _is_saving(workdir)
-        return aim == "any time" or len(_logged(workdir)) > first
+        return has_stepped() and (aim == "step" or _is_saving(workdir))
 
-    while not reached() and process.poll() is None:
+    while aim != "any time" and not reached() and process.poll() is None:
         time.sleep(0.001)
-    longest = {"any time": seconds, "step": seconds / 4, "checkpoint": CHECKPOINT_SECONDS}
     try:
-        process.wait(timeout=rng.uniform(0, longest[aim]))
+        process.wait(timeout=rng.uniform(0, longest))
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
     if process.wait() != -signal.SIGKILL:
         return None
     logged = len(_logged(workdir))
-    if _is_saving(workdir):
-        moment = "checkpoint"
-    elif logged <= first:
+    if not has_stepped():
         moment = "compile"
+    elif _is_saving(workdir):
+        moment = "checkpoint"
     else:
         moment = "end" if _steps(workdir)[-1:] == [logged] else "step"
     return Kill(moment, max(0, logged - max(_steps(workdir), default=0)))
+
+
+def _written(workdir: Path) -> int:
+    """Returns when `metrics.jsonl` was last written; 0 if there is none."""
+    path = workdir / "metrics.jsonl"
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _is_saving(workdir: Path) -> bool:

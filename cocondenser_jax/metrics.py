@@ -2,16 +2,24 @@
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tensorboardX import summary
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_text
+
+try:
+    # tensorboardX 2.6.5 imports PyTorch where it can, for functions that are not used here: half of
+    # the time in which a pre-training starts.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    from tensorboardX import summary
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+finally:
+    if sys.modules["torch"] is None:
+        del sys.modules["torch"]
 
 # Logs the metrics of one step; steps count from 1.
 Log = Callable[[int, Mapping[str, float]], None]

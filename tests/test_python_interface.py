@@ -82,13 +82,32 @@ def test_another_name_is_an_attribute_error() -> None:
         _ = cj.train_everything
 
 
-def test_importing_the_package_loads_neither_jax_nor_torch() -> None:
-    program = "import sys, cocondenser_jax as cj; dir(cj); cj.UserError; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("statement", "slow"),
+    [
+        (
+            "import cocondenser_jax as cj; dir(cj); cj.UserError",
+            "jax flax torch transformers numpy",
+        ),
+        ("import cocondenser_jax.corpus.build", "jax torch transformers datasets"),
+        # What `pretrain` and `convert` call.
+        (
+            "import cocondenser_jax.warm_start, cocondenser_jax.convert.to_torch",
+            "torch transformers datasets",
+        ),
+    ],
+)
+def test_what_is_slow_to_import_is_not_loaded_where_it_is_not_needed(
+    statement: str, slow: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"import sys; {statement}; print(*sys.modules)"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    loaded = set(done.stdout.split())
-    assert not loaded & {"jax", "torch", "flax", "transformers", "numpy"}
+    assert not set(done.stdout.split()) & set(slow.split())
 
 
 def test_the_example_with_a_loss_of_ones_own_learns(workdir: Path) -> None:

@@ -25,14 +25,16 @@ get_config = lambda: ConfigDict(json.loads({!r}))
 """
 # Listens as the loop does, but never gets beyond the step after its first.
 HANGS = """
-import time
+import signal, time
 from cocondenser_jax.pretrain.signals import postponed
+signal.alarm(60)
 with postponed() as is_to_stop:
     while not is_to_stop():
         print("ready", flush=True)
         time.sleep(0.01)
     print("heard", flush=True)
-    time.sleep(1)
+    while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # until the second one is heard
+        time.sleep(0.01)
     print("saved", flush=True)
     time.sleep(600)
 """

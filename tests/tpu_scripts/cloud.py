@@ -19,7 +19,9 @@ case "$1" in
     cat >.venv/bin/python <<PYTHON
 #!/bin/sh
 export PYTHONPATH="$PWD" JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1
-export XLA_FLAGS=--xla_force_host_platform_device_count=8
+export XLA_FLAGS=--xla_force_host_platform_device_count=2
+# What one VM has compiled, the next one loads.
+export JAX_COMPILATION_CACHE_DIR="$CLOUD/compiled" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 exec "{python}" "\\$@"
 PYTHON
     ;;
@@ -46,7 +48,8 @@ class Cloud:
         self.folder, self.bin, self.home = folder / "cloud", folder / "bin", folder / "at home"
         for each in (self.folder / "vms", self.folder / "buckets" / "b", self.bin, self.home):
             each.mkdir(parents=True)
-        gcloud = f'#!/bin/sh\nexec "{sys.executable}" "{GCLOUD}" "$@"\n'
+        # It needs no package, and is called hundreds of times.
+        gcloud = f'#!/bin/sh\nexec "{sys.executable}" -IS "{GCLOUD}" "$@"\n'
         cocondenser = f'#!/bin/sh\nexec "{sys.executable}" -m cocondenser_jax.cli "$@"\n'
         uv = UV.replace("{python}", sys.executable)
         programs = {"gcloud": gcloud, "cocondenser": cocondenser, "uv": uv, "tmux": TMUX}

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_ESCAPES = {i: f"\\x{i:02x}" for i in (*range(32), *range(127, 160)) if chr(i) != "\t"}
+# From U+DC80 on, Python has the bytes of a path that are not UTF-8.
+_ESCAPED = set(range(32)) - {ord("\t")} | {*range(127, 160)} | {*range(0xDC80, 0xDD00)}
+_ESCAPES = {i: f"\\x{i & 255:02x}" for i in _ESCAPED}
 
 
 class UserError(Exception):
@@ -20,7 +22,7 @@ class UserError(Exception):
 def visible(text: str) -> str:
     r"""Escapes control characters but the tab: in a terminal, they could do more than print.
 
-    ESC becomes `\x1b`.
+    ESC becomes `\x1b`; so do the bytes of a path that are not UTF-8.
     """
     return text.translate(_ESCAPES)
 

@@ -18,6 +18,7 @@ import zstandard
 
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.locks import LOCK, lock_beside, locked
+from cocondenser_jax.paths import plain_path
 
 CHECKSUMS = "sha256.json"
 # A longer line is a mistake, and would fill the memory.
@@ -83,30 +84,32 @@ def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tupl
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yields an empty folder beside `target` that becomes `target` if the block succeeds.
+    """Yields the plain path of an empty folder that becomes `target` if the block succeeds.
 
     A block that fails or is interrupted leaves nothing; one that is killed leaves
-    `<name>.partial`, which the next attempt removes.
+    `<name>.partial` beside `target`, which the next attempt removes.
 
     Raises:
-      UserError: if `target` already exists and is not an empty folder, another process is making
-        it, or it cannot be written, as where the disk is full.
+      UserError: if `target` exists and is not an empty folder that can be replaced, another
+        process is making it, or it cannot be written, as where the disk is full.
     """
     require_absent(target)
-    partial = target.with_name(target.name + ".partial")
+    path = Path(os.path.realpath(target))
+    if path == Path.cwd() or path.is_mount():
+        raise UserError(f"{target} cannot be replaced: choose a new folder in it")
+    partial = path.with_name(path.name + ".partial")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create {target}: {_reason(error)}") from error
-    with locked(lock_beside(target), target):
+    with locked(lock_beside(path), target):
         require_absent(target)  # still
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            yield partial
-            if target.exists():
-                target.rmdir()
-            partial.rename(target)
+            with plain_path(partial) as plain:
+                yield plain
+            partial.rename(path)
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, Exception) and _FULL.search(str(error)):
@@ -144,12 +147,13 @@ def new_file(target: Path) -> Iterator[Path]:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 
 
-def require_absent(target: Path) -> None:
+def require_absent(target: Path, first: str | None = None) -> None:
     """Raises a UserError if `target` exists and is anything but an empty folder.
 
-    A folder that is held and otherwise empty counts as empty.
+    A folder that grows may hold its lock, and what a kill left of `first`, its first file.
     """
-    if target.is_dir() and {path.name for path in target.iterdir()} <= {LOCK}:
+    started = {LOCK, f"{first}.partial", f"{first}.partial.lock"} if first else set()
+    if target.is_dir() and {path.name for path in target.iterdir()} <= started:
         return
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} already exists: choose a new folder, or remove it first")
@@ -274,11 +278,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def without_surrogates(text: str) -> str:
     """Replaces lone surrogates, which JSON can express and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="replace").decode()
-    return text
+    return text.encode(errors="replace").decode()
 
 
 def file_sha256(path: Path) -> str:
@@ -311,11 +311,9 @@ def damaged_file(folder: Path) -> str | None:
         checksums = read_object(folder / CHECKSUMS)
     except UserError:
         return CHECKSUMS
-    for name, checksum in checksums.items():
-        path = folder / name
-        if not path.is_file() or file_sha256(path) != checksum:
-            return name
-    return None
+    paths = {name: folder / name for name in checksums}
+    changed = (n for n, p in paths.items() if not p.is_file() or file_sha256(p) != checksums[n])
+    return next(changed, None)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -324,7 +322,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
       UserError: if it cannot be written there.
     """
-    with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+    # Lone surrogates, as in names that are not UTF-8, become what JSON calls them.
+    with new_file(path) as partial, partial.open("w", -1, "utf-8", "backslashreplace") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

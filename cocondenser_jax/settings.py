@@ -225,8 +225,6 @@ def _apply(config: ConfigDict, word: str) -> None:
 
 def _parse(key: str, text: str, old: Any) -> Any:
     if isinstance(old, str):
-        if text.encode(errors="ignore").decode() != text:
-            raise UserError(f"config.{key} is {text!r}: not UTF-8")
         return text
     if isinstance(old, ConfigDict):
         raise UserError(f"config.{key} is a section; set one of {', '.join(sorted(old))} in it")

@@ -15,6 +15,7 @@ def test_user_error_leaves_the_terminal_alone():
     escaped = r"\x1b[2J \x1b]52;c;cm0=\x07 \x9b2J \x7f \x00"
     assert str(UserError(quoted)) == f"é\t{escaped}"
     assert "\r" not in str(UserError("a\rb"))
+    assert str(UserError("a path \udcff")) == r"a path \xff"
 
 
 @pytest.mark.parametrize(

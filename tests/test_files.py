@@ -19,8 +19,10 @@ from cocondenser_jax.files import (
     new_folder,
     read_json,
     read_lines,
+    require_absent,
     write_json,
 )
+from cocondenser_jax.locks import LOCK
 
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -117,6 +119,46 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path, error: type[BaseExce
     assert not any(tmp_path.iterdir())
 
 
+def test_a_folder_of_any_name_is_made_on_a_plain_path(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "[a]\udcff") as folder:
+        assert str(folder).isascii()
+        (folder / "file").write_text("x")
+    assert (tmp_path / "[a]\udcff" / "file").read_text() == "x"
+
+
+def test_a_link_to_an_empty_folder_is_kept_and_its_folder_filled(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "link").symlink_to("deep")
+    with new_folder(tmp_path / "link") as folder:
+        (folder / "file").write_text("x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "deep" / "file").read_text() == "x"
+
+
+def test_the_working_folder_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (".", str(tmp_path)):
+        with pytest.raises(UserError, match="cannot be replaced"), new_folder(Path(name)):
+            pytest.fail("the shell stands in it")
+    monkeypatch.setattr(Path, "is_mount", lambda path: True)
+    with pytest.raises(UserError, match="cannot be replaced"), new_folder(tmp_path / "mounted"):
+        pytest.fail("it cannot be renamed to")
+
+
+@pytest.mark.parametrize("left", [LOCK, "run.json.partial", "run.json.partial.lock"])
+def test_what_a_kill_left_before_the_first_file_is_nothing(tmp_path: Path, left: str) -> None:
+    (tmp_path / left).touch()
+    require_absent(tmp_path, "run.json")
+    for first in (None, "other.json"):
+        if first is None or left != LOCK:
+            with pytest.raises(UserError, match="already exists"):
+                require_absent(tmp_path, first)
+    write_json(tmp_path / "run.json", {})
+    assert {path.name for path in tmp_path.iterdir()} <= {"run.json", LOCK}
+
+
 def test_what_a_killed_attempt_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "old").write_text("x")
@@ -139,6 +181,12 @@ def test_a_full_disk_is_one_line(tmp_path: Path, error: Exception) -> None:
     with full, new_folder(tmp_path / "out"):
         raise error
     assert not any(tmp_path.iterdir())
+
+
+def test_json_holds_names_that_are_not_utf8(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"é\udcff": ["\ud800"]})
+    assert "".join((tmp_path / "a.json").read_text().split()) == r'{"é\udcff":["\ud800"]}'
+    assert read_json(tmp_path / "a.json") == {"é\udcff": ["\ud800"]}
 
 
 def test_json_round_trip_and_its_errors(tmp_path: Path) -> None:

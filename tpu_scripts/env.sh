@@ -22,4 +22,4 @@ PYTHON_VERSION=${PYTHON_VERSION:-3.11} # installed on the VM, whose own may be t
 POLL_SECONDS=${POLL_SECONDS:-60}       # between two checks of the VM
 SAVE_SECONDS=${SAVE_SECONDS:-60}       # between two checks for a new checkpoint, on the VM
 MAX_FAILURES=${MAX_FAILURES:-5}        # of a run on a VM that is still there; no preemptions
-MAX_OUTAGES=${MAX_OUTAGES:-60}         # questions in a row that gcloud may leave unanswered
+MAX_OUTAGES=${MAX_OUTAGES:-60}         # in a row: questions to gcloud without an answer, VMs not created

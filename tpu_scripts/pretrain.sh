@@ -9,8 +9,8 @@
 # every checkpoint also in BUCKET/runs/NAME. A VM that is absent or was preempted is created and
 # set up; a run that stopped resumes from its last checkpoint; stores/... and runs/... that the
 # arguments name are fetched from the bucket. It fails on wrong settings, after MAX_FAILURES
-# failures on a running VM, and after MAX_OUTAGES questions without an answer. It may be stopped
-# and called again: the run continues meanwhile.
+# failures on a running VM, and after MAX_OUTAGES questions without an answer or attempts to create
+# the VM. It may be stopped and called again: the run continues meanwhile.
 # --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
@@ -75,12 +75,16 @@ if [[ $DRY_RUN ]]; then
   exit
 fi
 
-failures=0
+failures=0 not_created=0
 while true; do
   found=$(patiently look)
   say "$run: $found"
   case $found in
-    gone) "$here/create.sh" && continue ;;
+    gone)
+      "$here/create.sh" && not_created=0 && continue
+      not_created=$((not_created + 1))
+      [[ $not_created -lt $MAX_OUTAGES ]] || fail "$TPU_NAME was not created, $not_created times"
+      ;;
     bare)
       "$here/setup.sh" && continue
       count_failure

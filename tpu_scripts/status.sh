@@ -13,12 +13,25 @@ take_no_arguments "$@"
 state=$(vm_state) || fail "no answer from gcloud"
 echo "VM $TPU_NAME: $state"
 if is_queued; then
-  echo "request $TPU_NAME: $(request_state)"
+  request=$(request_state) || fail "no answer from gcloud"
+  echo "request $TPU_NAME: $request"
 fi
 if [[ $state == READY || $DRY_RUN ]]; then
-  job all list || say "not set up yet"
+  # shellcheck disable=SC2016 # it is expanded there
+  on_vm all bash -c 'if [[ -e $1/.venv/ready ]]; then
+      bash "$1/tpu_scripts/on_vm/job.sh" list
+    else
+      echo "not set up yet"
+    fi' list "$VM_FOLDER" || say "no answer from $TPU_NAME"
 fi
 if [[ $BUCKET ]]; then
   need_bucket
-  run gcloud storage ls --long --recursive "$BUCKET/runs/" || say "no runs in $BUCKET"
+  status=0
+  { error=$(run gcloud storage ls --long --recursive "$BUCKET/runs/" 2>&1 >&4) || status=1; } 4>&1
+  if [[ $status -eq 1 && $error == *"matched no objects"* ]]; then
+    say "no runs in $BUCKET"
+  elif [[ $status -eq 1 ]]; then
+    printf '%s\n' "$error" >&2
+    fail "cannot list $BUCKET/runs"
+  fi
 fi

@@ -57,18 +57,18 @@ def compare_models(
       UserError: for a model or texts that cannot be read, or as `layer_entropies`.
     """
     # All are loaded first, so that a wrong folder is reported before anything is measured.
-    encoders: dict[str, Any] = {
-        f"{name}, {tower}" if tower else name: encoder
+    encoders: dict[str, tuple[Path, Any]] = {
+        f"{name}, {tower}" if tower else name: (folder, encoder)
         for name, folder in legend_names(folders).items()
         for tower, encoder in towers(load_retriever(folder, passage_length=max_tokens)).items()
     }
     texts = _draw_texts(source, n_texts, seed)
     entropies = {
         name: layer_entropies(encoder.model, encoder.tokenizer, texts, max_tokens)
-        for name, encoder in encoders.items()
+        for name, (_, encoder) in encoders.items()
     }
     models = {
-        name: {"folder": encoders[name].model.name_or_path, **found._asdict()}
+        name: {"folder": str(encoders[name][0]), **found._asdict()}
         for name, found in entropies.items()
     }
     settings = {"seed": seed, "passage_length": max_tokens}

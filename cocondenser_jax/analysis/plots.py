@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import new_file
 
 _MAX_POINTS = 400  # per curve; more cannot be seen at this width and would swell the page
@@ -228,7 +228,7 @@ def legend_names(paths: Sequence[Path]) -> dict[str, Path]:
     distinct = {path.absolute(): path for path in paths}
     names: list[str] = []
     for n_parts in range(1, 1 + max(len(path.parts) for path in distinct)):
-        names = [Path(*path.parts[-n_parts:]).as_posix() for path in distinct]
+        names = [visible(Path(*path.parts[-n_parts:]).as_posix()) for path in distinct]
         if len(set(names)) == len(names):
             break
     return dict(zip(names, distinct.values(), strict=True))

@@ -6,6 +6,7 @@ libraries they need when they run, so that `--help` and user errors are fast.
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import signal
@@ -18,7 +19,6 @@ from cocondenser_jax import __version__
 from cocondenser_jax.cli import analysis, evaluation, finetuning, pretraining, quickstart, retrieval
 from cocondenser_jax.cli.flags import LogFormatter, Parser
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import without_surrogates
 
 # Libraries whose INFO messages no user asked for.
 _QUIET = "datasets faiss httpx jax orbax sentence_transformers".split()
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     # Orbax raises the errors that it logs, and only warns of some of what it could not do.
-    logging.getLogger("absl").addFilter(_is_warning)
+    logging.getLogger("absl").addFilter(lambda record: record.levelno == logging.WARNING)
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except UserError as error:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    _check_surroundings(argv)
+    _check_surroundings()
     with _cleaned_up():
         parser = _make_parser()
         arguments, rest = parser.parse_known_args(argv)
@@ -76,13 +76,12 @@ def _run(argv: Sequence[str]) -> int:
         return status
 
 
-def _check_surroundings(argv: Sequence[str]) -> None:
+def _check_surroundings() -> None:
     """Raises a UserError for what libraries answer with a traceback, or with lost output."""
     if sys.stdout is None:
         raise UserError("standard output is closed: redirect it to a file, or to /dev/null")
-    for argument in argv:
-        if without_surrogates(argument) != argument:
-            raise UserError(f"{argument!r}: expected a path or value in UTF-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have every character
+        sys.stdout.reconfigure(errors="backslashreplace")
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         if not os.environ.get(name, "0").isdecimal():
             raise UserError(
@@ -115,10 +114,6 @@ def _drop_output() -> None:
     """Keeps Python from writing the rest of the output, and failing again, when it ends."""
     with contextlib.suppress(OSError):  # in a test, it has no descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_warning(record: logging.LogRecord) -> bool:
-    return record.levelno == logging.WARNING
 
 
 def _make_parser() -> Parser:

@@ -107,6 +107,7 @@ def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints rows of cells under a header; all columns but the first are aligned to the right."""
+    header, *rows = [[visible(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for first, *others in (header, *rows):
         cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]

@@ -13,7 +13,7 @@ from cocondenser_jax.cli.flags import (
     add_workdir,
     print_metrics,
 )
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import write_json
 
 # The flags of `convert` that belong to one of its two directions.
@@ -177,7 +177,7 @@ def _convert(arguments: Arguments) -> None:
         from cocondenser_jax.convert.from_torch import import_folder
 
         import_folder(arguments.pytorch_folder, arguments.out, init_head=arguments.init_head)
-    print(arguments.out)
+    print(visible(str(arguments.out)))
 
 
 def _add_verify(commands: Commands) -> None:
@@ -236,4 +236,4 @@ def _verify_store(arguments: Arguments) -> None:
     from cocondenser_jax.corpus.store import verify_store
 
     verify_store(arguments.store)
-    print(f"{arguments.store}: every file is as it was written")
+    print(f"{visible(str(arguments.store))}: every file is as it was written")

@@ -11,6 +11,7 @@ from cocondenser_jax.cli.flags import (
     print_search,
     print_table,
 )
+from cocondenser_jax.errors import visible
 
 
 def add_commands(commands: Commands) -> None:
@@ -44,4 +45,5 @@ def _quickstart(arguments: Arguments) -> None:
     for query, hits in outcome.examples.items():
         print()
         print_search(query, hits)
-    print(f"\nreport: {outcome.report}\nsearch for yourself:\n  {outcome.search_command}")
+    print(f"\nreport: {visible(str(outcome.report))}")
+    print(f"search for yourself:\n  {visible(outcome.search_command)}")

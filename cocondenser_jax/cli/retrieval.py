@@ -14,7 +14,7 @@ from cocondenser_jax.cli.flags import (
     print_metrics,
     print_search,
 )
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import write_json
 
 
@@ -175,7 +175,7 @@ def _retrieve(arguments: Arguments) -> None:
         arguments.run_out,
         **chosen(arguments, "split", "depth", "parameters"),
     )
-    print(arguments.run_out)
+    print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
 
@@ -202,7 +202,7 @@ def _bm25(arguments: Arguments) -> None:
         arguments.run_out,
         **chosen(arguments, "split", "depth", "k1", "b"),
     )
-    print(arguments.run_out)
+    print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
 
@@ -264,7 +264,7 @@ def _rerank(arguments: Arguments) -> None:
         arguments.run_out,
         **chosen(arguments, "split", "depth", "batch_size", "with_positives", "precision"),
     )
-    print(arguments.run_out)
+    print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
 

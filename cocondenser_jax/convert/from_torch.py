@@ -21,6 +21,7 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import read_object
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.paths import plain_path
 from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.step import initial_params
 
@@ -118,7 +119,7 @@ def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
 
 def _find(name_or_folder: str) -> Path:
     """Returns the local folder, downloading a model of the hub once."""
-    path = Path(name_or_folder).expanduser()
+    path = Path(name_or_folder)
     if path.is_dir():
         return path
     if path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name_or_folder):
@@ -202,7 +203,8 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Reads a file of tensors by name; anything in it that is not a tensor is an error."""
     if path.suffix == ".safetensors":
         try:
-            return load_file(path)
+            with plain_path(path) as plain:
+                return load_file(plain)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
     import torch  # slow to import, and only this format needs it

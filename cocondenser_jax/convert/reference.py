@@ -15,6 +15,7 @@ from transformers.models.roberta.modeling_roberta import RobertaLayer
 
 from cocondenser_jax.convert.from_torch import load_head
 from cocondenser_jax.corpus.batches import Batch
+from cocondenser_jax.paths import plain_path
 
 LAYERS = {"bert": BertLayer, "roberta": RobertaLayer}
 IGNORED = -100  # the label of positions that are not to be predicted
@@ -72,9 +73,10 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
       UserError: if the folder is not a model, or has no Condenser head.
     """
     tensors, skip_from = load_head(folder)
-    lm = AutoModelForMaskedLM.from_pretrained(
-        folder, attn_implementation=attention, trust_remote_code=False
-    )
+    with plain_path(folder) as plain:
+        lm = AutoModelForMaskedLM.from_pretrained(
+            plain, attn_implementation=attention, trust_remote_code=False
+        )
     n_layers = len({name.split(".")[0] for name in tensors})
     layer = LAYERS[lm.config.model_type]
     head = torch.nn.ModuleList(layer(lm.config) for _ in range(n_layers))

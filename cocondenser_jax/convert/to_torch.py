@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import io
 import json
 import re
 import shutil
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer
 
 from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
 from cocondenser_jax.errors import UserError, first_line, visible
-from cocondenser_jax.files import new_folder, read_object, require_absent, write_json
+from cocondenser_jax.files import new_folder, read_object, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 
@@ -91,7 +92,7 @@ def export_folder(
             _write_torch(head, folder / "model.pt")
         else:
             save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
-        (folder / "README.md").write_text(_model_card(out.name, config, facts), encoding="utf-8")
+        write_text(folder / "README.md", _model_card(out.name, config, facts))
 
 
 def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
@@ -99,7 +100,7 @@ def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
     if not path.is_file():
         raise UserError(f"no tokenizer in {folder}: expected a file tokenizer.json")
     try:
-        vocabulary = Tokenizer.from_file(str(path)).get_vocab()
+        vocabulary = Tokenizer.from_buffer(path.read_bytes()).get_vocab()
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{path} is not a tokenizer: {first_line(error)}") from error
     largest = max(vocabulary.values(), default=-1)
@@ -162,14 +163,16 @@ def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
     import torch  # slow to import, and only this layout needs it
 
     # Copied, because torch refuses to share the read-only memory of a JAX array without a warning.
-    torch.save({name: torch.from_numpy(value.copy()) for name, value in tensors.items()}, path)
+    copies = {name: torch.from_numpy(value.copy()) for name, value in tensors.items()}
+    torch.save(copies, buffer := io.BytesIO())  # of a full disk it says "unexpected pos"
+    path.write_bytes(buffer.getbuffer())
 
 
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| {key} | {value} |" for key, value in _table(facts))
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     sizes = {**config.to_dict(), "late_mlm": str(config.late_mlm).lower()}
-    title, literal = html.escape(name, quote=False), json.dumps(name, ensure_ascii=False)
+    title, literal = html.escape(visible(name), quote=False), json.dumps(name, ensure_ascii=False)
     return template.substitute(sizes, title=title, literal=literal, rows=rows)
 
 

@@ -1,15 +1,18 @@
 """Streams documents from installed packages, files, folders and published datasets."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, visible
 from cocondenser_jax.files import read_lines, without_surrogates
+from cocondenser_jax.paths import plain_path
 
 MAX_DOCUMENT_BYTES = 50_000_000
 ACCEPTED_FILES = "a .txt or .jsonl file (also .gz, .xz, .zst), a folder of them"
@@ -17,7 +20,7 @@ ACCEPTED = (
     f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
-_FILE_NAME = re.compile(r".*\.(txt|jsonl)(\.(gz|xz|zst))?")
+_FILE_NAME = re.compile(r".*\.(txt|jsonl)(\.(gz|xz|zst))?", re.DOTALL)
 # What the dataset libraries raise for a wrong name, a dead network or a missing dependency.
 _DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
 
@@ -85,7 +88,7 @@ def _open_source(source: str, on_bytes: Callable[[int], object]) -> Iterator[Doc
             files = _files(source)
             return chain.from_iterable(
                 # Line numbers are unique within a file only.
-                read_file(path, f"{path.name}:" if len(files) > 1 else "", on_bytes)
+                read_file(path, f"{visible(path.name)}:" if len(files) > 1 else "", on_bytes)
                 for path in files
             )
 
@@ -215,34 +218,40 @@ def _check_size(n_bytes: int, where: str) -> None:
 
 
 def _huggingface_records(name: str) -> Iterator[dict[str, Any]]:
-    path, config, split = (*name.split(":"), "", "")[:3]
+    parts = name.split(":")
+    heads = [":".join(parts[:n]) for n in range(len(parts), 0, -1)]  # a folder's may hold colons
+    path = next(filter(os.path.isdir, heads), parts[0])
+    config, split = (*name[len(path) + 1 :].split(":"), "")[:2]
     if not path:
         raise UserError("hf: expected a dataset's name or folder, as in hf:ag_news::train")
     split = split or "train"
     import datasets  # slow to import, and needed for this source only
 
     try:
-        if (Path(path) / "state.json").exists() or (Path(path) / "dataset_dict.json").exists():
-            saved = datasets.load_from_disk(path)
-            yield from saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-        else:
-            yield from datasets.load_dataset(path, config or None, split=split, streaming=True)
+        with plain_path(Path(path)) if os.path.isdir(path) else nullcontext(path) as plain:
+            found = str(plain)
+            if any(Path(found, file).exists() for file in ("state.json", "dataset_dict.json")):
+                saved = datasets.load_from_disk(found)
+                yield from saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+            else:  # where a folder's name has a `[`, datasets (5.2.0) finds nothing in it
+                yield from datasets.load_dataset(found, config or None, split=split, streaming=True)
     except _DATASET_ERRORS as error:
         raise UserError(f"hf:{name}: {first_line(error)}") from error
 
 
 def _tensorflow_records(name: str) -> Iterator[dict[str, Any]]:
     # "wikipedia/20230601.en:1.0.0" names a version, "lm1b:test" a split.
-    parts = re.fullmatch(r"(?P<name>.+?)(?::(?P<split>[^:/\d][^:/]*))?", name)
+    parts = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name, re.DOTALL)
     if parts is None:
         raise UserError("tfds: expected a dataset's name, as in tfds:lm1b:train")
-    path, split = parts["name"], parts["split"] or "train"
+    path, split = (name, None) if os.path.isdir(name) else parts.groups()
     import tensorflow_datasets as tfds  # slow to import, and needed for this source only
 
     try:
-        if Path(path).is_dir():
-            yield from tfds.builder_from_directory(path).as_data_source(split=split)
+        if os.path.isdir(path):
+            with plain_path(Path(path)) as plain:
+                yield from tfds.builder_from_directory(plain).as_data_source(split=split or "train")
         else:
-            yield from tfds.data_source(path, split=split)
+            yield from tfds.data_source(path, split=split or "train")
     except _DATASET_ERRORS as error:
         raise UserError(f"tfds:{name}: {first_line(error)}") from error

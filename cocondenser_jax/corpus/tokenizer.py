@@ -22,6 +22,7 @@ from tokenizers import (
 
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import read_object, write_json
+from cocondenser_jax.paths import plain_path
 
 Kind = Literal["bert", "roberta"]
 
@@ -136,8 +137,9 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
       model_max_length: longest input of the model in tokens, special tokens included.
     """
     kind, backend = tokenizer.kind, tokenizer.backend
-    backend.save(str(folder / "tokenizer.json"))
-    backend.model.save(str(folder))
+    with plain_path(folder) as plain:
+        backend.save(f"{plain}/tokenizer.json")
+        backend.model.save(str(plain))
     tokens = {f"{role}_token": token for role, token in SPECIAL_TOKENS[kind].items()}
     state = json.loads(backend.to_str())
     if kind == "bert":
@@ -215,7 +217,7 @@ def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
 def _read_folder(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").exists():
         try:
-            return Tokenizer.from_file(str(folder / "tokenizer.json"))
+            return Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
         except Exception as error:  # the library raises bare Exception
             raise UserError(
                 f"{folder / 'tokenizer.json'} is not a tokenizer: {first_line(error)}"
@@ -249,7 +251,8 @@ def _read_wordpiece(folder: Path) -> Tokenizer:
 
 def _read_byte_level(folder: Path) -> Tokenizer:
     try:
-        model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        with plain_path(folder) as plain:
+            model = models.BPE.from_file(f"{plain}/vocab.json", f"{plain}/merges.txt")
     except Exception as error:  # the library raises bare Exception
         raise UserError(
             f"cannot read vocab.json and merges.txt in {folder}: {first_line(error)}"

@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler
 from transformers import TrainerCallback
 
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.schedule import (
     Candidates,
     false_negatives,
@@ -83,11 +84,21 @@ class HardPlans(TrainerCallback):
         self._pending: concurrent.futures.Future[None] | None = None
 
     def plan(self, epoch: int) -> np.ndarray:
-        """Returns batches_MxB: the first epoch is planned now, others were in the epoch before."""
+        """Returns batches_MxB: the first epoch is planned now, others were in the epoch before.
+
+        One that is lost or damaged is made again, with the encoder as it is by now.
+        """
         state = PartialState()
         if state.is_main_process:
+            self._wait()
             if epoch == 0:
                 self._start(0, bm25_candidates(*self._texts, _DEPTH))
+            else:
+                try:
+                    load_plan(self._path(epoch), self._settings(epoch))
+                except UserError as error:
+                    logger.warning("%s; planning this epoch again", error)
+                    self._start(epoch, encoder_candidates(self._model, *self._texts, _DEPTH))
             self._wait()
         state.wait_for_everyone()
         return load_plan(self._path(epoch), self._settings(epoch))

@@ -32,6 +32,7 @@ from cocondenser_jax.files import (
     write_json,
 )
 from cocondenser_jax.metrics import Log, metrics_log
+from cocondenser_jax.paths import plain_path
 from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def start_or_resume(
     checksums = {name: file_sha256(file) for name, file in files.items()}
     checksums["model"] = model_sha256(Path(config.model))
     if not path.exists():
-        require_absent(workdir)
+        require_absent(workdir, path.name)
         write_json(path, config.to_dict() | {"sha256": checksums})
     earlier = read_object(path)
     require_same(f"the run in {workdir}", earlier, settings)
@@ -152,7 +153,6 @@ def run(
     # The others then find no damaged one.
     with trainer.accelerator.main_process_first(), _one_line_errors(checkpoints):
         step = _newest_intact(checkpoints)
-    checkpoint = str(checkpoints / f"checkpoint-{step}") if step else None
     trainer.remove_callback(PrinterCallback)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(metrics_log(workdir, step)) if is_main_process() else None
@@ -160,7 +160,9 @@ def run(
         trainer.add_callback(saving)
         trainer.add_callback(_Metrics(log))
         stack.enter_context(_one_line_errors(checkpoints, saving))
-        trainer.train(resume_from_checkpoint=checkpoint)
+        plain = stack.enter_context(plain_path(checkpoints))
+        trainer.args.output_dir = str(plain)
+        trainer.train(resume_from_checkpoint=f"{plain}/checkpoint-{step}" if step else None)
     trainer.accelerator.wait_for_everyone()
     if is_main_process():
         with _one_line_errors(workdir / result), new_folder(workdir / result) as folder:

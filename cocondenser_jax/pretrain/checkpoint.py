@@ -27,13 +27,7 @@ from ml_collections import ConfigDict
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.files import (
-    damaged_file,
-    new_folder,
-    read_object,
-    write_json,
-)
-from cocondenser_jax.locks import LOCK
+from cocondenser_jax.files import damaged_file, new_folder, read_object, require_absent, write_json
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.manager import UNSAVED, in_daemon, open_manager, without_closed_loops
 from cocondenser_jax.pretrain.nonfinite import count_batches
@@ -41,8 +35,6 @@ from cocondenser_jax.pretrain.step import TrainState, initial_params
 
 logger = logging.getLogger(__name__)
 
-# What may be there before run.json: a kill leaves the last two.
-_UNFINISHED = {LOCK, "run.json.partial", "run.json.partial.lock"}
 LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 UNREADABLE = (OSError, ValueError, KeyError)  # what Orbax raises when a file is broken
 # Settings that may differ when a run resumes: they change how it is computed or stored, not what.
@@ -80,12 +72,7 @@ def open_run(
     if path.exists():
         _require_same(read_object(path), run)
     else:
-        if workdir.exists() and not (
-            workdir.is_dir() and {path.name for path in workdir.iterdir()} <= _UNFINISHED
-        ):
-            raise UserError(
-                f"{workdir} already holds something that is not a run: choose a new folder"
-            )
+        require_absent(workdir, path.name)
         write_json(path, run)
     # Only now: a kill between the two leaves a folder that says which run it is.
     if not (workdir / "tokenizer").exists():

@@ -1,9 +1,7 @@
 """Orbax, opened on any path; a checkpoint of it counts once all of its arrays are found again."""
 
 import contextlib
-import re
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import tensorstore
 
 from cocondenser_jax.errors import first_three
 from cocondenser_jax.files import read_object, write_checksums
+from cocondenser_jax.paths import plain_path
 
 ITEMS = ("params", "optimizer")
 # What Orbax and TensorStore raise when a disk is full or a file is broken.
@@ -36,7 +35,7 @@ def open_manager(checkpoints: Path, **options: Any) -> Iterator[ocp.CheckpointMa
         active_processes={jax.process_index()},
         barrier_sync_key_prefix=f"host{jax.process_index()}",
     )
-    with _plain_path(checkpoints.absolute()) as folder:
+    with plain_path(checkpoints.absolute()) as folder:
         chosen = ocp.CheckpointManagerOptions(
             **options,
             create=False,
@@ -54,22 +53,6 @@ def open_manager(checkpoints: Path, **options: Any) -> Iterator[ocp.CheckpointMa
                 manager.close()
             raise
         manager.close()
-
-
-@contextlib.contextmanager
-def _plain_path(folder: Path) -> Iterator[Path]:
-    """Yields a path of `folder` without special characters: itself, or a link elsewhere.
-
-    Orbax (0.12.8) passes the path to `glob` as a part of the pattern. Where that finds nothing, as
-    with `[`, it goes on without the arrays. TensorStore accepts UTF-8 only.
-    """
-    if re.fullmatch(r"[\w/.-]+", str(folder), re.ASCII):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="cocondenser-") as temporary:
-        link = Path(temporary) / "checkpoints"
-        link.symlink_to(folder)
-        yield link
 
 
 def _seal(folder: Path) -> None:

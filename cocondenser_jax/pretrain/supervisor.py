@@ -37,7 +37,7 @@ def run_on_hosts(
     if coordinator in (None, "auto"):
         if (n_hosts, host) != (None, None):
             raise UserError("--num_hosts and --host go with --coordinator=HOST:PORT")
-    elif not re.fullmatch(r".+:\d+", coordinator):
+    elif not re.fullmatch(r"[!-~]+:\d+", coordinator):
         raise UserError(f"--coordinator={coordinator}: expected HOST:PORT or auto")
     elif n_hosts is None or host is None or not 0 <= host < n_hosts:
         raise UserError(

@@ -18,6 +18,7 @@ A step whose result exists is skipped, so an interrupted quickstart resumes.
 
 import contextlib
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -87,7 +88,7 @@ def quickstart(
     """
     with held(workdir):
         if not (workdir / "seconds.json").exists():
-            require_absent(workdir)
+            require_absent(workdir, "seconds.json")
             write_json(workdir / "seconds.json", {})
         _make_store(workdir)
         _make_bm25_run(workdir)
@@ -100,10 +101,9 @@ def quickstart(
                 )
         write_json(workdir / "results.json", [row._asdict() for row in rows])
         examples = _search_examples(workdir)
-        command = (
-            f"{program} search --index={workdir}/index --model={workdir}/retriever"
-            f' --query="{EXAMPLE_QUERIES[0]}"'
-        )
+        places = f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"
+        query = f'--query="{EXAMPLE_QUERIES[0]}"'
+        command = f"{program} search {shlex.join(places)} {query}"
         report = write_report(workdir, rows, examples, command)
         return Outcome(rows, examples, command, report)
 

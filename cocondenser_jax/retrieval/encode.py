@@ -14,13 +14,7 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError, require_same
-from cocondenser_jax.files import (
-    file_sha256,
-    new_file,
-    read_object,
-    require_absent,
-    write_json,
-)
+from cocondenser_jax.files import file_sha256, new_file, read_object, require_absent, write_json
 from cocondenser_jax.locks import held
 from cocondenser_jax.retrieval.models import (
     load_retriever,
@@ -180,7 +174,7 @@ def _start_or_resume(out: Path, settings: dict[str, Any]) -> None:
     """Prepares `out`, or checks that its shards were made with the same settings."""
     path = out / _SETTINGS
     if not path.exists():
-        require_absent(out)
+        require_absent(out, path.name)
         write_json(path, settings)
         return
     earlier = read_object(path)

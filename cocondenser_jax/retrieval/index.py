@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import file_sha256, new_folder, write_json
+from cocondenser_jax.paths import plain_path
 from cocondenser_jax.retrieval.shards import (
     BLOCK_ROWS,
     MANIFEST,
@@ -52,7 +53,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
     dimension = manifest["dimension"]
     try:
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UserError(
             f"faiss does not know the index string {factory!r} for vectors of {dimension} numbers"
         ) from error
@@ -92,7 +93,8 @@ def read_index(
     try:
         if file_sha256(path) != manifest.get("index_sha256"):
             raise UserError(f"{path} is damaged, or its manifest is another's: build it again")
-        index = faiss.read_index(str(path))
+        with plain_path(path) as plain:
+            index = faiss.read_index(str(plain))
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path} is missing or damaged: build the index again") from error
     if (index.d, index.ntotal) != (manifest["dimension"], manifest["passages"]):

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Router, 
 
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object, size_limit
+from cocondenser_jax.paths import plain_path
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run a folder's code.
@@ -166,16 +168,16 @@ def model_sha256(folder: Path) -> str:
     paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
     digest = hashlib.sha256()
     for path in sorted(paths):
-        digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\0".encode())
+        digest.update(os.fsencode(f"{path.relative_to(folder)}\0{file_sha256(path)}\0"))
     return digest.hexdigest()
 
 
 def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
-    with _loading(folder, "bi-encoder"):
+    with _loading(folder, "bi-encoder"), plain_path(folder) as plain:
         if (folder / "modules.json").is_file() and pooling is None:
             return SentenceTransformer(
-                str(folder), device=device, local_files_only=True, model_kwargs=kwargs
+                str(plain), device=device, local_files_only=True, model_kwargs=kwargs
             )
         backbone = _transformer(folder, kwargs | _NO_CODE)
         return SentenceTransformer(
@@ -186,13 +188,14 @@ def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTran
 
 
 def _transformer(folder: Path, model_kwargs: dict[str, bool], **kwargs: Any) -> Transformer:
-    return Transformer(
-        str(folder),
-        model_kwargs=model_kwargs,
-        config_kwargs=_NO_CODE,
-        processor_kwargs=_NO_CODE,
-        **kwargs,
-    )
+    with plain_path(folder) as plain:
+        return Transformer(
+            str(plain),
+            model_kwargs=model_kwargs,
+            config_kwargs=_NO_CODE,
+            processor_kwargs=_NO_CODE,
+            **kwargs,
+        )
 
 
 def _with_two_towers(model: SentenceTransformer, device: str | None) -> SentenceTransformer:
@@ -282,7 +285,8 @@ def _missing_weights(model: transformers.PreTrainedModel, folder: Path) -> list[
 
 def _stored_names(path: Path) -> list[str]:
     try:
-        return list(safe_open(path, "pt").keys())
+        with plain_path(path) as plain:
+            return list(safe_open(plain, "pt").keys())
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
 

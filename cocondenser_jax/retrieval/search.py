@@ -15,6 +15,7 @@ from cocondenser_jax.collection.folder import read_queries
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import without_surrogates
 from cocondenser_jax.retrieval.index import read_index
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.retrieval.shards import (
@@ -154,8 +155,8 @@ def search_text(
     Raises:
       UserError: for a query without a word, or a k below 1.
     """
-    if not query.strip():
-        raise UserError("the query is empty: expected some words")
+    if not query.strip() or without_surrogates(query) != query:
+        raise UserError("the query is empty or not UTF-8: expected some words")
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
     (found,) = _find(index, [query], k, 1, seconds)

@@ -180,7 +180,11 @@ def write_parquet(folder: Path, out: Path) -> None:
     manifest = read_manifest(folder)
     vector = pyarrow.list_(pyarrow.float32(), manifest["dimension"])
     schema = pyarrow.schema([("id", pyarrow.string()), ("vector", vector)])
-    with new_file(out) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+    with (
+        new_file(out) as partial,
+        partial.open("wb") as file,
+        pyarrow.parquet.ParquetWriter(file, schema) as writer,
+    ):
         for vectors_NxD, lines in zip(*open_shards(folder, manifest), strict=True):
             ids = [passage.id for _, passage in read_rows([lines], range(len(vectors_NxD)))]
             numbers = pyarrow.array(np.asarray(vectors_NxD, np.float32).ravel())

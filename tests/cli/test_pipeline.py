@@ -1,7 +1,11 @@
-"""The README's commands on a small corpus: what they leave, and what can be done with it."""
+"""The README's commands on a small corpus: what they leave, and what can be done with it.
+
+They run in a folder of an odd name, as the first part of every path: each command has to take it.
+"""
 
 import contextlib
 import io
+import json
 import logging
 import re
 import shlex
@@ -13,10 +17,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from cocondenser_jax.cli import main
-from tests.cli.workplace import SMALLER, make_workplace
+from tests.cli.workplace import ODD_NAME, SMALLER, make_workplace
 
 README = Path(__file__).parents[2] / "README.md"
 SECRET = "hf_a1b2c3d4e5f6g7h8"
+PLACE = re.compile(r"=(articles\.jsonl\.xz|bert-base-uncased|stores/.*|runs/.*|data(?:/.*)?)$")
 CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"
 
 
@@ -32,19 +37,22 @@ def readme_commands() -> list[list[str]]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder after all of these commands, and in log.txt what they said."""
-    folder = make_workplace(tmp_path_factory.mktemp("pipeline"))
+    top = tmp_path_factory.mktemp("pipeline")
+    (top / ODD_NAME).mkdir()
+    folder = make_workplace(top / ODD_NAME)
     said = io.StringIO()
     log = logging.StreamHandler(said)
     logging.getLogger().addHandler(log)
     redirected = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
     with pytest.MonkeyPatch.context() as patch, redirected[0], redirected[1]:
-        patch.chdir(folder)
+        patch.chdir(top)
         for name in CREDENTIALS:
             patch.setenv(name, SECRET)
         for _, command, *arguments in readme_commands():
+            arguments = [PLACE.sub(lambda place: f"={ODD_NAME}/{place[1]}", a) for a in arguments]
             assert main([command, *arguments, *SMALLER.get(command, "").split()]) == 0, command
     logging.getLogger().removeHandler(log)
-    (folder / "log.txt").write_text(said.getvalue())
+    (folder / "log.txt").write_text(said.getvalue(), errors="backslashreplace")
     return folder
 
 
@@ -71,6 +79,14 @@ def test_no_credential_is_written_or_printed(finished: Path) -> None:
     (finished / "planted").write_bytes(b"\0" + SECRET.encode())
     assert holders_of_the_secret(finished) == ["planted"]
     (finished / "planted").unlink()
+
+
+def test_a_model_says_nothing_of_the_links_to_its_folder(finished: Path) -> None:
+    for path in (finished / "runs").rglob("*.json"):
+        assert "/link" not in path.read_text(), path.name
+    assert json.loads((finished / "runs" / "finetune" / "finetune.json").read_text())["model"] == (
+        f"{ODD_NAME}/runs/model"
+    )
 
 
 def test_the_pipeline_ends_in_metrics(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

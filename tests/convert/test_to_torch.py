@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import resource
 from pathlib import Path
 
 import jax
@@ -41,6 +42,20 @@ def test_masked_lm_gets_the_tensors_that_were_read(exported, research_folder):
     for name, value in model.state_dict().items():
         assert torch.equal(value, original[name]), name
     assert type(model).__name__ in ("BertForMaskedLM", "RobertaForMaskedLM")
+
+
+@pytest.mark.parametrize("research_layout", [True, False])
+def test_a_full_disk_ends_in_one_line(exported, tmp_path, small_disk, research_layout):
+    layout = {"research_layout": research_layout}
+    out, config, params = exported
+    names = ["model.pt"] if research_layout else ["condenser_head.safetensors", "model.safetensors"]
+    export_folder(params, config, out, tmp_path / "whole", {}, **layout)
+    for name in names:
+        small_disk((tmp_path / "whole" / name).stat().st_size - 1)
+        with pytest.raises(UserError, match=f"cannot write {tmp_path}/full: .*File too large"):
+            export_folder(params, config, out, tmp_path / "full", {}, **layout)
+        small_disk(resource.RLIM_INFINITY)
+        assert not list(tmp_path.glob("full*"))
 
 
 def test_auto_model_lacks_nothing_but_the_pooler(exported):

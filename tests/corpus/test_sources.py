@@ -153,6 +153,12 @@ def test_an_unknown_source_gets_the_list_of_known_ones(source: str, message: str
         list(read_documents(source))
 
 
+def test_names_of_files_become_ids_whatever_they_are(tmp_path: Path) -> None:
+    for name in ("a\n.txt", "b\udcff.txt"):
+        (tmp_path / name).write_text("text\n")
+    assert [d.id for d in read_documents(str(tmp_path))] == [r"a\x0a.txt:1", r"b\xff.txt:1"]
+
+
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no \.txt or \.jsonl file"):
         list(read_documents(str(tmp_path)))
@@ -160,19 +166,19 @@ def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
 
 def test_hugging_face_folders(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    saved = tmp_path / "saved"
+    saved = tmp_path / "saved:[a]\udcff"
     columns = {"id": [4, 5], "title": ["T", "U"], "text": ["a", "b"]}
     datasets.Dataset.from_dict(columns).save_to_disk(str(saved))
     expected = [Document("4", "T\na"), Document("5", "U\nb")]
     assert list(read_documents(f"hf:{saved}")) == expected
 
-    loose = tmp_path / "loose"
+    loose = tmp_path / "loose:a\udcff"
     loose.mkdir()
     write_jsonl(loose / "train.jsonl", [{"text": "c"}, {"text": "d"}])
     write_jsonl(loose / "test.jsonl", [{"text": "e"}])
     assert list(read_documents(f"hf:{loose}")) == [Document("1", "c"), Document("2", "d")]
     assert list(read_documents(f"hf:{loose}::test")) == [Document("1", "e")]
-    with pytest.raises(UserError, match=r"^hf:\S+: "):
+    with pytest.raises(UserError, match=r"^hf:\S+a\\xff::nosuchsplit: "):
         list(read_documents(f"hf:{loose}::nosuchsplit"))
 
 
@@ -195,11 +201,12 @@ def test_tensorflow_datasets_without_tensorflow(tmp_path: Path) -> None:
 
     builder = Tiny(data_dir=str(tmp_path), file_format="array_record")
     builder.download_and_prepare()
-    for source in (f"tfds:{builder.data_dir}", f"tfds:{builder.data_dir}:train"):
+    folder = Path(builder.data_dir).rename(tmp_path / "a\n:[a]\udcff")
+    for source in (f"tfds:{folder}", f"tfds:{folder}:train"):
         documents = list(read_documents(source))
         assert {document.text for document in documents} == {"T0\né0", "T1\né1", "T2\né2"}
         assert [document.id for document in documents] == ["1", "2", "3"]
     with pytest.raises(UserError, match="nosuchsplit"):
-        list(read_documents(f"tfds:{builder.data_dir}:nosuchsplit"))
+        list(read_documents(f"tfds:{folder}:nosuchsplit"))
     with pytest.raises(UserError, match="nosuchdataset"):
         list(read_documents("tfds:nosuchdataset"))

@@ -37,8 +37,15 @@ def test_vocab_txt_gives_the_ids_of_transformers(wordpiece_folder: Path) -> None
     assert_same_ids(tokenizer, BertTokenizer.from_pretrained(wordpiece_folder))
 
 
-def test_vocab_json_and_merges_give_the_ids_of_transformers(byte_level_folder: Path) -> None:
-    tokenizer = load_tokenizer(str(byte_level_folder))
+def test_vocab_json_and_merges_give_the_ids_of_transformers(
+    byte_level_folder: Path, tmp_path: Path
+) -> None:
+    odd = shutil.copytree(byte_level_folder, tmp_path / "a\udcff")
+    tokenizer = load_tokenizer(str(odd))
+    assert tokenizer.kind == "roberta"
+    save_tokenizer(tokenizer, odd)
+    (odd / "vocab.json").unlink()
+    tokenizer = load_tokenizer(str(odd))
     assert tokenizer.kind == "roberta"
     assert_same_ids(tokenizer, RobertaTokenizer.from_pretrained(byte_level_folder))
 

@@ -154,7 +154,7 @@ def test_what_cannot_be_evaluated():
 @pytest.mark.parametrize(
     "name",
     "MRT@10 MRR@ten 10 MRR@ MRR@0 Recall Recall@0 Recall@-5 Recall@1.5 Recall@True P(rel=0)@5"
-    " alpha_nDCG@10 ERR@10".split(),
+    " nDCG@99999999999999999999 P(rel=99999999999)@5 alpha_nDCG@10 ERR@10".split(),
 )
 def test_measures_that_are_none(name):
     with pytest.raises(UserError, match=f"unknown measure '{re.escape(name)}'"):

@@ -57,7 +57,9 @@ class Run:
         self.planner.on_step_end(None, self.state, self.control)
 
 
-def test_plans_follow_bm25_then_the_encoder_half_way(model_folder, texts, tmp_path, monkeypatch):
+def test_plans_follow_bm25_then_the_encoder_half_way(
+    model_folder, texts, tmp_path, monkeypatch, caplog
+):
     model = models.load_retriever(model_folder, 8, 16)
     ids = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
     options = {"seed": 3, "conflicts": schedule.false_negatives(*ids)}
@@ -95,3 +97,12 @@ def test_plans_follow_bm25_then_the_encoder_half_way(model_folder, texts, tmp_pa
     for step in range(7, 13):
         run.step(step)
     assert len(list((tmp_path / "plans").iterdir())) == 2
+
+    # A plan that is damaged or lost is made again, with the encoder of that moment.
+    monkeypatch.setattr(samplers, "encoder_candidates", lambda *args: half_way)
+    plan = tmp_path / "plans" / "epoch-0001.npz"
+    for damage in (lambda: plan.write_bytes(plan.read_bytes()[:-100]), plan.unlink):
+        damage()
+        caplog.clear()
+        np.testing.assert_array_equal(start()[0].plan(1), expected)
+        assert "cannot read the plan" in caplog.text

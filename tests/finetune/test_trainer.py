@@ -63,6 +63,21 @@ def test_a_second_process_is_refused(inputs, tmp_path, hold):
     assert [path.name for path in run.iterdir()] == [LOCK]
 
 
+def test_a_kill_before_the_settings_are_there_leaves_no_trace(inputs, monkeypatch, tmp_path):
+    config = make_config(inputs)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "write_json", lambda path, value: kill())
+        with pytest.raises(Killed):
+            finetune(config, tmp_path / "run")
+    (tmp_path / "run").mkdir(exist_ok=True)
+    for left in ("finetune.json.partial", "finetune.json.partial.lock"):
+        (tmp_path / "run" / left).touch()
+    monkeypatch.setattr(trainer, "run", kill)
+    with pytest.raises(Killed):
+        finetune(config, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["finetune.json"]
+
+
 def test_a_run_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
     monkeypatch.setattr(trainer, "run", kill)
     config = make_config(inputs)
@@ -161,7 +176,7 @@ def test_a_damaged_checkpoint_is_passed_over(inputs, whole, monkeypatch, tmp_pat
     damaged.add("model.safetensors")
     assert damaged <= set(names)
     for name in sorted(damaged):
-        run = tmp_path / name
+        run = tmp_path / f"{name}[\udcff]"
         shutil.copytree(tmp_path / "killed", run)
         path = run / "checkpoints" / "checkpoint-9" / name
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -179,7 +179,7 @@ def test_a_run_is_read_back_whatever_its_path(
 def test_a_checkpoint_that_lacks_an_array_does_not_count(
     run: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "_plain_path", contextlib.nullcontext)
+    monkeypatch.setattr(manager, "plain_path", contextlib.nullcontext)
     odd = run.rename(run.with_name("run[1]"))
     with pytest.raises(
         UserError, match=r"cannot save .*did not write params: w; earlier ones are unchanged"
@@ -264,7 +264,7 @@ def test_a_run_that_was_killed_while_it_made_its_folder_resumes(
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.json", "tokenizer"}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="already holds something that is not a run"):
+    with pytest.raises(UserError, match="other already exists: choose a new folder"):
         checkpoint.open_run(tmp_path / "other", *arguments[1:])
 
 

@@ -79,7 +79,8 @@ def test_a_damaged_shard_is_named(embeddings):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_parquet_holds_ids_and_vectors_in_order(model_folder, beir, tmp_path, dtype):
     encode.encode_corpus(model_folder, beir, tmp_path / "e", shard_size=25, dtype=dtype)
-    shards.write_parquet(tmp_path / "e", tmp_path / "new" / "vectors.parquet")
+    shards.write_parquet(tmp_path / "e", tmp_path / "new" / "vectors\udcff")
+    (tmp_path / "new" / "vectors\udcff").rename(tmp_path / "new" / "vectors.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "new" / "vectors.parquet")
     assert table.column_names == ["id", "vector"]
     assert table["id"].to_pylist() == [passage.id for passage in read_corpus(beir)]

@@ -58,6 +58,40 @@ def test_an_outage_is_not_waited_for_without_end(cloud: Cloud, script: str) -> N
     assert created(cloud) == 0
 
 
+def test_a_vm_is_not_asked_for_without_end(cloud: Cloud) -> None:
+    fault = faults(f"outage {ALWAYS} tpu-vm create *", MAX_OUTAGES="2")
+    printed = cloud.run("pretrain", *FIRST, status=2, settings=fault)
+    assert printed.endswith("pretrain.sh: cocondenser was not created, 2 times\n")
+    assert created(cloud) == 2
+
+
+def test_attempts_to_create_a_vm_count_in_a_row(cloud: Cloud) -> None:
+    set_up(cloud, PROGRAM)
+    lost = [f"preempt {n} {n} tpu-vm ssh *setup.sh *" for n in (1, 2, 3)]
+    not_created = [f"outage {n} {n} tpu-vm create *" for n in (1, 3, 5)]
+    (cloud.folder / "vms" / "cocondenser" / "state").write_text("PREEMPTED")
+    settings = faults(*lost, *not_created, MAX_OUTAGES="2")
+    assert cloud.run("pretrain", *FIRST, settings=settings).endswith("first: done\n")
+
+
+@pytest.mark.parametrize(
+    ("fault", "says", "status"),
+    [
+        ("outage 9 9 *", "status.sh: no runs in gs://b\n", 0),
+        (f"outage {ALWAYS} storage ls *", "status.sh: cannot list gs://b/runs\n", 2),
+        (f"outage {ALWAYS} tpu-vm ssh *", "status.sh: no answer from cocondenser\n", 0),
+    ],
+)
+def test_no_answer_is_not_an_empty_one(cloud: Cloud, fault: str, says: str, status: int) -> None:
+    set_up(cloud, PROGRAM)
+    assert says in cloud.run("status", status=status, settings=faults(fault))
+
+
+def test_the_status_of_a_new_vm(cloud: Cloud) -> None:
+    cloud.run("create")
+    assert "not set up yet" in cloud.run("status")
+
+
 def test_a_notice_of_gcloud_is_not_a_state(cloud: Cloud) -> None:
     gcloud = cloud.bin / "gcloud"
     gcloud.write_text(gcloud.read_text().replace("exec ", "echo Update me! >&2\nexec "))

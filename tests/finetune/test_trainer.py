@@ -75,7 +75,7 @@ def test_a_kill_before_the_settings_are_there_leaves_no_trace(inputs, monkeypatc
     monkeypatch.setattr(trainer, "run", kill)
     with pytest.raises(Killed):
         finetune(config, tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["finetune.json"]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"finetune.json", "checkpoints"}
 
 
 def test_a_run_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):

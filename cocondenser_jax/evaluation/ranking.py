@@ -116,12 +116,10 @@ def _parse(name: str) -> ir_measures.Measure:
     head, at, cutoff = name.partition("@")
     try:
         measure = ir_measures.parse_measure(_ALIASES.get(head, head) + at + cutoff)
-        # ir-measures lets a cutoff of 0 through, at which trec_eval ends the whole process, and one
-        # beyond 64 bits, which trec_eval renames.
+        # ir-measures lets through 0, at which trec_eval ends the process, and what it cannot count.
         numbers = [measure.params.get(name, 1) for name in ("cutoff", "rel")]
-        known = _PROVIDER.supports(measure) and all(
-            type(n) is int and 0 < n < 1 << 31 for n in numbers
-        )
+        known = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)
+        known = known and _PROVIDER.supports(measure)
     except (AssertionError, KeyError, NameError, SyntaxError, ValueError):
         known = False
     if not known:

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -110,8 +112,8 @@ def test_an_older_checkpoint_on_other_documents(run: Path, tmp_path: Path) -> No
 
     def cls(step: int) -> np.ndarray:
         config, params, _ = load_run(run, step)
-        inputs = batch["input_ids"], batch["attention_mask"]
-        return Condenser(config).apply({"params": params}, *inputs, method="encode")
+        encode = jax.jit(partial(Condenser(config).apply, method="encode"))
+        return encode({"params": params}, batch["input_ids"], batch["attention_mask"])
 
     np.testing.assert_allclose(batch["cls"], cls(1), atol=1e-6)
     assert abs(batch["cls"] - cls(2)).max() > 1e-4

@@ -32,6 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / "data" / f"{name}.jsonl").write_text("\n".join(records))
     judgments = "".join(f"{i}\t{i}\t1\n" for i in range(N_QUERIES))
     (place / "data" / "qrels" / "train.tsv").write_text(judgments)
+    (place / "data" / "qrels" / "two.tsv").write_text("2\t2\t1\n5\t5\t1\n")
     (place / "model").mkdir()
     save_tokenizer(train_wordpiece(WORDS * 9, 80), place / "model")
     config = transformers.BertConfig(
@@ -120,13 +121,12 @@ def test_reranking_prints_what_it_did(
 
 @pytest.mark.effect("rerank --split", "rerank --precision")
 def test_a_split_in_half_precision(place: Path, cross_encoder: Path, tmp_path: Path) -> None:
-    (place / "data" / "qrels" / "dev.tsv").write_text("2\t2\t1\n5\t5\t1\n")
     pool = trec.read_run(place / "pool.trec")
     trec.write_run(tmp_path / "two.trec", {query: pool[query] for query in "25"})
     found = []
     for precision in "float32", "bfloat16":
         command = reranking(place, cross_encoder, tmp_path / "out.trec", "--with_positives")
-        flags = [f"--run={tmp_path}/two.trec", "--split=dev", f"--precision={precision}"]
+        flags = [f"--run={tmp_path}/two.trec", "--split=two", f"--precision={precision}"]
         assert main([*command, *flags]) == 0
         found.append(trec.read_run(tmp_path / "out.trec"))
     assert found[0].keys() == found[1].keys() == {"2", "5"}

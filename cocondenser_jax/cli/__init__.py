@@ -67,11 +67,9 @@ def _run(argv: Sequence[str]) -> int:
         parser = _make_parser()
         arguments, rest = parser.parse_known_args(argv)
         if rest and not hasattr(arguments, "config"):
-            raise UserError(
-                f"unknown argument {rest[0]!r} (see cocondenser {arguments.command} --help)"
-            )
+            raise UserError(f"unknown argument {rest[0]!r} (see {arguments.prog} --help)")
         arguments.overrides = rest
-        status = int(arguments.run(arguments) or 0)
+        status = int(arguments.call(arguments) or 0)
         sys.stdout.flush()  # here, where a full device can still be reported
         return status
 
@@ -122,9 +120,7 @@ def _make_parser() -> Parser:
         description="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=Parser
-    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for module in (quickstart, pretraining, finetuning, retrieval, evaluation, analysis):
         module.add_commands(commands)
     return parser

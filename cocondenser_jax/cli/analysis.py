@@ -33,9 +33,7 @@ def add_commands(commands: Commands) -> None:
 def _add_attention(commands: Commands) -> None:
     command = add_command(
         commands,
-        "attention",
         _attention,
-        "Plot how broad the attention of CLS is in each layer: its entropy, for several models.",
         "--model=runs/condenser.model --model=runs/cocondenser.model --texts=data/msmarco"
         " --out=attention.png",
     )
@@ -54,6 +52,7 @@ def _add_attention(commands: Commands) -> None:
 
 
 def _attention(arguments: Arguments) -> None:
+    """Plot how broad the attention of CLS is in each layer: its entropy, for several models."""
     from cocondenser_jax.analysis.attention import compare_models
 
     result, panel = compare_models(
@@ -72,9 +71,7 @@ def _attention(arguments: Arguments) -> None:
 def _add_neighbourhood(commands: Commands) -> None:
     command = add_command(
         commands,
-        "neighbourhood",
         _neighbourhood,
-        "Plot how much of the top n of a run lies in the top k of others, by k.",
         "--stage1=runs/bm25.trec --stage1=runs/round1.trec --stage2=runs/round2.trec --n=10,50"
         " --out=neighbourhood.png",
     )
@@ -90,6 +87,7 @@ def _add_neighbourhood(commands: Commands) -> None:
 
 
 def _neighbourhood(arguments: Arguments) -> None:
+    """Plot how much of the top n of a run lies in the top k of others, by k."""
     from cocondenser_jax.analysis.neighbourhood import compare_runs
 
     result, panel = compare_runs(arguments.stage1, arguments.stage2, arguments.n)

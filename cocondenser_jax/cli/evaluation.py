@@ -11,6 +11,7 @@ from cocondenser_jax.cli.flags import (
     add_command,
     add_json_out,
     print_metrics,
+    require_together,
     whole_numbers,
 )
 from cocondenser_jax.errors import UserError
@@ -24,20 +25,12 @@ _TOP_K = "1,5,20,100"
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds them to the command line."""
-    _add_evaluate(commands)
-
-
-def _add_evaluate(commands: Commands) -> None:
+    """Adds it to the command line."""
     command = add_command(
-        commands,
-        "evaluate",
-        _evaluate,
-        "Compute the metrics of a run, by judgments or by answers, or of a sentence encoder.",
-        "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
+        commands, _evaluate, "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv"
     )
     run = command.add_mutually_exclusive_group(required=True)
-    run.add_argument("--run", dest="run_file", type=Path, help="TREC run")
+    run.add_argument("--run", type=Path, help="TREC run")
     model = "with --sts or --triplets: the encoder, a Hugging Face or sentence-transformers folder"
     run.add_argument("--model", type=Path, help=model)
     truth = command.add_mutually_exclusive_group(required=True)
@@ -51,7 +44,7 @@ def _add_evaluate(commands: Commands) -> None:
     pooling = "with --model: instead of the folder's own; a plain folder has cls"
     command.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
     measures = f"with --qrels: names, separated by commas (default: {_MEASURES})"
-    command.add_argument("--measures", help=measures)
+    command.add_argument("--measures", type=_names, help=measures)
     corpus = "with --answers: the passages, a data folder or its file of passages"
     command.add_argument("--corpus", type=Path, help=corpus)
     regex = "with --answers: they are regular expressions, as in CuratedTREC"
@@ -64,6 +57,7 @@ def _add_evaluate(commands: Commands) -> None:
 
 
 def _evaluate(arguments: Arguments) -> None:
+    """Compute the metrics of a run, by judgments or by answers, or of a sentence encoder."""
     _require_flags_that_fit(arguments)
     if arguments.model:
         print_metrics(_evaluate_sentences(arguments), arguments.json_out)
@@ -84,7 +78,7 @@ def _evaluate(arguments: Arguments) -> None:
 
 def _evaluate_runs(arguments: Arguments) -> "list[Metrics]":
     """Returns the metrics of --run and, where it is given, of --compare_with."""
-    files = [file for file in (arguments.run_file, arguments.compare_with) if file]
+    files = [file for file in (arguments.run, arguments.compare_with) if file]
     if arguments.answers:
         from cocondenser_jax.evaluation.answers import evaluate_answers
 
@@ -94,7 +88,7 @@ def _evaluate_runs(arguments: Arguments) -> "list[Metrics]":
     from cocondenser_jax.evaluation.ranking import evaluate_run
 
     runs, qrels = [read_run(file) for file in files], read_qrels(arguments.qrels)
-    measures = [name.strip() for name in (arguments.measures or _MEASURES).split(",")]
+    measures = arguments.measures or _names(_MEASURES)
     return [evaluate_run(qrels, run, measures) for run in runs]
 
 
@@ -108,23 +102,17 @@ def _evaluate_sentences(arguments: Arguments) -> dict[str, float]:
     return evaluate_scored_pairs(arguments.sts, encode)
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
 def _require_flags_that_fit(arguments: Arguments) -> None:
     if bool(arguments.model) != bool(arguments.sts or arguments.triplets):
         raise UserError("--model goes with --sts or --triplets, --run with --qrels or --answers")
     if arguments.answers and arguments.corpus is None:
         raise UserError("--answers needs --corpus, the passages to look for them in")
-    unfit = {}
-    if not arguments.qrels:
-        unfit["measures"] = "--qrels"
-    if not arguments.answers:
-        unfit |= dict.fromkeys(("corpus", "regex", "top_k"), "--answers")
-    if arguments.model:
-        unfit["compare_with"] = "--run"
-    else:
-        unfit["pooling"] = "--model"
-    for flag, needed in unfit.items():
-        if getattr(arguments, flag):
-            raise UserError(f"--{flag} goes with {needed}")
+    answers = dict.fromkeys(("corpus", "regex", "top_k"), "answers")
+    require_together(arguments, measures="qrels", **answers, compare_with="run", pooling="model")
 
 
 def _print_comparisons(comparisons: Mapping[str, Mapping[str, Any]]) -> None:

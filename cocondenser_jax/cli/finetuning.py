@@ -15,9 +15,7 @@ def add_commands(commands: Commands) -> None:
     """Adds it to the command line."""
     command = add_command(
         commands,
-        "finetune",
         _finetune,
-        "Fine-tune a retriever, a cross-encoder or a sentence encoder.",
         "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
         " --config.data=data/msmarco",
     )
@@ -28,6 +26,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _finetune(arguments: Arguments) -> None:
+    """Fine-tune a retriever, a cross-encoder or a sentence encoder."""
     from cocondenser_jax.finetune.tasks import finetune
     from cocondenser_jax.finetune.trainer import is_main_process
     from cocondenser_jax.settings import FINE_TUNING, load_config

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,28 +30,32 @@ class Parser(argparse.ArgumentParser):
         """Raises a UserError, which `main` prints."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Ends after --help, once it is written: a full device can still be reported."""
+        sys.stdout.flush()
+        super().exit(status, message)
+
 
 def add_command(
-    commands: Commands, name: str, run: Callable[[Arguments], int | None], does: str, example: str
+    commands: Commands, call: Callable[[Arguments], int | None], example: str
 ) -> Parser:
     """Declares a command, and returns its parser, to add its flags to.
 
     Args:
       commands: of the program's parser.
-      name: the command.
-      run: returns the exit status, None for 0.
-      does: one sentence for the list of commands and the command's own help.
+      call: returns the exit status, None for 0. The last word of its name is the command's name,
+        its docstring the help.
       example: arguments, for the help.
     """
     added: Parser = commands.add_parser(
-        name,
-        help=does,
-        description=does,
+        call.__name__.rpartition("_")[2],
+        help=call.__doc__,
+        description=call.__doc__,
         epilog=f"example:\n  %(prog)s {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    added.set_defaults(run=run)
+    added.set_defaults(call=call, prog=added.prog)
     return added
 
 
@@ -79,6 +84,18 @@ def whole_numbers(text: str) -> list[int]:
 def chosen(arguments: Arguments, *names: str) -> dict[str, Any]:
     """Returns some flags, to be passed on as keyword arguments of the same names."""
     return {name: getattr(arguments, name) for name in names}
+
+
+def require_together(arguments: Arguments, **needed: str) -> None:
+    """Raises a UserError for a flag that is given without the one it goes with: {flag: other}."""
+    for flag, other in needed.items():
+        if _is_given(arguments, flag) and not _is_given(arguments, other):
+            raise UserError(f"--{flag} goes with --{other}")
+
+
+def _is_given(arguments: Arguments, flag: str) -> bool:
+    value = getattr(arguments, flag)
+    return value is not None and value is not False
 
 
 def add_config(command: Parser) -> None:

@@ -12,17 +12,10 @@ from cocondenser_jax.cli.flags import (
     add_json_out,
     add_workdir,
     print_metrics,
+    require_together,
 )
 from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import write_json
-
-# The flags of `convert` that belong to one of its two directions.
-_CONVERT_FLAGS = {
-    "step": "checkpoint",
-    "max_seq_length": "checkpoint",
-    "research_layout": "checkpoint",
-    "init_head": "pytorch_folder",
-}
 
 
 def add_commands(commands: Commands) -> None:
@@ -37,9 +30,7 @@ def add_commands(commands: Commands) -> None:
 def _add_corpus(commands: Commands) -> None:
     command = add_command(
         commands,
-        "corpus",
         _corpus,
-        "Cut and tokenise documents into a store that pretrain reads.",
         "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
     )
     command.add_argument(
@@ -57,6 +48,7 @@ def _add_corpus(commands: Commands) -> None:
 
 
 def _corpus(arguments: Arguments) -> None:
+    """Cut and tokenise documents into a store that pretrain reads."""
     from cocondenser_jax.corpus.build import build_store
 
     manifest = build_store(
@@ -80,9 +72,7 @@ def _shard(text: str) -> tuple[int, int]:
 def _add_pretrain(commands: Commands) -> None:
     command = add_command(
         commands,
-        "pretrain",
         _pretrain,
-        "Pre-train a Condenser or coCondenser; started again, it resumes where it stopped.",
         "--config=configs/cocondenser.py --workdir=runs/cocondenser"
         " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
     )
@@ -98,6 +88,7 @@ def _add_pretrain(commands: Commands) -> None:
 
 
 def _pretrain(arguments: Arguments) -> int:
+    """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
     from cocondenser_jax.pretrain.supervisor import run_on_hosts
     from cocondenser_jax.settings import load_config
 
@@ -112,13 +103,7 @@ def _pretrain(arguments: Arguments) -> int:
 
 
 def _add_plan(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        "plan",
-        _plan,
-        "Compile the training step for a TPU, on any machine, and say what it needs.",
-        "--config=configs/cocondenser.py --topology=v3-8",
-    )
+    command = add_command(commands, _plan, "--config=configs/cocondenser.py --topology=v3-8")
     add_config(command)
     topology = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or a slice of more hosts such as v3:4x4"
     command.add_argument("--topology", required=True, help=topology)
@@ -128,22 +113,19 @@ def _add_plan(commands: Commands) -> None:
 
 
 def _plan(arguments: Arguments) -> None:
+    """Compile the training step for a TPU, on any machine, and say what it needs."""
     from cocondenser_jax.pretrain.plan import plan
     from cocondenser_jax.settings import load_config
 
+    if arguments.search_chunk and any("train.chunk_size=" in word for word in arguments.overrides):
+        raise UserError("--search_chunk tries every config.train.chunk_size: give only one of them")
     config = load_config(arguments.config, arguments.overrides, complete=False)
     planned = plan(config, arguments.topology, search_chunk=arguments.search_chunk)
     print_metrics(planned, arguments.json_out)
 
 
 def _add_convert(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        "convert",
-        _convert,
-        "Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint.",
-        "--checkpoint=runs/cocondenser --out=runs/model",
-    )
+    command = add_command(commands, _convert, "--checkpoint=runs/cocondenser --out=runs/model")
     command.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
     command.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
     command.add_argument("--pytorch_folder", help="a Hugging Face folder or hub name")
@@ -157,12 +139,11 @@ def _add_convert(commands: Commands) -> None:
 
 
 def _convert(arguments: Arguments) -> None:
+    """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
     if (arguments.checkpoint is None) == (arguments.pytorch_folder is None):
         raise UserError("give either --checkpoint (to PyTorch) or --pytorch_folder (to Flax)")
-    for flag, needed in _CONVERT_FLAGS.items():
-        given = getattr(arguments, flag)
-        if given is not None and given is not False and getattr(arguments, needed) is None:
-            raise UserError(f"--{flag} goes with --{needed}")
+    to_pytorch = dict.fromkeys(("step", "max_seq_length", "research_layout"), "checkpoint")
+    require_together(arguments, **to_pytorch, init_head="pytorch_folder")
     if arguments.checkpoint is not None:
         from cocondenser_jax.convert.to_torch import export_run
 
@@ -183,11 +164,7 @@ def _convert(arguments: Arguments) -> None:
 def _add_verify(commands: Commands) -> None:
     group = add_command_group(commands, "verify", "Check a checkpoint or a token store.")
     command = add_command(
-        group,
-        "checkpoint",
-        _verify_checkpoint,
-        "Compare losses and gradients with plain PyTorch; exit status 1 if they differ.",
-        "--checkpoint=runs/cocondenser --pytorch_folder=runs/model",
+        group, _verify_checkpoint, "--checkpoint=runs/cocondenser --pytorch_folder=runs/model"
     )
     command.add_argument("--checkpoint", required=True, type=Path, help="a run folder of pretrain")
     command.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
@@ -201,17 +178,12 @@ def _add_verify(commands: Commands) -> None:
     command.add_argument("--batch_out", type=Path, help=batch_out)
     add_json_out(command)
 
-    command = add_command(
-        group,
-        "store",
-        _verify_store,
-        "Compare every file of a token store with its checksum.",
-        "--store=stores/wiki",
-    )
+    command = add_command(group, _verify_store, "--store=stores/wiki")
     command.add_argument("--store", required=True, type=Path, help="a folder made by corpus")
 
 
 def _verify_checkpoint(arguments: Arguments) -> int:
+    """Compare losses and gradients with plain PyTorch; exit status 1 if they differ."""
     from cocondenser_jax.verify import verify_checkpoint
 
     rows = verify_checkpoint(
@@ -233,6 +205,7 @@ def _verify_checkpoint(arguments: Arguments) -> int:
 
 
 def _verify_store(arguments: Arguments) -> None:
+    """Compare every file of a token store with its checksum."""
     from cocondenser_jax.corpus.store import verify_store
 
     verify_store(arguments.store)

@@ -16,19 +16,14 @@ from cocondenser_jax.errors import visible
 
 def add_commands(commands: Commands) -> None:
     """Adds it to the command line."""
-    command = add_command(
-        commands,
-        "quickstart",
-        _quickstart,
-        "Run the whole pipeline on the docstrings of this machine's Python packages.",
-        "--workdir=runs/quickstart",
-    )
+    command = add_command(commands, _quickstart, "--workdir=runs/quickstart")
     add_workdir(command, "the folder to work in")
     compare = "all: also a Condenser, and two more seeds (about three times as long)"
     command.add_argument("--compare", choices=("baseline", "all"), default="baseline", help=compare)
 
 
 def _quickstart(arguments: Arguments) -> None:
+    """Run the whole pipeline on the docstrings of this machine's Python packages."""
     from cocondenser_jax.quickstart.pipeline import quickstart
 
     program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"

@@ -13,6 +13,7 @@ from cocondenser_jax.cli.flags import (
     chosen,
     print_metrics,
     print_search,
+    require_together,
 )
 from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import write_json
@@ -32,9 +33,7 @@ def add_commands(commands: Commands) -> None:
 def _add_encode(commands: Commands) -> None:
     command = add_command(
         commands,
-        "encode",
         _encode,
-        "Encode passages into vectors; resumes an interrupted run.",
         "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
     )
     command.add_argument("--model", required=True, type=Path, help="the retriever's folder")
@@ -61,6 +60,7 @@ def _add_encode(commands: Commands) -> None:
 
 
 def _encode(arguments: Arguments) -> None:
+    """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.encode import encode_corpus
 
     manifest = encode_corpus(
@@ -82,13 +82,7 @@ def _encode(arguments: Arguments) -> None:
 
 
 def _add_index(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        "index",
-        _index,
-        "Build a faiss index of embeddings.",
-        "--embeddings=runs/embeddings --out=runs/index",
-    )
+    command = add_command(commands, _index, "--embeddings=runs/embeddings --out=runs/index")
     embeddings = "the folder that encode wrote"
     command.add_argument("--embeddings", required=True, type=Path, help=embeddings)
     command.add_argument("--out", required=True, type=Path, help="the folder for the index")
@@ -98,6 +92,7 @@ def _add_index(commands: Commands) -> None:
 
 
 def _index(arguments: Arguments) -> None:
+    """Build a faiss index of embeddings."""
     from cocondenser_jax.retrieval.index import build_index
 
     manifest = build_index(arguments.embeddings, arguments.out, arguments.factory)
@@ -107,9 +102,7 @@ def _index(arguments: Arguments) -> None:
 def _add_search(commands: Commands) -> None:
     command = add_command(
         commands,
-        "search",
         _search,
-        "Print the best passages for a query, or for each line of standard input.",
         '--index=runs/index --model=runs/finetune/retriever --query="who won the oscar in 1953"',
     )
     _add_dense_index(command)
@@ -120,6 +113,7 @@ def _add_search(commands: Commands) -> None:
 
 
 def _search(arguments: Arguments) -> None:
+    """Print the best passages for a query, or for each line of standard input."""
     from cocondenser_jax.retrieval.search import open_index, search_text
 
     index = open_index(arguments.folder, arguments.model, parameters=arguments.parameters)
@@ -155,9 +149,7 @@ def _typed_queries() -> Iterator[str]:
 def _add_retrieve(commands: Commands) -> None:
     command = add_command(
         commands,
-        "retrieve",
         _retrieve,
-        "Search for the queries of a data set and write a TREC run.",
         "--index=runs/index --model=runs/finetune/retriever --data=data/msmarco --split=test"
         " --run_out=runs/test.trec",
     )
@@ -166,6 +158,7 @@ def _add_retrieve(commands: Commands) -> None:
 
 
 def _retrieve(arguments: Arguments) -> None:
+    """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.retrieval.search import retrieve
 
     metrics = retrieve(
@@ -181,11 +174,7 @@ def _retrieve(arguments: Arguments) -> None:
 
 def _add_bm25(commands: Commands) -> None:
     command = add_command(
-        commands,
-        "bm25",
-        _bm25,
-        "Rank the passages of a data set by BM25 and write a TREC run.",
-        "--data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
+        commands, _bm25, "--data=data/msmarco --split=train --run_out=runs/bm25.train.trec"
     )
     _add_run_out(command)
     k1 = "saturation of term frequency (default: 0.9; tuned on MS MARCO: 0.82)"
@@ -195,6 +184,7 @@ def _add_bm25(commands: Commands) -> None:
 
 
 def _bm25(arguments: Arguments) -> None:
+    """Rank the passages of a data set by BM25 and write a TREC run."""
     from cocondenser_jax.retrieval.bm25 import write_bm25_run
 
     metrics = write_bm25_run(
@@ -238,15 +228,13 @@ def _add_precision(command: Parser) -> None:
 def _add_rerank(commands: Commands) -> None:
     command = add_command(
         commands,
-        "rerank",
         _rerank,
-        "Score the passages of a run with a cross-encoder; write them in the new order.",
         "--model=runs/ce/cross_encoder --data=data/msmarco --split=test --run=runs/test.trec"
         " --run_out=runs/reranked.trec",
     )
     command.add_argument("--model", required=True, type=Path, help="the cross-encoder's folder")
     run = "TREC run to score"
-    command.add_argument("--run", dest="run_file", required=True, type=Path, help=run)
+    command.add_argument("--run", required=True, type=Path, help=run)
     _add_run_out(command)
     command.add_argument("--batch_size", type=int, default=64, help="pairs (default: 64)")
     _add_precision(command)
@@ -255,12 +243,13 @@ def _add_rerank(commands: Commands) -> None:
 
 
 def _rerank(arguments: Arguments) -> None:
+    """Score the passages of a run with a cross-encoder; write them in the new order."""
     from cocondenser_jax.retrieval.rerank import rerank
 
     metrics = rerank(
         arguments.model,
         arguments.data,
-        arguments.run_file,
+        arguments.run,
         arguments.run_out,
         **chosen(arguments, "split", "depth", "batch_size", "with_positives", "precision"),
     )
@@ -271,9 +260,7 @@ def _rerank(arguments: Arguments) -> None:
 def _add_mine(commands: Commands) -> None:
     command = add_command(
         commands,
-        "mine",
         _mine,
-        "Make the pool of negatives that finetune draws from, of one run or several.",
         "--run=runs/bm25.train.trec --run=runs/round1.train.trec --data=data/msmarco"
         " --out=runs/negatives.trec",
     )
@@ -301,10 +288,10 @@ def _add_mine(commands: Commands) -> None:
 
 
 def _mine(arguments: Arguments) -> None:
+    """Make the pool of negatives that finetune draws from, of one run or several."""
     from cocondenser_jax.retrieval.mine import mine
 
-    if arguments.denoise_below is not None and arguments.denoise_run is None:
-        raise UserError("--denoise_below goes with --denoise_run")
+    require_together(arguments, denoise_below="denoise_run")
     metrics = mine(
         arguments.runs,
         arguments.data,

@@ -88,7 +88,7 @@ def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
       UserError: as `read_corpus` and `read_split`; for DPR's questions in several files, whose ids
         would be the same.
     """
-    if split:
+    if split is not None:
         return read_split(source, split)[0]
     if source.is_file():
         return layouts.read_queries(source)

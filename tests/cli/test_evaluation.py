@@ -43,6 +43,8 @@ def printed(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.effect("evaluate --run", "evaluate --qrels", "evaluate --measures")
+@pytest.mark.effect("evaluate --json_out")
 def test_metrics_by_judgments(folder, capsys):
     command = "evaluate --run=run.trec --qrels=qrels.tsv --json_out=f"
     assert main([*command.split(), "--measures=MRR@10, Recall@1"]) == 0
@@ -59,6 +61,7 @@ def test_metrics_by_judgments(folder, capsys):
     }
 
 
+@pytest.mark.effect("evaluate --answers", "evaluate --corpus", "evaluate --top_k")
 def test_metrics_by_answers(folder, capsys):
     # q4 has no result. One answer of q3 stands in every title, but titles are not searched.
     command = "evaluate --run=run.trec --answers=answers.jsonl --corpus=data --top_k=1,2,3"
@@ -76,6 +79,7 @@ def test_metrics_by_answers(folder, capsys):
     }
 
 
+@pytest.mark.effect("evaluate --regex")
 def test_answers_that_are_patterns(folder, capsys):
     command = "evaluate --run=by_line.trec --answers=patterns.csv --corpus=data/corpus.jsonl"
     assert main([*command.split(), "--regex", "--top_k=1,3"]) == 0
@@ -84,6 +88,7 @@ def test_answers_that_are_patterns(folder, capsys):
     assert printed(capsys) == [["Accuracy@3", "0.0000"]]
 
 
+@pytest.mark.effect("evaluate --compare_with")
 def test_two_runs_are_compared(folder, capsys):
     command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
     assert main([*command.split(), "--measures=MRR@10,Recall@1", "--json_out=f"]) == 0
@@ -125,6 +130,9 @@ def test_a_run_against_itself(folder, capsys):
         ("--qrels=one.tsv --compare_with=other.trec", "at least two queries"),
         ("--qrels=qrels.tsv --measures=MRR@ten", "unknown measure 'MRR@ten'"),
         ("--qrels=qrels.tsv --measures=Recall@0", "unknown measure 'Recall@0'"),
+        ("--qrels=qrels.tsv --measures=", "unknown measure ''"),
+        ("--qrels=qrels.tsv --pooling=cls", "--pooling goes with --model"),
+        ("--answers=answers.jsonl --corpus=data --measures=", "--measures goes with --qrels"),
         ("--qrels=qrels.tsv --top_k=5", "--top_k goes with --answers"),
         ("--qrels=qrels.tsv --regex", "--regex goes with --answers"),
         ("--qrels=qrels.tsv --answers=answers.jsonl", "--answers: not allowed with"),

@@ -2,17 +2,17 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import pytest
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.corpus import build
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron".split()
@@ -20,39 +20,30 @@ WORDS = "red green blue stone river cloud tree house bird fish salt iron".split(
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
-    """`cocondenser corpus` for a text of some hundred kilobytes."""
-    texts = [f"Text {n}. " + " ".join(WORDS * 3) + ". And so on, it ended." for n in range(2000)]
+    """`cocondenser corpus` for a text of a hundred kilobytes."""
+    texts = [f"Text {n}. " + " ".join(WORDS * 3) + ". And so on, it ended." for n in range(800)]
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
     (tmp_path / "text.jsonl").write_text("".join(lines))
     (tmp_path / "tokenizer").mkdir()
     save_tokenizer(train_wordpiece(texts[:50], 80), tmp_path / "tokenizer")
-    program = [sys.executable, "-m", "cocondenser_jax.cli", "corpus", "--max_tokens=16"]
-    program += [f"--tokenizer={tmp_path}/tokenizer", f"--out={tmp_path}/stores/out"]
-    return [*program, f"--source={tmp_path}/text.jsonl"]
+    places = [f"--tokenizer={tmp_path}/tokenizer", f"--out={tmp_path}/stores/out"]
+    return ["corpus", "--max_tokens=16", f"--source={tmp_path}/text.jsonl", *places]
 
 
-def run(command: list[str], **options: Any) -> tuple[int, str]:
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, **options)
-    return ended.returncode, ended.stderr.splitlines()[-1]
-
-
-def test_a_full_disk_leaves_no_store(command: list[str], tmp_path: Path) -> None:
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-
-    status, line = run(command, preexec_fn=small_files)
-    assert status == 2, line
-    assert line.startswith("cocondenser: cannot write ")
+def test_a_full_disk_leaves_no_store(
+    command: list[str],
+    tmp_path: Path,
+    small_disk: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small_disk(50_000)
+    assert main(command) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("cocondenser: cannot write ")
     assert not any((tmp_path / "stores").iterdir())
 
 
-def test_a_full_or_closed_output_is_one_line(command: list[str]) -> None:
-    with open("/dev/full", "w") as full:
-        status, line = run(command, stdout=full)
-    assert (status, line) == (2, "cocondenser: [Errno 28] No space left on device")
-    status, line = run(["sh", "-c", 'exec "$@" >&-', "sh", *command])
-    assert status == 2
-    assert line.startswith("cocondenser: standard output is closed")
+def full_device() -> TextIO:
+    return open("/dev/full", "w")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "ascii:surrogateescape"])
@@ -66,21 +57,71 @@ def test_any_name_can_be_printed(encoding: str) -> None:
     assert printed.decode().endswith(rf"{name}\xff\x1b[2J: every file is as it was written" "\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_nothing_half_made(
-    command: list[str], tmp_path: Path, number: signal.Signals
+def closed_pipe() -> TextIO:
+    read, write = os.pipe()
+    os.close(read)
+    return os.fdopen(write, "w")
+
+
+@pytest.mark.parametrize(
+    ("make_output", "status", "says"),
+    [
+        (full_device, 2, "cocondenser: [Errno 28] No space left on device\n"),
+        (closed_pipe, 141, ""),
+    ],
+)
+@pytest.mark.parametrize("is_help", [True, False])
+def test_an_output_that_takes_nothing(
+    command: list[str],
+    make_output: Callable[[], TextIO],
+    status: int,
+    says: str,
+    is_help: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = tmp_path / "stores"
-    process = subprocess.Popen(command)
+    with make_output() as output:
+        monkeypatch.setattr("sys.stdout", output)
+        assert main(["verify", "store", "--help"] if is_help else command) == status
+    # What was closed here failed no second time.
+    assert capsys.readouterr().err.rpartition("\r")[2].endswith(says)
+
+
+def test_a_process_says_one_line_of_a_full_or_closed_output() -> None:
+    program = [sys.executable, "-m", "cocondenser_jax.cli", "verify", "store", "--help"]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    for redirection, says in ((">/dev/full", "[Errno 28]"), (">&-", "standard output is closed")):
+        shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *program]
+        ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True, env=environment)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(f"cocondenser: {says}")
+        assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_half_made(
+    command: list[str],
+    tmp_path: Path,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def send(*arguments: object) -> None:
+        assert (tmp_path / "stores" / "out.partial").is_dir()
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(build, "cut_documents", send)
+    handlers = signal.SIG_DFL, signal.default_int_handler
+    before = signal.signal(number, handlers[number == signal.SIGINT])
     try:
-        while not (out / "out.partial").exists():
-            assert process.poll() is None
-            time.sleep(0.002)
-        process.send_signal(number)
-        assert process.wait(timeout=60) == 128 + number
+        status = main(command)
+        assert capsys.readouterr().err.endswith("cocondenser: interrupted\n")
+    except SystemExit as end:
+        status = end.code
     finally:
-        process.kill()
-    assert not any(out.iterdir())
+        signal.signal(number, before)
+    assert status == 128 + number
+    assert not any((tmp_path / "stores").iterdir())
 
 
 def test_surroundings_that_libraries_do_not_check(

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,7 @@ def test_every_layout_gives_the_same_run(folders: dict[str, Path]) -> None:
     assert runs["dpr"] == runs["beir"]
 
 
+@pytest.mark.effect("mine --answers")
 def test_passages_with_an_answer_are_no_negatives(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +98,23 @@ def test_passages_with_an_answer_are_no_negatives(
     assert "has no passage 'nobody'" in capsys.readouterr().err
 
 
+@pytest.mark.effect("mine --data", "mine --split", "mine --depth", "mine --skip_top")
+def test_ranks_of_a_split(folders: dict[str, Path], tmp_path: Path) -> None:
+    data = Path(shutil.copytree(folders["beir"], tmp_path / "data"))
+    write_lines(data / "qrels" / "dev.tsv", ["3\t3\t1", "7\t7\t1"])
+    best = {}
+    for line in bm25(data).read_text().splitlines():
+        query, _, passage, *_ = line.split()
+        best.setdefault(query, []).append(passage)
+    command = f"mine --run={data}/bm25.trec --data={data} --out={tmp_path}/pool.trec"
+    assert main([*command.split(), "--split=dev", "--depth=5", "--skip_top=2"]) == 0
+    pool = [line.split() for line in (tmp_path / "pool.trec").read_text().splitlines()]
+    expected = [(query, p) for query in "37" for p in best[query][2:5] if p != query]
+    assert [(query, p) for query, _, p, *_ in pool] == expected
+    assert min(len(best[query]) for query in "37") > 5
+
+
+@pytest.mark.effect("mine --run", "mine --out", "mine --denoise_run", "mine --json_out")
 def test_mine_prints_what_it_wrote(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +164,7 @@ def test_mistakes_get_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.effect("finetune --json_out")
 @pytest.mark.parametrize("layout", ["msmarco", "dpr"])
 def test_finetuning_reads_the_layout_and_its_negatives(
     folders: dict[str, Path], tmp_path: Path, layout: str

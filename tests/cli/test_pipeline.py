@@ -11,12 +11,19 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cocondenser_jax import warm_start
 from cocondenser_jax.cli import main
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.files import read_json
+from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.loop import WarmStart
 from tests.cli.workplace import ODD_NAME, SMALLER, make_workplace
 
 README = Path(__file__).parents[2] / "README.md"
@@ -98,6 +105,18 @@ def test_the_pipeline_ends_in_metrics(finished: Path, capsys: pytest.CaptureFixt
     assert 0.0 < float(printed["MRR@10"]) <= 1.0
 
 
+@pytest.mark.effect("pretrain --config", "pretrain --workdir", "finetune --config")
+@pytest.mark.effect("finetune --workdir")
+def test_each_run_is_that_of_its_experiment(finished: Path) -> None:
+    for stage in ("condenser", "cocondenser"):
+        config = read_json(finished / "runs" / stage / "run.json")["config"]
+        assert config["train"]["contrastive"] == (stage == "cocondenser")
+        assert config["model"]["n_head_layers"] == 1  # in small.py, not in default.py
+    config = read_json(finished / "runs" / "finetune" / "finetune.json")
+    assert (config["task"], config["learning_rate"]) == ("retriever", 3e-4)
+
+
+@pytest.mark.effect("convert --pytorch_folder", "convert --checkpoint", "convert --out")
 def test_convert_and_back_gives_the_same_parameters(finished: Path, tmp_path: Path) -> None:
     folder = finished / "runs" / "model"
     assert main(["convert", f"--pytorch_folder={folder}", f"--out={tmp_path}/run"]) == 0
@@ -109,23 +128,78 @@ def test_convert_and_back_gives_the_same_parameters(finished: Path, tmp_path: Pa
             np.testing.assert_array_equal(value, right[key])
 
 
-def test_pretraining_starts_from_an_exported_folder(finished: Path, tmp_path: Path) -> None:
-    arguments = [
+def same(left: Any, right: Any) -> bool:
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.effect("convert --step", "convert --max_seq_length", "convert --research_layout")
+def test_an_older_checkpoint_in_the_research_layout(finished: Path, tmp_path: Path) -> None:
+    run, out = finished / "runs" / "cocondenser", tmp_path / "old"
+    command = ["convert", f"--checkpoint={run}", f"--out={out}", "--step=2"]
+    assert main([*command, "--max_seq_length=7", "--research_layout"]) == 0
+    _, params = load_folder(str(out))
+    assert same(params, load_run(run, 2)[1])
+    assert not same(params, load_run(run)[1])
+    assert (out / "model.pt").is_file()
+    assert not (out / "condenser_head.safetensors").exists()
+    assert read_json(out / "sentence_bert_config.json")["max_seq_length"] == 7
+
+
+@pytest.fixture
+def headless(finished: Path, tmp_path: Path) -> Path:
+    """The exported folder without the Condenser head."""
+    folder = Path(shutil.copytree(finished / "runs" / "model", tmp_path / "headless"))
+    (folder / "condenser_head.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.effect("convert --init_head")
+def test_a_head_is_drawn_where_it_may_be(headless: Path, tmp_path: Path) -> None:
+    command = ["convert", f"--pytorch_folder={headless}", f"--out={tmp_path}/run"]
+    assert main(command) == 2
+    assert not (tmp_path / "run").exists()
+    assert main([*command, "--init_head"]) == 0
+    assert "head_0" in load_run(tmp_path / "run")[1]
+
+
+def test_pretraining_starts_from_an_exported_folder(
+    finished: Path, headless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[Any] = []
+
+    def train(*arguments: Any, warm_start: WarmStart, **options: Any) -> None:
+        starts.append(warm_start())
+
+    monkeypatch.setattr(warm_start, "train", train)
+    command = [
+        "pretrain",
         "--config=configs/small.py",
         f"--workdir={tmp_path}/run",
         f"--config.data.store={finished}/stores/wiki",
-        f"--config.warm_start={finished}/runs/model",
         *SMALLER["pretrain"].split(),
     ]
-    assert main(["pretrain", *arguments]) == 0
-    shutil.copytree(finished / "runs" / "model", tmp_path / "headless")
-    (tmp_path / "headless" / "condenser_head.safetensors").unlink()
-    headless = [f"--config.warm_start={tmp_path}/headless", f"--workdir={tmp_path}/other"]
-    assert main(["pretrain", *arguments, *headless]) == 2
-    assert main(["pretrain", *arguments, *headless, "--config.init_head=True"]) == 0
-    # Once there is a checkpoint, what the run started from may go.
-    shutil.rmtree(tmp_path / "headless")
-    assert main(["pretrain", *arguments, *headless, "--config.init_head=True"]) == 0
+    assert main([*command, f"--config.warm_start={finished}/runs/model"]) == 0
+    command += [f"--config.warm_start={headless}"]
+    assert main(command) == 2
+    assert main([*command, "--config.init_head=True"]) == 0
+    _, params, _ = load_run(finished / "runs" / "cocondenser")
+    (_, whole), (_, new_head) = starts
+    assert same(whole, params)
+    assert not same(new_head.pop("head_0"), params.pop("head_0"))
+    assert same(new_head, params)
+
+
+def test_once_there_is_a_checkpoint_what_the_run_started_from_may_go(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stores").symlink_to(finished / "stores")
+    monkeypatch.chdir(tmp_path)
+    _, *command = readme_commands()[2]
+    assert "--config.warm_start=runs/condenser" in command
+    assert main([*command, *SMALLER["pretrain"].split()]) == 2
+    shutil.copytree(finished / "runs" / "cocondenser", "runs/cocondenser", dirs_exist_ok=True)
+    assert main([*command, *SMALLER["pretrain"].split()]) == 0
 
 
 def test_a_converted_model_is_not_a_run_to_resume(

@@ -32,6 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / "data" / f"{name}.jsonl").write_text("\n".join(records))
     judgments = "".join(f"{i}\t{i}\t1\n" for i in range(N_QUERIES))
     (place / "data" / "qrels" / "train.tsv").write_text(judgments)
+    (place / "data" / "qrels" / "two.tsv").write_text("2\t2\t1\n5\t5\t1\n")
     (place / "model").mkdir()
     save_tokenizer(train_wordpiece(WORDS * 9, 80), place / "model")
     config = transformers.BertConfig(
@@ -84,12 +85,27 @@ def test_our_tokenizers_part_the_texts_of_a_pair(cross_encoder: Path) -> None:
     assert features["token_type_ids"].unique().tolist() == [0, 1]
 
 
+@pytest.mark.effect("rerank --model", "rerank --run", "rerank --data", "rerank --run_out")
+@pytest.mark.effect("rerank --depth", "rerank --batch_size", "rerank --json_out")
 def test_reranking_prints_what_it_did(
-    place: Path, cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    cross_encoder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    sizes = []
+    forward = transformers.BertModel.forward
+
+    def note_size(self, input_ids, *arguments, **options):
+        sizes.append(len(input_ids))
+        return forward(self, input_ids, *arguments, **options)
+
+    monkeypatch.setattr(transformers.BertModel, "forward", note_size)
     out, metrics = tmp_path / "reranked.trec", tmp_path / "metrics.json"
     flags = ["--depth=3", "--batch_size=2", f"--json_out={metrics}"]
     assert main(reranking(place, cross_encoder, out, *flags)) == 0
+    assert max(sizes) == 2
     printed = capsys.readouterr().out
     assert printed.startswith(f"{out}\n")
     assert re.search(rf"^queries +{N_QUERIES}$", printed, re.MULTILINE)
@@ -103,6 +119,24 @@ def test_reranking_prints_what_it_did(
     assert written["reranking_ms_per_query"] > 0
 
 
+@pytest.mark.effect("rerank --split", "rerank --precision")
+def test_a_split_in_half_precision(place: Path, cross_encoder: Path, tmp_path: Path) -> None:
+    pool = trec.read_run(place / "pool.trec")
+    trec.write_run(tmp_path / "two.trec", {query: pool[query] for query in "25"})
+    found = []
+    for precision in "float32", "bfloat16":
+        command = reranking(place, cross_encoder, tmp_path / "out.trec", "--with_positives")
+        flags = [f"--run={tmp_path}/two.trec", "--split=two", f"--precision={precision}"]
+        assert main([*command, *flags]) == 0
+        found.append(trec.read_run(tmp_path / "out.trec"))
+    assert found[0].keys() == found[1].keys() == {"2", "5"}
+    for query in "25":
+        single, half = ([run[query][p] for p in sorted(run[query])] for run in found)
+        assert single == pytest.approx(half, rel=0.1, abs=0.1)
+        assert max(abs(a - b) for a, b in zip(single, half, strict=True)) > 1e-4
+
+
+@pytest.mark.effect("rerank --with_positives", "mine --denoise_below")
 def test_a_teachers_scores_denoise_a_pool(
     place: Path, cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,11 +3,17 @@
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import faiss
+import numpy as np
+import pyarrow.parquet
 import pytest
+import torch
+import transformers
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_corpus, read_split
@@ -17,13 +23,100 @@ from cocondenser_jax.retrieval.bm25 import bm25_run
 
 @pytest.fixture(scope="module")
 def encoded(model_folder: Path, beir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """embeddings/, their index/, and vectors.parquet."""
+    """embeddings/ and their index/, made with a copy of the model that is gone."""
     place = tmp_path_factory.mktemp("encoded")
-    command = ["encode", f"--model={model_folder}", f"--corpus={beir}", "--shard_size=25"]
-    out = [f"--out={place}/embeddings", f"--parquet={place}/vectors.parquet"]
-    assert main([*command, *out, f"--json_out={place}/encode.json"]) == 0
+    shutil.copytree(model_folder, place / "model")
+    command = ["encode", f"--model={place}/model", f"--corpus={beir}", "--shard_size=25"]
+    assert main([*command, f"--out={place}/embeddings", f"--json_out={place}/encode.json"]) == 0
     assert main(["index", f"--embeddings={place}/embeddings", f"--out={place}/index"]) == 0
+    shutil.rmtree(place / "model")
     return place
+
+
+@pytest.fixture(scope="module")
+def data(beir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The collection with a split `few`, which judges three of its queries."""
+    folder = Path(shutil.copytree(beir, tmp_path_factory.mktemp("data") / "beir"))
+    judgments = "".join(f"q{i}\td{i}\t1\n" for i in (3, 5, 8))
+    (folder / "qrels" / "few.tsv").write_text("query-id\tcorpus-id\tscore\n" + judgments)
+    return folder
+
+
+@torch.no_grad()
+def vectors_by_hand(folder: Path, texts: list[str], length: int) -> np.ndarray:
+    """Returns the mean of the last layer over each text's first tokens, by transformers alone."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+    mask = batch["attention_mask"][..., None]
+    hidden = model(**batch).last_hidden_state * mask
+    return (hidden.sum(1) / mask.sum(1)).numpy()
+
+
+@pytest.mark.effect("encode --model", "encode --corpus", "encode --out", "encode --batch_size")
+@pytest.mark.effect("encode --passage_length", "encode --shard_size", "encode --dtype")
+@pytest.mark.effect("encode --precision", "encode --pooling", "encode --parquet")
+@pytest.mark.effect("encode --json_out")
+def test_what_each_flag_of_encode_does(
+    model_folder: Path, beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    forward = transformers.BertModel.forward
+
+    def note_size(self, input_ids, *arguments, **options):
+        sizes.append(len(input_ids))
+        return forward(self, input_ids, *arguments, **options)
+
+    monkeypatch.setattr(transformers.BertModel, "forward", note_size)
+    command = "encode --batch_size=7 --passage_length=16 --shard_size=25 --pooling=mean"
+    command += " --dtype=float16 --precision=bfloat16"
+    places = [f"--model={model_folder}", f"--corpus={beir}", f"--out={tmp_path}/out"]
+    written = [f"--parquet={tmp_path}/vectors.parquet", f"--json_out={tmp_path}/encode.json"]
+    assert main([*command.split(), *places, *written]) == 0
+    monkeypatch.undo()
+
+    assert max(sizes) == 7
+    shards = [np.load(path) for path in sorted((tmp_path / "out").glob("*.npy"))]
+    assert [len(shard) for shard in shards] == [25, 25, 10]
+    vectors_NxD = np.concatenate(shards)
+    assert vectors_NxD.dtype == np.float16
+    passages = list(read_corpus(beir))
+    expected_NxD = vectors_by_hand(model_folder, [f"{p.title} {p.text}" for p in passages], 16)
+    errors_NxD = vectors_NxD.astype(np.float32) - expected_NxD
+    errors_N = np.linalg.norm(errors_NxD, axis=1) / np.linalg.norm(expected_NxD, axis=1)
+    # Of bfloat16; the rounding to float16 alone gives less than 2 ** -11.
+    assert (errors_N > 2**-11).all()
+    assert (errors_N < 0.02).all()
+    table = pyarrow.parquet.read_table(tmp_path / "vectors.parquet")
+    assert table["id"].to_pylist() == [passage.id for passage in passages]
+    np.testing.assert_array_equal(table["vector"].to_pylist(), vectors_NxD)
+    manifest = json.loads((tmp_path / "encode.json").read_text())
+    assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
+
+
+@pytest.mark.effect("index --embeddings", "index --out", "index --factory", "index --json_out")
+@pytest.mark.effect("search --parameters", "search --top_k", "retrieve --parameters")
+def test_an_approximate_index_finds_more_with_its_parameters(
+    encoded: Path, model_folder: Path, data: Path, tmp_path: Path
+) -> None:
+    command = ["index", f"--embeddings={encoded}/embeddings", "--factory=IVF8,Flat"]
+    out = [f"--out={tmp_path}/index", f"--json_out={tmp_path}/index.json"]
+    assert main([*command, *out]) == 0
+    index = faiss.extract_index_ivf(faiss.read_index(str(tmp_path / "index" / "index.faiss")))
+    assert (index.nlist, index.ntotal) == (8, 60)
+    assert json.loads((tmp_path / "index.json").read_text())["factory"] == "IVF8,Flat"
+
+    place = [f"--index={tmp_path}/index", f"--model={model_folder}"]
+    search = ["search", *place, "--query=abcde", "--top_k=60", f"--json_out={tmp_path}/found"]
+    retrieve = ["retrieve", *place, f"--data={data}", f"--run_out={tmp_path}/run"]
+    found = {}
+    for flags in [], ["--parameters=nprobe=8"]:
+        assert main([*search, *flags]) == 0
+        assert main([*retrieve, *flags]) == 0
+        hits = json.loads((tmp_path / "found").read_text())["hits"]
+        found[bool(flags)] = [len(hits), len(read_run(tmp_path / "run")["q0"])]
+    assert found[True] == [60, 60]
+    assert max(found[False]) < 60
 
 
 def test_encoding_says_which_pooling_was_used(
@@ -52,6 +145,8 @@ def test_encoding_says_which_pooling_was_used(
     assert abs(mean - cls) > 1e-3
 
 
+@pytest.mark.effect("search --index", "search --embeddings", "search --model")
+@pytest.mark.effect("search --query", "search --json_out")
 def test_search_prints_passages_with_their_ids(
     encoded: Path, model_folder: Path, beir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,46 +221,50 @@ def test_queries_are_answered_line_by_line(
     assert [(a["query"], len(a["hits"])) for a in answers] == [("abcde fgh", 2), ("hgfed", 2)]
 
 
+@pytest.mark.effect("retrieve --index", "retrieve --embeddings", "retrieve --model")
+@pytest.mark.effect("retrieve --data", "retrieve --split", "retrieve --depth")
+@pytest.mark.effect("retrieve --run_out", "retrieve --json_out")
 def test_a_corpus_is_searched_with_and_without_an_index(
     encoded: Path,
     model_folder: Path,
-    beir: Path,
+    data: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert sorted(path.name for path in encoded.iterdir() if "json" not in path.name) == [
-        "embeddings", "index", "vectors.parquet"
-    ]  # fmt: skip
     runs = []
     for place in (f"--embeddings={encoded}/embeddings", f"--index={encoded}/index"):
         out = [f"--run_out={tmp_path}/run.trec", f"--json_out={tmp_path}/metrics.json"]
-        data = [f"--model={model_folder}", f"--data={beir}", "--split=train", "--depth=7"]
-        assert main(["retrieve", place, *data, *out]) == 0
+        flags = [f"--model={model_folder}", f"--data={data}", "--split=few", "--depth=7"]
+        assert main(["retrieve", place, *flags, *out]) == 0
         runs.append([line.split()[:4] for line in (tmp_path / "run.trec").open()])
         metrics = json.loads((tmp_path / "metrics.json").read_text())
-        assert (metrics["queries"], metrics["passages"]) == (24, 60)
+        assert (metrics["queries"], metrics["passages"]) == (3, 60)
         for part in ("encoding", "search"):
             seconds = metrics[f"{part}_seconds"]
-            assert metrics[f"{part}_ms_per_query"] == pytest.approx(seconds * 1000 / 24)
+            assert metrics[f"{part}_ms_per_query"] == pytest.approx(seconds * 1000 / 3)
         assert "search_ms_per_query" in capsys.readouterr().out
     assert runs[0] == runs[1]
-    assert len(runs[0]) == 24 * 7
+    assert [line[0] for line in runs[0]] == ["q3"] * 7 + ["q5"] * 7 + ["q8"] * 7
 
 
-def test_bm25_by_command_line(beir: Path, tmp_path: Path) -> None:
-    queries, _ = read_split(beir, "train")
-    for flags, settings in ([], {}), (["--k1=0.82", "--b=0.68"], {"k1": 0.82, "b": 0.68}):
-        out = tmp_path / "bm25.trec"
-        command = ["bm25", f"--data={beir}", "--split=train", f"--run_out={out}", "--depth=9"]
-        assert main([*command, *flags, f"--json_out={tmp_path}/metrics.json"]) == 0
-        assert json.loads((tmp_path / "metrics.json").read_text())["queries"] == 24
-        expected = bm25_run(read_corpus(beir), queries, depth=9, **settings)
-        found = read_run(out)
-        assert {query: list(results) for query, results in found.items()} == {
-            query: list(results) for query, results in expected.items() if results
-        }
-        best = next(iter(found))
-        assert max(found[best].values()) == pytest.approx(max(expected[best].values()), rel=1e-5)
+@pytest.mark.effect("bm25 --data", "bm25 --split", "bm25 --run_out", "bm25 --depth")
+@pytest.mark.effect("bm25 --json_out", "bm25 --k1", "bm25 --b")
+def test_bm25_by_command_line(data: Path, tmp_path: Path) -> None:
+    out, metrics = tmp_path / "bm25.trec", tmp_path / "metrics.json"
+    command = ["bm25", f"--data={data}", "--split=few", f"--run_out={out}", "--depth=2"]
+    queries, _ = read_split(data, "few")
+    scores = set()
+    for settings in {}, {"k1": 0.5}, {"b": 0.9}:
+        flags = [f"--{name}={value}" for name, value in settings.items()]
+        assert main([*command, *flags, f"--json_out={metrics}"]) == 0
+        assert json.loads(metrics.read_text())["queries"] == 3
+        expected, found = bm25_run(read_corpus(data), queries, depth=2, **settings), read_run(out)
+        assert found.keys() == {"q3", "q5", "q8"}
+        for query, results in found.items():
+            assert list(results) == list(expected[query])
+            assert results == pytest.approx(expected[query], rel=1e-5)
+        scores.add(max(found["q3"].values()))
+    assert len(scores) == 3
 
 
 @pytest.mark.parametrize(
@@ -180,6 +279,7 @@ def test_bm25_by_command_line(beir: Path, tmp_path: Path) -> None:
         ("retrieve --index=INDEX --model=MODEL --data=DATA", "required: --run_out"),
         ("retrieve --index=INDEX --model=MODEL --data=DATA --run_out=r --depth=0", "depth=0"),
         ("retrieve --index=INDEX --model=MODEL --data=none --run_out=r", "none does not exist"),
+        ("retrieve --index=INDEX --model=MODEL --data=DATA --run_out=r --split=", "split ''"),
         (
             "retrieve --embeddings=EMBEDDINGS --model=MODEL --data=DATA --run_out=r"
             " --parameters=nprobe=2",

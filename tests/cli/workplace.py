@@ -15,7 +15,8 @@ WORDS = "red green blue stone river cloud tree house bird fish salt iron wind sn
 # The README's pipeline at a size for tests: the same commands, with these settings added.
 SMALLER = {
     "corpus": "--max_tokens=16",
-    "pretrain": "--config.train.steps=3 --config.data.documents_per_step=16"
+    "pretrain": "--config.train.steps=3 --config.checkpoint.every=2"
+    " --config.data.documents_per_step=16"
     " --config.data.length=16 --config.model.hidden_size=16 --config.model.intermediate_size=32"
     " --config.model.num_hidden_layers=2 --config.model.skip_from=1"
     " --config.model.max_position_embeddings=32 --config.model.num_attention_heads=2",

@@ -44,13 +44,16 @@ def first_loss(make_model, argument, data, workdir):
     return result["loss"], model
 
 
+def cosines(model, texts):
+    first, second = (model.encode(texts[i:24:2]) for i in (0, 1))
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return (first * second).sum(1) / lengths
+
+
 def test_pairs_are_taught_their_cosine(make_model, files):
     root, texts = files
     loss, model = first_loss(make_model, "stsb", root / "sts.csv", root / "run")
-    first, second = (model.encode(texts[i:24:2]) for i in (0, 1))
-    cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1)
-    cosines /= np.linalg.norm(second, axis=1)
-    expected = np.mean((cosines - np.arange(12) % 6 / 5) ** 2)
+    expected = np.mean((cosines(model, texts) - np.arange(12) % 6 / 5) ** 2)
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
@@ -71,6 +74,8 @@ def test_samples_grow_with_their_size(files):
         _read_rows(root / "sts.csv", "cosine", 13, 42)
 
 
+@pytest.mark.effect("evaluate --model", "evaluate --sts", "evaluate --triplets")
+@pytest.mark.effect("evaluate --pooling")
 def test_the_commands_train_and_evaluate_an_encoder(model_folder, files, capsys):
     root, texts = files
     flags = [f"--config.model={model_folder}", f"--config.data={root / 'sts.csv'}"]
@@ -89,6 +94,10 @@ def test_the_commands_train_and_evaluate_an_encoder(model_folder, files, capsys)
     vectors = [loaded.encode(texts[i::3]) for i in range(3)]
     near, far = (np.linalg.norm(vectors[0] - other, axis=1) for other in vectors[1:])
     assert json.loads(figures.read_text()) == {"Accuracy": (near < far).mean()}
+    assert main([*command, f"--sts={root / 'sts.csv'}", "--pooling=mean"]) == 0
+    model = load_retriever(root / "run" / "encoder", pooling="mean")
+    pearson = 100 * np.corrcoef(cosines(model, texts), np.arange(12) % 6)[0, 1]
+    assert json.loads(figures.read_text())["Pearson"] == pytest.approx(pearson, abs=0.01)
 
     capsys.readouterr()
     for wrong, message in (

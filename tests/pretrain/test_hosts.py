@@ -111,6 +111,7 @@ def losses(workdir: Path) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.effect("pretrain --coordinator", "pretrain --num_hosts", "pretrain --host")
 @pytest.mark.timeout(1200)
 def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: Path) -> None:
     config = config.copy_and_resolve_references().unlock()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
+from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
@@ -75,6 +76,30 @@ def test_a_batch_that_does_not_fit_is_named(tmp_path: Path) -> None:
     planned = small_plan(tmp_path, *(f"--config.{x}" for x in overrides))
     assert planned["fits"].startswith("no: Ran out of memory")
     assert "memory, in all (GiB)" not in planned
+
+
+@pytest.mark.effect("plan --config", "plan --topology", "plan --search_chunk", "plan --json_out")
+def test_what_each_flag_of_plan_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretend(
+        model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
+    ) -> dict[str, Any]:
+        chunk = settings.loss.chunk_size
+        fits = "yes" if chunk <= 8 else "no"
+        return {
+            "fits": fits,
+            "chunk": chunk,
+            "on": topology,
+            "layers": model_config.num_hidden_layers,
+        }
+
+    monkeypatch.setattr(module, "plan_step", pretend)
+    monkeypatch.setattr(module, "_topology", lambda name: (None, [None] * 8))
+    command = ["plan", "--config=configs/small.py", "--topology=v5e-8"]
+    command += [f"--json_out={tmp_path}/plan.json"]
+    for flags, chunk in ([], 0), (["--search_chunk"], 8):  # 16 spans a core
+        assert main([*command, *flags]) == 0
+        planned = json.loads((tmp_path / "plan.json").read_text())
+        assert planned == {"fits": "yes", "chunk": chunk, "on": "v5e-8", "layers": 4}
 
 
 def test_the_largest_chunk_is_found_by_bisection(

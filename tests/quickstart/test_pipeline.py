@@ -102,11 +102,18 @@ def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         warm_starts.append((Path(name_or_folder), params))
         return model_config, params
 
+    outcomes: list[Outcome] = []
+
+    def kept(*arguments: Any, **options: Any) -> Outcome:
+        outcomes.append(quickstart(*arguments, **options))
+        return outcomes[-1]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_start, "load_warm_start", recorded)
-        outcome = quickstart(workdir)
-        rows = quickstart(workdir, compare_all=True).rows
-    return Finished(workdir, outcome, rows, warm_starts)
+        patch.setattr(pipeline, "quickstart", kept)
+        for flags in [], ["--compare=all"]:
+            assert main(["quickstart", f"--workdir={workdir}", *flags]) == 0
+    return Finished(workdir, outcomes[0], outcomes[1].rows, warm_starts)
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -134,6 +141,7 @@ def test_the_folder_holds_what_was_promised(finished: Finished) -> None:
     assert "30 held-out first paragraphs" in report
 
 
+@pytest.mark.effect("quickstart --workdir", "quickstart --compare")
 def test_rows_are_an_evaluation_of_the_run_files(finished: Finished) -> None:
     qrels = read_qrels(finished.workdir / "data" / "qrels" / "test.tsv")
     names = ("no-pretraining", "condenser", "cocondenser")

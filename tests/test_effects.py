@@ -1,0 +1,29 @@
+"""Every setting and every flag has a test of its effect.
+
+Such a test gives a value that is not the default, asserts what changes, and names what it covers:
+`@pytest.mark.effect("pretrain optimizer.b1", "search --depth")`. The marks are read from the source
+of the tests and compared with the declared settings and with the parser, so a setting or flag that
+is added without a test fails here, and so does the mark of one that is gone.
+"""
+
+import ast
+from pathlib import Path
+
+from cocondenser_jax.settings import DECLARED_IN, declared_settings
+
+TESTS = Path(__file__).parent
+
+
+def marked() -> set[str]:
+    """Returns the names in the `effect` marks of all tests."""
+    names = set()
+    for file in TESTS.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.effect"):
+                names |= {argument.value for argument in node.args}  # literals only
+    return names
+
+
+def test_every_setting_has_a_test_of_its_effect() -> None:
+    declared = {f"{task} {name}" for task in DECLARED_IN for name in declared_settings(task)}
+    assert declared == {name for name in marked() if "--" not in name}

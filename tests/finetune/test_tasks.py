@@ -17,6 +17,7 @@ from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
+from cocondenser_jax.retrieval.models import load_retriever
 from configs import cross_encoder, sentences
 from configs import finetune as retriever
 
@@ -232,3 +233,20 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
     config.strict = True
     with pytest.raises(UserError, match="q10"):
         finetune(config, tmp_path / "strict")
+
+
+@pytest.mark.parametrize("task", ["retriever"])
+def test_the_prompts_of_a_model_stand_before_its_texts(
+    config, task, model_folder, monkeypatch, tmp_path
+):
+    model = load_retriever(model_folder)
+    prompts = {"query": "abc abc ", "document": "hhh "}
+    model.prompts.update(prompts)
+    model.save_pretrained(str(tmp_path / "model"))
+    config.update(model=str(tmp_path / "model"), loader_workers=0, passage_length=30)
+    config.pooling = ""  # the folder's own modules
+    batch = next(iter(made_trainer(monkeypatch, config, tmp_path / "run").get_train_dataloader()))
+    for column, task_name in (("query", "query"), ("positive", "document")):
+        prompt = model.tokenizer(prompts[task_name])["input_ids"][:-1]
+        begins = batch[f"{column}_input_ids"][:, : len(prompt)].tolist()
+        assert begins == [prompt] * 6

@@ -220,8 +220,8 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     for name, tensor in expected.items():
         moved = tensor - before[name]
         error = np.linalg.norm(trained[name] - before[name] - moved)
-        # Keys have a bias whose gradient is 0 in exact arithmetic.
-        assert error <= max(2e-3 * np.linalg.norm(moved), 1e-9), name
+        # Some biases hardly move: that of the keys has a gradient of 0 in exact arithmetic.
+        assert error <= max(2e-3 * np.linalg.norm(moved), 1e-7), name
 
     shapes = {name: value.shape for name, value in trained.items()}
     assert shapes["roberta.embeddings.position_embeddings.weight"] == (20, 16)

@@ -102,7 +102,7 @@ def test_a_loss_or_a_gradient_alone_is_enough(
         monkeypatch.setattr(step_module, "loss_and_gradient", lambda *arguments: computed)
         return step_module.train_step(None, settings, before, None)[0]  # type: ignore[arg-type]
 
-    for loss, slope, skipped in ((1, 1, 0), (1, np.inf, 1), (1, np.nan, 1), (np.inf, 1, 1)):
+    for loss, slope, skipped in ((1.0, 1.0, 0), (1.0, np.inf, 1), (np.inf, 1.0, 1)):
         after = step(loss, slope)
         assert (after.step, after.skipped) == (1, skipped)
         pairs = zip(jax.tree.leaves(before[1:3]), jax.tree.leaves(after[1:3]), strict=True)

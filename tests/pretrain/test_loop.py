@@ -217,11 +217,11 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
         assert line == pytest.approx(lines[int(line["step"]) - 1], rel=1e-3)
     trained = to_tensors(load_run(unusual.workdir)[1], model_config)
     assert trained.keys() == expected.keys()
+    moved = {name: tensor - before[name] for name, tensor in expected.items()}
+    whole = np.linalg.norm([np.linalg.norm(x) for x in moved.values()])
     for name, tensor in expected.items():
-        moved = tensor - before[name]
-        error = np.linalg.norm(trained[name] - before[name] - moved)
-        # Some biases hardly move: that of the keys has a gradient of 0 in exact arithmetic.
-        assert error <= max(2e-3 * np.linalg.norm(moved), 1e-7), name
+        # Of the whole: some biases hardly move, and what moves them is rounding.
+        assert np.linalg.norm(trained[name] - tensor) <= 1e-3 * whole, name
 
     shapes = {name: value.shape for name, value in trained.items()}
     assert shapes["roberta.embeddings.position_embeddings.weight"] == (20, 16)

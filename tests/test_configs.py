@@ -77,6 +77,10 @@ def test_pretraining_config_fits_its_devices(experiment: str, n_devices: int) ->
     model = ModelConfig(**config.model.to_dict(), vocab_size=30522)
     spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
     check_batch(spec, config.train.chunk_size, model.max_length, n_devices)
+    chunk_size, n_spans = config.train.chunk_size, 2 * config.data.documents_per_step
+    assert n_spans % (2 * n_devices) == 0
+    assert (n_spans // n_devices) % (chunk_size or 1) == 0
+    assert config.data.length <= config.model.max_position_embeddings
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "default"])

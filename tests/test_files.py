@@ -20,6 +20,7 @@ from cocondenser_jax.files import (
     read_json,
     read_lines,
     require_absent,
+    write_checksums,
     write_json,
 )
 from cocondenser_jax.locks import LOCK
@@ -274,3 +275,23 @@ def test_broken_checksums_are_damage(tmp_path: Path, content: str) -> None:
     (tmp_path / "outside").touch()
     (folder / CHECKSUMS).write_text(content)
     assert damaged_file(folder) is not None
+
+
+def test_what_a_power_cut_must_not_lose_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "run.json"
+    synced: dict[int, tuple[int, bool]] = {}
+
+    def fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced.setdefault(status.st_ino, (status.st_size, target.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_json(target, {"a": 1})
+    # All of it, before it gets its name.
+    assert synced == {target.stat().st_ino: (target.stat().st_size, False)}
+    (tmp_path / "arrays").write_bytes(b"0123")
+    write_checksums(tmp_path)
+    for path in tmp_path.iterdir():
+        assert synced[path.stat().st_ino][0] == path.stat().st_size

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from cocondenser_jax import warm_start
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import import_folder, load_folder
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.warm_start import load_warm_start
+from cocondenser_jax.warm_start import load_warm_start, pretrain
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
 
@@ -39,6 +40,7 @@ def settings(**changes: Any) -> ConfigDict:
     """What `config.model` says; the BERT has two layers, and a head of two."""
     sizes = default.get_config().model.unlock()
     sizes.update({"skip_from": 1, "late_mlm": False, "hidden_dropout_prob": 0.3, **changes})
+    sizes.attention_probs_dropout_prob = 0.4
     return sizes
 
 
@@ -55,6 +57,7 @@ def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path, store: 
     config, params = load_warm_start(str(bert), store, settings(), None)
     assert (config.hidden_size, config.n_head_layers, config.skip_from) == (32, 2, 1)
     assert (config.late_mlm, config.hidden_dropout_prob) == (False, 0.3)
+    assert config.attention_probs_dropout_prob == 0.4
     _, expected = load_folder(str(folder))
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -86,3 +89,35 @@ def test_another_vocabulary_is_refused(folder: Path, store: Path) -> None:
     save_tokenizer(train_wordpiece(["other words"], 40), folder)
     with pytest.raises(UserError, match="made with another tokenizer"):
         load_warm_start(str(folder), store, settings(), None)
+
+
+@pytest.mark.effect("pretrain warm_start", "pretrain init_head")
+def test_an_experiment_names_what_its_run_starts_from(
+    folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "model.pt").unlink()
+    started: list[Any] = []
+    monkeypatch.setattr(
+        warm_start, "train", lambda *_, warm_start, label: started.append(warm_start)
+    )
+
+    def start(**changes: Any) -> Any:
+        config = default.get_config().unlock()
+        config.data.store, config.model = str(store), settings(n_head_layers=1)
+        config.update(changes)
+        pretrain(config, tmp_path / "run")
+        return started.pop()()
+
+    def same(one: Any, other: Any) -> list[bool]:
+        pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+        return [np.array_equal(a, b) for a, b in pairs]
+
+    assert start() is None
+    with pytest.raises(UserError, match="has no Condenser head; --init_head"):
+        start(warm_start=str(folder))
+    _, params = start(warm_start=str(folder), init_head=True, seed=3)
+    _, expected = load_folder(str(folder), n_head_layers=1, skip_from=1, init_head_seed=3)
+    assert all(same(params, expected))
+    _, other = start(warm_start=str(folder), init_head=True, seed=4)
+    assert not all(same(params.pop("head_0"), other.pop("head_0")))
+    assert all(same(params, other))

@@ -28,6 +28,8 @@ from cocondenser_jax.corpus.token_files import (
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files import file_sha256
 
+_SPANS_AT_ONCE = 10_000  # read to count their tokens
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStore:
@@ -84,7 +86,7 @@ class TokenStore:
         """Returns how often each token id occurs, `counts_V`, in evenly spaced spans."""
         chosen_N = np.linspace(0, self.n_spans - 1, min(n_spans, self.n_spans)).astype(np.int64)
         counts_V = np.zeros(self.vocab_size, np.int64)
-        for spans_N in np.array_split(chosen_N, math.ceil(len(chosen_N) / 10_000)):
+        for spans_N in np.array_split(chosen_N, math.ceil(len(chosen_N) / _SPANS_AT_ONCE)):
             ids_NxL, _, n_tokens_N = self.read_spans(spans_N, self.max_tokens - 2)
             inside_NxL = np.arange(ids_NxL.shape[1]) < n_tokens_N[:, None]
             counts_V += np.bincount(ids_NxL[inside_NxL], minlength=self.vocab_size)

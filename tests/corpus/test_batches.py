@@ -2,11 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch, read_batches
+from cocondenser_jax.corpus import batches
+from cocondenser_jax.corpus.batches import (
+    Batch,
+    BatchSpec,
+    batch_documents,
+    make_batch,
+    read_batches,
+)
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
@@ -119,6 +127,35 @@ def test_a_batch_depends_on_seed_and_step_only(store: TokenStore) -> None:
             np.testing.assert_array_equal(a, b)
     other = make_batch(store, SPEC._replace(seed=8), 0)
     assert (other.input_ids_SxL != steps[0].input_ids_SxL).any()
+
+
+def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(
+    store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [SPEC._replace(seed=seed) for seed in range(4)]
+    assert len({tuple(batch_documents(store, spec, 0)) for spec in specs}) == 4
+
+    pairs, draws = [], []
+    mask, read = batches.mask_whole_words, TokenStore.read_spans
+
+    def read_spans(self: TokenStore, spans_N: np.ndarray, length: int) -> Any:
+        pairs.append(tuple(spans_N))
+        return read(self, spans_N, length)
+
+    def mask_whole_words(*arguments: Any, **settings: Any) -> Any:
+        draws.append(arguments[3])
+        return mask(*arguments, **settings)
+
+    monkeypatch.setattr(TokenStore, "read_spans", read_spans)
+    monkeypatch.setattr(batches, "mask_whole_words", mask_whole_words)
+    # The same documents in every step: what differs is what is drawn.
+    monkeypatch.setattr(batches, "document_order", lambda store, seed: np.arange(10_000) % 8)
+    for spec in specs[:2]:
+        for step in range(40):
+            make_batch(store, spec, step)
+    assert len(set(pairs)) == len(pairs) == 80
+    numbers = np.concatenate(draws)
+    assert len(np.unique(numbers)) == numbers.size
 
 
 def test_batches_that_cannot_be_filled_are_refused(store: TokenStore) -> None:

@@ -2,12 +2,15 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocondenser_jax.corpus import build
+from cocondenser_jax.corpus import store as store_module
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import Span, cut_documents
@@ -226,6 +229,41 @@ def test_the_same_corpus_gives_the_same_store(
     build_store(corpus, tokenizer_folders["bert"], tmp_path / "other", max_tokens=MAX_TOKENS + 1)
     again, other = open_store(tmp_path / "again"), open_store(tmp_path / "other")
     assert again.sha256 == open_store(stores["bert"]).sha256 != other.sha256
+
+
+@pytest.mark.parametrize(("constant", "value"), [("DOCUMENTS", 5), ("CHARACTERS", 2000)])
+def test_batches_of_documents_do_not_matter(
+    corpus: str, tokenizer_folders: dict[str, str], stores: dict[str, Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, constant: str, value: int,
+) -> None:  # fmt: skip
+    sizes: list[int] = []
+    cut = build.cut_documents
+
+    def counting(documents: list, *arguments: Any) -> Any:
+        sizes.append(len(documents))
+        return cut(documents, *arguments)
+
+    monkeypatch.setattr(build, f"BATCH_{constant}", value)
+    monkeypatch.setattr(build, "cut_documents", counting)
+    found = build_store(corpus, tokenizer_folders["bert"], tmp_path / "s", max_tokens=MAX_TOKENS)
+    assert len(sizes) > 5
+    assert json.loads(json.dumps(found)) == json.loads(
+        (stores["bert"] / "manifest.json").read_text()
+    )
+    assert found["truncated_spans"] + found["dropped_short_spans"] > 5
+
+
+def test_tokens_are_counted_in_all_spans_or_in_evenly_spaced_ones(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(shards)
+    monkeypatch.setattr(store_module, "_SPANS_AT_ONCE", 7)
+    documents = stored_documents(store).values()
+    ids = [ids for spans in documents for ids, _ in spans]
+    assert len(ids) > 3 * 7
+    for chosen, n_spans in ((ids, 100_000), ([ids[0], ids[(len(ids) - 1) // 2], ids[-1]], 3)):
+        expected = np.bincount(np.concatenate(chosen), minlength=store.vocab_size)
+        np.testing.assert_array_equal(store.token_counts(n_spans), expected)
 
 
 def test_a_damaged_store_does_not_open(stores: dict[str, Path], tmp_path: Path) -> None:

@@ -70,6 +70,18 @@ def test_the_config_beside_the_vocabulary_decides_about_case(
     )
 
 
+@pytest.mark.parametrize("rule", ["strip_accents", "tokenize_chinese_chars"])
+def test_the_config_beside_the_vocabulary_decides_about_accents_and_chinese(
+    wordpiece_folder: Path, tmp_path: Path, rule: str
+) -> None:
+    shutil.copy(wordpiece_folder / "vocab.txt", tmp_path)
+    default = load_tokenizer(str(tmp_path)).backend.encode("".join(TEXTS)).ids
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({rule: False}))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert_same_ids(tokenizer, BertTokenizer.from_pretrained(tmp_path, **{rule: False}))
+    assert tokenizer.backend.encode("".join(TEXTS)).ids != default
+
+
 def test_transformers_loads_what_was_saved(tokenizer: SpanTokenizer, tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path, model_max_length=77)
     reference = AutoTokenizer.from_pretrained(tmp_path)

@@ -16,6 +16,7 @@ from cocondenser_jax.collection.folder import passage_text, read_corpus, read_qu
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import bi_encoder, trainer
+from cocondenser_jax.finetune.schedule import random_plan
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval.models import load_retriever, passage_tokens, towers
@@ -50,11 +51,15 @@ def metrics(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_one_step_is_adamw_on_the_loss_of_all_pairs(make_model, beir, config, tmp_path):
+@pytest.mark.effect("retriever model", "retriever data", "retriever loss", "retriever scale")
+@pytest.mark.effect("retriever query_length", "retriever passage_length")
+@pytest.mark.parametrize(("loss_name", "scale"), [("contrastive", 1.0), ("pairwise", 0.1)])
+def test_one_step_is_adamw_on_the_loss_of_all_pairs(
+    make_model, beir, config, tmp_path, loss_name, scale
+):
     folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    config.update(
-        model=str(folder), batch_size=24, max_steps=1, warmup_ratio=0.0, learning_rate=1e-3
-    )
+    config.update(model=str(folder), batch_size=24, max_steps=1, warmup_ratio=0.0)
+    config.update(learning_rate=1e-3, weight_decay=0.5, loss=loss_name, scale=scale)
     result = finetune(config, tmp_path / "run")
 
     # The same step by hand: torch's autograd, Adam's first step and decoupled decay in plain sight.
@@ -70,8 +75,11 @@ def test_one_step_is_adamw_on_the_loss_of_all_pairs(make_model, beir, config, tm
         return model(**batch)[0][:, 0]
 
     positives = [passages[p] for grades in qrels.values() for p in grades]
-    scores = embed(list(queries.values()), 8) @ embed(positives, 16).T
+    scores = scale * embed(list(queries.values()), 8) @ embed(positives, 16).T
     loss = -scores.log_softmax(1).diag().mean()
+    if loss_name == "pairwise":
+        margins = torch.nn.functional.softplus(scores - scores.diag()[:, None])
+        loss = margins[~torch.eye(24, dtype=bool)].mean()
     loss.backward()
     assert result["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert metrics(tmp_path / "run")[0]["learning_rate"] == pytest.approx(1e-3)
@@ -83,13 +91,14 @@ def test_one_step_is_adamw_on_the_loss_of_all_pairs(make_model, beir, config, tm
     assert trained.keys() == before.keys()
     for name, parameter in model.named_parameters():
         gradient = parameter.grad * min(1.0, 1.0 / norm.item())
-        decay = 0.0 if name.endswith("bias") or "LayerNorm" in name else 0.01
+        decay = 0.0 if name.endswith("bias") or "LayerNorm" in name else 0.5
         expected = before[name] * (1 - 1e-3 * decay) - 1e-3 * gradient / (gradient.abs() + 1e-8)
         # Adam's first step is nearly the gradient's sign, which is noise where that is all but 0.
         clear = gradient.abs() > 1e-5
         np.testing.assert_allclose(trained[name][clear], expected[clear].detach(), atol=2e-6)
 
 
+@pytest.mark.effect("retriever max_steps")
 def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, beir):
     config.update(max_steps=4, learning_rate=1e-3)
     result = finetune(config, tmp_path / "run")
@@ -110,6 +119,7 @@ def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, b
         finetune(config, tmp_path / "run")
 
 
+@pytest.mark.effect("retriever batches")
 @pytest.mark.parametrize("order", ["random", "sequential", "hard"])
 def test_every_epoch_has_each_pair_once_and_its_own_negatives(
     config, run_file, monkeypatch, tmp_path, beir, order
@@ -146,6 +156,11 @@ def test_every_epoch_has_each_pair_once_and_its_own_negatives(
         assert sorted(number for batch in epoch for number in batch) == list(range(24))
     in_order = np.arange(24).reshape(6, 4).tolist()
     assert (epochs[0] == in_order, epochs[0] == epochs[1]) == ((order == "sequential"),) * 2
+    if order == "hard":
+        plan = np.load(tmp_path / "run" / "plans" / "epoch-0002.npz")["batches"]
+        assert epochs[2] == plan.tolist()
+    random = epochs[0] == random_plan(24, 4, seed=42).tolist()
+    assert random == (order == "random")
 
 
 @pytest.mark.parametrize("order", ["random", "hard"])
@@ -229,6 +244,7 @@ def test_queries_without_candidates_get_negatives_of_the_whole_corpus(tmp_path, 
     assert len(drawn[1]) > 9
 
 
+@pytest.mark.effect("retriever teacher_run")
 def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file, tmp_path):
     config.update(
         loss="soft_labels",
@@ -263,6 +279,7 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file
     assert finetune(config, tmp_path / "run")["steps"] == 2
 
 
+@pytest.mark.effect("retriever two_towers")
 def test_two_towers_start_equal_and_diverge(config, tmp_path, beir):
     folders = []
     for two_towers in (False, True):
@@ -326,7 +343,9 @@ def test_two_processes_make_the_steps_of_one(
     load_retriever(tmp_path / "two" / "retriever")
 
 
-def test_tokens_remembered_are_the_tokenizers(model_folder, words):
+@pytest.mark.parametrize("remembered", [1, 100_000])
+def test_tokens_remembered_are_the_tokenizers(model_folder, words, monkeypatch, remembered):
+    monkeypatch.setattr(bi_encoder, "_REMEMBERED", remembered)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     tokenize = bi_encoder.remembering_tokenizer(tokenizer)
     texts = [" ".join(words[i : i + n]) for i, n in ((0, 1), (3, 20), (7, 4))]

@@ -1,21 +1,106 @@
 """Runs: what they leave behind, how they resume, what they refuse."""
 
 import json
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
+import torch
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.configs import default
+from cocondenser_jax.convert.names import to_tensors
+from cocondenser_jax.convert.reference import (
+    TorchCondenser,
+    contrastive_loss,
+    full_labels,
+    mlm_sum,
+    open_reference,
+)
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.corpus.batches import BatchSpec, make_batch
+from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model import encoder
 from cocondenser_jax.pretrain import loop
+from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.pretrain.loop import new_model, train
+from cocondenser_jax.settings import flatten
 
 RATES = ("spans_per_second", "tokens_per_second", "input_wait_share")
+# No value is the default. What is True or False, or "bfloat16", there is the other here.
+UNUSUAL = {
+    "seed": 5,
+    "data": {"documents_per_step": 16, "length": 14},
+    "model": {
+        "model_type": "roberta",
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 20,
+        "hidden_dropout_prob": 0.2,
+        "attention_probs_dropout_prob": 0.3,
+        "n_head_layers": 1,
+        "skip_from": 1,
+        "late_mlm": False,
+    },
+    "train": {
+        "steps": 9,
+        "mlm_weight": 0.5,
+        "mlm_reduction": "span_sum",
+        "chunk_size": 2,
+        "dtype": "float32",
+    },
+    "optimizer": {
+        "learning_rate": 1e-2,
+        "warmup_ratio": 0.4,
+        "weight_decay": 0.3,
+        "clip_norm": 0.5,
+        "b1": 0.7,
+        "b2": 0.9,
+        "eps": 1e-2,
+    },
+    "checkpoint": {"every": 2, "keep": 3, "keep_every": 4},
+    "log_every": 4,
+}
+
+
+class Run(NamedTuple):
+    """A run, and what its step was computed of."""
+
+    workdir: Path
+    config: ConfigDict
+    dropped: set[tuple[int, float]]  # the axes of what went through dropout, and the rate
+    chunks: set[tuple[int, int]]  # chunks of a device, spans of a chunk
+
+
+@pytest.fixture(scope="module")
+def unusual(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of `UNUSUAL`. Nothing is dropped in it, so that PyTorch can compute the same."""
+    config = default.get_config()
+    config.update(UNUSUAL)
+    config.data.store = str(store_folder)
+    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set())
+
+    def dropout(x: Any, rate: float, seeds: Any) -> Any:
+        run.dropped.add((x.ndim, rate))
+        return x
+
+    def loss_gradient(params: Any, chunks: Any, **functions: Any) -> Any:
+        run.chunks.add(jax.tree.leaves(chunks)[0].shape[:2])
+        return gradient(params, chunks, **functions)
+
+    gradient = step_module.loss_gradient
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "dropout", dropout)
+        patch.setattr(step_module, "loss_gradient", loss_gradient)
+        train(config, run.workdir)
+    return run
 
 
 def logged(workdir: Path) -> list[dict[str, float]]:
@@ -57,33 +142,122 @@ def test_an_interrupted_run_resumes_bit_for_bit(
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_finished_run_holds_everything_it_decided(config: ConfigDict, tmp_path: Path) -> None:
-    train(config, tmp_path / "run")
+def torch_run(
+    model: TorchCondenser, store: TokenStore
+) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
+    """The steps of `UNUSUAL` in PyTorch: what each would log, and the tensors at the end."""
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.3},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        betas=(0.7, 0.9),
+        eps=1e-2,
+    )
+    lines = []
+    for number in range(9):
+        batch = make_batch(store, BatchSpec(5, 16, 14), number)
+        labels = full_labels(batch)
+        ids, mask = map(torch.from_numpy, (batch.input_ids_SxL, batch.attention_mask_SxL))
+        output = model(ids, mask, late_mlm=False)
+        mlm = mlm_sum(output.head_logits_BxLxV, labels)
+        contrast = contrastive_loss(output.late_BxLxD[:, 0])
+        loss = 0.5 * mlm / 32 + contrast
+        optimizer.zero_grad()
+        loss.backward()
+        rate = 1e-2 * min((number + 1) / 4, (9 - number) / 5)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        assert norm > 0.6
+        optimizer.step()
+        lines.append(
+            {
+                "step": number + 1,
+                "loss": loss.item(),
+                "head_mlm_loss": mlm.item() / batch.weights_SxM.sum(),
+                "contrastive_loss": contrast.item(),
+                "learning_rate": rate,
+                "gradient_norm": norm.item(),
+            }
+        )
+    named = model.named_parameters()
+    return lines, {name.removeprefix("lm."): p.detach().numpy() for name, p in named}
+
+
+@pytest.mark.effect("pretrain seed", "pretrain data.store", "pretrain data.documents_per_step")
+@pytest.mark.effect("pretrain data.length", "pretrain model.model_type")
+@pytest.mark.effect("pretrain model.hidden_size", "pretrain model.num_hidden_layers")
+@pytest.mark.effect("pretrain model.num_attention_heads", "pretrain model.intermediate_size")
+@pytest.mark.effect("pretrain model.max_position_embeddings", "pretrain model.hidden_dropout_prob")
+@pytest.mark.effect("pretrain model.attention_probs_dropout_prob", "pretrain model.n_head_layers")
+@pytest.mark.effect("pretrain model.skip_from", "pretrain model.late_mlm", "pretrain train.steps")
+@pytest.mark.effect("pretrain train.mlm_weight", "pretrain train.mlm_reduction")
+@pytest.mark.effect("pretrain train.chunk_size", "pretrain train.dtype")
+@pytest.mark.effect("pretrain optimizer.learning_rate", "pretrain optimizer.warmup_ratio")
+@pytest.mark.effect("pretrain optimizer.weight_decay", "pretrain optimizer.clip_norm")
+@pytest.mark.effect("pretrain optimizer.b1", "pretrain optimizer.b2", "pretrain optimizer.eps")
+@pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep")
+@pytest.mark.effect("pretrain checkpoint.keep_every", "pretrain log_every")
+def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
+    """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
+    defaults = flatten(default.get_config())
+    changed = [name for name, x in flatten(unusual.config).items() if x != defaults[name]]
+    assert set(defaults) - set(changed) == {
+        *("warm_start", "init_head", "train.contrastive", "train.skip_nonfinite")
+    }
+    store = open_store(Path(unusual.config.data.store))
+    model_config, params = new_model(UNUSUAL["model"], 5, store)
+    export_folder(params, model_config, store.tokenizer_folder, tmp_path / "model", {})
+    before = to_tensors(params, model_config)
+    lines, expected = torch_run(open_reference(tmp_path / "model"), store)
+
+    assert [line["step"] for line in logged(unusual.workdir)] == [4, 8, 9]
+    for line in logged(unusual.workdir):
+        assert line == pytest.approx(lines[int(line["step"]) - 1], rel=1e-3)
+    trained = to_tensors(load_run(unusual.workdir)[1], model_config)
+    assert trained.keys() == expected.keys()
+    moved = {name: tensor - before[name] for name, tensor in expected.items()}
+    whole = np.linalg.norm([np.linalg.norm(x) for x in moved.values()])
+    for name, tensor in expected.items():
+        # Of the whole: some biases hardly move, and what moves them is rounding.
+        assert np.linalg.norm(trained[name] - tensor) <= 1e-3 * whole, name
+
+    shapes = {name: value.shape for name, value in trained.items()}
+    assert shapes["roberta.embeddings.position_embeddings.weight"] == (20, 16)
+    assert shapes["roberta.encoder.layer.1.intermediate.dense.weight"] == (24, 16)
+    assert not any("layer.2" in name or "c_head.1" in name for name in shapes)
+    assert unusual.dropped == {(3, 0.2), (4, 0.3)}  # hidden states; heads' weights
+    assert unusual.chunks == {(2, 2)}
+    steps = sorted(path.name for path in (unusual.workdir / "checkpoints").iterdir())
+    assert steps == ["4", "6", "8", "9"]  # 4: a multiple of 4; the rest: the last three
+
+
+def test_a_finished_run_holds_everything_it_decided(unusual: Run, tmp_path: Path) -> None:
+    shutil.copytree(unusual.workdir, tmp_path / "run")
     run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert run["config"]["seed"] == 0
+    assert run["config"]["seed"] == 5
     assert run["config"]["data"]["documents_per_step"] == 16
     assert len(run["data"]["sha256"]) == 64
     assert run["versions"]["jax"] == jax.__version__
     assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
     assert any((tmp_path / "run" / "tensorboard").iterdir())
-    steps = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert steps == ["4", "6"]  # the last two of every second step
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    for name in ("loss", "contrastive_loss", "head_mlm_loss", "learning_rate", *RATES):
+    for name in RATES:
         assert np.isfinite(line[name])
 
     # Running the same command again changes nothing.
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    train(config, tmp_path / "run")
+    train(unusual.config, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
     # Another experiment may not resume in its folder ...
-    other = config.copy_and_resolve_references().unlock()
+    other = unusual.config.copy_and_resolve_references().unlock()
     other.seed = 1
-    with pytest.raises(UserError, match=r"config\.seed was 0, is 1"):
+    with pytest.raises(UserError, match=r"config\.seed was 5, is 1"):
         train(other, tmp_path / "run")
     # ... but how a step is cut, or how often it is saved, may change.
-    other.seed = 0
+    other.seed = 5
     other.train.chunk_size = 4
     other.checkpoint.every = 3
     train(other, tmp_path / "run")
@@ -114,6 +288,7 @@ def test_a_new_model_starts_with_the_frequencies_of_the_words(
     assert logged(tmp_path / "run")[0]["head_mlm_loss"] == pytest.approx(entropy, rel=0.15)
 
 
+@pytest.mark.effect("pretrain train.contrastive")
 def test_stage_two_starts_with_stage_one(config: ConfigDict, tmp_path: Path) -> None:
     config = config.copy_and_resolve_references().unlock()
     config.train.contrastive = False

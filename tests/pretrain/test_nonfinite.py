@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -15,6 +16,7 @@ from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain import loop, nonfinite
+from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError
@@ -88,6 +90,25 @@ def test_one_step_changes_nothing_and_the_next_does(config: ConfigDict) -> None:
         assert four.skipped == 2
 
 
+def test_a_loss_or_a_gradient_alone_is_enough(
+    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = step_settings(config)
+    before = initial_state({"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, settings.optimizer)
+
+    @jax.jit
+    def step(loss: float, slope: float) -> Any:
+        computed = {"loss": loss}, {"kernel": jnp.ones((2, 2)), "bias": jnp.full(2, slope)}
+        monkeypatch.setattr(step_module, "loss_and_gradient", lambda *arguments: computed)
+        return step_module.train_step(None, settings, before, None)[0]  # type: ignore[arg-type]
+
+    for loss, slope, skipped in ((1.0, 1.0, 0), (1.0, np.inf, 1), (np.inf, 1.0, 1)):
+        after = step(loss, slope)
+        assert (after.step, after.skipped) == (1, skipped)
+        pairs = zip(jax.tree.leaves(before[1:3]), jax.tree.leaves(after[1:3]), strict=True)
+        assert all(np.array_equal(a, b) == bool(skipped) for a, b in pairs)
+
+
 @pytest.fixture
 def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets all runs of a test share their programs."""
@@ -100,6 +121,7 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "mapped_step", shared)
 
 
+@pytest.mark.effect("pretrain train.skip_nonfinite")
 @pytest.mark.usefixtures("bad_batches", "compiled_once")
 def test_a_run_stops_saves_and_can_resume(
     config: ConfigDict, tmp_path: Path, caplog: pytest.LogCaptureFixture

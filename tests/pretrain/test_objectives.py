@@ -65,3 +65,11 @@ def test_spans_without_masks_give_zero_and_no_nan() -> None:
     value, grad = jax.value_and_grad(masked_lm_sum)(logits, labels, weights)
     assert float(value) == 0.0
     assert not np.asarray(grad).any()
+
+
+def test_all_products_of_the_contrastive_loss_are_in_full_precision() -> None:
+    """Else a TPU multiplies bfloat16 numbers; no processor here would."""
+    program = jax.make_jaxpr(jax.value_and_grad(corpus_contrastive_sum))(jnp.ones((4, 3)))
+    found = [e.params["precision"] for e in program.eqns if e.primitive.name == "dot_general"]
+    assert len(found) == 3  # the logits, and a gradient for each side of them
+    assert set(found) == {(jax.lax.Precision.HIGHEST,) * 2}

@@ -14,15 +14,20 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.pretrain import plan as module
 from cocondenser_jax.pretrain.plan import (
     Collective,
+    Core,
+    _roofline,
+    _Work,
+    _work,
     collectives,
     host_transfers,
     largest_chunk,
     plan,
 )
-from cocondenser_jax.pretrain.step import StepSettings, step_settings
+from cocondenser_jax.pretrain.step import LossSettings, StepSettings, step_settings
 
 GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
 REDUCE = (
@@ -140,3 +145,31 @@ def test_without_libtpu_it_says_how_to_get_it(
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install .*\[tpu\]"):
         plan(config, "v3-8")
+
+
+def test_a_step_takes_what_its_slowest_parts_take() -> None:
+    """Of 10 spans of 3 TFLOP at 60 TFLOP/s, 1.2 TB at 0.9 TB/s, and rings of 4 cores at 70 GB/s."""
+    core = Core(16, compute=60.0, bandwidth=900.0, network=70.0)
+    found = [
+        Collective("all-gather", "f32", 7 * 10**9),
+        Collective("all-reduce", "f32", 14 * 10**9),
+    ]
+    work = _Work(model_flops=2 * 10**12, computed_flops=3 * 10**12, traffic=12 * 10**11)
+    bounds = _roofline(core, work, 10, found, 4)
+    network = 0.75 * 7 / 70 + 2 * 0.75 * 14 / 70
+    expected = {"arithmetic": 30 / 60, "memory": 1200 / 900, "network": network}
+    assert bounds == pytest.approx(expected | {"step": 1200 / 900 + network})
+
+
+def test_the_work_of_a_step_grows_with_its_chunks() -> None:
+    model, n = ModelConfig(), 1000  # parameters
+    settings = LossSettings(dtype="bfloat16", chunk_size=8)
+    direct = _work(model, settings._replace(chunk_size=0), 128, 32, n)
+    cached = _work(model, settings, 128, 32, n)
+    assert cached.model_flops == direct.model_flops == direct.computed_flops
+    assert cached.computed_flops == direct.model_flops + encode_flops(model, 128)
+    # Two bytes a number read forwards and backwards, thrice with the cache; a sum read and written.
+    assert direct.traffic == n * (2 * 2 + 8 + 28)
+    assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
+    alone = _work(model, settings._replace(contrastive=False), 128, 32, n)
+    assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))

@@ -1,5 +1,6 @@
 """The step: cut and spread in any way, it is the same step."""
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,12 +15,16 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.dropout import fold_in
+from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import (
+    AXIS,
     _at_shortest_length,
     check_batch,
     initial_params,
     initial_state,
+    loss_and_gradient,
     mapped_step,
     place,
     step_settings,
@@ -148,6 +153,37 @@ def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config: ConfigD
     whole = steps(one_chunk, n_devices=1, empty_spans=6)
     assert_same(whole, steps(chunks, n_devices=4, empty_spans=6))
     assert np.isfinite(whole.metrics[0]["loss"])
+
+
+@pytest.mark.parametrize("n_devices", [1, 8])
+def test_dropout_has_a_seed_for_every_seed_step_and_span(
+    config: ConfigDict, monkeypatch: pytest.MonkeyPatch, n_devices: int
+) -> None:
+    config = changed(config, model__hidden_dropout_prob=0.1, train__chunk_size=0)
+    store = open_store(Path(config.data.store))
+    model_config = scratch_model(config.model, store)
+    batch = make_batch(store, BatchSpec(0, 16, 16), 0)
+    parts = jax.tree.map(lambda x: x.reshape(n_devices, -1, *x.shape[1:]), batch)
+
+    def seeds_as_gradient(params: Any, chunks: Any, **functions: Any) -> Any:
+        seeds_S = chunks[1].reshape(-1)
+        all_DxS = jnp.zeros((n_devices, len(seeds_S)), jnp.uint32)
+        sums = {"head_mlm": jnp.zeros(())}
+        return jnp.zeros(()), sums, all_DxS.at[jax.lax.axis_index(AXIS)].set(seeds_S)
+
+    monkeypatch.setattr(step_module, "loss_gradient", seeds_as_gradient)
+
+    def seeds(seed: int) -> list[set[int]]:
+        loss = step_settings(config).loss._replace(seed=seed)
+        draw = functools.partial(loss_and_gradient, model_config, loss, {})
+        devices = jax.devices()[:n_devices]
+        drawn = jax.pmap(draw, AXIS, in_axes=(None, 0), devices=devices)
+        return [set(drawn(np.int32(t), parts)[1][0].ravel().tolist()) for t in (0, 1, 300)]
+
+    found = [*seeds(0), *seeds(1)]
+    assert len(set.union(*found)) == 6 * 32
+    expected = fold_in(fold_in(jnp.uint32(1), 300), jnp.arange(32))
+    assert found[-1] == set(expected.tolist())
 
 
 def test_both_passes_see_the_same_vectors_bit_for_bit(config: ConfigDict) -> None:

@@ -173,6 +173,22 @@ def test_another_model_does_not_resume(model_folder, make_model, beir, tmp_path)
         encode.encode_corpus(make_model(seed=1), beir, tmp_path / "out")
 
 
+def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
+    encode.encode_corpus(model_folder, beir, tmp_path / "out")
+    for name, value in (
+        ("pooling", "mean"),
+        ("precision", "bfloat16"),
+        ("passage_length", 12),
+        ("dtype", "float16"),
+        ("shard_size", 30),
+    ):
+        with pytest.raises(UserError, match=f"was started with {name}=.*, now it is '?{value}"):
+            encode.encode_corpus(model_folder, beir, tmp_path / "out", **{name: value})
+    # The pooling is the same, but a search would load the folder's own.
+    with pytest.raises(UserError, match="was started with pooling_from='model'"):
+        encode.encode_corpus(model_folder, beir, tmp_path / "out", pooling="cls")
+
+
 def test_bad_input_leaves_nothing(model_folder, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"_id": "d1", "text": "x"}\n{"_id": \n')

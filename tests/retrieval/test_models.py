@@ -134,6 +134,12 @@ def test_the_hash_is_of_what_vectors_depend_on(model_folder, tmp_path):
         (copy / name).write_bytes(content + b" ")
         assert models.model_sha256(copy) != models.model_sha256(model_folder)
         (copy / name).write_bytes(content)
+    for name in ("vocab.txt", "merges.txt", "spiece.model"):
+        before = models.model_sha256(copy)
+        (copy / name).write_text("x")
+        assert models.model_sha256(copy) != before
+        (copy / name).unlink()
+    assert models.model_sha256(copy) == models.model_sha256(model_folder)
     (copy / "1_Pooling\udcff").mkdir()
     (copy / "1_Pooling\udcff" / "config.json").write_text("{}")
     assert models.model_sha256(copy) != models.model_sha256(model_folder)

@@ -3,6 +3,7 @@
 import resource
 import shutil
 
+import faiss
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import encode, models, search
+from cocondenser_jax.retrieval import index as index_module
 from cocondenser_jax.retrieval.index import build_index
 
 
@@ -86,6 +88,37 @@ def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings,
     ):
         assert left.passage == right.passage
         assert left.score == pytest.approx(right.score, rel=1e-6)
+
+
+def test_blocks_of_vectors_and_of_queries_do_not_matter(
+    model_folder, beir, embeddings, index, tmp_path, monkeypatch
+):
+    queries = read_queries(beir)
+    whole = search.search_run(search.open_index(index, model_folder), queries)
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)  # three blocks of each shard
+    monkeypatch.setattr(search, "_QUERIES_AT_ONCE", 7)
+    build_index(embeddings, tmp_path / "index")
+    files = sorted(embeddings.glob("*.npy"))
+    vectors_NxD = faiss.read_index(str(tmp_path / "index" / "index.faiss")).reconstruct_n(0, 60)
+    np.testing.assert_array_equal(vectors_NxD, np.concatenate([np.load(path) for path in files]))
+    run = search.search_run(search.open_index(tmp_path / "index", model_folder), queries)
+    assert list(run) == list(whole) == list(queries)
+    assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
+
+
+def test_a_compressed_index_is_trained_on_a_sample_of_every_shard(
+    embeddings, tmp_path, monkeypatch
+):
+    sizes = []
+    train = faiss.IndexPQ.train
+    monkeypatch.setattr(index_module, "_TRAINING_ROWS", 30)
+    monkeypatch.setattr(faiss.IndexPQ, "train", lambda i, x: (sizes.append(x), train(i, x)))
+    build_index(embeddings, tmp_path / "index", "PQ8x4")
+    (sample,) = sizes
+    rows = np.concatenate([np.load(path) for path in sorted(embeddings.glob("*.npy"))])
+    (places,) = zip(*(np.flatnonzero((rows == x).all(1)) for x in sample), strict=True)
+    assert len(set(places)) == len(places) == 13 + 13 + 5  # of 25, 25 and 10
+    assert [sum(low <= p < low + 25 for p in places) for low in (0, 25, 50)] == [13, 13, 5]
 
 
 def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):

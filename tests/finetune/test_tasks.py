@@ -1,0 +1,252 @@
+"""Settings that several tasks share: whatever is trained, each of them has its effect."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.collection.folder import (
+    passage_text,
+    read_corpus,
+    read_queries,
+    sample_queries,
+)
+from cocondenser_jax.collection.trec import write_run
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune import trainer
+from cocondenser_jax.finetune.tasks import finetune
+from cocondenser_jax.retrieval.models import load_retriever
+from configs import cross_encoder, sentences
+from configs import finetune as retriever
+
+CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder, "sentences": sentences}
+FOLDERS = {"retriever": "retriever", "cross_encoder": "cross_encoder", "sentences": "encoder"}
+UNUSUAL = {
+    "batch_size": 6,
+    "epochs": 2,
+    "learning_rate": 1e-3,
+    "warmup_ratio": 0.25,
+    "weight_decay": 0.3,
+    "precision": "bfloat16",
+    "seed": 7,
+    "log_every": 3,
+    "checkpoint_every": 5,
+    "loader_workers": 1,
+}
+# Of one task alone; 12 tokens are fewer than most texts have.
+OWN = {
+    "retriever": {"query_length": 8, "passage_length": 12, "pooling": "mean", "chunk_size": 4},
+    "cross_encoder": {"max_length": 12},
+    "sentences": {"length": 12, "pooling": "mean", "train_rows": 24},
+}
+
+
+@pytest.fixture(scope="module")
+def data(beir, tmp_path_factory, words):
+    """A folder with a split of its own, whose last query has no positive, a run, and a file."""
+    folder = tmp_path_factory.mktemp("tasks")
+    shutil.copytree(beir, folder / "data")
+    judgments = [f"q{i}\td{i}\t{int(i < 10)}\n" for i in range(11)]
+    (folder / "data" / "qrels" / "other.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(judgments)
+    )
+    run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
+    write_run(folder / "run.trec", run)
+    pairs = [f"g\tf\t2012\t{i}\t{i % 6}\t{words[i]} {i}\t{words[i + 1]}\n" for i in range(30)]
+    (folder / "sts.csv").write_text("".join(pairs))
+    return folder
+
+
+@pytest.fixture
+def config(request, model_folder, data):
+    task = request.node.callspec.params["task"]
+    config = CONFIGS[task].get_config()
+    defaults = config.to_dict()
+    config.update(UNUSUAL | OWN[task])
+    assert all(config[name] != defaults[name] for name in UNUSUAL | OWN[task])
+    config.update(model=str(model_folder), data=str(data / "data"))
+    if task == "sentences":
+        config.data = str(data / "sts.csv")
+    else:
+        config.update(negatives_run=str(data / "run.trec"), negatives_per_query=2)
+    return config
+
+
+class Stopped(BaseException):
+    """Stands for the end of the process."""
+
+
+def made_trainer(monkeypatch, config, workdir):
+    """Returns the trainer that a run would train with."""
+    made = []
+
+    def stop(hf_trainer, *arguments):
+        made.append(hf_trainer)
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "run", stop)
+        with pytest.raises(Stopped):
+            finetune(config, workdir)
+    return made[0]
+
+
+def first_texts(hf_trainer):
+    """Returns the numbers of the first batch's rows, in the order of training."""
+    sampler = hf_trainer.get_train_dataloader().batch_sampler
+    return next(iter(sampler))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(
+            "retriever",
+            marks=[
+                pytest.mark.effect("retriever task", "retriever batch_size", "retriever epochs"),
+                pytest.mark.effect("retriever learning_rate", "retriever warmup_ratio"),
+                pytest.mark.effect("retriever weight_decay", "retriever precision"),
+                pytest.mark.effect("retriever seed", "retriever log_every"),
+                pytest.mark.effect("retriever checkpoint_every", "retriever loader_workers"),
+                pytest.mark.effect("retriever pooling", "retriever chunk_size"),
+            ],
+        ),
+        pytest.param(
+            "cross_encoder",
+            marks=[
+                pytest.mark.effect("cross_encoder task", "cross_encoder batch_size"),
+                pytest.mark.effect("cross_encoder epochs", "cross_encoder learning_rate"),
+                pytest.mark.effect("cross_encoder warmup_ratio", "cross_encoder weight_decay"),
+                pytest.mark.effect("cross_encoder precision", "cross_encoder seed"),
+                pytest.mark.effect("cross_encoder log_every", "cross_encoder checkpoint_every"),
+                pytest.mark.effect("cross_encoder loader_workers"),
+            ],
+        ),
+        pytest.param(
+            "sentences",
+            marks=[
+                pytest.mark.effect("sentences task", "sentences batch_size", "sentences epochs"),
+                pytest.mark.effect("sentences learning_rate", "sentences warmup_ratio"),
+                pytest.mark.effect("sentences weight_decay", "sentences precision"),
+                pytest.mark.effect("sentences seed", "sentences log_every"),
+                pytest.mark.effect("sentences checkpoint_every", "sentences loader_workers"),
+                pytest.mark.effect("sentences pooling", "sentences train_rows"),
+            ],
+        ),
+    ],
+)
+def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
+    made = made_trainer(monkeypatch, config, tmp_path / "seven")
+    assert torch.initial_seed() == 7  # of dropout
+    assert made.get_train_dataloader().num_workers == 1
+    order = first_texts(made)
+    config.seed = 8
+    other = first_texts(made_trainer(monkeypatch, config, tmp_path / "eight"))
+    assert len(order) == len(other) == 6
+    assert order != other
+
+    config.update(seed=7, loader_workers=0)
+    dtypes, n_texts, saved = set(), set(), {}
+    on_save = trainer._Checkpoints.on_save
+
+    def watch(module, arguments, output):
+        if module.training and isinstance(module, torch.nn.Linear):
+            dtypes.add(output.dtype)
+        if module.training and isinstance(module, torch.nn.Embedding):
+            n_texts.add(len(arguments[0]))
+
+    def read(self, args, state, control, **kwargs):
+        on_save(self, args, state, control, **kwargs)
+        path = tmp_path / "run" / "checkpoints" / f"checkpoint-{state.global_step}"
+        groups = torch.load(path / "optimizer.pt")["param_groups"]
+        saved[state.global_step] = {group["weight_decay"] for group in groups}
+
+    monkeypatch.setattr(trainer._Checkpoints, "on_save", read)
+    handle = torch.nn.modules.module.register_module_forward_hook(watch)
+    try:
+        result = finetune(config, tmp_path / "run")
+    finally:
+        handle.remove()
+
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # Two epochs of 24 rows; logged where it is saved, too. The first two steps warm up.
+    assert [line["step"] for line in lines] == [3, 5, 6, 8]
+    rates = [line["learning_rate"] for line in lines]
+    assert rates == pytest.approx([1e-3 * left / 6 for left in (6, 4, 3, 1)])
+    assert saved == {5: {0.3, 0.0}, 8: {0.3, 0.0}}
+    assert torch.bfloat16 in dtypes
+    assert set(result) & set(FOLDERS.values()) == {FOLDERS[task]}
+    assert result["rows" if task == "sentences" else "pairs"] == 24
+    if task == "retriever":  # six queries, six of each passage's column, in chunks of four
+        assert {4, 2} <= n_texts <= {4, 2, 1}
+    if task != "cross_encoder":
+        assert SentenceTransformer(result[FOLDERS[task]])[1].pooling_mode == "mean"
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(
+            "retriever",
+            marks=[
+                pytest.mark.effect("retriever split", "retriever train_queries"),
+                pytest.mark.effect("retriever strict", "retriever negatives_run"),
+                pytest.mark.effect("retriever negatives_per_query", "retriever negatives_depth"),
+            ],
+        ),
+        pytest.param(
+            "cross_encoder",
+            marks=[
+                pytest.mark.effect("cross_encoder split", "cross_encoder train_queries"),
+                pytest.mark.effect("cross_encoder strict", "cross_encoder negatives_run"),
+                pytest.mark.effect("cross_encoder negatives_per_query"),
+                pytest.mark.effect("cross_encoder negatives_depth"),
+            ],
+        ),
+    ],
+)
+def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, tmp_path):
+    config.update(split="other", train_queries=7, negatives_depth=4)
+    made = made_trainer(monkeypatch, config, tmp_path / "run")
+    passages = {passage_text(p): p.id for p in read_corpus(data / "data")}
+    queries = {text: name for name, text in read_queries(data / "data").items()}
+    judged = {f"q{i}": {f"d{i}": 1} for i in range(10)}
+    rows = made.train_dataset[:]
+    assert [queries[text] for text in rows["query"]] == list(sample_queries(judged, 7, seed=7))
+    assert "negative_2" in rows
+    assert "negative_3" not in rows
+    drawn = []
+    for i, query in enumerate(rows["query"]):
+        number = int(queries[query][1:])
+        drawn.append([int(passages[rows[f"negative_{j}"][i]][1:]) - number for j in (1, 2)])
+    # The first four of the run, but for the positive.
+    assert {place for places in drawn for place in places} == {1, 2, 3}
+    seeds = []
+    for seed in (7, 8):
+        config.update(seed=seed, train_queries=0)
+        made = made_trainer(monkeypatch, config, tmp_path / f"seed {seed}")
+        assert len(made.train_dataset) == 10
+        seeds.append(made.train_dataset[:]["negative_1"])
+    assert seeds[0] != seeds[1]
+    config.strict = True
+    with pytest.raises(UserError, match="q10"):
+        finetune(config, tmp_path / "strict")
+
+
+@pytest.mark.parametrize("task", ["retriever"])
+def test_the_prompts_of_a_model_stand_before_its_texts(
+    config, task, model_folder, monkeypatch, tmp_path
+):
+    model = load_retriever(model_folder)
+    prompts = {"query": "abc abc ", "document": "hhh "}
+    model.prompts.update(prompts)
+    model.save_pretrained(str(tmp_path / "model"))
+    config.update(model=str(tmp_path / "model"), loader_workers=0, passage_length=30)
+    config.pooling = ""  # the folder's own modules
+    batch = next(iter(made_trainer(monkeypatch, config, tmp_path / "run").get_train_dataloader()))
+    for column, task_name in (("query", "query"), ("positive", "document")):
+        prompt = model.tokenizer(prompts[task_name])["input_ids"][:-1]
+        begins = batch[f"{column}_input_ids"][:, : len(prompt)].tolist()
+        assert begins == [prompt] * 6

@@ -10,13 +10,21 @@ from typing import NamedTuple
 import grain
 import numpy as np
 
-from cocondenser_jax.corpus.masking import draws_per_span, mask_capacity, mask_whole_words
+from cocondenser_jax.corpus.masking import (
+    MASK_PROBABILITY,
+    draws_per_span,
+    mask_capacity,
+    mask_whole_words,
+)
+from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError
 
+SENTENCE_STAYS = 0.1  # probability that the sentence of a cloze is left in its span
+
 
 class Batch(NamedTuple):
-    """S spans of L tokens; spans 2i and 2i + 1 come from one document."""
+    """S rows of L tokens; where examples are pairs, rows 2i and 2i + 1 are one."""
 
     input_ids_SxL: np.ndarray  # int32, masked: [CLS] tokens [SEP] padding
     attention_mask_SxL: np.ndarray  # bool
@@ -29,64 +37,103 @@ class BatchSpec(NamedTuple):
     """What defines a batch, besides the data."""
 
     seed: int
-    documents_per_step: int
-    length: int  # tokens of a span, specials included
+    batch_size: int  # examples
+    length: int  # tokens of a row, specials included
+    # What an example is: "span", "pair" (of two spans of a document), or "cloze" (a sentence of a
+    # span, and the rest of the span).
+    example: str = "pair"
+    masked: bool = True  # whether tokens are masked and to be predicted
+    short_span_prob: float = 0.0  # of a row to be cut to a random length
+
+    @property
+    def n_rows(self) -> int:
+        """Spans of a batch."""
+        return self.batch_size * (1 if self.example == "span" else 2)
 
 
-def document_order(store: TokenStore, seed: int) -> grain.MapDataset:
-    """Returns the endless sequence of document indices: each once per epoch, reshuffled."""
-    return grain.MapDataset.range(store.n_documents).seed(seed).shuffle().repeat()
+def epoch_examples(store: TokenStore, spec: BatchSpec) -> int:
+    """Returns how many examples an epoch has, each source counted as often as its weight says."""
+    return round(sum(weight * (end - begin) for weight, begin, end in _ranges(store, spec)))
 
 
-def batch_documents(
+def example_order(store: TokenStore, spec: BatchSpec) -> grain.MapDataset:
+    """Returns the endless sequence of examples: each once per epoch, reshuffled.
+
+    Sources of different weights are drawn from in proportion to weight and size; each is gone
+    through once before it begins again.
+    """
+    ranges = _ranges(store, spec)
+    if len({weight for weight, *_ in ranges}) == 1:
+        ranges = [(1.0, ranges[0][1], ranges[-1][2])]
+    sources = [
+        grain.MapDataset.range(begin, end).seed(spec.seed).shuffle().repeat()
+        for _, begin, end in ranges
+    ]
+    if len(sources) == 1:
+        return sources[0]
+    return grain.MapDataset.mix(sources, [weight * (end - begin) for weight, begin, end in ranges])
+
+
+def batch_examples(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> np.ndarray:
-    """Returns `documents_I`, the documents of the batch that `make_batch` makes."""
-    n_documents = spec.documents_per_step // n_hosts
-    first = step * spec.documents_per_step + host * n_documents
-    order = document_order(store, spec.seed)
-    return np.fromiter((order[first + i] for i in range(n_documents)), np.int64)
+    """Returns `examples_I` of the batch that `make_batch` makes: documents or spans, by number."""
+    n_examples = spec.batch_size // n_hosts
+    first = step * spec.batch_size + host * n_examples
+    order = example_order(store, spec)
+    examples_I = np.fromiter((order[first + i] for i in range(n_examples)), np.int64)
+    return store.documents_of_pairs[examples_I] if spec.example == "pair" else examples_I
+
+
+def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[str]:
+    """Returns the names of the documents that the examples of a batch come from."""
+    numbers_I = batch_examples(store, spec, step)
+    if spec.example != "pair":
+        numbers_I = np.searchsorted(store.first_span_D, numbers_I, side="right") - 1
+    return [store.document_id(int(number)) for number in numbers_I]
 
 
 def make_batch(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> Batch:
-    """Returns one host's `2 * documents_per_step / n_hosts` spans of the batch of a step.
+    """Returns one host's `n_rows / n_hosts` rows of the batch of a step.
 
-    Documents come in the order of `document_order`; of each, two different spans, uniform over
-    ordered pairs.
+    Examples come in the order of `example_order`. A pair is two different spans of a document,
+    uniform over ordered pairs; a cloze is described at `split_sentence`.
 
     Args:
       store: the tokenised corpus.
-      spec: seed, batch size and length.
+      spec: seed, size and kind of the batch.
       step: counts from 0.
       host: which of `n_hosts` equal parts, from 0.
       n_hosts: number of parts.
     """
-    n_documents = spec.documents_per_step // n_hosts
-    first = host * n_documents
-    documents_I = batch_documents(store, spec, step, host=host, n_hosts=n_hosts)
+    examples_I = batch_examples(store, spec, step, host=host, n_hosts=n_hosts)
+    content, capacity = spec.length - 2, mask_capacity(spec.length)
+    per_row = draws_per_span(content, capacity)
+    n_rows = spec.n_rows // n_hosts
+    draws_SxR = _draws(spec.seed, step, host * n_rows, n_rows, 2 + per_row)
+    choice_S, cut_S, masks_SxR = draws_SxR[:, 0], draws_SxR[:, 1], draws_SxR[:, 2 : 2 + per_row]
 
-    content = spec.length - 2
-    capacity = mask_capacity(spec.length)
-    per_span = draws_per_span(content, capacity)
-    draws_IxR = _draws(spec.seed, step, first, n_documents, 2 + 2 * per_span)
-
-    first_span_I = store.first_span_D[documents_I]
-    n_spans_I = (store.first_span_D[documents_I + 1] - first_span_I).astype(np.uint64)
-    left_I = draws_IxR[:, 0] % n_spans_I
-    right_I = (left_I + np.uint64(1) + draws_IxR[:, 1] % (n_spans_I - np.uint64(1))) % n_spans_I
-    spans_S = (first_span_I[:, None] + np.stack([left_I, right_I], 1).astype(np.int64)).reshape(-1)
-
-    ids_SxC, word_start_SxC, n_tokens_S = store.read_spans(spans_S, content)
+    spans_S = examples_I
+    if spec.example == "pair":
+        spans_S = _two_spans(store, examples_I, choice_S.reshape(-1, 2)).reshape(-1)
+    ids_SxC, starts_SxC, n_tokens_S = store.read_spans(spans_S, content)
+    if spec.example == "cloze":
+        choice_Ix2 = choice_S.reshape(-1, 2)
+        ids_SxC, starts_SxC, n_tokens_S = split_sentence(
+            ids_SxC, starts_SxC, n_tokens_S, choice_Ix2
+        )
+    n_tokens_S = cut_short(starts_SxC, n_tokens_S, cut_S, spec.short_span_prob)
     masked = mask_whole_words(
         ids_SxC,
-        word_start_SxC,
+        starts_SxC > 0,
         n_tokens_S,
-        draws_IxR[:, 2 : 2 + 2 * per_span].reshape(-1, per_span),
+        masks_SxR,
         mask_id=store.mask_id,
         ordinary_ids=ordinary_ids(store),
         capacity=capacity,
+        probability=MASK_PROBABILITY if spec.masked else 0.0,
     )
     return Batch(
         input_ids_SxL=_with_specials(masked.ids_NxC, n_tokens_S, store),
@@ -112,14 +159,16 @@ def read_batches(
     Raises:
       UserError: if the batch cannot be filled or split over the hosts.
     """
-    if spec.documents_per_step % n_hosts:
+    if spec.batch_size % n_hosts:
         raise UserError(
-            f"documents_per_step {spec.documents_per_step} is not a multiple of {n_hosts} hosts"
+            f"config.data.batch_size {spec.batch_size} is not a multiple of {n_hosts} hosts"
         )
-    if spec.documents_per_step > store.n_documents:
+    n_examples = min(end - begin for _, begin, end in _ranges(store, spec))
+    if spec.batch_size > n_examples:
+        what = "documents of two spans" if spec.example == "pair" else "spans"
         raise UserError(
-            f"documents_per_step is {spec.documents_per_step} but the store has only"
-            f" {store.n_documents} documents: a document would be its own negative"
+            f"config.data.batch_size is {spec.batch_size} but {store.path} has only"
+            f" {n_examples} {what}: one would come twice in a batch"
         )
     steps = grain.MapDataset.range(first_step, n_steps)
     batches = steps.map(lambda step: make_batch(store, spec, int(step), host=host, n_hosts=n_hosts))
@@ -129,6 +178,85 @@ def read_batches(
 def ordinary_ids(store: TokenStore) -> np.ndarray:
     """Returns every token id of the vocabulary that is not special."""
     return np.delete(np.arange(store.vocab_size, dtype=np.int32), store.special_ids)
+
+
+def split_sentence(
+    ids_IxC: np.ndarray, starts_IxC: np.ndarray, n_tokens_I: np.ndarray, draws_Ix2: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Takes a random sentence out of each span: the inverse cloze task.
+
+    Lee, Chang & Toutanova, *Latent retrieval for weakly supervised open domain question answering*,
+    arXiv 1906.00300, section 4: in a tenth of the examples the sentence also stays where it was. A
+    span that is one sentence gives the words of its first half.
+
+    Args:
+      ids_IxC: content tokens, 0 after a span's end.
+      starts_IxC: 2 where a sentence starts, 1 where another word does.
+      n_tokens_I: content tokens of each span, at least 1.
+      draws_Ix2: independent uniform uint64.
+
+    Returns:
+      The same three arrays for twice as many rows: 2i is a sentence, 2i + 1 the rest of its span.
+    """
+    column_C = np.arange(ids_IxC.shape[1])
+    inside_IxC = column_C < n_tokens_I[:, None]
+    begins_IxC = inside_IxC & ((starts_IxC == STARTS_SENTENCE) | (column_C == 0))
+    # One sentence: its second half begins at the last word that starts in the first half.
+    half_IxC = (starts_IxC > 0) & (column_C > 0) & (column_C <= (n_tokens_I[:, None] + 1) // 2)
+    middle_I = np.max(np.where(half_IxC, column_C, 0), axis=1)
+    single_I = np.flatnonzero(begins_IxC.sum(axis=1) == 1)
+    begins_IxC[single_I, middle_I[single_I]] = True
+
+    n_sentences_I = begins_IxC.sum(axis=1)
+    sentence_IxC = np.cumsum(begins_IxC, axis=1) - 1
+    chosen_I = draws_Ix2[:, 0] % n_sentences_I.astype(np.uint64)
+    chosen_I[single_I] = 0
+    in_sentence_IxC = sentence_IxC == chosen_I.astype(np.int64)[:, None]
+    stays_I = draws_Ix2[:, 1] / 2.0**64 < SENTENCE_STAYS
+    keep_SxC = np.stack(
+        [in_sentence_IxC & inside_IxC, (~in_sentence_IxC | stays_I[:, None]) & inside_IxC], 1
+    ).reshape(-1, len(column_C))
+    order_SxC = np.argsort(~keep_SxC, axis=1, stable=True)
+    n_tokens_S = keep_SxC.sum(axis=1, dtype=np.int32)
+
+    def packed(values_IxC: np.ndarray) -> np.ndarray:
+        values_SxC = np.take_along_axis(np.repeat(values_IxC, 2, axis=0), order_SxC, axis=1)
+        return np.where(column_C < n_tokens_S[:, None], values_SxC, 0)
+
+    return packed(ids_IxC), packed(starts_IxC), n_tokens_S
+
+
+def cut_short(
+    starts_SxC: np.ndarray, n_tokens_S: np.ndarray, draws_S: np.ndarray, probability: float
+) -> np.ndarray:
+    """Returns new lengths: with a probability, uniform from one to all of a row's words."""
+    words_SxC = np.cumsum(starts_SxC > 0, axis=1)
+    share_S = (draws_S & np.uint64(0xFFFFFFFF)) / 2.0**32
+    n_words_S = 1 + (share_S * words_SxC[:, -1]).astype(np.int64)
+    inside_SxC = np.arange(starts_SxC.shape[1]) < n_tokens_S[:, None]
+    short_S = np.sum(inside_SxC & (words_SxC <= n_words_S[:, None]), axis=1, dtype=np.int32)
+    is_short_S = (draws_S >> np.uint64(32)) / 2.0**32 < probability
+    return np.where(is_short_S, short_S, n_tokens_S)
+
+
+def _ranges(store: TokenStore, spec: BatchSpec) -> list[tuple[float, int, int]]:
+    """Returns (weight, first example, end) of each source of a store."""
+    borders_Sx2 = np.array([(first, end) for _, first, end in store.sources])
+    if spec.example == "pair":
+        examples_Sx2 = np.searchsorted(store.documents_of_pairs, borders_Sx2)
+    else:
+        examples_Sx2 = store.first_span_D[borders_Sx2]
+    weights = (source.weight for source in store.sources)
+    return [(w, int(a), int(b)) for w, (a, b) in zip(weights, examples_Sx2, strict=True)]
+
+
+def _two_spans(store: TokenStore, documents_I: np.ndarray, draws_Ix2: np.ndarray) -> np.ndarray:
+    """Returns `spans_Ix2`: two different spans of each document."""
+    first_span_I = store.first_span_D[documents_I]
+    n_spans_I = (store.first_span_D[documents_I + 1] - first_span_I).astype(np.uint64)
+    left_I = draws_Ix2[:, 0] % n_spans_I
+    right_I = (left_I + np.uint64(1) + draws_Ix2[:, 1] % (n_spans_I - np.uint64(1))) % n_spans_I
+    return first_span_I[:, None] + np.stack([left_I, right_I], 1).astype(np.int64)
 
 
 def _draws(seed: int, step: int, first_row: int, n_rows: int, n_columns: int) -> np.ndarray:

@@ -41,8 +41,8 @@ def build_store(
 ) -> dict[str, Any]:
     """Cuts and tokenises a corpus into a store.
 
-    A document that is empty, has exactly the text of an earlier one, or has fewer than two spans
-    is dropped and counted.
+    A document that is empty, has exactly the text of an earlier one, or has no span that is long
+    enough is dropped and counted.
 
     Args:
       source: see `sources.read_documents`.
@@ -66,19 +66,23 @@ def build_store(
     loaded = load_tokenizer(tokenizer)
     target = out / shard_name(index, n_shards) if n_shards > 1 else out
     with new_folder(target) as folder:
-        dropped: Counter[str] = Counter(empty=0, duplicate=0, single_span=0)
+        dropped: Counter[str] = Counter(empty=0, duplicate=0, too_short=0)
+        n_single = 0
         lost: Counter[str] = Counter()
         with TokenWriter(folder, loaded.vocab_size, max_tokens) as writer:
             for batch in _batches(_kept_documents(source, folder, shard, dropped)):
                 spans_D, batch_lost = cut_documents(batch, loaded, max_tokens)
                 lost += batch_lost
                 cut = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True)]
-                kept = [(name, spans) for name, spans in cut if len(spans) >= 2]
-                dropped["single_span"] += len(batch) - len(kept)
+                kept = [(name, spans) for name, spans in cut if spans]
+                dropped["too_short"] += len(batch) - len(kept)
+                n_single += sum(len(spans) == 1 for _, spans in kept)
                 writer.write(kept)
         if not writer.counts["documents"]:
             reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
-            raise UserError(f"{source}: no document with two spans remains ({reasons})")
+            raise UserError(
+                f"{source}: no document with a span of {MIN_TOKENS} tokens remains ({reasons})"
+            )
         (folder / "tokenizer").mkdir()
         save_tokenizer(loaded, folder / "tokenizer")
         manifest = {
@@ -91,7 +95,7 @@ def build_store(
                 for field in dataclasses.fields(SpanTokenizer)
                 if field.name != "backend"
             },
-            "counts": writer.counts,
+            "counts": {**writer.counts, "documents_of_one_span": n_single},
             "dropped": dict(dropped),
             "dropped_short_spans": lost["short_spans"],
             "truncated_spans": lost["truncated_spans"],

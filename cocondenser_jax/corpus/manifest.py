@@ -7,7 +7,7 @@ from cocondenser_jax.corpus.token_files import FILE_NAMES
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import is_inside, read_object
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Facts about its tokenizer that a store is opened by: each a whole number.
 TOKENIZER_SIZES = ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id")
 _LONGEST_NAME = 200  # a file name that no file system takes would raise an error of its own
@@ -26,7 +26,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_object(file)
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
-        raise UserError(f"{file} has format version {version}: expected {FORMAT_VERSION}")
+        raise UserError(
+            f"{file} has format version {version}, expected {FORMAT_VERSION}: make the store anew"
+        )
     if wrong := _wrong_part(manifest):
         raise UserError(f"{file} is damaged: its {wrong!r} is not what `corpus` writes")
     return manifest

@@ -26,6 +26,7 @@ MIN_TOKENS = 8
 MAX_SENTENCE_CHARACTERS = 10_000
 # Sentences tokenised together: enough to feed many threads, few enough for the memory.
 ENCODE_BATCH = 8192
+STARTS_SENTENCE = 2
 # First words of spans whose tokens are remembered (byte-level BPE).
 KNOWN_WORDS = 100_000
 
@@ -49,7 +50,9 @@ class Span(NamedTuple):
     """The content tokens of one span, without [CLS] and [SEP]."""
 
     tokens: np.ndarray  # [L] token ids, uint32
-    word_starts: np.ndarray  # [L] bool, true where a token starts a word of the pre-tokenizer
+    # [L] uint8: 1 where a token starts a word of the pre-tokenizer, 2 where it starts a sentence
+    # too, else 0
+    starts: np.ndarray
 
 
 def split_sentences(text: str) -> list[str]:
@@ -124,7 +127,9 @@ def _encode(tokenizer: SpanTokenizer, texts: Sequence[str]) -> Iterator[Span]:
     words = _word_table(tokenizer)
     for begin in range(0, len(texts), ENCODE_BATCH):
         ids, starts, ends = words.tokenize(texts[begin : begin + ENCODE_BATCH])
+        starts = starts.astype(np.uint8)
         for left, right in pairwise([0, *ends.tolist()]):
+            starts[left : left + 1] = STARTS_SENTENCE
             yield Span(ids[left:right], starts[left:right])
 
 
@@ -156,8 +161,10 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
                 known.clear()
             text = backend.decode(word.tolist(), skip_special_tokens=False).strip()
             ids, starts, _ = tokenize_words(backend, [text])
-            known[word.tobytes()] = Span(ids, starts)
-        return _join([known[word.tobytes()], Span(span.tokens[stop:], span.word_starts[stop:])])
+            known[word.tobytes()] = Span(ids, starts.astype(np.uint8))
+        first = known[word.tobytes()]
+        first = first._replace(starts=np.append(span.starts[:1], first.starts[1:]))
+        return _join([first, Span(span.tokens[stop:], span.starts[stop:])])
 
     return as_first
 
@@ -180,11 +187,11 @@ def _pack(
             span = _truncate(rest, limit, Counter())
             yield span
             begin = len(span.tokens)
-            if not rest.word_starts[begin]:  # within a word, whose rest is lost
+            if not rest.starts[begin]:  # within a word, whose rest is lost
                 lost["truncated_spans"] += 1
-                borders = np.flatnonzero(rest.word_starts[begin:])
+                borders = np.flatnonzero(rest.starts[begin:])
                 begin = begin + int(borders[0]) if len(borders) else len(rest.tokens)
-            rest = as_first(Span(rest.tokens[begin:], rest.word_starts[begin:]))
+            rest = as_first(Span(rest.tokens[begin:], rest.starts[begin:]))
         waiting = [rest] if len(rest.tokens) else []
         n_waiting = len(rest.tokens)
     if waiting:
@@ -196,9 +203,9 @@ def _truncate(span: Span, limit: int, lost: Counter[str]) -> Span:
     if len(span.tokens) <= limit:
         return span
     lost["truncated_spans"] += 1
-    borders = np.flatnonzero(span.word_starts[1 : limit + 1]) + 1
+    borders = np.flatnonzero(span.starts[1 : limit + 1]) + 1
     stop = int(borders[-1]) if len(borders) else limit
-    return Span(span.tokens[:stop], span.word_starts[:stop])
+    return Span(span.tokens[:stop], span.starts[:stop])
 
 
 def _join(spans: Sequence[Span]) -> Span:

@@ -5,15 +5,19 @@ A store is a folder with the flat arrays that `token_files.py` describes, the to
 a folder without it is unfinished.
 
 A corpus may be cut on n machines into `shard-00000-of-0000n` …; the folder of all shards opens as
-one store.
+one store. So do several corpora, each with a weight.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
+import re
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,13 +35,22 @@ from cocondenser_jax.files import file_sha256
 _SPANS_AT_ONCE = 10_000  # read to count their tokens
 
 
+class Source(NamedTuple):
+    """One corpus of a store."""
+
+    weight: float  # passes over it in an epoch
+    first_document: int
+    end_document: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStore:
     """An open store. Pickles as its path, so worker processes map the same files.
 
     Attributes:
-      path: the store, or the folder of its shards.
+      path: as given to `open_store`.
       manifests: one per shard, in their order.
+      sources: the corpora, in their order.
       n_documents: D.
       n_spans: N.
       n_tokens: content tokens of all spans.
@@ -52,6 +65,7 @@ class TokenStore:
 
     path: Path
     manifests: tuple[dict[str, Any], ...]
+    sources: tuple[Source, ...]
     n_documents: int
     n_spans: int
     n_tokens: int
@@ -70,6 +84,11 @@ class TokenStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_store, (self.path,)
+
+    @functools.cached_property
+    def documents_of_pairs(self) -> np.ndarray:
+        """The documents that have two spans or more, in ascending order."""
+        return np.flatnonzero(np.diff(self.first_span_D) >= 2)
 
     def document_id(self, index: int) -> str:
         """Returns the name that the source gave to document `index`."""
@@ -104,7 +123,7 @@ class TokenStore:
 
         Returns:
           ids_NxL: int32, 0 after a span's end.
-          word_start_NxL: bool, true where a token starts a word.
+          starts_NxL: uint8, 1 where a token starts a word, 2 where it starts a sentence too.
           n_tokens_N: int32, content tokens returned of each span.
 
         Raises:
@@ -118,7 +137,7 @@ class TokenStore:
             ids, starts, n_tokens = read_windows(self._parts[0], spans_N, width)
         else:
             ids = np.empty((len(spans_N), width), np.int32)
-            starts = np.empty((len(spans_N), width), bool)
+            starts = np.empty((len(spans_N), width), np.uint8)
             n_tokens = np.empty(len(spans_N), np.int32)
             first = 0
             for part in self._parts:
@@ -134,20 +153,25 @@ class TokenStore:
 
 
 def open_store(path: Path) -> TokenStore:
-    """Opens a store, or all shards in a folder as one; reads no tokens yet.
+    """Opens a store, all shards in a folder as one, or several stores as one; reads no tokens yet.
 
     Args:
-      path: the folder that `build_store` wrote, or that holds the shards it wrote.
+      path: the folder that `build_store` wrote, or that holds the shards it wrote; or several of
+        them, separated by commas, each with the number of passes over it in an epoch before it if
+        that is not 1: `stores/wikipedia,2*stores/books`.
 
     Raises:
       UserError: if it is not a store, a shard or file is missing or has the wrong size, or shards
-        do not belong together.
+        or stores do not belong together.
     """
     path = Path(path)
-    folders = _part_folders(path)
-    manifests = tuple(map(read_manifest, folders))
-    _check_shards(path, folders, manifests)
-    parts = tuple(map(_open_part, folders, manifests))
+    weighted = _weighted_folders(path)
+    opened = [_open_parts(folder) for _, folder in weighted]
+    folders, manifests, parts = zip(*chain.from_iterable(opened), strict=True)
+    _check_kind(folders, manifests)
+    n_documents_S = [sum(len(files.first_span) - 1 for *_, files in part) for part in opened]
+    borders = pairwise(accumulate(n_documents_S, initial=0))
+    sources = [Source(w, *at) for (w, _), at in zip(weighted, borders, strict=True)]
 
     bases = np.cumsum([0] + [manifest["counts"]["spans"] for manifest in manifests])
     first_span_D = parts[0].first_span  # mapped, not copied
@@ -159,6 +183,7 @@ def open_store(path: Path) -> TokenStore:
     return TokenStore(
         path=path,
         manifests=manifests,
+        sources=tuple(sources),
         n_documents=len(first_span_D) - 1,
         n_spans=int(bases[-1]),
         n_tokens=sum(manifest["counts"]["tokens"] for manifest in manifests),
@@ -180,15 +205,33 @@ def verify_store(path: Path) -> None:
       UserError: if the store does not open, or a file has changed.
     """
     open_store(path)
-    for folder in _part_folders(Path(path)):
-        for name, facts in read_manifest(folder)["files"].items():
-            if file_sha256(folder / name) != facts["sha256"]:
-                raise UserError(f"{folder / name} has changed: its checksum is not the manifest's")
+    for _, store in _weighted_folders(Path(path)):
+        for folder in _part_folders(store):
+            for name, facts in read_manifest(folder)["files"].items():
+                if file_sha256(folder / name) != facts["sha256"]:
+                    raise UserError(
+                        f"{folder / name} has changed: its checksum is not the manifest's"
+                    )
 
 
 def shard_name(index: int, n_shards: int) -> str:
     """Returns the name of the folder of shard `index`, from 0."""
     return f"shard-{index:05d}-of-{n_shards:05d}"
+
+
+def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
+    """Returns (weight, folder) of the stores that a path names; a folder of that name comes first.
+
+    The names of several stores cannot hold a comma.
+    """
+    if path.is_dir():
+        return [(1.0, path)]
+    parts = str(path).split(",")
+    named = [re.fullmatch(r"(?s)(?:(\d+(?:\.\d+)?)\*)?(.+)", part) for part in parts]
+    stores = [(float(match[1] or 1), Path(match[2])) for match in named if match]
+    if len(stores) < len(named) or not all(weight > 0 for weight, _ in stores):
+        raise UserError(f"{path}: expected stores and weights above 0 as in wikipedia,2*books")
+    return stores
 
 
 def _part_folders(path: Path) -> list[Path]:
@@ -197,7 +240,15 @@ def _part_folders(path: Path) -> list[Path]:
     return sorted(path.glob("shard-*-of-*[0-9]")) or [path]
 
 
-def _check_shards(path: Path, folders: list[Path], manifests: tuple[dict[str, Any], ...]) -> None:
+def _open_parts(path: Path) -> list[tuple[Path, dict[str, Any], TokenFiles]]:
+    """Returns (folder, manifest, files) of a store, or of each of its shards."""
+    folders = _part_folders(path)
+    manifests = list(map(read_manifest, folders))
+    _check_shards(path, folders, manifests)
+    return list(zip(folders, manifests, map(_open_part, folders, manifests), strict=True))
+
+
+def _check_shards(path: Path, folders: list[Path], manifests: list[dict[str, Any]]) -> None:
     if folders == [path]:
         return  # one store, or one shard opened by itself
     n_shards = max(manifest["shard"][1] for manifest in manifests)
@@ -209,10 +260,13 @@ def _check_shards(path: Path, folders: list[Path], manifests: tuple[dict[str, An
         raise UserError(f"{path} lacks {first_three(missing)}")
     if alien := sorted(present - expected):
         raise UserError(f"{path} also holds {first_three(alien)}, from a different sharding")
+
+
+def _check_kind(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
     for what in ("max_tokens", "tokenizer"):
         for folder, manifest in zip(folders, manifests, strict=True):
             if manifest[what] != manifests[0][what]:
-                raise UserError(f"{folder} differs from {folders[0].name} in its {what}")
+                raise UserError(f"{folder} differs from {folders[0]} in its {what}")
 
 
 def _open_part(folder: Path, manifest: dict[str, Any]) -> TokenFiles:

@@ -5,6 +5,7 @@
                      a window of `max_tokens` can be read at any span
   word_starts.bin    one bit per token (as `numpy.packbits`): whether it starts a word; padded
                      likewise
+  sentence_starts.bin  likewise: whether it starts a sentence
   span_offsets.bin   int64 [N + 1]: span i is tokens[span_offsets[i] : span_offsets[i + 1]]
   first_span.bin     int64 [D + 1]: document i is spans first_span[i] to first_span[i + 1] - 1
   ids.txt            names of the documents, each followed by a line feed
@@ -20,11 +21,12 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from cocondenser_jax.corpus.spans import Span
+from cocondenser_jax.corpus.spans import STARTS_SENTENCE, Span
 
 FILE_NAMES = (
     "tokens.bin",
     "word_starts.bin",
+    "sentence_starts.bin",
     "span_offsets.bin",
     "first_span.bin",
     "ids.txt",
@@ -39,6 +41,7 @@ class TokenFiles(NamedTuple):
 
     tokens: np.ndarray  # [T + max_tokens + 8] uint16 or uint32
     word_starts: np.ndarray  # uint8, eight tokens each
+    sentence_starts: np.ndarray  # likewise
     span_offsets: np.ndarray  # [N + 1] int64
     first_span: np.ndarray  # [D + 1] int64
     ids: np.ndarray  # uint8
@@ -62,13 +65,13 @@ class TokenWriter:
         self._n_id_bytes = 0
         self._dtype = token_dtype(vocab_size)
         n_padding = max_tokens + _PADDING
-        self._padding = Span(np.zeros(n_padding, np.uint32), np.zeros(n_padding, bool))
-        self._bits = np.zeros(0, bool)  # fewer than eight, which do not fill a byte yet
+        self._padding = Span(np.zeros(n_padding, np.uint32), np.zeros(n_padding, np.uint8))
+        self._waiting = np.zeros(0, np.uint8)  # starts of fewer than eight tokens: no byte yet
         self._stack = contextlib.ExitStack()
-        tokens, starts, spans, documents, ids, id_ends = (
+        tokens, words, sentences, spans, documents, ids, id_ends = (
             self._stack.enter_context((folder / name).open("wb")) for name in FILE_NAMES
         )
-        self._tokens, self._starts, self._ids = tokens, starts, ids
+        self._tokens, self._words, self._sentences, self._ids = tokens, words, sentences, ids
         self._span_ends, self._document_ends, self._id_ends = spans, documents, id_ends
         for file in (spans, documents, id_ends):
             file.write(np.zeros(1, INT64).tobytes())
@@ -79,7 +82,7 @@ class TokenWriter:
     def __exit__(self, *error: object) -> None:
         with self._stack:
             self._append([self._padding])
-            self._starts.write(np.packbits(self._bits).tobytes())
+            self._write_starts(self._waiting)
 
     def write(self, documents: Sequence[tuple[str, Sequence[Span]]]) -> None:
         """Appends documents, each a name and its spans."""
@@ -104,16 +107,20 @@ class TokenWriter:
     def _append(self, spans: Sequence[Span]) -> None:
         tokens = np.concatenate([span.tokens for span in spans])
         self._tokens.write(tokens.astype(self._dtype).tobytes())
-        bits = np.concatenate([self._bits, *(span.word_starts for span in spans)])
-        whole = len(bits) // 8 * 8
-        self._starts.write(np.packbits(bits[:whole]).tobytes())
-        self._bits = bits[whole:]
+        starts = np.concatenate([self._waiting, *(span.starts for span in spans)])
+        whole = len(starts) // 8 * 8
+        self._write_starts(starts[:whole])
+        self._waiting = starts[whole:]
+
+    def _write_starts(self, starts: np.ndarray) -> None:
+        self._words.write(np.packbits(starts).tobytes())
+        self._sentences.write(np.packbits(starts == STARTS_SENTENCE).tobytes())
 
 
 def map_files(folder: Path, vocab_size: int) -> TokenFiles:
     """Maps the files into memory; reads nothing yet."""
     byte: np.dtype = np.dtype("u1")
-    dtypes = [token_dtype(vocab_size), byte, INT64, INT64, byte, INT64]
+    dtypes = [token_dtype(vocab_size), byte, byte, INT64, INT64, byte, INT64]
     maps = (np.memmap(folder / name, t, "r") for name, t in zip(FILE_NAMES, dtypes, strict=True))
     return TokenFiles(*map(np.asarray, maps))
 
@@ -128,7 +135,7 @@ def are_consistent(files: TokenFiles, counts: Mapping[str, int], max_tokens: int
         and len(files.ids) == files.id_offsets[-1]
         and files.span_offsets[-1] == counts["tokens"]
         and len(files.tokens) == counts["tokens"] + max_tokens + _PADDING
-        and len(files.word_starts) == -(-len(files.tokens) // 8)
+        and len(files.word_starts) == len(files.sentence_starts) == -(-len(files.tokens) // 8)
     )
 
 
@@ -155,10 +162,11 @@ def read_windows(
         last_border = length - np.argmax(borders[:, ::-1], axis=1)
         n_tokens_N[longer] = np.where(borders.any(axis=1), last_border, length)
 
-    starts_NxL = starts_NxM[:, :length]
+    starts_NxL = starts_NxM[:, :length].view(np.uint8)
+    starts_NxL = starts_NxL + _read_bits(files.sentence_starts, begin_N, length)
     beyond_NxL = np.arange(length) >= n_tokens_N[:, None]
     ids_NxL[beyond_NxL] = 0
-    starts_NxL[beyond_NxL] = False
+    starts_NxL[beyond_NxL] = 0
     return ids_NxL, starts_NxL, n_tokens_N.astype(np.int32)
 
 

@@ -11,15 +11,19 @@ from cocondenser_jax.corpus import batches
 from cocondenser_jax.corpus.batches import (
     Batch,
     BatchSpec,
-    batch_documents,
+    batch_document_ids,
+    batch_examples,
+    cut_short,
+    epoch_examples,
     make_batch,
     read_batches,
+    split_sentence,
 )
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 
-SPEC = BatchSpec(seed=7, documents_per_step=8, length=16)
+SPEC = BatchSpec(seed=7, batch_size=8, length=16)
 N_DOCUMENTS = 24
 
 
@@ -65,7 +69,7 @@ def test_spans_are_cls_tokens_sep_padding(store: TokenStore) -> None:
 def test_pairs_are_two_spans_of_one_document_and_documents_differ(store: TokenStore) -> None:
     words = originals(make_batch(store, SPEC, 3))[:, 1]
     np.testing.assert_array_equal(words[0::2], words[1::2])
-    assert len(set(words[0::2].tolist())) == SPEC.documents_per_step
+    assert len(set(words[0::2].tolist())) == SPEC.batch_size
 
 
 def test_every_document_once_per_epoch_in_a_new_order(store: TokenStore) -> None:
@@ -129,11 +133,172 @@ def test_a_batch_depends_on_seed_and_step_only(store: TokenStore) -> None:
     assert (other.input_ids_SxL != steps[0].input_ids_SxL).any()
 
 
+def of_documents(store: TokenStore, batch: Batch) -> list[str]:
+    """The tokens of each row, as text, without specials and masks."""
+    return [
+        " ".join(map(str, row[1 : int(mask.sum()) - 1]))
+        for row, mask in zip(originals(batch), batch.attention_mask_SxL, strict=True)
+    ]
+
+
+def every_span(store: TokenStore) -> list[str]:
+    ids, _, n_tokens = store.read_spans(np.arange(store.n_spans), store.max_tokens - 2)
+    return [" ".join(map(str, row[:n])) for row, n in zip(ids, n_tokens, strict=True)]
+
+
+def test_every_span_once_per_epoch_in_a_new_order(store: TokenStore) -> None:
+    spec = SPEC._replace(example="span", batch_size=store.n_spans // 4)
+    n_steps = -(-store.n_spans // spec.batch_size)
+    assert epoch_examples(store, spec) == store.n_spans
+    numbers = np.concatenate([batch_examples(store, spec, step) for step in range(2 * n_steps)])
+    first, second = np.split(numbers[: 2 * store.n_spans], 2)
+    assert sorted(first) == sorted(second) == list(range(store.n_spans))
+    assert first.tolist() != second.tolist()
+    batch = make_batch(store, spec, 1)
+    assert len(batch.input_ids_SxL) == spec.n_rows == spec.batch_size
+    expected = np.array(every_span(store))[batch_examples(store, spec, 1)]
+    assert of_documents(store, batch) == expected.tolist()
+
+
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory: pytest.TempPathFactory, wordpiece_folder: Path) -> dict[str, Path]:
+    """Two stores: of documents of one and of three spans, each with words of its own."""
+    folder = tmp_path_factory.mktemp("mixed")
+    for name, words, n_documents in (("some", "ab", 10), ("many", "cd", 20)):
+        texts = [
+            {"_id": f"{name}{i}", "spans": [" ".join([*words[: 1 + i % 2]] * 9)] * (1 + i % 2 * 2)}
+            for i in range(n_documents)
+        ]
+        # Copies are dropped: a number makes each text one of its own.
+        for i, text in enumerate(texts):
+            text["spans"] = [f"{span} {i} {j}" for j, span in enumerate(text["spans"])]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))
+        source, tokenizer = str(folder / f"{name}.jsonl"), str(wordpiece_folder)
+        build_store(source, tokenizer, folder / name, max_tokens=30)
+    return {name: folder / name for name in ("some", "many")}
+
+
+def test_pairs_come_from_documents_of_two_spans(mixed: dict[str, Path]) -> None:
+    store = open_store(mixed["many"])
+    spec = BatchSpec(seed=1, batch_size=10, length=30)
+    assert (store.n_documents, epoch_examples(store, spec)) == (20, 10)
+    documents = batch_examples(store, spec, 0)
+    assert sorted(documents) == list(range(1, 20, 2))
+    assert batch_document_ids(store, spec, 0) == [f"many{i}" for i in documents]
+    spans = spec._replace(example="span", batch_size=40)
+    ids = batch_document_ids(store, spans, 0)
+    assert [ids.count(f"many{i}") for i in range(20)] == [1, 3] * 10
+
+
+def test_stores_are_read_together(mixed: dict[str, Path]) -> None:
+    some, many = (open_store(mixed[name]) for name in ("some", "many"))
+    both = open_store(Path(f"{mixed['some']},{mixed['many']}"))
+    assert (both.n_documents, both.n_spans) == (30, 60)
+    assert both.n_tokens == some.n_tokens + many.n_tokens
+    assert every_span(both) == every_span(some) + every_span(many)
+    spec = BatchSpec(seed=1, batch_size=20, length=30, example="span")
+    assert epoch_examples(both, spec) == 60
+    drawn = np.concatenate([batch_examples(both, spec, step) for step in range(3)])
+    assert sorted(drawn) == list(range(60))
+    assert both.sha256 not in (some.sha256, many.sha256)
+
+
+def test_a_weight_is_the_passes_over_a_store_in_an_epoch(mixed: dict[str, Path]) -> None:
+    both = open_store(Path(f"4*{mixed['some']},0.5*{mixed['many']}"))
+    spec = BatchSpec(seed=1, batch_size=10, length=30, example="span")
+    assert epoch_examples(both, spec) == 4 * 20 + 0.5 * 40 == 100
+    drawn = np.concatenate([batch_examples(both, spec, step) for step in range(10)])
+    counts = np.bincount(drawn, minlength=60)
+    assert (counts[:20] == 4).all()
+    assert counts[20:].sum() == 20
+    assert counts[20:].max() == 1
+    pairs = spec._replace(example="pair", batch_size=5)
+    assert epoch_examples(both, pairs) == 4 * 5 + 0.5 * 10
+    documents = np.concatenate([batch_examples(both, pairs, step) for step in range(5)])
+    assert (np.bincount(documents, minlength=30)[1:10:2] == 4).all()
+
+
+def test_stores_that_do_not_fit_are_refused(mixed: dict[str, Path], store: TokenStore) -> None:
+    with pytest.raises(UserError, match="in its max_tokens"):
+        open_store(Path(f"{mixed['some']},{store.path}"))
+    with pytest.raises(UserError, match="weights above 0"):
+        open_store(Path(f"0*{mixed['some']},{mixed['many']}"))
+    with pytest.raises(UserError, match=r"no store .*none"):
+        open_store(Path(f"{mixed['some']},2*none"))
+
+
+SENTENCES = np.array(
+    [  # ids, starts (2: of a sentence, 1: of a word), tokens
+        [[11, 12, 13, 14, 15, 16, 17], [2, 0, 1, 2, 1, 2, 0], [7] * 7],
+        [[21, 22, 23, 24, 25, 0, 0], [2, 0, 1, 1, 1, 0, 0], [5] * 7],  # one sentence
+        [[31, 32, 33, 34, 0, 0, 0], [1, 1, 2, 1, 0, 0, 0], [4] * 7],  # starts within a sentence
+    ]
+)
+
+
+def test_a_cloze_is_a_sentence_and_the_rest_of_its_span() -> None:
+    seen: list[set[tuple[tuple[int, ...], tuple[int, ...]]]] = [set(), set(), set()]
+    kept, n_draws = 0, 400
+    draws = np.random.default_rng(0).integers(0, 2**64, (n_draws, 3, 2), np.uint64)
+    for draw in draws:
+        rows = split_sentence(SENTENCES[:, 0], SENTENCES[:, 1], SENTENCES[:, 2, 0], draw)
+        ids, starts, n_tokens = rows
+        assert ids.shape == starts.shape == (6, 7)
+        tokens = [tuple(row[:n].tolist()) for row, n in zip(ids, n_tokens, strict=True)]
+        assert all((row[n:] == 0).all() for row, n in zip(ids, n_tokens, strict=True))
+        for i, pair in enumerate(zip(tokens[::2], tokens[1::2], strict=True)):
+            whole = tuple(SENTENCES[i, 0, : SENTENCES[i, 2, 0]].tolist())
+            kept += pair[1] == whole
+            if pair[1] != whole:
+                seen[i].add(pair)
+    assert seen[0] == {
+        ((11, 12, 13), (14, 15, 16, 17)),
+        ((14, 15), (11, 12, 13, 16, 17)),
+        ((16, 17), (11, 12, 13, 14, 15)),
+    }
+    assert seen[1] == {((21, 22, 23), (24, 25))}
+    assert seen[2] == {((31, 32), (33, 34)), ((33, 34), (31, 32))}
+    assert abs(kept / (3 * n_draws) - 0.1) < 0.026  # three standard deviations
+
+
+def test_clozes_of_a_store(mixed: dict[str, Path]) -> None:
+    store = open_store(mixed["many"])
+    spec = BatchSpec(seed=1, batch_size=20, length=30, example="cloze", masked=False)
+    batch = make_batch(store, spec, 0)
+    assert batch.weights_SxM.sum() == 0
+    assert not (batch.input_ids_SxL == store.mask_id).any()
+    rows, spans = of_documents(store, batch), every_span(store)
+    for number, sentence, rest in zip(
+        batch_examples(store, spec, 0), rows[::2], rows[1::2], strict=True
+    ):
+        assert spans[number] in (f"{sentence} {rest}", rest)
+    halves = [make_batch(store, spec, 0, host=host, n_hosts=2) for host in range(2)]
+    assert of_documents(store, halves[0]) + of_documents(store, halves[1]) == rows
+
+
+def test_some_rows_are_cut_short_between_words(store: TokenStore) -> None:
+    starts = np.tile(np.array([2, 0, 1, 0, 0, 1, 0, 0]), (4000, 1))
+    n_tokens = np.full(4000, 6)
+    draws = np.random.default_rng(0).integers(0, 2**64, 4000, np.uint64)
+    assert cut_short(starts, n_tokens, draws, 0.0).tolist() == [6] * 4000
+    lengths, counts = np.unique(cut_short(starts, n_tokens, draws, 1.0), return_counts=True)
+    assert lengths.tolist() == [2, 5, 6]
+    assert np.abs(counts / 4000 - 1 / 3).max() < 0.025
+    share = np.mean(cut_short(starts, n_tokens, draws, 0.3) < 6)
+    assert abs(share - 0.3 * 2 / 3) < 0.02
+    whole, short = (
+        make_batch(store, SPEC._replace(short_span_prob=p), 0).attention_mask_SxL.sum(axis=1)
+        for p in (0.0, 1.0)
+    )
+    assert (short <= whole).all()
+    assert (short < whole).any()
+
+
 def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(
     store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = [SPEC._replace(seed=seed) for seed in range(4)]
-    assert len({tuple(batch_documents(store, spec, 0)) for spec in specs}) == 4
+    assert len({tuple(batch_examples(store, spec, 0)) for spec in specs}) == 4
 
     pairs, draws = [], []
     mask, read = batches.mask_whole_words, TokenStore.read_spans
@@ -149,7 +314,7 @@ def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(
     monkeypatch.setattr(TokenStore, "read_spans", read_spans)
     monkeypatch.setattr(batches, "mask_whole_words", mask_whole_words)
     # The same documents in every step: what differs is what is drawn.
-    monkeypatch.setattr(batches, "document_order", lambda store, seed: np.arange(10_000) % 8)
+    monkeypatch.setattr(batches, "example_order", lambda store, spec: np.arange(10_000) % 8)
     for spec in specs[:2]:
         for step in range(40):
             make_batch(store, spec, step)
@@ -160,6 +325,6 @@ def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(
 
 def test_batches_that_cannot_be_filled_are_refused(store: TokenStore) -> None:
     with pytest.raises(UserError, match="has only 24"):
-        read_batches(store, SPEC._replace(documents_per_step=25), first_step=0, n_steps=1)
+        read_batches(store, SPEC._replace(batch_size=25), first_step=0, n_steps=1)
     with pytest.raises(UserError, match="not a multiple of 3 hosts"):
         read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)

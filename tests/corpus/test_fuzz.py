@@ -78,6 +78,7 @@ def _whole_store(folder: Path) -> None:
         "id_offsets.bin",
         "ids.txt",
         "word_starts.bin",
+        "sentence_starts.bin",
     ],
 )
 def test_a_broken_store_opens_or_is_refused(name: str, store: Path, tmp_path: Path) -> None:

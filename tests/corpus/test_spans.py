@@ -48,7 +48,7 @@ def greedy_spans(tokenizer: SpanTokenizer, sentences: list[str], limit: int) -> 
 
 
 def plain(span: Span) -> tuple[list[int], list[bool]]:
-    return span.tokens.tolist(), span.word_starts.tolist()
+    return span.tokens.tolist(), (span.starts > 0).tolist()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,21 @@ def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(
     assert lost == Counter(short_spans=0, truncated_spans=0)
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_spans_know_where_their_sentences_start(
+    tokenizers: dict[str, SpanTokenizer], kind: str
+) -> None:
+    sentences = ["The list is empty.", "It has no values.", "An error is raised."]
+    text = " ".join([*sentences, "So a " + "very " * 60 + "long one is cut"])
+    [found], _ = cut_documents([Document("d", text)], tokenizers[kind], 60)
+    first = tokenizers[kind].backend.decode_batch(
+        np.split(found[0].tokens, np.flatnonzero(found[0].starts == 2)[1:])
+    )
+    assert [part.strip().capitalize() for part in first] == sentences
+    assert [int(np.sum(span.starts == 2)) for span in found[1:]] == [1, *[0] * (len(found) - 2)]
+    assert len(found) > 2
+
+
 @settings(deadline=None, max_examples=60)
 @given(text=DOCUMENTS, limit=st.integers(8, 30), kind=st.sampled_from(["bert", "roberta"]))
 def test_long_sentences_are_cut_between_words_and_nothing_is_lost(
@@ -113,13 +128,14 @@ def test_long_sentences_are_cut_between_words_and_nothing_is_lost(
     (found, again), lost = cut_documents(documents, tokenizer, limit + 2)
     assert [plain(span) for span in found] == [plain(span) for span in again]
     assert all(0 < len(span.tokens) <= limit for span in found)
-    assert all(span.word_starts[0] for span in found)
+    assert all(span.starts[0] for span in found)
     if lost["truncated_spans"]:
         return  # the next test is about these
     whole_ids, whole_starts = own_tokens(tokenizer, " ".join(split_sentences(text)))
     if kind == "bert":
         assert np.concatenate([[], *(span.tokens for span in found)]).tolist() == whole_ids
-        assert np.concatenate([[], *(span.word_starts for span in found)]).tolist() == whole_starts
+        starts = np.concatenate([span.starts for span in found]) if found else np.zeros(0)
+        assert (starts > 0).tolist() == whole_starts
     else:
         decode = tokenizer.backend.decode
         texts = [decode(span.tokens.tolist(), skip_special_tokens=False) for span in found]

@@ -61,12 +61,12 @@ def shards(
 
 
 def expected_documents(corpus: str, tokenizer: SpanTokenizer) -> dict[str, list[Span]]:
-    """Name -> spans of the first copy of each document that has two spans."""
+    """Name -> spans of the first copy of each document that has any."""
     first = {document.text: document for document in reversed(list(read_documents(corpus)))}
     documents = [d for d in read_documents(corpus) if first[d.text].id == d.id]
     spans_D, _ = cut_documents(documents, tokenizer, MAX_TOKENS)
     assert {0, 1, 2} <= {len(spans) for spans in spans_D}
-    return {d.id: spans for d, spans in zip(documents, spans_D, strict=True) if len(spans) > 1}
+    return {d.id: spans for d, spans in zip(documents, spans_D, strict=True) if spans}
 
 
 def stored_documents(store: TokenStore) -> dict[str, list[tuple[list[int], list[bool]]]]:
@@ -82,7 +82,7 @@ def stored_documents(store: TokenStore) -> dict[str, list[tuple[list[int], list[
 
 def as_lists(documents: dict[str, list[Span]]) -> dict[str, list[tuple[list[int], list[bool]]]]:
     return {
-        name: [(span.tokens.tolist(), span.word_starts.tolist()) for span in spans]
+        name: [(span.tokens.tolist(), span.starts.tolist()) for span in spans]
         for name, spans in documents.items()
     }
 
@@ -108,7 +108,9 @@ def test_the_manifest_counts_what_is_there_and_what_is_not(
     dropped = manifest["dropped"]
     assert manifest["counts"]["documents"] == len(documents)
     assert (dropped["empty"], dropped["duplicate"]) == (1, 3)
-    assert dropped["single_span"] == n_all - 4 - len(documents) >= 2
+    assert dropped["too_short"] == n_all - 4 - len(documents) >= 1
+    n_single = sum(len(spans) == 1 for spans in documents.values())
+    assert manifest["counts"]["documents_of_one_span"] == n_single >= 1
     assert manifest["source"] == corpus
     assert manifest["tokenizer"]["sha256"] == tokenizer.sha256
     assert load_tokenizer(str(stores[model_type] / "tokenizer")).sha256 == tokenizer.sha256
@@ -172,10 +174,14 @@ def test_reading_agrees_with_a_loop_over_spans(
 ) -> None:
     rng = np.random.default_rng(seed)
     spans = [
-        Span(rng.integers(0, vocab_size, n).astype(np.uint32), rng.random(n) < 0.4) for n in lengths
+        Span(
+            rng.integers(0, vocab_size, n).astype(np.uint32),
+            rng.choice(3, n, p=[0.6, 0.25, 0.15]).astype(np.uint8),
+        )
+        for n in lengths
     ]
     for span in spans:
-        span.word_starts[0] = True
+        span.starts[0] = 2
     folder = tmp_path_factory.mktemp("files")
     with TokenWriter(folder, vocab_size, max_tokens=22) as writer:
         for span in spans:  # bits are carried from one call to the next
@@ -183,15 +189,15 @@ def test_reading_agrees_with_a_loop_over_spans(
     width = min(length, 20)
     numbers = rng.integers(0, len(spans), 40)
     ids, starts, n_tokens = read_windows(map_files(folder, vocab_size), numbers, width)
-    assert (ids.dtype, starts.dtype, n_tokens.dtype) == (np.int32, bool, np.int32)
+    assert (ids.dtype, starts.dtype, n_tokens.dtype) == (np.int32, np.uint8, np.int32)
     for row, number in enumerate(numbers):
-        tokens, word_starts = spans[number]
+        tokens, expected = spans[number]
         n = len(tokens)
         if n > width:
-            n = max((i for i in range(1, width + 1) if word_starts[i]), default=width)
+            n = max((i for i in range(1, width + 1) if expected[i]), default=width)
         assert n_tokens[row] == n
         assert ids[row].tolist() == [*tokens[:n].tolist(), *[0] * (width - n)]
-        assert starts[row].tolist() == [*word_starts[:n].tolist(), *[False] * (width - n)]
+        assert starts[row].tolist() == [*expected[:n].tolist(), *[0] * (width - n)]
 
 
 def test_a_longer_row_than_any_span_is_padded(stores: dict[str, Path]) -> None:
@@ -288,7 +294,7 @@ def test_a_damaged_store_does_not_open(stores: dict[str, Path], tmp_path: Path) 
         open_store(folder)
     folder = damaged("old")
     (folder / "manifest.json").write_text('{"format_version": 0}')
-    with pytest.raises(UserError, match="format version 0: expected 1"):
+    with pytest.raises(UserError, match="format version 0, expected 2"):
         open_store(folder)
     folder = damaged("miscounted")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -330,7 +336,11 @@ def test_shards_that_do_not_belong_together_do_not_open(
     ("lines", "arguments", "message"),
     [
         ('{"text": "a"}\n{', {}, "corpus.jsonl:2 is not valid JSON"),
-        ('{"text": "Short."}', {}, r"no document with two spans remains \(.*1 single_span\)"),
+        (
+            '{"text": "Short."}',
+            {},
+            r"no document with a span .*1 too_short\)",
+        ),
         ('{"text": "a"}', {"max_tokens": 9}, "max_tokens is 9: expected at least 10"),
         ('{"text": "a"}', {"shard": (3, 3)}, "shard 3/3: expected i/n"),
         ('{"text": "a"}', {"tokenizer": "nobody/nothing"}, "no folder nobody/nothing"),

@@ -211,17 +211,18 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     from cocondenser_jax.configs import default
     from cocondenser_jax.convert.from_torch import load_folder
     from cocondenser_jax.corpus.batches import Batch
-    from cocondenser_jax.pretrain.step import initial_state, mapped_step, place, step_settings
+    from cocondenser_jax.pretrain.experiment import step_settings
+    from cocondenser_jax.pretrain.step import initial_state, mapped_step, place
 
     device = jax.devices()[0]
     before = _resident_bytes()
     config = default.get_config().unlock()
-    config.data.update({"documents_per_step": size.documents, "length": LENGTH})
+    config.data.update({"batch_size": size.documents, "length": LENGTH})
     config.train.update({"chunk_size": size.chunk_size, "dtype": dtype})
     loaded, params = load_folder(str(folder), skip_from=model_config(size).skip_from)
     loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     batch = Batch(**np.load(folder / "batch.npz"))
-    settings = step_settings(config)
+    settings = step_settings(config, 4)
     step = mapped_step(loaded, settings, [device])
     state = place(initial_state(params, settings.optimizer), [device])
 

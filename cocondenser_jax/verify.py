@@ -33,7 +33,8 @@ from cocondenser_jax.files import new_file
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.step import LossSettings, batch_gradient, check_batch, step_settings
+from cocondenser_jax.pretrain.experiment import step_settings
+from cocondenser_jax.pretrain.step import LossSettings, batch_gradient, check_batch
 
 TWO_PASS_TOLERANCE = 1e-5  # two passes against one, relative
 TORCH_TOLERANCE = 1e-4  # Flax against PyTorch, relative
@@ -105,12 +106,13 @@ def verify_checkpoint(
         model_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     tokens = open_store(store or Path(config.data.store))
-    if not 2 <= n_documents <= tokens.n_documents:
-        raise UserError(f"{n_documents} documents: expected 2 to {tokens.n_documents}")
+    n_largest = len(tokens.documents_of_pairs)
+    if not 2 <= n_documents <= n_largest:
+        raise UserError(f"{n_documents} documents: expected 2 to {n_largest}, those with two spans")
     spec = BatchSpec(config.seed, n_documents, config.data.length)
     # Of 2 * n_documents spans: two chunks.
-    settings = step_settings(config).loss._replace(
-        contrastive=True, dtype="float32", chunk_size=n_documents
+    settings = step_settings(config, n_steps=1).loss._replace(
+        objective="cocondenser", dtype="float32", chunk_size=n_documents
     )
     check_batch(spec, settings.chunk_size, model_config.max_length, n_devices=1)
     batch = make_batch(tokens, spec, step=0)
@@ -162,9 +164,12 @@ def _torch_side(
     n_masked = (labels != IGNORED).sum()
     output = model(ids, mask, late_mlm)
     cls_SxD = output.late_BxLxD[:, 0]
-    losses = {"head_mlm_loss": mlm_sum(output.head_logits_BxLxV, labels) / n_masked}
-    if output.late_logits_BxLxV is not None:
-        losses["late_mlm_loss"] = mlm_sum(output.late_logits_BxLxV, labels) / n_masked
+    logits = {"head_mlm_loss": output.head_logits_BxLxV, "late_mlm_loss": output.late_logits_BxLxV}
+    losses = {
+        name: mlm_sum(logits_BxLxV, labels) / n_masked
+        for name, logits_BxLxV in logits.items()
+        if logits_BxLxV is not None
+    }
     mlm = settings.mlm_weight * sum(losses.values())
     if settings.mlm_reduction == "span_sum":
         mlm = mlm * n_masked / len(labels)

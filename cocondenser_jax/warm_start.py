@@ -13,7 +13,9 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.experiment import network_sizes
 from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.pretrain.step import initial_params
 
 
 def pretrain(config: ConfigDict, workdir: Path, *, label: str = "pretrain") -> None:
@@ -23,9 +25,13 @@ def pretrain(config: ConfigDict, workdir: Path, *, label: str = "pretrain") -> N
         if not config.warm_start:
             return None
         seed = config.seed if config.init_head else None
-        return load_warm_start(config.warm_start, Path(config.data.store), config.model, seed)
+        store = Path(config.data.store)
+        return load_warm_start(config.warm_start, store, network_sizes(config), seed)
 
     train(config, workdir, warm_start=warm_start, label=label)
+
+
+HEAD = "n_head_layers", "skip_from"
 
 
 def load_warm_start(
@@ -34,14 +40,14 @@ def load_warm_start(
     """Reads what a run starts from: one of our run folders, or a Hugging Face model.
 
     Its sizes are its own, and so is its Condenser head where it has one: the settings must then ask
-    for the same `n_head_layers` and `skip_from`. Where it has no head, the settings shape the one
-    that is drawn; where a head does not say what it reads, `skip_from` is that of the settings. The
-    dropout rates and `late_mlm` are always those of the settings.
+    for the same `n_head_layers` and `skip_from`, or for none. Where it has no head, the settings
+    shape the one that is drawn; where a head does not say what it reads, `skip_from` is that of the
+    settings. The dropout rates and `late_mlm` are always those of the settings.
 
     Args:
       name_or_folder: a run folder, a Hugging Face folder, or the name of a model on the hub.
       store: the token store.
-      settings: `config.model` of the experiment.
+      settings: the `network_sizes` of the experiment.
       init_head_seed: draws a Condenser head or an MLM projection that is missing; None forbids it.
 
     Raises:
@@ -52,10 +58,15 @@ def load_warm_start(
         model_config, params, _ = load_run(Path(name_or_folder))
         tokenizer = str(Path(name_or_folder) / "tokenizer")
     else:
-        asked = {name: settings[name] for name in ("n_head_layers", "skip_from")}
+        asked = {name: settings[name] for name in HEAD}
         model_config, params = load_folder(name_or_folder, **asked, init_head_seed=init_head_seed)
         tokenizer = name_or_folder
-    for name in ("n_head_layers", "skip_from"):
+    if not (settings["n_head_layers"] and model_config.n_head_layers):
+        model_config = dataclasses.replace(
+            model_config, late_mlm=True, **{name: settings[name] for name in HEAD}
+        )
+        params = _with_head(params, model_config, init_head_seed, name_or_folder)
+    for name in HEAD:
         found = getattr(model_config, name)
         if found != settings[name]:
             raise UserError(
@@ -70,3 +81,14 @@ def load_warm_start(
         )
     kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
     return dataclasses.replace(model_config, **{name: settings[name] for name in kept}), params
+
+
+def _with_head(params: Any, model_config: ModelConfig, seed: int | None, name: str) -> Any:
+    """Returns the parameters with the Condenser head that the model has: a new one, or none."""
+    body = {key: value for key, value in params.items() if not key.startswith("head_")}
+    if not model_config.n_head_layers:
+        return body
+    if seed is None:
+        raise UserError(f"{name} has no Condenser head; config.init_head starts with a new one")
+    new = initial_params(model_config, seed)
+    return body | {key: value for key, value in new.items() if key.startswith("head_")}

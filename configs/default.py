@@ -16,11 +16,19 @@ SETTINGS = {
     ),
     "init_head": Setting(False, None, "", "draw a new Condenser head if the warm start has none"),
     # The batch.
-    "data.store": Setting("", GIVEN, "", "the folder that `cocondenser corpus` wrote"),
-    "data.documents_per_step": Setting(
-        2048, "[1, ∞)", "documents", "over all devices of all hosts; two spans of each"
+    "data.store": Setting(
+        "",
+        GIVEN,
+        "",
+        "the folder of `corpus`; or several: `wiki,2*books`, books twice an epoch",
+    ),
+    "data.batch_size": Setting(
+        2048, "[1, ∞)", "examples", "over all devices of all hosts; see `train.objective`"
     ),
     "data.length": Setting(128, "[3, ∞)", "tokens", "longest span, with [CLS] and [SEP]"),
+    "data.short_span_prob": Setting(
+        0.0, "[0, 1]", "", "probability of a span to be cut to a random number of words"
+    ),
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
     "model.model_type": Setting("bert", ("bert", "roberta"), "", "architecture"),
@@ -31,14 +39,23 @@ SETTINGS = {
     "model.max_position_embeddings": Setting(512, "[3, ∞)", "tokens", "longest input"),
     "model.hidden_dropout_prob": Setting(0.1, "[0, 1)", "", "dropout of hidden states"),
     "model.attention_probs_dropout_prob": Setting(0.1, "[0, 1)", "", "dropout of attention"),
-    "model.n_head_layers": Setting(2, "[1, ∞)", "layers", "depth of the Condenser head"),
+    "model.n_head_layers": Setting(
+        2, "[1, ∞)", "layers", "depth of the Condenser head, where the objective has one"
+    ),
     "model.skip_from": Setting(
         6, "[0, ∞)", "layer", "backbone layer whose tokens the head reads, from 1; 0: embeddings"
     ),
     "model.late_mlm": Setting(True, None, "", "also predict masked tokens from the last layer"),
     # The loss and how it is computed.
-    "train.steps": Setting(100_000, "[1, ∞)", "steps", "length of the run"),
-    "train.contrastive": Setting(True, None, "", "True: coCondenser; False: MLM only (Condenser)"),
+    "train.objective": Setting(
+        "cocondenser",
+        ("mlm", "condenser", "cocondenser", "contrastive", "ict"),
+        "",
+        "an example is a span (mlm, condenser), two spans of a document (cocondenser; contrastive:"
+        " without MLM), or a sentence and the rest of its span (ict)",
+    ),
+    "train.epochs": Setting(8.0, "(0, ∞)", "epochs", "length of the run: passes over the store"),
+    "train.steps": Setting(0, "[0, ∞)", "steps", "length of the run; 0: epochs decide"),
     "train.mlm_weight": Setting(1.0, "[0, ∞)", "", "weight of the MLM loss"),
     "train.mlm_reduction": Setting(
         "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of the paper"

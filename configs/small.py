@@ -9,7 +9,7 @@ docs/results.md.
   cocondenser pretrain --config=configs/small.py:cocondenser --workdir=runs/wiki-cocondenser \
     --config.data.store=stores/wiki --config.warm_start=runs/wiki-condenser
 
-Stage 1: 32 documents x 2 spans = 64 spans a step, 1,650 steps.
+Stage 1: 64 spans a step, 1,650 steps.
 Stage 2: 64 documents x 2 spans = 128 spans a step, 790 steps.
 About 50 tokens a span, padding not counted: 5.3 and 5.1 million tokens.
 """
@@ -25,12 +25,13 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     if argument not in ("condenser", "cocondenser"):
         raise UserError(f"configs/small.py:{argument}: expected condenser or cocondenser")
     config = default.get_config().unlock()
-    config.train.contrastive = argument == "cocondenser"
+    is_second = argument == "cocondenser"
+    config.train.objective = argument
     # From scratch, MLM through the head alone leaves the late layers without a signal, and the CLS
     # vectors collapse into one. Once the contrastive loss teaches them, it is not worth its time.
-    config.model.late_mlm = not config.train.contrastive
+    config.model.late_mlm = not is_second
     config.data.length = 64
-    config.data.documents_per_step = 64 if config.train.contrastive else 32
+    config.data.batch_size = 64
 
     config.model.hidden_size = 256
     config.model.num_hidden_layers = 4
@@ -41,10 +42,10 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     config.model.n_head_layers = 1
     config.model.skip_from = 2
 
-    config.train.steps = 790 if config.train.contrastive else 1650
+    config.train.steps = 790 if is_second else 1650
     config.train.chunk_size = 0
     config.train.dtype = "float32"
-    config.train.mlm_weight = 0.2 if config.train.contrastive else 1.0
+    config.train.mlm_weight = 0.2 if is_second else 1.0
 
     config.optimizer.learning_rate = 1e-3
     config.checkpoint.every = 100

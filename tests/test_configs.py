@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.step import check_batch
 
 # The variants of a file.
@@ -75,10 +75,10 @@ def test_pretraining_config_has_the_settings_of_the_default(experiment: str) -> 
 def test_pretraining_config_fits_its_devices(experiment: str, n_devices: int) -> None:
     config = load(experiment)
     model = ModelConfig(**config.model.to_dict(), vocab_size=30522)
-    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    spec = batch_spec(config)
     check_batch(spec, config.train.chunk_size, model.max_length, n_devices)
-    chunk_size, n_spans = config.train.chunk_size, 2 * config.data.documents_per_step
-    assert n_spans % (2 * n_devices) == 0
+    chunk_size, n_spans = config.train.chunk_size, spec.n_rows
+    assert config.data.batch_size % n_devices == 0
     assert (n_spans // n_devices) % (chunk_size or 1) == 0
     assert config.data.length <= config.model.max_position_embeddings
 

@@ -110,7 +110,7 @@ def test_an_interval_means_what_it_says(
             ["--config.data.store=s", "--config.data.length=1"],
             r"data\.length is 1; .*in \[3, ∞\)",
         ),
-        ("configs/default.py", [], r"data\.store is ''; expected the folder"),
+        ("configs/default.py", [], r"data\.store is ''; expected the folder of"),
         (
             "configs/default.py",
             ["--config.data.store=s", "--config.train.dtype=float16"],
@@ -148,8 +148,9 @@ def test_a_path_may_hold_colons_and_the_argument_follows_the_last(tmp_path: Path
         "from cocondenser_jax.configs import small\nget_config = small.get_config\n"
     )
     store = "--config.data.store=here"
-    assert load_config(f"{folder}/tiny.py", [store]).train.contrastive
-    assert not load_config(f"{folder}/tiny.py:condenser", [store]).train.contrastive
+    assert load_config(f"{folder}/tiny.py", [store]).train.objective == "cocondenser"
+    condenser = load_config(f"{folder}/tiny.py:condenser", [store])
+    assert condenser.train.objective == "condenser"
 
 
 def test_planning_needs_no_store() -> None:

@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def experiment(store: Path) -> ConfigDict:
     config = default.get_config().unlock()
-    config.data.update({"store": str(store), "documents_per_step": 8, "length": 24})
+    config.data.update({"store": str(store), "batch_size": 8, "length": 24})
     config.model.update({"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2})
     config.model.update({"intermediate_size": 32, "max_position_embeddings": 24, "skip_from": 1})
     config.train.update({"steps": 2, "chunk_size": 0, "mlm_weight": 0.5})

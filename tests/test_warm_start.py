@@ -12,9 +12,13 @@ from ml_collections import ConfigDict
 from cocondenser_jax import warm_start
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import import_folder, load_folder
+from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_wordpiece
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain.checkpoint import save_converted
+from cocondenser_jax.pretrain.step import initial_params
 from cocondenser_jax.warm_start import load_warm_start, pretrain
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
@@ -83,6 +87,37 @@ def test_a_new_head_is_as_the_settings_say(folder: Path, store: Path) -> None:
     assert "head_1" not in params
     with pytest.raises(UserError, match="has no Condenser head; --init_head"):
         load_warm_start(str(folder), store, asked, None)
+
+
+def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert: Path, store: Path) -> None:
+    without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
+    config, params = load_warm_start(str(bert), store, without, None)
+    assert (config.n_head_layers, config.late_mlm) == (0, True)
+    assert not any(name.startswith("head") for name in params)
+    assert params.keys() >= {"embeddings", "layers_0", "mlm"}
+
+
+def test_a_run_without_a_head_can_begin_one(bert: Path, store: Path, tmp_path: Path) -> None:
+    without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
+    config, params = load_warm_start(str(bert), store, without, None)
+    tokenizer = load_tokenizer(str(open_store(store).tokenizer_folder))
+    save_converted(tmp_path / "headless", config, params, tokenizer, "test")
+    export_folder(params, config, open_store(store).tokenizer_folder, tmp_path / "exported", {})
+    assert not (tmp_path / "exported" / "condenser.json").exists()
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "with a Condenser head" not in " ".join(card.split())
+    for start in (tmp_path / "headless", tmp_path / "exported"):
+        with pytest.raises(UserError, match="has no Condenser head"):
+            load_warm_start(str(start), store, settings(n_head_layers=1), None)
+        config, found = load_warm_start(str(start), store, settings(n_head_layers=1), 3)
+        assert (config.n_head_layers, config.skip_from, config.late_mlm) == (1, 1, False)
+        new = initial_params(config, 3)
+        for name in new:
+            expected = new if name == "head_0" else params
+            for a, b in zip(
+                jax.tree.leaves(found[name]), jax.tree.leaves(expected[name]), strict=True
+            ):
+                np.testing.assert_array_equal(a, b)
 
 
 def test_another_vocabulary_is_refused(folder: Path, store: Path) -> None:

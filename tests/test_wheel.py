@@ -17,7 +17,7 @@ from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 ROOT = Path(__file__).parents[1]
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 TINY = (
-    "--config.train.steps=2 --config.data.length=16 --config.data.documents_per_step=16"
+    "--config.train.steps=2 --config.data.length=16 --config.data.batch_size=16"
     " --config.model.hidden_size=16 --config.model.intermediate_size=32"
     " --config.model.num_hidden_layers=2 --config.model.skip_from=1 --config.log_every=1"
 ).split()

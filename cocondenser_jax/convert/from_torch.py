@@ -66,7 +66,8 @@ def load_folder(
       name_or_folder: a folder with `config.json` and weights (safetensors or PyTorch, in one file
         or in shards), or the name of a model on the Hugging Face hub. The Condenser head is read
         from `condenser_head.safetensors` or `model.pt`, its shape from `condenser.json`.
-      n_head_layers: layers of a new Condenser head, where the folder has none; None for 2.
+      n_head_layers: layers of a new Condenser head, where the folder has none; None for 2, 0 for no
+        head.
       skip_from: the backbone layer that a new head reads, or a head that does not say which; None
         for the middle.
       init_head_seed: where the folder has no Condenser head, or no MLM projection, draw new ones
@@ -104,14 +105,13 @@ def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     """Reads the Condenser head alone, as PyTorch tensors by name.
 
     Returns:
-      {name within the head, such as `0.output.dense.weight`: values}, and `skip_from`.
+      {name within the head, such as `0.output.dense.weight`: values}, empty where the folder has
+      none, and `skip_from`.
 
     Raises:
-      UserError: if the folder has no head, or it cannot be read.
+      UserError: if it cannot be read.
     """
     tensors = _read_head(folder)
-    if not tensors:
-        raise UserError(f"{folder} has no Condenser head")
     middle = _read_backbone_config(folder)["num_hidden_layers"] // 2
     named = {name.removeprefix(HEAD_PREFIX): value for name, value in tensors.items()}
     return named, _read_head_config(folder).get("skip_from", middle)
@@ -259,7 +259,7 @@ def _new_heads(
     mlm = {name for name in expected if not name.startswith((HEAD_PREFIX, config.model_type))}
     drawn: set[str] = set()
     for part, names in (("Condenser head", head), ("MLM projection", mlm)):
-        if names & found:
+        if names & found or not names:
             continue
         if seed is None:
             raise UserError(f"{folder} has no {part}; --init_head starts with a new, random one")

@@ -25,12 +25,12 @@ class TorchOutput(NamedTuple):
     """Like `CondenserOutput`, for all positions."""
 
     late_BxLxD: torch.Tensor
-    head_logits_BxLxV: torch.Tensor
+    head_logits_BxLxV: torch.Tensor | None
     late_logits_BxLxV: torch.Tensor | None
 
 
 class TorchCondenser(torch.nn.Module):
-    """A masked language model of transformers, and the Condenser head on top."""
+    """A masked language model of transformers, and the Condenser head on top, if there is one."""
 
     def __init__(self, lm: PreTrainedModel, head: torch.nn.ModuleList, skip_from: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TorchCondenser(torch.nn.Module):
         for layer in self.c_head:
             hidden = layer(hidden, blocked.to(late.dtype))
         late_logits = self.project(late) if late_mlm else None
-        return TorchOutput(late, self.project(hidden), late_logits)
+        return TorchOutput(late, self.project(hidden) if self.c_head else None, late_logits)
 
     def encode(self, ids_BxL: torch.Tensor, mask_BxL: torch.Tensor) -> torch.Tensor:
         """Returns the late CLS vectors, `cls_BxD`, in float32."""
@@ -70,7 +70,7 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
       attention: transformers' `attn_implementation`.
 
     Raises:
-      UserError: if the folder is not a model, or has no Condenser head.
+      UserError: if the folder is not a model.
     """
     tensors, skip_from = load_head(folder)
     with plain_path(folder) as plain:

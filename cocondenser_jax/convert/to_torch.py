@@ -80,7 +80,8 @@ def export_folder(
     with new_folder(out) as folder:
         files = _sentence_transformers_files(config.hidden_size, length)
         files["config.json"] = _transformers_config(config)
-        files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
+        if head:
+            files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
         for name, content in files.items():
             write_json(folder / name, content)
         save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
@@ -88,9 +89,9 @@ def export_folder(
             if (tokenizer_folder / name).is_file():
                 shutil.copyfile(tokenizer_folder / name, folder / name)
         _limit_tokens(folder / "tokenizer_config.json", config.max_length)
-        if research_layout:
+        if head and research_layout:
             _write_torch(head, folder / "model.pt")
-        else:
+        elif head:
             save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
         write_text(folder / "README.md", _model_card(out.name, config, facts))
 
@@ -171,9 +172,19 @@ def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| {key} | {value} |" for key, value in _table(facts))
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
-    sizes = {**config.to_dict(), "late_mlm": str(config.late_mlm).lower()}
-    title, literal = html.escape(visible(name), quote=False), json.dumps(name, ensure_ascii=False)
-    return template.substitute(sizes, title=title, literal=literal, rows=rows)
+    values = {
+        **config.to_dict(),
+        "training": "pre-trained",
+        "title": html.escape(visible(name), quote=False),
+        "literal": json.dumps(name, ensure_ascii=False),
+        "rows": rows,
+    }
+    if config.n_head_layers:
+        values["training"] = (
+            f"pre-trained with a Condenser head ({config.n_head_layers} layers, `skip_from`"
+            f" {config.skip_from}, `late_mlm` {str(config.late_mlm).lower()})"
+        )
+    return template.substitute(values)
 
 
 def _table(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ class CondenserOutput(NamedTuple):
     """The outputs of one forward pass over B spans with M masked positions each."""
 
     cls_BxD: jax.Array  # float32: late CLS vectors, the representation for retrieval
-    head_logits_BxMxV: jax.Array  # the head's predictions at the masked positions
+    head_logits_BxMxV: jax.Array | None  # the head's predictions at the masked positions
     late_logits_BxMxV: jax.Array | None  # the backbone's own, with `late_mlm`
 
 
@@ -81,7 +81,7 @@ class Condenser(nn.Module):
         words_VxD = self.embeddings.word.embedding
         return CondenserOutput(
             cls_BxD=late_BxQxD[:, 0].astype(jnp.float32),
-            head_logits_BxMxV=self.mlm(hidden_BxLxD, words_VxD),
+            head_logits_BxMxV=self.mlm(hidden_BxLxD, words_VxD) if self.head else None,
             late_logits_BxMxV=self.mlm(late_BxQxD[:, 1:], words_VxD) if config.late_mlm else None,
         )
 

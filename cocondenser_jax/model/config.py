@@ -15,7 +15,6 @@ _SIZES = (
     "intermediate_size",
     "max_position_embeddings",
     "type_vocab_size",
-    "n_head_layers",
 )
 _RATES = "hidden_dropout_prob", "attention_probs_dropout_prob"
 _SCALES = "layer_norm_eps", "initializer_range"
@@ -23,7 +22,7 @@ _SCALES = "layer_norm_eps", "initializer_range"
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A BERT or RoBERTa backbone and the Condenser head on top of it."""
+    """A BERT or RoBERTa backbone and the Condenser head on top of it, if it has one."""
 
     model_type: Literal["bert", "roberta"] = "bert"
     vocab_size: int = 30522
@@ -48,6 +47,7 @@ class ModelConfig:
         self._require("model_type", lambda kind: kind in ("bert", "roberta"), "'bert' or 'roberta'")
         for name in _SIZES:
             self._require_whole(name, 1, size_limit(name))
+        self._require_whole("n_head_layers", 0, size_limit("n_head_layers"))
         self._require_whole("pad_token_id", 0, self.vocab_size - 1)
         self._require_whole("skip_from", 0, self.num_hidden_layers)
         for name in _RATES:
@@ -55,6 +55,8 @@ class ModelConfig:
         for name in _SCALES:
             self._require_number(name, lambda scale: 0 < scale <= 1, "a number above 0, at most 1")
         self._require("late_mlm", lambda value: type(value) is bool, "true or false")
+        if not (self.n_head_layers or self.late_mlm):
+            raise UserError("a network without a Condenser head needs late_mlm")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"hidden_size {self.hidden_size} is not a multiple of"

@@ -20,10 +20,12 @@ def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
       length: tokens of the span, padding included.
       n_masked: slots for masked tokens.
     """
-    predictions = n_masked * (1 + config.late_mlm)
+    predictions = n_masked * ((config.n_head_layers > 0) + config.late_mlm)
     late_rows = 1 + (n_masked if config.late_mlm else 0)
-    head = (config.n_head_layers - 1) * _layer(config, length, length)
-    head += _layer(config, length, n_masked)
+    head = 0
+    if config.n_head_layers:
+        head = (config.n_head_layers - 1) * _layer(config, length, length)
+        head += _layer(config, length, n_masked)
     per_prediction = 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
     return _backbone(config, length, late_rows) + head + predictions * per_prediction
 

@@ -14,14 +14,21 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, epoch_examples, read_batches
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.locks import held
 from cocondenser_jax.metrics import metrics_log
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts, signals
+from cocondenser_jax.pretrain.experiment import (
+    batch_spec,
+    network_sizes,
+    run_length,
+    step_settings,
+)
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, report_step
+from cocondenser_jax.pretrain.plan import least_seconds
 from cocondenser_jax.pretrain.step import (
     Metrics,
     StepSettings,
@@ -32,7 +39,6 @@ from cocondenser_jax.pretrain.step import (
     mapped_step,
     place,
     state_shapes,
-    step_settings,
 )
 
 logger = logging.getLogger(__name__)
@@ -47,7 +53,7 @@ def train(
     warm_start: WarmStart = lambda: None,
     label: str = "pretrain",
 ) -> None:
-    """Pre-trains a Condenser or coCondenser, from the start or from the run's last checkpoint.
+    """Pre-trains with the objective of an experiment, from the start or the run's last checkpoint.
 
     On several hosts each calls it, after `hosts.connect`, with a store of its own; only the first
     reads and writes the run folder.
@@ -64,14 +70,15 @@ def train(
         another process trains it.
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
-    settings, n_steps = step_settings(config), config.train.steps
-    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    spec = batch_spec(config)
     stopped = False
     with contextlib.ExitStack() as stack:
         stop_after = stack.enter_context(_stop_signals())
         if hosts.is_first():
             stack.enter_context(held(workdir))
         store = open_store(Path(config.data.store))
+        n_steps = run_length(config, store)
+        settings = step_settings(config, n_steps)
         model_config, params = _model_and_params(config, workdir, store, warm_start)
         check_batch(spec, config.train.chunk_size, model_config.max_length, jax.device_count())
         train_step = mapped_step(model_config, settings)
@@ -94,6 +101,7 @@ def train(
         )
         if hosts.is_first():
             log = stack.enter_context(metrics_log(workdir, first_step))
+            logger.info("%s: %s", workdir, _describe(n_steps, spec, store, model_config, settings))
             if first_step:
                 logger.info("%s: resuming after step %d", workdir, first_step)
         if jax.process_count() > 1:
@@ -103,7 +111,7 @@ def train(
 
         bar = tqdm(total=n_steps, initial=first_step, desc=label, unit="step", disable=log is None)
         stack.enter_context(bar)
-        throughput = _Throughput(spec.documents_per_step)
+        throughput = _Throughput(spec.n_rows)
         report = functools.partial(report_step, workdir, store, spec, settings.skip_nonfinite)
 
         def read(step: int, metrics: Metrics) -> None:
@@ -154,6 +162,21 @@ def _stop_signals() -> Iterator[Callable[[int], bool]]:
             yield lambda step: is_to_stop()
 
 
+def _describe(
+    n_steps: int, spec: BatchSpec, store: TokenStore, model: ModelConfig, settings: StepSettings
+) -> str:
+    """Returns the length of a run in words."""
+    examples = {"span": "spans", "pair": "documents", "cloze": "spans"}[spec.example]
+    n_tokens = n_steps * spec.n_rows * min(store.n_tokens / store.n_spans + 2, spec.length)
+    seconds = least_seconds(model, settings.loss, spec, jax.devices())
+    return (
+        f"{n_steps:,} steps of {spec.batch_size:,} {examples},"
+        f" {n_steps * spec.batch_size / epoch_examples(store, spec):.3g} epochs,"
+        f" about {n_tokens:.3g} tokens"
+        + (f", {n_steps * seconds / 3600:.2g} hours or more" if seconds else "")
+    )
+
+
 def _model_and_params(
     config: ConfigDict, workdir: Path, store: TokenStore, warm_start: WarmStart
 ) -> tuple[ModelConfig, Any | None]:
@@ -162,7 +185,9 @@ def _model_and_params(
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)
         if model_config is None:
-            model_config, params = warm_start() or new_model(config.model, config.seed, store)
+            model_config, params = warm_start() or new_model(
+                network_sizes(config), config.seed, store
+            )
     model = model_config.to_dict() if model_config else None
     agreed = hosts.agree({"config": config.to_dict(), "data": store.sha256, "model": model})
     model_config = ModelConfig(**agreed["model"])
@@ -176,7 +201,7 @@ def _model_and_params(
 
 
 def scratch_model(sizes: Mapping[str, Any], store: TokenStore) -> ModelConfig:
-    """Returns the shape of a new model: sizes of `config.model`, the store's vocabulary."""
+    """Returns the shape of a new model: sizes as `network_sizes`, the store's vocabulary."""
     return ModelConfig(**sizes, vocab_size=store.vocab_size, pad_token_id=store.pad_id)
 
 
@@ -219,8 +244,8 @@ def _initial_or_restored(
 class _Throughput:
     """Rates since they were last read, and the share of time spent waiting for input."""
 
-    def __init__(self, documents_per_step: int) -> None:
-        self._spans_per_step = 2 * documents_per_step
+    def __init__(self, spans_per_step: int) -> None:
+        self._spans_per_step = spans_per_step
         self._reset()
 
     def _reset(self) -> None:

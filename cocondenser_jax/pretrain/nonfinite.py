@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cocondenser_jax.corpus.batches import BatchSpec, batch_documents, make_batch
+from cocondenser_jax.corpus.batches import BatchSpec, batch_document_ids, make_batch
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_file
@@ -44,7 +44,7 @@ def report_step(
     message = f"step {step} is not finite"
     if hosts.is_first():
         losses = {name: x for name, x in metrics.items() if name != "learning_rate"}
-        ids = [store.document_id(int(i)) for i in batch_documents(store, spec, step - 1)]
+        ids = batch_document_ids(store, spec, step - 1)
         facts = {"step": step, "seed": spec.seed, "document_ids": ids, **losses}
         arrays = make_batch(store, spec, step - 1)._asdict()
         arrays |= {name: np.asarray(value) for name, value in facts.items()}

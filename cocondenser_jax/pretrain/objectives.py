@@ -1,8 +1,13 @@
-"""The two losses, as pure functions of arrays. Both return sums, so that a caller divides once.
+"""The losses, as pure functions of arrays, and the objectives of pre-training made of them.
+
+The losses return sums, so that a caller divides once.
 
 Sums over what a device holds, divided by a count over all devices, do not depend on how the batch
 is cut into chunks or spread over devices and hosts.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,17 +41,70 @@ def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str | None = None) -> 
         holds the same number of rows.
       axis_name: the mapped axis over devices; None where there is one device.
     """
-    n_local = cls_SxD.shape[0]
-    if axis_name is None:
-        all_AxD, first = cls_SxD, jnp.zeros((), jnp.int32)
-    else:
-        all_AxD = jax.lax.all_gather(cls_SxD, axis_name, tiled=True)
-        # The index over all devices of all hosts, never the one within a host.
-        first = jax.lax.axis_index(axis_name) * n_local
-    own_S = first + jnp.arange(n_local)
-    # HIGHEST: bfloat16 has a spacing of 1.0 at logits of 200.
-    logits_SxA = jnp.matmul(cls_SxD, all_AxD.T, precision=jax.lax.Precision.HIGHEST)
+    all_AxD, own_S = _gather(cls_SxD, axis_name)
+    logits_SxA = _inner_products(cls_SxD, all_AxD)
     itself_SxA = own_S[:, None] == jnp.arange(all_AxD.shape[0])[None, :]
     logits_SxA = jnp.where(itself_SxA, -jnp.inf, logits_SxA)
-    partner_logits_S = jnp.take_along_axis(logits_SxA, (own_S ^ 1)[:, None], axis=1)[:, 0]
-    return jnp.sum(jax.nn.logsumexp(logits_SxA, axis=1) - partner_logits_S)
+    return _cross_entropy_sum(logits_SxA, own_S ^ 1)
+
+
+def inverse_cloze_sum(cls_SxD: jax.Array, axis_name: str | None = None) -> jax.Array:
+    """Returns the sum over this device's sentences of the loss of the inverse cloze task.
+
+    Equations 7 and 8 of Lee, Chang & Toutanova, arXiv 1906.00300: for sentence q_i taken out of
+    text b_i, L = -log exp<q_i, b_i> / sum over k of exp<q_i, b_k>, where k runs over the texts of
+    all devices of all hosts.
+
+    Args:
+      cls_SxD: float32 CLS vectors; row 2i is a sentence, row 2i + 1 its text.
+      axis_name: as in `corpus_contrastive_sum`.
+    """
+    texts_AxD, own_I = _gather(cls_SxD[1::2], axis_name)
+    return _cross_entropy_sum(_inner_products(cls_SxD[::2], texts_AxD), own_I)
+
+
+class Objective(NamedTuple):
+    """What is learned from what."""
+
+    example: str  # as in `BatchSpec`
+    predicts_tokens: bool  # whether tokens are masked and predicted
+    has_head: bool  # whether a Condenser head predicts them, too
+    # Vectors of a device's rows and the mapped axis to the sum of a loss, and for how many rows of
+    # an example it is summed.
+    contrast: Callable[[jax.Array, str | None], jax.Array] | None = None
+    n_contrasted: int = 0
+
+
+# The names of `config.train.objective`.
+OBJECTIVES = {
+    # Devlin et al., arXiv 1810.04805, without the next sentence.
+    "mlm": Objective("span", predicts_tokens=True, has_head=False),
+    # Gao & Callan, arXiv 2104.08253.
+    "condenser": Objective("span", predicts_tokens=True, has_head=True),
+    # Gao & Callan, arXiv 2108.05540.
+    "cocondenser": Objective("pair", True, True, corpus_contrastive_sum, 2),
+    # Its ablation without masked tokens.
+    "contrastive": Objective("pair", False, False, corpus_contrastive_sum, 2),
+    # Lee et al., arXiv 1906.00300.
+    "ict": Objective("cloze", False, False, inverse_cloze_sum, 1),
+}
+
+
+def _gather(cls_SxD: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+    """Returns the vectors of all devices, and which of them are this one's."""
+    n_local = cls_SxD.shape[0]
+    if axis_name is None:
+        return cls_SxD, jnp.arange(n_local)
+    all_AxD = jax.lax.all_gather(cls_SxD, axis_name, tiled=True)
+    # The index over all devices of all hosts, never the one within a host.
+    return all_AxD, jax.lax.axis_index(axis_name) * n_local + jnp.arange(n_local)
+
+
+def _inner_products(left_SxD: jax.Array, right_AxD: jax.Array) -> jax.Array:
+    # HIGHEST: bfloat16 has a spacing of 1.0 at logits of 200.
+    return jnp.matmul(left_SxD, right_AxD.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def _cross_entropy_sum(logits_SxA: jax.Array, labels_S: jax.Array) -> jax.Array:
+    label_logits_S = jnp.take_along_axis(logits_SxA, labels_S[:, None], axis=1)[:, 0]
+    return jnp.sum(jax.nn.logsumexp(logits_SxA, axis=1) - label_logits_S)

@@ -11,6 +11,8 @@ import logging
 import math
 import os
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,21 +22,29 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.corpus.masking import mask_capacity
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.pretrain.experiment import (
+    batch_spec,
+    network_sizes,
+    run_length,
+    step_settings,
+)
+from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import (
     LossSettings,
     StepSettings,
     check_batch,
     compile_step,
     state_shapes,
-    step_settings,
 )
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+WHOLE_RUN = "roofline, whole run (hours)"
 VOCABULARIES = {"bert": (30522, 0), "roberta": (50265, 1)}  # published size, id of padding
 
 
@@ -58,6 +68,8 @@ CORES = {
     "v5p": Core(95, 459, 2765, 600),
     "v6e": Core(32, 918, 1640, 448),
 }
+# Those whose `device_kind` in JAX is not "TPU " and the name of the generation.
+DEVICE_KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
 # The machines that are rented as one VM, by the names they are rented under.
 MACHINES = {
     "v2-8": "v2:2x2",
@@ -73,7 +85,8 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
     """Compiles the training step of an experiment for a TPU and says what it needs.
 
     Args:
-      config: the experiment; its network gets the vocabulary of the published BERT or RoBERTa.
+      config: the experiment; its network gets the vocabulary of the published BERT or RoBERTa. The
+        whole run is reckoned if it names its store, or its steps.
       topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
       search_chunk: whether to find the largest `config.train.chunk_size` that fits.
 
@@ -87,10 +100,13 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
         chunks of one span fit.
     """
     vocab_size, pad_token_id = VOCABULARIES.get(config.model.model_type, (0, 0))
-    model_config = ModelConfig(**config.model, vocab_size=vocab_size, pad_token_id=pad_token_id)
-    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    sizes = network_sizes(config)
+    model_config = ModelConfig(**sizes, vocab_size=vocab_size, pad_token_id=pad_token_id)
+    n_steps = config.train.steps
+    if not n_steps and config.data.store:
+        n_steps = run_length(config, open_store(Path(config.data.store)))
     find = largest_chunk if search_chunk else plan_step
-    return find(model_config, step_settings(config), spec, topology)
+    return find(model_config, step_settings(config, n_steps), batch_spec(config), topology)
 
 
 def plan_step(
@@ -99,7 +115,7 @@ def plan_step(
     """Returns the plan of a step, see `plan`."""
     core, devices = _topology(topology)
     check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
-    n_spans = 2 * spec.documents_per_step // len(devices)
+    n_spans = spec.n_rows // len(devices)
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
@@ -125,6 +141,7 @@ def plan_step(
     text = compiled.as_text() or ""
     found = collectives(text)
     seconds = _roofline(core, work, n_spans, found, len(devices))
+    n_steps = settings.optimizer.n_steps
     return {
         "fits": "yes",
         **known,
@@ -132,7 +149,7 @@ def plan_step(
         **{f"per step, {kind}": summary for kind, summary in _summary(found).items()},
         "per step, transfers to or from the host": host_transfers(text),
         **{f"roofline, {what} (ms)": 1e3 * value for what, value in seconds.items()},
-        "roofline, whole run (hours)": seconds["step"] * settings.optimizer.n_steps / 3600,
+        **({"steps": n_steps, WHOLE_RUN: seconds["step"] * n_steps / 3600} if n_steps else {}),
     }
 
 
@@ -140,7 +157,7 @@ def largest_chunk(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
 ) -> dict[str, Any]:
     """Finds the largest chunk size that fits, by bisection; returns its plan, see `plan`."""
-    n_spans = 2 * spec.documents_per_step // len(_topology(topology)[1])
+    n_spans = spec.n_rows // len(_topology(topology)[1])
     sizes = [size for size in range(1, n_spans + 1) if n_spans % size == 0]
     plans = {}
 
@@ -154,6 +171,21 @@ def largest_chunk(
     if not n_fitting:
         raise UserError(f"not even chunks of one span fit on {topology}")
     return plans[sizes[n_fitting - 1]]
+
+
+def least_seconds(
+    model_config: ModelConfig, settings: LossSettings, spec: BatchSpec, devices: Sequence[Any]
+) -> float | None:
+    """Returns the seconds that the arithmetic of a step takes at the peak of devices.
+
+    None where the devices are none of `CORES`, or the computation is not in bfloat16.
+    """
+    kind = devices[0].device_kind.removeprefix("TPU ")
+    core = CORES.get(DEVICE_KINDS.get(kind, kind))
+    if core is None or settings.dtype != "bfloat16":
+        return None
+    work = _work(model_config, settings, spec.length, spec.n_rows // len(devices), 0)
+    return work.computed_flops * spec.n_rows / len(devices) / (core.compute * 1e12)
 
 
 class Collective(NamedTuple):
@@ -202,9 +234,12 @@ def _work(
     for every pass and direction, and the gradient sum is read and written; AdamW reads four arrays
     and writes three.
     """
-    forward = forward_flops(model_config, length, mask_capacity(length))
+    objective = OBJECTIVES[settings.objective]
+    forward = encode_flops(model_config, length)
+    if objective.predicts_tokens:
+        forward = forward_flops(model_config, length, mask_capacity(length))
     n_chunks = n_spans // (settings.chunk_size or n_spans)
-    cached = settings.contrastive and n_chunks > 1
+    cached = objective.contrast and n_chunks > 1
     extra = encode_flops(model_config, length) if cached else 0
     reads = (3 if cached else 2) * jnp.dtype(settings.dtype).itemsize
     return _Work(3 * forward, 3 * forward + extra, n_params * (n_chunks * (reads + 8) + 28))

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.corpus.masking import mask_capacity
@@ -22,7 +21,7 @@ from cocondenser_jax.model.condenser import Condenser, CondenserOutput
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
-from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum, masked_lm_sum
+from cocondenser_jax.pretrain.objectives import OBJECTIVES, masked_lm_sum
 from cocondenser_jax.pretrain.optimizer import AdamW, learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
@@ -36,7 +35,7 @@ class LossSettings(NamedTuple):
     """What the loss of a batch depends on, besides the network; see `configs/default.py`."""
 
     seed: int = 0  # of dropout
-    contrastive: bool = True
+    objective: str = "cocondenser"
     mlm_weight: float = 1.0
     mlm_reduction: str = "token_mean"  # or "span_sum"
     chunk_size: int = 0  # spans; 0: all that a device has
@@ -49,14 +48,6 @@ class StepSettings(NamedTuple):
     loss: LossSettings
     optimizer: AdamW
     skip_nonfinite: int  # steps that the run may leave out
-
-
-def step_settings(config: ConfigDict) -> StepSettings:
-    """Returns what a step needs of an experiment."""
-    train = config.train.to_dict()
-    n_steps, skip_nonfinite = train.pop("steps"), train.pop("skip_nonfinite")
-    optimizer = AdamW(**config.optimizer, n_steps=n_steps)
-    return StepSettings(LossSettings(config.seed, **train), optimizer, skip_nonfinite)
 
 
 class TrainState(NamedTuple):
@@ -108,10 +99,10 @@ def loss_and_gradient(
 ) -> tuple[Metrics, Any]:
     """Returns the losses of the whole batch and their gradient, the same on every device.
 
-    L = mean over the spans of all devices of (mlm_weight * L_mlm + L_co); without `contrastive`
-    only the first. L_mlm is the head's masked-token loss plus, with `late_mlm`, the backbone's,
-    averaged over all masked tokens of the global batch (`token_mean`), or summed within a span as
-    in equations 5 and 7 of arXiv 2108.05540 (`span_sum`).
+    L = mlm_weight * L_mlm + L_co, or what the objective has of the two. L_mlm is the head's
+    masked-token loss plus, with `late_mlm`, the backbone's, averaged over all masked tokens of the
+    global batch (`token_mean`), or summed within a span and averaged over spans as in equations 5
+    and 7 of arXiv 2108.05540 (`span_sum`). L_co is the mean of the objective's contrastive loss.
 
     Args:
       model_config: the network.
@@ -120,6 +111,7 @@ def loss_and_gradient(
       step: seeds the dropout.
       batch: a device's part; to be mapped with the axis name `AXIS`.
     """
+    objective = OBJECTIVES[settings.objective]
     model = Condenser(model_config, dtype=jnp.dtype(settings.dtype))
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
@@ -128,13 +120,17 @@ def loss_and_gradient(
     mlm_scale = settings.mlm_weight / (n_masked if per_token else n_spans)
 
     def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
+        if not objective.predicts_tokens:
+            return encode(params, chunk), jnp.zeros(()), {}
         batch, seeds_B = chunk
         inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
         output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
-        targets = batch.labels_SxM, batch.weights_SxM
-        sums = {"head_mlm": masked_lm_sum(output.head_logits_BxMxV, *targets)}
-        if output.late_logits_BxMxV is not None:
-            sums["late_mlm"] = masked_lm_sum(output.late_logits_BxMxV, *targets)
+        logits = {"head_mlm": output.head_logits_BxMxV, "late_mlm": output.late_logits_BxMxV}
+        sums = {
+            name: masked_lm_sum(logits_BxMxV, batch.labels_SxM, batch.weights_SxM)
+            for name, logits_BxMxV in logits.items()
+            if logits_BxMxV is not None
+        }
         return output.cls_BxD, mlm_scale * sum(sums.values()), sums
 
     def encode(params: Any, chunk: tuple) -> jax.Array:
@@ -143,7 +139,9 @@ def loss_and_gradient(
         return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
 
     def contrast(in_order_SxD: jax.Array) -> jax.Array:
-        return corpus_contrastive_sum(in_order_SxD[place_S], AXIS) / n_spans
+        assert objective.contrast is not None
+        n_contrasted = n_spans // 2 * objective.n_contrasted
+        return objective.contrast(in_order_SxD[place_S], AXIS) / n_contrasted
 
     seeds_S = None
     if model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0:
@@ -159,7 +157,7 @@ def loss_and_gradient(
         _split(in_order, n_local // (settings.chunk_size or n_local)),
         forward=forward,
         encode=encode,
-        contrast=contrast if settings.contrastive else None,
+        contrast=contrast if objective.contrast else None,
         on_chunk=_at_shortest_length,
     )
     # Every device holds its own share of sums over the global batch: add them once.
@@ -169,7 +167,7 @@ def loss_and_gradient(
         # Per masked token, whatever the reduction, so that runs can be compared.
         **{f"{name}_loss": total / n_masked for name, total in sums.items()},
     }
-    if settings.contrastive:
+    if objective.contrast:
         losses["contrastive_loss"] = contrastive_loss
     return losses, grads
 
@@ -202,7 +200,7 @@ def compile_step(
 ) -> jax.stages.Compiled:
     """Compiles the step that `mapped_step` runs, for devices that need not be here."""
     shape: Any = jax.ShapeDtypeStruct
-    spans = len(devices), 2 * spec.documents_per_step // len(devices)
+    spans = len(devices), spec.n_rows // len(devices)
     tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
     batch = Batch(
         input_ids_SxL=shape(tokens, jnp.int32),
@@ -229,16 +227,15 @@ def batch_gradient(
 
 def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
     """Raises a UserError where batch, chunk, devices and model do not fit each other."""
-    if spec.documents_per_step % n_devices:
+    if spec.batch_size % n_devices:
         raise UserError(
-            f"config.data.documents_per_step {spec.documents_per_step} is not a multiple of"
-            f" {n_devices} devices"
+            f"config.data.batch_size {spec.batch_size} is not a multiple of {n_devices} devices"
         )
-    n_spans = 2 * spec.documents_per_step // n_devices
+    n_spans = spec.n_rows // n_devices
     if chunk_size and n_spans % chunk_size:
         raise UserError(
             f"config.train.chunk_size {chunk_size} does not divide the {n_spans} spans of a device"
-            f" (2 x {spec.documents_per_step} documents / {n_devices} devices)"
+            f" ({spec.n_rows} spans / {n_devices} devices)"
         )
     if spec.length > max_length:
         raise UserError(

@@ -48,7 +48,7 @@ def write_report(
             ("MRR@10", "Recall@100"), [(name, metrics, s) for name, *metrics, s in rows], note
         ),
         "Example searches": searches(examples, search_command),
-        "Training": plots(_panels(workdir, run["config"]["data"]["documents_per_step"])),
+        "Training": plots(_panels(workdir, run["config"]["data"]["batch_size"])),
         "Run": definitions(facts),
     }
     summary = (
@@ -59,7 +59,7 @@ def write_report(
     return workdir / "report.html"
 
 
-def _panels(workdir: Path, documents_per_step: int) -> list[Panel]:
+def _panels(workdir: Path, n_documents: int) -> list[Panel]:
     # coCondenser comes second in every panel, and so has one colour.
     pretraining = {
         "Condenser": workdir / "pretraining" / "condenser",
@@ -73,7 +73,7 @@ def _panels(workdir: Path, documents_per_step: int) -> list[Panel]:
     def curves(runs: Mapping[str, Path], key: str) -> list[Curve]:
         return [curve(name, read_metrics(run / "metrics.jsonl"), key) for name, run in runs.items()]
 
-    chance = (math.log(2 * documents_per_step - 1), "chance")
+    chance = (math.log(2 * n_documents - 1), "chance")
     return [
         Panel("MLM loss per masked token", curves(pretraining, "head_mlm_loss")),
         Panel(

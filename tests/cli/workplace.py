@@ -16,7 +16,7 @@ WORDS = "red green blue stone river cloud tree house bird fish salt iron wind sn
 SMALLER = {
     "corpus": "--max_tokens=16",
     "pretrain": "--config.train.steps=3 --config.checkpoint.every=2"
-    " --config.data.documents_per_step=16"
+    " --config.data.batch_size=16"
     " --config.data.length=16 --config.model.hidden_size=16 --config.model.intermediate_size=32"
     " --config.model.num_hidden_layers=2 --config.model.skip_from=1"
     " --config.model.max_position_embeddings=32 --config.model.num_attention_heads=2",

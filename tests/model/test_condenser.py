@@ -153,7 +153,8 @@ def test_dropout_does_not_depend_on_the_padding(batch, variables):
     ("change", "message"),
     [
         ({"skip_from": 3}, "skip_from is 3; expected a whole number from 0 to 2"),
-        ({"n_head_layers": 0}, "n_head_layers is 0; expected a whole number from 1 to 1,000"),
+        ({"n_head_layers": -1}, "n_head_layers is -1; expected a whole number from 0 to 1,000"),
+        ({"n_head_layers": 0, "late_mlm": False}, "without a Condenser head needs late_mlm"),
         ({"num_hidden_layers": 1 << 31}, "num_hidden_layers is 2147483648; expected"),
         ({"type_vocab_size": -1}, "type_vocab_size is -1; expected"),
         ({"hidden_size": "32"}, "hidden_size is '32'; expected"),

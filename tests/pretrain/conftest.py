@@ -37,7 +37,7 @@ def config(store_folder: Path) -> ConfigDict:
     """16 documents a step: 4 spans on each of 8 devices."""
     config = default.get_config().unlock()
     config.data.store = str(store_folder)
-    config.data.documents_per_step = 16
+    config.data.batch_size = 16
     config.data.length = 16
     config.model.hidden_size = 16
     config.model.num_hidden_layers = 2

@@ -21,12 +21,12 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.locks import LOCK
 from cocondenser_jax.pretrain import checkpoint, manager
+from cocondenser_jax.pretrain.experiment import step_settings
 from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.step import (
     TrainState,
     initial_params,
     initial_state,
-    step_settings,
 )
 from tests.test_locks import hold
 
@@ -147,7 +147,7 @@ def test_damage_by_command_line(
     model_config = scratch_model(config.model, store)
     checkpoint.open_run(run, config, model_config, store)
     with checkpoint.checkpoint_manager(run, **config.checkpoint) as manager:
-        state = initial_state(initial_params(model_config, 0), step_settings(config).optimizer)
+        state = initial_state(initial_params(model_config, 0), step_settings(config, 6).optimizer)
         for step in (2, 4):
             checkpoint.save(manager, state._replace(step=jnp.int32(step)))
 
@@ -272,7 +272,7 @@ def test_a_run_that_was_killed_while_it_made_its_folder_resumes(
     ("setting", "value"),
     [
         ("seed", 1),
-        ("data.documents_per_step", 8),
+        ("data.batch_size", 8),
         ("data.length", 14),
         ("model.hidden_size", 8),
         ("train.steps", 7),

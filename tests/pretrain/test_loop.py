@@ -1,6 +1,7 @@
 """Runs: what they leave behind, how they resume, what they refuse."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ RATES = ("spans_per_second", "tokens_per_second", "input_wait_share")
 # No value is the default. What is True or False, or "bfloat16", there is the other here.
 UNUSUAL = {
     "seed": 5,
-    "data": {"documents_per_step": 16, "length": 14},
+    "data": {"batch_size": 16, "length": 14, "short_span_prob": 0.2},
     "model": {
         "model_type": "roberta",
         "hidden_size": 16,
@@ -156,7 +157,7 @@ def torch_run(
     )
     lines = []
     for number in range(9):
-        batch = make_batch(store, BatchSpec(5, 16, 14), number)
+        batch = make_batch(store, BatchSpec(5, 16, 14, short_span_prob=0.2), number)
         labels = full_labels(batch)
         ids, mask = map(torch.from_numpy, (batch.input_ids_SxL, batch.attention_mask_SxL))
         output = model(ids, mask, late_mlm=False)
@@ -185,7 +186,8 @@ def torch_run(
     return lines, {name.removeprefix("lm."): p.detach().numpy() for name, p in named}
 
 
-@pytest.mark.effect("pretrain seed", "pretrain data.store", "pretrain data.documents_per_step")
+@pytest.mark.effect("pretrain seed", "pretrain data.store", "pretrain data.batch_size")
+@pytest.mark.effect("pretrain data.short_span_prob")
 @pytest.mark.effect("pretrain data.length", "pretrain model.model_type")
 @pytest.mark.effect("pretrain model.hidden_size", "pretrain model.num_hidden_layers")
 @pytest.mark.effect("pretrain model.num_attention_heads", "pretrain model.intermediate_size")
@@ -204,7 +206,7 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     defaults = flatten(default.get_config())
     changed = [name for name, x in flatten(unusual.config).items() if x != defaults[name]]
     assert set(defaults) - set(changed) == {
-        *("warm_start", "init_head", "train.contrastive", "train.skip_nonfinite")
+        *("warm_start", "init_head", "train.objective", "train.epochs", "train.skip_nonfinite")
     }
     store = open_store(Path(unusual.config.data.store))
     model_config, params = new_model(UNUSUAL["model"], 5, store)
@@ -233,11 +235,13 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     assert steps == ["4", "6", "8", "9"]  # 4: a multiple of 4; the rest: the last three
 
 
-def test_a_finished_run_holds_everything_it_decided(unusual: Run, tmp_path: Path) -> None:
+def test_a_finished_run_holds_everything_it_decided(
+    unusual: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shutil.copytree(unusual.workdir, tmp_path / "run")
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["config"]["seed"] == 5
-    assert run["config"]["data"]["documents_per_step"] == 16
+    assert run["config"]["data"]["batch_size"] == 16
     assert len(run["data"]["sha256"]) == 64
     assert run["versions"]["jax"] == jax.__version__
     assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
@@ -248,8 +252,13 @@ def test_a_finished_run_holds_everything_it_decided(unusual: Run, tmp_path: Path
 
     # Running the same command again changes nothing.
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    train(unusual.config, tmp_path / "run")
+    with caplog.at_level(logging.INFO):
+        train(unusual.config, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    store = open_store(Path(unusual.config.data.store))
+    n_tokens = 9 * 32 * min(store.n_tokens / store.n_spans + 2, 14)
+    said = f"9 steps of 16 documents, 3 epochs, about {n_tokens:.3g} tokens"
+    assert f"{tmp_path}/run: {said}" in caplog.messages
 
     # Another experiment may not resume in its folder ...
     other = unusual.config.copy_and_resolve_references().unlock()
@@ -267,7 +276,7 @@ def test_a_new_model_starts_with_the_frequencies_of_the_words(
     config: ConfigDict, tmp_path: Path
 ) -> None:
     config = config.copy_and_resolve_references().unlock()
-    config.train.contrastive = False
+    config.train.objective = "condenser"
     config.train.steps = 1
     config.optimizer.learning_rate = 0.0
     train(config, tmp_path / "run")
@@ -288,15 +297,15 @@ def test_a_new_model_starts_with_the_frequencies_of_the_words(
     assert logged(tmp_path / "run")[0]["head_mlm_loss"] == pytest.approx(entropy, rel=0.15)
 
 
-@pytest.mark.effect("pretrain train.contrastive")
+@pytest.mark.effect("pretrain train.objective")
 def test_stage_two_starts_with_stage_one(config: ConfigDict, tmp_path: Path) -> None:
     config = config.copy_and_resolve_references().unlock()
-    config.train.contrastive = False
+    config.train.objective = "condenser"
     train(config, tmp_path / "one")
     model_config, params, facts = load_run(tmp_path / "one")
     assert facts["step"] == 6
     assert all("contrastive_loss" not in line for line in logged(tmp_path / "one"))
-    config.train.contrastive = True
+    config.train.objective = "cocondenser"
     config.train.steps = 1
     config.optimizer.learning_rate = 0.0
     train(config, tmp_path / "two", warm_start=lambda: (model_config, params))
@@ -317,7 +326,7 @@ def test_a_model_of_another_vocabulary_is_refused(config: ConfigDict, tmp_path: 
 
 def test_a_folder_with_something_else_is_left_alone(config: ConfigDict, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="already holds something"):
+    with pytest.raises(UserError, match="already exists"):
         train(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

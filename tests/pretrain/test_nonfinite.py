@@ -18,6 +18,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain import loop, nonfinite
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.experiment import batch_spec, step_settings
 from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError
 from cocondenser_jax.pretrain.step import (
@@ -26,7 +27,6 @@ from cocondenser_jax.pretrain.step import (
     initial_state,
     mapped_step,
     place,
-    step_settings,
 )
 
 BAD_STEPS = (4, 6)
@@ -61,9 +61,12 @@ def bad_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_step_changes_nothing_and_the_next_does(config: ConfigDict) -> None:
     store = open_store(Path(config.data.store))
-    model_config, settings = scratch_model(config.model, store), step_settings(config)
+    model_config, settings = (
+        scratch_model(config.model, store),
+        step_settings(config, 6),
+    )
     step = mapped_step(model_config, settings)
-    spec = BatchSpec(0, config.data.documents_per_step, config.data.length)
+    spec = BatchSpec(0, config.data.batch_size, config.data.length)
     good = make_batch(store, spec, 0)
     bad = good._replace(weights_SxM=good.weights_SxM * np.inf)
 
@@ -93,7 +96,7 @@ def test_one_step_changes_nothing_and_the_next_does(config: ConfigDict) -> None:
 def test_a_loss_or_a_gradient_alone_is_enough(
     config: ConfigDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = step_settings(config)
+    settings = step_settings(config, 6)
     before = initial_state({"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, settings.optimizer)
 
     @jax.jit
@@ -128,7 +131,7 @@ def test_a_run_stops_saves_and_can_resume(
 ) -> None:
     run = tmp_path / "run"
     store = open_store(Path(config.data.store))
-    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    spec = batch_spec(config)
     # The number of steps that were left out survives the interruption.
     for _ in range(2):
         caplog.clear()
@@ -144,7 +147,7 @@ def test_a_run_stops_saves_and_can_resume(
 
     dump = np.load(run / "nonfinite-6.npz", allow_pickle=False)
     assert (dump["step"], dump["seed"]) == (6, 0)
-    order = batches.document_order(store, 0)
+    order = batches.example_order(store, spec)
     ids = [store.document_id(order[5 * 16 + i]) for i in range(16)]
     assert dump["document_ids"].tolist() == ids
     assert f"documents {', '.join(ids[:5])}, ..." in said

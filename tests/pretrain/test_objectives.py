@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum, masked_lm_sum
+from cocondenser_jax.pretrain.objectives import (
+    corpus_contrastive_sum,
+    inverse_cloze_sum,
+    masked_lm_sum,
+)
 
 
 def contrastive_by_the_formula(cls_SxD: np.ndarray) -> float:
@@ -41,6 +45,20 @@ def test_contrastive_gradient_over_devices_needs_no_scaling() -> None:
     per_device = jax.pmap(jax.grad(lambda x: corpus_contrastive_sum(x, "d")), axis_name="d")
     parts = per_device(cls.reshape(8, 4, 8)).reshape(32, 8)
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+def cloze_by_the_formula(cls_SxD: np.ndarray) -> float:
+    queries, texts = cls_SxD.astype(np.float64)[::2], cls_SxD.astype(np.float64)[1::2]
+    exp = [[np.exp(q @ b) for b in texts] for q in queries]
+    return -sum(np.log(row[i] / sum(row)) for i, row in enumerate(exp))
+
+
+def test_inverse_cloze_loss_is_the_formula() -> None:
+    cls = np.random.default_rng(4).normal(size=(16, 5)).astype(np.float32)
+    expected = cloze_by_the_formula(cls)
+    assert float(inverse_cloze_sum(cls)) == pytest.approx(expected, rel=2e-6)
+    per_device = jax.pmap(lambda x: inverse_cloze_sum(x, "d"), axis_name="d")
+    assert float(per_device(cls.reshape(8, 2, 5)).sum()) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 from ml_collections import ConfigDict
 
@@ -14,8 +16,9 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops
+from cocondenser_jax.model.flops import encode_flops, forward_flops
 from cocondenser_jax.pretrain import plan as module
+from cocondenser_jax.pretrain.experiment import step_settings
 from cocondenser_jax.pretrain.plan import (
     Collective,
     Core,
@@ -25,9 +28,10 @@ from cocondenser_jax.pretrain.plan import (
     collectives,
     host_transfers,
     largest_chunk,
+    least_seconds,
     plan,
 )
-from cocondenser_jax.pretrain.step import LossSettings, StepSettings, step_settings
+from cocondenser_jax.pretrain.step import LossSettings, StepSettings
 
 GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
 REDUCE = (
@@ -77,10 +81,29 @@ def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path: Path
 
 def test_a_batch_that_does_not_fit_is_named(tmp_path: Path) -> None:
     # 8,192 spans a core, each with 26 rows of logits over 30,522 tokens: 26 GB.
-    overrides = ("data.documents_per_step=32768", "train.chunk_size=8192", "data.length=64")
+    overrides = ("data.batch_size=32768", "train.chunk_size=8192", "data.length=64")
     planned = small_plan(tmp_path, *(f"--config.{x}" for x in overrides))
     assert planned["fits"].startswith("no: Ran out of memory")
     assert "memory, in all (GiB)" not in planned
+
+
+def test_the_least_time_of_a_step_is_its_arithmetic_at_the_peak() -> None:
+    core = SimpleNamespace(device_kind="TPU v3")
+    spec, settings = BatchSpec(0, 2048, 128), LossSettings(dtype="bfloat16", chunk_size=64)
+    model = ModelConfig()
+    per_span = 3 * forward_flops(model, 128, 26) + encode_flops(model, 128)
+    seconds = 4096 * per_span / (8 * 61.5e12)
+    assert least_seconds(model, settings, spec, [core] * 8) == pytest.approx(seconds)
+    # Without MLM the head is not computed.
+    contrastive = settings._replace(objective="contrastive")
+    seconds = 4096 * 4 * encode_flops(model, 128) / (8 * 61.5e12)
+    assert least_seconds(model, contrastive, spec, [core] * 8) == pytest.approx(seconds)
+    chip = SimpleNamespace(device_kind="TPU v5 lite")
+    assert least_seconds(model, contrastive, spec, [chip] * 8) == pytest.approx(
+        seconds * 61.5 / 197
+    )
+    assert least_seconds(model, settings, spec, jax.devices()) is None
+    assert least_seconds(model, settings._replace(dtype="float32"), spec, [core]) is None
 
 
 @pytest.mark.effect("plan --config", "plan --topology", "plan --search_chunk", "plan --json_out")
@@ -122,7 +145,7 @@ def test_the_largest_chunk_is_found_by_bisection(
     monkeypatch.setattr(module, "plan_step", pretend)
     monkeypatch.setattr(module, "_topology", lambda name: (None, [None] * 8))
     spec = BatchSpec(0, 96, 16)  # 24 spans a core
-    arguments = ModelConfig(), step_settings(config), spec, "v3-8"
+    arguments = ModelConfig(), step_settings(config, 4), spec, "v3-8"
     with pytest.raises(UserError, match="not even chunks of one span fit"):
         largest_chunk(*arguments)
     for largest_that_fits, largest in [(7, 6), (24, 24), (1, 1), (23, 12)]:
@@ -171,5 +194,5 @@ def test_the_work_of_a_step_grows_with_its_chunks() -> None:
     # Two bytes a number read forwards and backwards, thrice with the cache; a sum read and written.
     assert direct.traffic == n * (2 * 2 + 8 + 28)
     assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
-    alone = _work(model, settings._replace(contrastive=False), 128, 32, n)
+    alone = _work(model, settings._replace(objective="condenser"), 128, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))

@@ -17,17 +17,18 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain import step as step_module
+from cocondenser_jax.pretrain.experiment import batch_spec, network_sizes, step_settings
 from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import (
     AXIS,
     _at_shortest_length,
+    batch_gradient,
     check_batch,
     initial_params,
     initial_state,
     loss_and_gradient,
     mapped_step,
     place,
-    step_settings,
 )
 
 
@@ -39,15 +40,22 @@ class Trained(NamedTuple):
     moment: Any  # AdamW's first moment: after one step a tenth of the (clipped) gradient
 
 
-def steps(config: ConfigDict, n_devices: int, n_steps: int = 1, empty_spans: int = 0) -> Trained:
-    """Runs some steps on the first devices."""
+def steps(
+    config: ConfigDict,
+    n_devices: int,
+    n_steps: int = 1,
+    empty_spans: int = 0,
+    factor: float = 1.0,
+) -> Trained:
+    """Runs some steps on the first devices; the first parameters are multiplied by `factor`."""
     store = open_store(Path(config.data.store))
-    model_config, settings = scratch_model(config.model, store), step_settings(config)
+    model_config = scratch_model(network_sizes(config), store)
+    settings = step_settings(config, config.train.steps)
     devices = jax.devices()[:n_devices]
     train_step = mapped_step(model_config, settings, devices)
-    params = initial_params(model_config, config.seed)
+    params = jax.tree.map(lambda x: factor * x, initial_params(model_config, config.seed))
     state = place(initial_state(params, settings.optimizer), devices)
-    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    spec = batch_spec(config)
     metrics = []
     for step in range(n_steps):
         batch = make_batch(store, spec, step)
@@ -125,6 +133,56 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(
     assert found == [length, {14: 3, 16: 4}[length]]
 
 
+@pytest.mark.parametrize("objective", ["mlm", "condenser", "contrastive", "ict"])
+def test_every_objective_goes_through_the_cache_and_over_devices(
+    config: ConfigDict, objective: str
+) -> None:
+    config = changed(config, train__objective=objective, train__chunk_size=0)
+    # Without tokens to predict, a new network's gradient is all but zero: as small as rounding.
+    factor = {"contrastive": 8.0, "ict": 4.0}.get(objective, 1.0)
+    direct = steps(config, n_devices=1, factor=factor)
+    chunks = changed(config, train__chunk_size=2)
+    assert_same(direct, steps(chunks, n_devices=1, factor=factor))
+    assert_same(direct, steps(chunks, n_devices=4, factor=factor))
+    losses = {
+        "mlm": {"late_mlm_loss"},
+        "condenser": {"head_mlm_loss", "late_mlm_loss"},
+        "contrastive": {"contrastive_loss"},
+        "ict": {"contrastive_loss"},
+    }
+    found = {name for name in direct.metrics[0] if name.endswith("_loss")}
+    assert found == losses[objective]
+    assert ("head_0" in direct.params) == (objective == "condenser")
+
+
+@pytest.mark.parametrize("objective", ["contrastive", "ict"])
+def test_the_loss_without_tokens_is_the_mean_of_the_contrastive_one(
+    config: ConfigDict, objective: str
+) -> None:
+    config = changed(config, train__objective=objective, train__chunk_size=0)
+    store = open_store(Path(config.data.store))
+    model_config = scratch_model(network_sizes(config), store)
+    params = initial_params(model_config, 0)
+    batch = make_batch(store, batch_spec(config), 0)
+    settings = step_settings(config, config.train.steps).loss
+    losses, _ = batch_gradient(model_config, settings, params, batch)
+    cls_SxD = np.asarray(
+        Condenser(model_config).apply(
+            {"params": params}, batch.input_ids_SxL, batch.attention_mask_SxL, method="encode"
+        ),
+        np.float64,
+    )
+    logits = cls_SxD @ cls_SxD.T
+    if objective == "ict":
+        logits, partner = logits[::2, 1::2], np.arange(16)
+    else:
+        np.fill_diagonal(logits, -np.inf)
+        partner = np.arange(32) ^ 1
+    own = logits[np.arange(len(logits)), partner]
+    expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - own)
+    assert float(losses["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_eight_devices_are_one(config: ConfigDict) -> None:
     assert_same(steps(config, n_devices=8, n_steps=3), steps(config, n_devices=1, n_steps=3))
 
@@ -132,9 +190,12 @@ def test_eight_devices_are_one(config: ConfigDict) -> None:
 def test_the_state_is_donated_and_the_step_compiled_once(
     config: ConfigDict, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = changed(config, train__chunk_size=0, train__contrastive=False)
+    config = changed(config, train__chunk_size=0, train__objective="condenser")
     store = open_store(Path(config.data.store))
-    model_config, settings = scratch_model(config.model, store), step_settings(config)
+    model_config, settings = (
+        scratch_model(config.model, store),
+        step_settings(config, config.train.steps),
+    )
     step = mapped_step(model_config, settings)
     batch = make_batch(store, BatchSpec(config.seed, 16, 16), 0)
     first = place(initial_state(initial_params(model_config, 0), settings.optimizer))
@@ -148,8 +209,8 @@ def test_the_state_is_donated_and_the_step_compiled_once(
 
 
 def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config: ConfigDict) -> None:
-    one_chunk = changed(config, train__chunk_size=0, train__contrastive=False)
-    chunks = changed(config, train__chunk_size=2, train__contrastive=False)
+    one_chunk = changed(config, train__chunk_size=0, train__objective="condenser")
+    chunks = changed(config, train__chunk_size=2, train__objective="condenser")
     whole = steps(one_chunk, n_devices=1, empty_spans=6)
     assert_same(whole, steps(chunks, n_devices=4, empty_spans=6))
     assert np.isfinite(whole.metrics[0]["loss"])
@@ -174,7 +235,7 @@ def test_dropout_has_a_seed_for_every_seed_step_and_span(
     monkeypatch.setattr(step_module, "loss_gradient", seeds_as_gradient)
 
     def seeds(seed: int) -> list[set[int]]:
-        loss = step_settings(config).loss._replace(seed=seed)
+        loss = step_settings(config, 6).loss._replace(seed=seed)
         draw = functools.partial(loss_and_gradient, model_config, loss, {})
         devices = jax.devices()[:n_devices]
         drawn = jax.pmap(draw, AXIS, in_axes=(None, 0), devices=devices)
@@ -230,12 +291,12 @@ def test_bfloat16_compares_vectors_in_float32(config: ConfigDict) -> None:
 
 
 def test_span_sum_divides_by_spans(config: ConfigDict) -> None:
-    config = changed(config, train__contrastive=False, train__chunk_size=0)
+    config = changed(config, train__objective="condenser", train__chunk_size=0)
     mean = steps(config, n_devices=1).metrics
     total = steps(changed(config, train__mlm_reduction="span_sum"), n_devices=1).metrics
     store = open_store(Path(config.data.store))
-    n_masked = make_batch(store, BatchSpec(0, 16, 16), 0).weights_SxM.sum()
-    assert total[0]["loss"] == pytest.approx(mean[0]["loss"] * n_masked / 32, rel=1e-5)
+    n_masked = make_batch(store, batch_spec(config), 0).weights_SxM.sum()
+    assert total[0]["loss"] == pytest.approx(mean[0]["loss"] * n_masked / 16, rel=1e-5)
     assert total[0]["head_mlm_loss"] == pytest.approx(mean[0]["head_mlm_loss"], rel=1e-5)
 
 
@@ -261,7 +322,7 @@ def test_training_lowers_the_mlm_loss(config: ConfigDict) -> None:
     ("key", "value", "message"),
     [
         ("train__chunk_size", 3, "3 does not divide the 4 spans of a device"),
-        ("data__documents_per_step", 12, "12 is not a multiple of 8 devices"),
+        ("data__batch_size", 12, "12 is not a multiple of 8 devices"),
         ("data__length", 40, "longer than the model's 16 positions"),
     ],
 )
@@ -269,6 +330,6 @@ def test_shapes_that_do_not_fit_are_refused(
     config: ConfigDict, key: str, value: Any, message: str
 ) -> None:
     config = changed(config, **{key: value})
-    spec = BatchSpec(config.seed, config.data.documents_per_step, config.data.length)
+    spec = batch_spec(config)
     with pytest.raises(UserError, match=message):
         check_batch(spec, config.train.chunk_size, max_length=16, n_devices=8)

@@ -71,7 +71,7 @@ def small() -> Iterator[None]:
     def small(argument: str = "cocondenser") -> ConfigDict:
         config = pretraining_config(argument).unlock()
         config.train.steps = 3
-        config.data.documents_per_step = 16
+        config.data.batch_size = 16
         config.model.hidden_size = 16
         config.model.intermediate_size = 16
         return config.lock()

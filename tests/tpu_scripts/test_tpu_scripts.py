@@ -115,7 +115,7 @@ def write_text(folder: Path) -> None:
 
 TINY = (
     "--config=configs/quickstart.py:condenser --config.train.steps=300 --config.data.length=16"
-    " --config.data.documents_per_step=16 --config.model.hidden_size=16"
+    " --config.data.batch_size=16 --config.model.hidden_size=16"
     " --config.model.intermediate_size=16 --config.model.num_hidden_layers=2"
     " --config.checkpoint.every=20 --config.checkpoint.keep=2 --config.log_every=20"
 ).split()

@@ -1,0 +1,74 @@
+"""What settings become: lengths, batches, networks."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from cocondenser_jax.configs import cocondenser, condenser, default
+from cocondenser_jax.corpus.store import Source, TokenStore, open_store
+from cocondenser_jax.pretrain.experiment import batch_spec, network_sizes, run_length
+from cocondenser_jax.pretrain.objectives import OBJECTIVES
+
+
+class MSMARCO:
+    """As many documents of two spans as MS MARCO's document collection has documents."""
+
+    documents_of_pairs = np.arange(3_213_835)
+    sources = (Source(1.0, 0, 3_213_835),)
+
+
+def test_stage_two_on_ms_marco_has_the_papers_steps() -> None:
+    assert run_length(cocondenser.get_config(), cast(TokenStore, MSMARCO)) == 12_552
+
+
+@pytest.mark.parametrize(
+    ("changes", "n_steps"),
+    [
+        ({"epochs": 3.0}, 9),  # 48 documents, 16 a step
+        ({"epochs": 0.5}, 2),
+        ({"epochs": 0.01}, 1),
+        ({"epochs": 3.0, "steps": 7}, 7),
+    ],
+)
+@pytest.mark.effect("pretrain train.epochs")
+def test_a_run_is_as_long_as_its_steps_or_epochs(
+    config: ConfigDict, changes: dict[str, Any], n_steps: int
+) -> None:
+    config = config.copy_and_resolve_references().unlock()
+    config.train.steps = 0
+    config.train.update(changes)
+    assert run_length(config, open_store(Path(config.data.store))) == n_steps
+
+
+def test_an_epoch_of_stage_one_is_every_span(config: ConfigDict) -> None:
+    config = config.copy_and_resolve_references().unlock()
+    config.train.update({"objective": "condenser", "steps": 0, "epochs": 2.0})
+    store = open_store(Path(config.data.store))
+    assert run_length(config, store) == 2 * (store.n_spans // 16)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_objective_decides_batches_and_head(objective: str) -> None:
+    config = default.get_config().unlock()
+    config.train.objective, config.data.short_span_prob = objective, 0.25
+    spec, sizes = batch_spec(config), network_sizes(config)
+    expected = {
+        "mlm": ("span", True, 0),
+        "condenser": ("span", True, 2),
+        "cocondenser": ("pair", True, 2),
+        "contrastive": ("pair", False, 0),
+        "ict": ("cloze", False, 0),
+    }
+    assert (spec.example, spec.masked, sizes["n_head_layers"]) == expected[objective]
+    assert spec.short_span_prob == 0.25
+    assert spec.n_rows == 2048 * (1 if spec.example == "span" else 2)
+    assert sizes["hidden_size"] == 768
+
+
+def test_the_papers_batches() -> None:
+    first, second = batch_spec(condenser.get_config()), batch_spec(cocondenser.get_config())
+    assert (first.n_rows, first.length) == (1024, 128)
+    assert (second.n_rows, second.length, second.short_span_prob) == (4096, 128, 0.1)

@@ -36,7 +36,8 @@ def _add_corpus(commands: Commands) -> None:
     command.add_argument(
         "--source",
         required=True,
-        help="a .txt or .jsonl file (also .gz, .xz, .zst) or a folder of them,"
+        help="a .txt, .jsonl or .tsv file (also .gz, .xz, .zst) or a folder of them,"
+        " a folder in BEIR, MS MARCO or DPR layout,"
         " pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT]",
     )
     command.add_argument("--tokenizer", required=True, help="BERT or RoBERTa: a folder or hub name")

@@ -1,7 +1,7 @@
 """The content of a data folder: passages, queries, judgments, and negatives to draw from.
 
-A folder is in the layout of BEIR, MS MARCO passage or DPR: `layouts` lists their files. The files
-that are there decide which, one by one, so corpus, queries and judgments may be of several layouts.
+A folder is in the layout of BEIR, MS MARCO or DPR: docs/data.md lists their files. The files that
+are there decide which, one by one, so corpus, queries and judgments may be of several layouts.
 """
 
 import logging
@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from cocondenser_jax.collection import layouts
-from cocondenser_jax.collection.layouts import Passage, matching_files, plain_name
+from cocondenser_jax.collection.layouts import Passage, matching_files
 from cocondenser_jax.collection.trec import Qrels, ranked, read_qrels, read_run
 from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.tables import PASSAGE_FILES, plain_name
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +27,7 @@ def passage_text(passage: Passage) -> str:
 
 def corpus_file(source: Path) -> Path:
     """Returns the file of passages in a data folder; a file is returned as it is."""
-    return (
-        source
-        if source.is_file()
-        else _find(source, "corpus.jsonl", "collection.tsv", "psgs_w100.tsv")
-    )
+    return source if source.is_file() else _find(source, *PASSAGE_FILES)
 
 
 def judgments_file(folder: Path, split: str) -> Path:
@@ -47,6 +44,7 @@ def judgments_file(folder: Path, split: str) -> Path:
     places = (
         (folder / "qrels", rf"{ending}\.tsv"),
         (folder, rf"qrels\.{ending}\.tsv"),
+        (folder, rf"msmarco-doc{ending}-qrels\.tsv"),
         (folder, rf"(.*-)?{ending}(\.qa)?\.(csv|json)"),
     )
     for place, pattern in places:
@@ -95,7 +93,7 @@ def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
     _require_folder(source)
     if found := matching_files(source, r"queries\.jsonl"):
         return layouts.read_queries(found[0])
-    if found := matching_files(source, r"queries\..+\.tsv"):
+    if found := matching_files(source, r"(queries\..+|msmarco-doc.+-queries)\.tsv"):
         return _joined_queries(found)
     if found := matching_files(source, r".+\.(csv|json)"):
         return layouts.read_queries(_only(found, source))
@@ -259,7 +257,8 @@ def _require_folder(folder: Path) -> None:
 
 
 def _queries_file(folder: Path, split: str) -> Path:
-    return _find(folder, "queries.jsonl", f"queries.{split}.tsv")
+    documents = f"msmarco-doc{split}-queries.tsv"
+    return _find(folder, "queries.jsonl", f"queries.{split}.tsv", documents)
 
 
 def _find(folder: Path, *names: str) -> Path:

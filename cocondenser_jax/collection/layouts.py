@@ -1,19 +1,7 @@
 """The files in which collections are published: one reader for each kind.
 
-    BEIR      corpus.jsonl               `_id`, `title`, `text`
-              queries.jsonl              `_id`, `text`
-              qrels/SPLIT.tsv            query, passage, grade
-    MS MARCO  collection.tsv             passage, text
-              queries.SPLIT.tsv          query, text
-              qrels.SPLIT.tsv            query, 0, passage, grade
-              qidpidtriples.*.tsv        query, relevant passage, negative
-    DPR       psgs_w100.tsv              a header; passage, text, title; quoted as in csv
-              biencoder-NAME-SPLIT.json  `question`, `positive_ctxs`, `hard_negative_ctxs`, ...
-              NAME-SPLIT.qa.csv          question, list of answers; quoted as in csv
-
-The fields of these .tsv and .csv files are separated by tabs. Any file may be compressed (.gz,
-.xz, .zst). A question of DPR has no id: its number in the file, from 0, is its id. `trec` reads
-judgments in .tsv.
+docs/data.md lists their names. `tables` reads passages in .tsv, `trec` judgments. Any file may be
+compressed (.gz, .xz, .zst). A question of DPR has no id: its number in the file, from 0, is its id.
 """
 
 import ast
@@ -32,13 +20,12 @@ from typing import Any, NamedTuple
 from cocondenser_jax.collection.trec import Qrels, require_run_id
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import numbered_lines, read_json_items, without_surrogates
+from cocondenser_jax.tables import plain_name, read_rows, split_fields
 
 logger = logging.getLogger(__name__)
 
 COMPRESSIONS = "(plain, .gz, .xz or .zst)"
-_COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
 _IDS = ("_id", "id", "query_id")
-_DPR_PASSAGE = ("id", "text", "title")
 _DPR_QUESTION = ("question", "list of answers")
 _TRIPLET_HEADER = ["Sentence1", "Sentence2", "Sentence3"]
 
@@ -75,11 +62,6 @@ class TrainingFile(NamedTuple):
     negatives: dict[str, list[str]]
 
 
-def plain_name(path: Path) -> str:
-    """Returns the name of a file without the suffix of its compression."""
-    return _COMPRESSED.sub("", path.name)
-
-
 def matching_files(folder: Path, pattern: str) -> list[Path]:
     """Lists the files whose plain name matches a regular expression, each name once."""
     found: dict[str, Path] = {}
@@ -90,28 +72,34 @@ def matching_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_passages(path: Path) -> Iterator[Passage]:
-    """Yields the passages of a file, one at a time.
+    """Yields the passages of a file, one at a time: of a .tsv as `tables` has it, else of jsonl.
 
-    A .tsv is DPR's where its first line is DPR's header, else MS MARCO's; any other file is jsonl.
+    A document's URL goes before its title: encoders then read URL, title and body in this order,
+    that of Xiong et al., "Approximate Nearest Neighbor Negative Contrastive Learning for Dense Text
+    Retrieval" (arXiv 2007.00808), and of Gao et al., "Rethink Training of BERT Rerankers in
+    Multi-Stage Retrieval Pipeline" (arXiv 2101.08751), who put separators between them.
 
     Raises:
       UserError: with file and line, for a missing, damaged or empty file, a line of another form,
         or an id that occurs twice.
     """
-    is_tsv = plain_name(path).endswith(".tsv")
-    parse = _msmarco_passage if is_tsv else parse_passage
     seen: set[str] = set()
-    for number, line in numbered_lines(path):
-        if is_tsv and number == 1 and line.replace('"', "").split("\t") == [*_DPR_PASSAGE]:
-            parse = _dpr_passage
-            continue
-        where = f"{path}:{number}"
-        passage = parse(line, where)
+    for where, passage in _parsed_passages(path):
         _require_new(passage.id, seen, where)
         seen.add(passage.id)
         yield passage
     if not seen:
         raise UserError(f"{path} is empty")
+
+
+def _parsed_passages(path: Path) -> Iterator[tuple[str, Passage]]:
+    lines = numbered_lines(path)
+    if not plain_name(path).endswith(".tsv"):
+        for number, line in lines:
+            yield f"{path}:{number}", parse_passage(line, f"{path}:{number}")
+        return
+    for where, row in read_rows(path, lines):
+        yield where, Passage(row["id"], f"{row['url']} {row['title']}".strip(), row["text"])
 
 
 def parse_passage(line: str | bytes, where: str) -> Passage:
@@ -123,9 +111,7 @@ def parse_passage(line: str | bytes, where: str) -> Passage:
     record = _parse_object(line, where)
     record["title"] = record.get("title") or ""
     for field in ("_id", "text", "title"):
-        if field not in record:
-            raise UserError(f"{where}: the field {field!r} is missing")
-        if not isinstance(record[field], str):
+        if not isinstance(_first_of(record, [field], where), str):
             raise UserError(f"{where}: the field {field!r} must be a string")
     return Passage(*(without_surrogates(record[field]) for field in ("_id", "title", "text")))
 
@@ -143,9 +129,9 @@ def read_queries(path: Path) -> dict[str, str]:
     for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         if name.endswith(".csv"):
-            query, text = str(number - 1), _split_csv(line, _DPR_QUESTION, where)[0]
+            query, text = str(number - 1), split_fields(line, _DPR_QUESTION, where, is_csv=True)[0]
         elif name.endswith(".tsv"):
-            query, text = _split_tabs(line, ("query", "text"), where)
+            query, text = split_fields(line, ("query", "text"), where)
         else:
             query, _, text = parse_passage(line, where)
         _require_new(query, queries, where)
@@ -172,7 +158,7 @@ def read_answers(path: Path) -> dict[str, list[str]]:
         where = f"{path}:{number}"
         if is_csv:
             question: Any = str(number - 1)
-            found = _parse_list(_split_csv(line, _DPR_QUESTION, where)[1])
+            found = _parse_list(split_fields(line, _DPR_QUESTION, where, is_csv=True)[1])
         else:
             record = _parse_object(line, where)
             question = _first_of(record, _IDS, where)
@@ -232,7 +218,7 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
     negatives: dict[str, dict[str, None]] = {}
     for number, line in numbered_lines(path):
         where = f"{path}:{number}"
-        ids = _split_tabs(line, ("query", "relevant passage", "negative"), where)
+        ids = split_fields(line, ("query", "relevant passage", "negative"), where)
         if any(len(name.split()) != 1 for name in ids):
             raise UserError(
                 f"{where}: expected three ids; triples of texts are not read, "
@@ -285,38 +271,23 @@ def read_triplets(path: Path) -> list[Triplet]:
       UserError: with file and line, for a file that cannot be read or has no triplets, another
         header, or a line with fewer columns.
     """
-    rows = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
+    rows = csv.DictReader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
     triplets = []
     try:
-        header = next(rows, _TRIPLET_HEADER)
+        header = rows.fieldnames or _TRIPLET_HEADER
         if missing := [name for name in _TRIPLET_HEADER if name not in header]:
-            raise UserError(
-                f"{path}: the header has no {', '.join(missing)}: expected "
-                f"{','.join(_TRIPLET_HEADER)}"
-            )
-        columns = [header.index(name) for name in _TRIPLET_HEADER]
-        for fields in rows:
-            if len(fields) <= max(columns):
-                raise UserError(
-                    f"{path}:{rows.line_num}: expected {max(columns) + 1} fields, found "
-                    f"{len(fields)}"
-                )
-            triplets.append(Triplet(*(fields[column] for column in columns)))
+            expected = ",".join(_TRIPLET_HEADER)
+            raise UserError(f"{path}: the header has no {', '.join(missing)}: expected {expected}")
+        for row in rows:
+            fields = [row[name] for name in _TRIPLET_HEADER]
+            if None in fields:
+                raise UserError(f"{path}:{rows.line_num}: expected {len(header)} fields")
+            triplets.append(Triplet(*fields))
     except csv.Error as error:
         raise UserError(f"{path}:{rows.line_num}: {error}") from error
     if not triplets:
         raise UserError(f"{path} holds no triplets")
     return triplets
-
-
-def _msmarco_passage(line: str, where: str) -> Passage:
-    name, text = _split_tabs(line, ("passage", "text"), where)
-    return Passage(name, "", text)
-
-
-def _dpr_passage(line: str, where: str) -> Passage:
-    name, text, title = _split_csv(line, _DPR_PASSAGE, where)
-    return Passage(name, title, text)
 
 
 def _parse_object(line: str | bytes, where: str) -> dict[str, Any]:
@@ -357,29 +328,6 @@ def _parse_list(text: str) -> Any:
             return ast.literal_eval(text)
     except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         return None
-
-
-def _split_tabs(line: str, fields: Sequence[str], where: str) -> list[str]:
-    # One field too many shows the mistake; a line of tabs alone would make millions.
-    return _require_fields(line.split("\t", len(fields)), fields, where)
-
-
-def _split_csv(line: str, fields: Sequence[str], where: str) -> list[str]:
-    try:
-        # One line at a time: a quotation mark too many must not swallow the rest of the file.
-        values = next(csv.reader([line], delimiter="\t", strict=True))
-    except csv.Error as error:
-        raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
-    return _require_fields(values, fields, where)
-
-
-def _require_fields(values: list[str], fields: Sequence[str], where: str) -> list[str]:
-    if len(values) != len(fields):
-        raise UserError(
-            f"{where}: expected {len(fields)} tab-separated fields ({', '.join(fields)}), "
-            f"found {len(values)}"
-        )
-    return values
 
 
 def _require_new(name: str, known: Container[str], where: str) -> None:

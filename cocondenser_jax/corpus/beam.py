@@ -24,7 +24,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from cocondenser_jax.corpus.sources import ACCEPTED_FILES, Document, is_source_file, read_file
+from cocondenser_jax.corpus.sources import ACCEPTED_FILES, Document, choose_files, read_file
 from cocondenser_jax.errors import UserError
 
 
@@ -123,8 +123,7 @@ def build(source: str, out: str, options: Sequence[str]) -> str:
 
 def _source_files(source: str) -> list[str]:
     matches = FileSystems.match([source, f"{source.rstrip('/')}/*"])
-    paths = [file.path for match in matches for file in match.metadata_list]
-    files = sorted(path for path in paths if is_source_file(path.rpartition("/")[2]))
+    files = choose_files(file.path for match in matches for file in match.metadata_list)
     if not files:
         raise UserError(f"{source}: no file found; expected {ACCEPTED_FILES}")
     return files

@@ -1,6 +1,7 @@
 """Streams documents from installed packages, files, folders and published datasets."""
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -10,17 +11,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
-from cocondenser_jax.errors import UserError, first_line, visible
+from cocondenser_jax.errors import UserError, first_line, first_three, visible
 from cocondenser_jax.files import read_lines, without_surrogates
 from cocondenser_jax.paths import plain_path
+from cocondenser_jax.tables import PASSAGE_FILES, plain_name, read_rows
+
+logger = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 50_000_000
-ACCEPTED_FILES = "a .txt or .jsonl file (also .gz, .xz, .zst), a folder of them"
+ACCEPTED_FILES = "a .txt, .jsonl or .tsv file (also .gz, .xz, .zst), a folder of them"
 ACCEPTED = (
     f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
-_FILE_NAME = re.compile(r".*\.(txt|jsonl)(\.(gz|xz|zst))?", re.DOTALL)
+_FILE_NAME = re.compile(r".*\.(txt|jsonl|tsv)(\.(gz|xz|zst))?", re.DOTALL)
 # What the dataset libraries raise for a wrong name, a dead network or a missing dependency.
 _DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
 
@@ -40,10 +44,11 @@ def read_documents(
 
     Args:
       source: `pydocs` or `pydocs:PACKAGE,PACKAGE` (docstrings of installed packages); a path
-        that ends in `.txt` (a document per line, or separated by blank lines if it has any)
-        or `.jsonl` (objects with `text`, or `title` and `text`, or `spans`; the id in `_id` or
-        `id`, else the line number), each also compressed; a folder of such files;
-        `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`; `tfds:NAME_OR_FOLDER[:SPLIT]`.
+        that ends in `.txt` (a document per line, or separated by blank lines if it has any),
+        `.jsonl` (objects with `text`, or `title` and `text`, or `spans`; the id in `_id` or
+        `id`, else the line number) or `.tsv` (see `tables`; URLs are not read), each also
+        compressed; a folder (see `choose_files`); `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`;
+        `tfds:NAME_OR_FOLDER[:SPLIT]`.
       on_bytes: called with the number of bytes of local files consumed since the last call;
         they add up to `source_bytes`.
 
@@ -86,6 +91,8 @@ def _open_source(source: str, on_bytes: Callable[[int], object]) -> Iterator[Doc
             return _records(source, _tensorflow_records(name))
         case _:
             files = _files(source)
+            if Path(source).is_dir():
+                logger.info("%s: reading %s", source, first_three([p.name for p in files]))
             return chain.from_iterable(
                 # Line numbers are unique within a file only.
                 read_file(path, f"{visible(path.name)}:" if len(files) > 1 else "", on_bytes)
@@ -96,20 +103,27 @@ def _open_source(source: str, on_bytes: Callable[[int], object]) -> Iterator[Doc
 def _files(source: str) -> list[Path]:
     path = Path(source)
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if is_source_file(p.name) and p.is_file())
+        files = choose_files([str(p) for p in path.iterdir() if p.is_file()])
         if not files:
-            raise UserError(f"folder {path} holds no .txt or .jsonl file (also .gz, .xz, .zst)")
-        return files
-    if not is_source_file(path.name):
+            raise UserError(f"folder {path} holds no .txt, .jsonl or .tsv file")
+        return [Path(name) for name in files]
+    if _FILE_NAME.fullmatch(path.name) is None:
         raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
     if not path.is_file():
         raise UserError(f"no file {path}")
     return [path]
 
 
-def is_source_file(name: str) -> bool:
-    """Returns whether a file is one of ACCEPTED_FILES, by its name."""
-    return _FILE_NAME.fullmatch(name) is not None
+def choose_files(paths: Iterable[str]) -> list[str]:
+    """Returns the files of a folder to read, in their order.
+
+    Of a data set for retrieval, that is its file of passages: its queries are no documents. Of any
+    other folder, all ACCEPTED_FILES.
+    """
+    found = sorted(path for path in paths if _FILE_NAME.fullmatch(path.rpartition("/")[2]))
+    # From last to first: a plain file goes before its archive.
+    by_name = {plain_name(Path(path)): path for path in reversed(found)}
+    return [by_name[name] for name in PASSAGE_FILES if name in by_name][:1] or found
 
 
 def read_file(
@@ -125,6 +139,9 @@ def read_file(
     Raises:
       UserError: as `read_documents`, except that a file may hold no documents.
     """
+    if plain_name(path).endswith(".tsv"):
+        rows = read_rows(path, _lines(path, on_bytes))
+        return (_to_document(row, "", where) for where, row in rows)
     read = _json_documents if ".jsonl" in path.suffixes else _text_documents
     return read(path, prefix, on_bytes)
 

@@ -63,7 +63,7 @@ def test_questions_of_dpr_have_their_line_as_id(tmp_path):
         (
             "a.csv",
             b"question\t" + b"x" * 200_000,
-            ":2: wrong quoting, expected csv: field larger than",
+            ":2: the answers must be a list of strings",
         ),
     ],
 )

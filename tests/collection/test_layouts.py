@@ -1,4 +1,4 @@
-"""The same data in the layouts of BEIR, MS MARCO and DPR reads alike; what is broken is named."""
+"""The same data in every published layout reads alike; what is broken is named."""
 
 import csv
 import gzip
@@ -13,10 +13,12 @@ import zstandard
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.folder import (
     corpus_file,
+    passage_text,
     read_candidates,
     read_corpus,
     read_queries,
     read_split,
+    split_files,
 )
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
@@ -42,11 +44,12 @@ def write_beir(folder, passages):
     (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
 
 
-def write_msmarco(folder, passages, separator="\t"):
+def write_msmarco(folder, passages, separator="\t", files="queries.train qrels.train"):
     (folder / "collection.tsv").write_text("".join(f"{p.id}\t{p.text}\n" for p in passages))
-    (folder / "queries.train.tsv").write_text("".join(f"{q}\t{t}\n" for q, t in QUERIES.items()))
+    queries, qrels = (folder / f"{name}.tsv" for name in files.split())
+    queries.write_text("".join(f"{q}\t{t}\n" for q, t in QUERIES.items()))
     judged = (separator.join((q, "0", p, "1")) for q, grades in QRELS.items() for p in grades)
-    (folder / "qrels.train.tsv").write_text("".join(f"{line}\n" for line in judged))
+    qrels.write_text("".join(f"{line}\n" for line in judged))
     triples = [
         (query, positive, negative)
         for query in QUERIES
@@ -56,6 +59,20 @@ def write_msmarco(folder, passages, separator="\t"):
     (folder / "qidpidtriples.train.full.2.tsv").write_text(
         "".join("\t".join(triple) + "\n" for triple in triples)
     )
+
+
+def write_titled(folder, passages):
+    """As RocketQA's files are joined, beside the passages without their titles."""
+    write_msmarco(folder, passages)
+    rows = (f"{p.id}\t{p.title}\t{p.text}\n" for p in passages)
+    (folder / "corpus.tsv").write_text("".join(rows))
+
+
+def write_documents(folder, passages):
+    write_msmarco(folder, passages, " ", "msmarco-doctrain-queries msmarco-doctrain-qrels")
+    (folder / "collection.tsv").unlink()
+    rows = (f"{p.id}\thttp://{p.id}.org\t{p.title}\t{p.text}\n" for p in passages)
+    (folder / "msmarco-docs.tsv").write_text("".join(rows))
 
 
 def contexts(ids, field="passage_id"):
@@ -83,6 +100,8 @@ def write_dpr(folder, passages):
 LAYOUTS = {
     "BEIR": write_beir,
     "MS MARCO": write_msmarco,
+    "RocketQA": write_titled,
+    "documents": write_documents,
     "MS MARCO, spaces": lambda folder, passages: write_msmarco(folder, passages, " "),
     "DPR": write_dpr,
 }
@@ -99,6 +118,8 @@ COMPRESSIONS = {
 def test_every_layout_reads_alike(tmp_path: Path, layout: str, suffix: str) -> None:
     passages = [Passage(p.id, "" if "MARCO" in layout else p.title, p.text) for p in PASSAGES]
     LAYOUTS[layout](tmp_path, passages)
+    if layout == "documents":
+        passages = [Passage(p.id, f"http://{p.id}.org {p.title}".strip(), p.text) for p in passages]
     for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
         path.with_name(path.name + suffix).write_bytes(COMPRESSIONS[suffix](path.read_bytes()))
         if suffix:
@@ -126,6 +147,27 @@ def test_published_negatives_are_candidates(tmp_path, write, name):
         read_candidates(source, QRELS, ["d0", "d2"], 10)
     with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d1$"):
         read_candidates(source, {"0": {"d0": 0}, "1": {"d2": 1}}, ids, 10)
+
+
+def test_the_document_task_reads_url_title_and_body_and_its_own_runs(tmp_path):
+    write_documents(tmp_path, PASSAGES)
+    texts = [passage_text(passage) for passage in read_corpus(tmp_path)]
+    assert texts[0] == 'http://d0.org One "quoted" at the beginning'
+    assert texts[2] == "http://d2.org it isn't, 5\" wide"
+    assert split_files(tmp_path, "train") == {
+        "corpus": tmp_path / "msmarco-docs.tsv",
+        "judgments": tmp_path / "msmarco-doctrain-qrels.tsv",
+        "queries": tmp_path / "msmarco-doctrain-queries.tsv",
+    }
+    run = tmp_path / "msmarco-doctrain-top100.gz"
+    lines = "0 Q0 d2 1 -4.2 Indri\n0 Q0 d0 2 -4.3 Indri\n1 Q0 d0 1 -3.5 Indri\n"
+    run.write_bytes(gzip.compress(lines.encode()))
+    assert read_candidates(run, QRELS, ["d0", "d1", "d2"], 10) == {"0": ["d2"], "1": ["d0"]}
+    # The passage task's files go first where both are in a folder, of every kind.
+    write_msmarco(tmp_path, PASSAGES[:1])
+    assert [path.name for path in split_files(tmp_path, "train").values()] == [
+        *("collection.tsv", "qrels.train.tsv", "queries.train.tsv"),
+    ]
 
 
 def test_question_files_judge_nothing(tmp_path):
@@ -169,8 +211,8 @@ def test_queries_of_all_splits_are_joined(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("collection.tsv", "1\tgood\n2 bad\n", r":2: expected 2 .* \(passage, text\), found 1"),
-        ("collection.tsv", "1\tgood\ttitle\n", ":1: expected 2 .*, found 3"),
+        ("collection.tsv", "1\tgood\n2 bad\n", r":2: expected 2 .* \(id, text\), found 1"),
+        ("collection.tsv", "1\tgood\n2\tgood\ttitle\n", ":2: expected 2 .*, found 3"),
         ("collection.tsv", "1\tx\n\n1\ty\n", ":3: the id '1' occurs twice"),
         ("collection.tsv", "\tx\n", ":1: the id is empty"),
         ("collection.tsv", "", "collection.tsv is empty"),
@@ -288,7 +330,7 @@ def test_triplets_are_read_by_the_names_of_their_columns(tmp_path):
     ("text", "message"),
     [
         ("Sentence1,Sentence2\na,b\n", "the header has no Sentence3: expected Sentence1,"),
-        ("Sentence1,Sentence2,Sentence3\na,b,c\na,b\n", ":3: expected 3 fields, found 2"),
+        ("Sentence1,Sentence2,Sentence3\na,b,c\na,b\n", ":3: expected 3 fields"),
         ('Sentence1,Sentence2,Sentence3\na,"b,c\n', "triplets.csv:"),
         ("Sentence1,Sentence2,Sentence3\n", "holds no triplets"),
         ("", "holds no triplets"),

@@ -53,7 +53,10 @@ def test_every_text_comes_once_from_whatever_worker(tmp_path: Path, flags: list[
 def test_mistakes_end_in_one_line_and_leave_no_dataset(tmp_path: Path) -> None:
     missing = build(tmp_path, "--source=nowhere", "--out=datasets")
     assert missing.returncode == 2
-    assert "cocondenser: nowhere: no file found; expected a .txt or .jsonl file" in missing.stderr
+    assert (
+        "cocondenser: nowhere: no file found; expected a .txt, .jsonl or .tsv file"
+        in missing.stderr
+    )
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     broken = build(tmp_path, f"--source={tmp_path}/broken.jsonl", "--out=datasets")
     assert broken.returncode == 2

@@ -31,6 +31,7 @@ _JSONL = jsonl(
 READERS = {
     "a.txt": (_TEXT, _documents),
     "a.jsonl": (_JSONL, _documents),
+    "a.tsv": (b'title\tid\ttext\nT\t1\t"one ""two"""\nT\t2\tthree\n', _documents),
     "a.txt.gz": (gzip.compress(_TEXT), _documents),
     "a.txt.xz": (lzma.compress(_TEXT), _documents),
     "a.jsonl.zst": (zstandard.compress(_JSONL), _documents),

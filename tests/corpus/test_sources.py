@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from cocondenser_jax.corpus import sources
-from cocondenser_jax.corpus.sources import Document, read_documents, source_bytes
+from cocondenser_jax.corpus.sources import Document, choose_files, read_documents, source_bytes
 from cocondenser_jax.errors import UserError
 
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -80,6 +80,39 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
         Document("b.jsonl:1", "last"),
     ]
     assert sum(counted) == source_bytes(str(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_tables_of_passages_are_documents(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"any-name.tsv{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix](b"D1\thttp://x\tTitle\tBody.\nD2\t\t\tTitle.\n"))
+    counted: list[int] = []
+    # A URL is no prose: it is not read.
+    expected = [Document("D1", "Title\nBody."), Document("D2", "Title.")]
+    assert list(read_documents(str(path), counted.append)) == expected
+    assert sum(counted) == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    "corpus",
+    ["corpus.jsonl", "corpus.tsv", "collection.tsv.gz", "psgs_w100.tsv", "msmarco-docs.tsv"],
+)
+def test_of_a_data_set_the_passages_alone_are_read(tmp_path: Path, corpus: str) -> None:
+    content = b"1\tPassage.\n" if corpus.endswith("tsv") else b'{"_id": "1", "text": "Passage."}\n'
+    if corpus.endswith("gz"):
+        content = gzip.compress(b"1\tPassage.\n")
+    (tmp_path / corpus).write_bytes(content)
+    write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "Who?"}])
+    (tmp_path / "a.queries.tsv").write_text("q1\tWho?\n")
+    assert list(read_documents(str(tmp_path))) == [Document("1", "Passage.")]
+    assert source_bytes(str(tmp_path)) == len(content)
+    # The plain file, not its archive; a folder in a bucket is chosen from by its paths.
+    assert choose_files(["gs://b/corpus.tsv.gz", "gs://b/z.txt", "gs://b/corpus.tsv"]) == [
+        "gs://b/corpus.tsv"
+    ]
+    assert choose_files(["gs://b/z.txt", "gs://b/my.tsv", "gs://b/x.md"]) == [
+        *("gs://b/my.tsv", "gs://b/z.txt"),
+    ]
 
 
 def test_half_characters_are_replaced(tmp_path: Path) -> None:
@@ -160,7 +193,7 @@ def test_names_of_files_become_ids_whatever_they_are(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no \.txt or \.jsonl file"):
+    with pytest.raises(UserError, match=r"holds no \.txt, \.jsonl or \.tsv file"):
         list(read_documents(str(tmp_path)))
 
 

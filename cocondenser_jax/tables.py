@@ -1,0 +1,78 @@
+"""Tab-separated files, and the passages that are published in them.
+
+    id, text                MS MARCO passages, collection.tsv
+    id, title, text         the same with the titles of RocketQA, corpus.tsv
+    id, url, title, text    MS MARCO documents, msmarco-docs.tsv
+    a header                DPR, psgs_w100.tsv, and passages of one's own: `id`, `text` and perhaps
+                            `title` and `url`, in any order, among other columns; quoted as csv
+
+The first line tells them apart, whatever the file is called: it has the names `id` and `text`, or
+as many columns as one of the others.
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import MAX_LINE_BYTES
+
+# The passages of a data folder are the first of these.
+PASSAGE_FILES = "corpus.jsonl corpus.tsv collection.tsv psgs_w100.tsv msmarco-docs.tsv".split()
+_FIELDS = ("id", "url", "title", "text")
+_COLUMNS = {2: ("id", "text"), 3: ("id", "title", "text"), 4: _FIELDS}
+_COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
+csv.field_size_limit(MAX_LINE_BYTES)  # of the whole process; else 131,072 characters
+
+
+def plain_name(path: Path) -> str:
+    """Returns the name of a file without the suffix of its compression."""
+    return _COMPRESSED.sub("", path.name)
+
+
+def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of every line that is not blank.
+
+    Args:
+      path: for messages.
+      lines: number, from 1, and text.
+
+    Raises:
+      UserError: with file and line, for a line of another form than the first one tells.
+    """
+    columns: Sequence[str] = ()
+    for number, line in lines:
+        where = f"{path}:{number}"
+        if not line.strip():
+            continue
+        if not columns:
+            columns = line.replace('"', "").split("\t", 100)
+            if is_csv := {"id", "text"} <= {*columns}:
+                continue
+            if len(columns) not in _COLUMNS:
+                raise UserError(
+                    f"{where}: expected id, text or id, title, text or id, url, title, text or a "
+                    f"header with id and text, separated by tabs, found {len(columns)} fields"
+                )
+            columns = _COLUMNS[len(columns)]
+        found = dict(zip(columns, split_fields(line, columns, where, is_csv), strict=True))
+        yield where, {name: found.get(name, "") for name in _FIELDS}
+
+
+def split_fields(line: str, names: Sequence[str], where: str, is_csv: bool = False) -> list[str]:
+    """Splits a line at its tabs; raises a UserError unless it has a field for each name."""
+    # One field too many shows the mistake; a line of tabs alone would make millions.
+    fields = line.split("\t", len(names))
+    if is_csv:
+        try:
+            # One line at a time: a quotation mark too many must not swallow the rest of the file.
+            fields = next(csv.reader([line], delimiter="\t", strict=True))
+        except csv.Error as error:
+            raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
+    if len(fields) != len(names):
+        raise UserError(
+            f"{where}: expected {len(names)} tab-separated fields ({', '.join(names)}), "
+            f"found {len(fields)}"
+        )
+    return fields

@@ -21,6 +21,7 @@ _MODULES = {
     "convert.to_torch": ("export_folder", "export_run"),
     "convert.from_torch": ("load_folder",),
     "retrieval.models": ("load_retriever",),
+    "retrieval.fuse": ("fuse_runs",),
     "retrieval.search": ("open_index", "search_run", "search_text"),
     "collection.trec": ("read_qrels", "read_run", "write_run"),
     "evaluation.ranking": ("evaluate_run",),

@@ -53,7 +53,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_examples_of_the_page_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workdir)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     scope: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), scope)

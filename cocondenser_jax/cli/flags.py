@@ -81,9 +81,18 @@ def whole_numbers(text: str) -> list[int]:
     return [at_least(1)(part) for part in text.split(",")]
 
 
-def chosen(arguments: Arguments, *names: str) -> dict[str, Any]:
-    """Returns some flags, to be passed on as keyword arguments of the same names."""
-    return {name: getattr(arguments, name) for name in names}
+def numbers(text: str) -> list[float]:
+    """Reads a flag's numbers, separated by commas."""
+    return [float(part) for part in text.split(",")]
+
+
+def chosen(arguments: Arguments, names: str) -> dict[str, Any]:
+    """Returns the flags that have a value, to be passed on as keyword arguments of the same names.
+
+    The names are separated by spaces.
+    """
+    flags = {name: getattr(arguments, name) for name in names.split()}
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def require_together(arguments: Arguments, **needed: str) -> None:

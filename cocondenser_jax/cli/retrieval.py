@@ -1,4 +1,4 @@
-"""Commands of retrieval: encode, index, search, retrieve, bm25, rerank, mine."""
+"""Commands of retrieval: encode, index, search, retrieve, bm25, fuse, rerank, mine."""
 
 import sys
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from cocondenser_jax.cli.flags import (
     add_command,
     add_json_out,
     chosen,
+    numbers,
     print_metrics,
     print_search,
     require_together,
@@ -26,6 +27,7 @@ def add_commands(commands: Commands) -> None:
     _add_search(commands)
     _add_retrieve(commands)
     _add_bm25(commands)
+    _add_fuse(commands)
     _add_rerank(commands)
     _add_mine(commands)
 
@@ -67,16 +69,7 @@ def _encode(arguments: Arguments) -> None:
         arguments.model,
         arguments.corpus,
         arguments.out,
-        **chosen(
-            arguments,
-            "batch_size",
-            "passage_length",
-            "shard_size",
-            "dtype",
-            "precision",
-            "pooling",
-            "parquet",
-        ),
+        **chosen(arguments, "batch_size passage_length shard_size dtype precision pooling parquet"),
     )
     print_metrics(manifest, arguments.json_out)
 
@@ -166,7 +159,7 @@ def _retrieve(arguments: Arguments) -> None:
         arguments.model,
         arguments.data,
         arguments.run_out,
-        **chosen(arguments, "split", "depth", "parameters"),
+        **chosen(arguments, "split depth parameters"),
     )
     print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
@@ -188,9 +181,7 @@ def _bm25(arguments: Arguments) -> None:
     from cocondenser_jax.retrieval.bm25 import write_bm25_run
 
     metrics = write_bm25_run(
-        arguments.data,
-        arguments.run_out,
-        **chosen(arguments, "split", "depth", "k1", "b"),
+        arguments.data, arguments.run_out, **chosen(arguments, "split depth k1 b")
     )
     print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
@@ -219,10 +210,45 @@ def _add_run_out(command: Parser) -> None:
     add_json_out(command)
 
 
+def _add_runs(command: Parser, does: str) -> None:
+    command.add_argument(
+        "--run", dest="runs", metavar="RUN", action="append", required=True, type=Path, help=does
+    )
+
+
 def _add_precision(command: Parser) -> None:
     precision = "of the matrix products; auto (default): bfloat16 on a GPU that has it"
     choices = ("auto", "float32", "bfloat16")
     command.add_argument("--precision", choices=choices, default="auto", help=precision)
+
+
+def _add_fuse(commands: Commands) -> None:
+    example = "--run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec"
+    command = add_command(commands, _fuse, example)
+    _add_runs(command, "TREC run; two or more")
+    command.add_argument("--run_out", required=True, type=Path, help="TREC run to write")
+    method = (
+        "rrf (default), reciprocal rank fusion: a passage's sum of 1 / (60 + rank);"
+        " min_max: the sum of its scores, moved to 0 to 1 for each query of a run"
+    )
+    command.add_argument("--method", choices=("rrf", "min_max"), default="rrf", help=method)
+    weights = "of the runs, in their order, separated by commas (default: 1 each)"
+    command.add_argument("--weights", type=numbers, metavar="W", help=weights)
+    command.add_argument("--depth", type=int, default=100, help="passages per query (default: 100)")
+    add_json_out(command)
+
+
+def _fuse(arguments: Arguments) -> None:
+    """Fuse several runs into one, by ranks or by scores."""
+    from cocondenser_jax.collection.trec import read_run, write_run
+    from cocondenser_jax.retrieval.fuse import fuse_runs
+
+    runs = [read_run(file) for file in arguments.runs]
+    fused = fuse_runs(runs, **chosen(arguments, "method weights depth"))
+    write_run(arguments.run_out, fused)
+    print(visible(str(arguments.run_out)))
+    shared = sum(all(query in run for run in runs) for query in fused)
+    print_metrics({"queries": len(fused), "queries in every run": shared}, arguments.json_out)
 
 
 def _add_rerank(commands: Commands) -> None:
@@ -251,7 +277,7 @@ def _rerank(arguments: Arguments) -> None:
         arguments.data,
         arguments.run,
         arguments.run_out,
-        **chosen(arguments, "split", "depth", "batch_size", "with_positives", "precision"),
+        **chosen(arguments, "split depth batch_size with_positives precision"),
     )
     print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
@@ -265,11 +291,9 @@ def _add_mine(commands: Commands) -> None:
         " --out=runs/negatives.trec",
     )
     run = "TREC run, or published negatives (triples of ids, biencoder file); may be repeated"
-    command.add_argument(
-        "--run", dest="runs", metavar="RUN", action="append", required=True, type=Path, help=run
-    )
+    _add_runs(command, run)
     command.add_argument("--data", required=True, type=Path, help="the folder of queries and qrels")
-    command.add_argument("--split", default="train", help="of the queries (default: train)")
+    command.add_argument("--split", help="of the queries (default: train)")
     command.add_argument("--out", required=True, type=Path, help="TREC run to write")
     depth = "rank, in each run, of the last passage taken (default: 200)"
     command.add_argument("--depth", type=int, default=200, help=depth)
@@ -284,6 +308,14 @@ def _add_mine(commands: Commands) -> None:
     command.add_argument("--denoise_run", type=Path, help=denoise_run)
     below = "with --denoise_run: a probability, the sigmoid of the run's scores (default: 0.1)"
     command.add_argument("--denoise_below", type=float, metavar="P", help=below)
+    pseudo = (
+        "with --denoise_run, instead of --split: judgments to write (DATA/qrels/SPLIT.tsv, or"
+        " DATA/qrels.SPLIT.tsv beside queries.SPLIT.tsv): of that run's passages, those with a"
+        " probability above --pseudo_above are relevant"
+    )
+    command.add_argument("--pseudo_qrels", type=Path, metavar="FILE", help=pseudo)
+    above = "with --pseudo_qrels: a probability (default: 0.9)"
+    command.add_argument("--pseudo_above", type=float, metavar="P", help=above)
     add_json_out(command)
 
 
@@ -291,13 +323,16 @@ def _mine(arguments: Arguments) -> None:
     """Make the pool of negatives that finetune draws from, of one run or several."""
     from cocondenser_jax.retrieval.mine import mine
 
-    require_together(arguments, denoise_below="denoise_run")
+    require_together(arguments, denoise_below="denoise_run", pseudo_qrels="denoise_run")
+    require_together(arguments, pseudo_above="pseudo_qrels")
+    if arguments.pseudo_qrels and arguments.split is not None:
+        raise UserError("--pseudo_qrels labels the queries of --denoise_run, not those of --split")
     metrics = mine(
         arguments.runs,
         arguments.data,
-        arguments.split,
+        "train" if arguments.split is None else arguments.split,
         arguments.out,
-        **chosen(arguments, "depth", "skip_top", "answers", "denoise_run"),
-        denoise_below=0.1 if arguments.denoise_below is None else arguments.denoise_below,
+        **chosen(arguments, "depth skip_top answers denoise_run denoise_below"),
+        **chosen(arguments, "pseudo_qrels pseudo_above"),
     )
     print_metrics(metrics, arguments.json_out)

@@ -70,13 +70,12 @@ def rerank(
     if not run:
         raise UserError(f"{run_file} is empty: expected a TREC run")
     best = {q: [passage for passage, _ in ranked(scores)[:depth]] for q, scores in run.items()}
-    queries = read_queries(data_folder, split)
+    queries, qrels = (
+        (read_queries(data_folder), {}) if split is None else read_split(data_folder, split)
+    )
     require_known_queries(best, queries, run_file)
-    positives: dict[str, list[str]] = {}
-    if with_positives and split is not None:
-        for query, grades in read_split(data_folder, split)[1].items():
-            if relevant := [passage for passage, grade in grades.items() if grade > 0]:
-                positives[query] = relevant
+    relevant = {query: [p for p, grade in qrels[query].items() if grade > 0] for query in qrels}
+    positives = {query: found for query, found in relevant.items() if found and with_positives}
     wanted = {
         query: list(dict.fromkeys([*best.get(query, []), *positives.get(query, [])]))
         for query in best | positives

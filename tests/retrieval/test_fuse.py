@@ -1,0 +1,95 @@
+"""Fusion against its definitions, written out passage by passage."""
+
+import math
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.collection.trec import ranked, read_run, write_run
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval.fuse import fuse_runs
+
+
+def some_run(seed, n_queries=4):
+    rng = np.random.default_rng(seed)
+    return {
+        f"q{q}": {
+            f"d{d}": float(rng.normal(7 * seed, 3)) for d in rng.choice(40, 25, replace=False)
+        }
+        for q in range(seed, seed + n_queries)  # not the same queries in every run
+    }
+
+
+RUNS = [some_run(seed) for seed in range(3)]
+
+
+def reciprocal_rank(run, query, passage):
+    scores = run.get(query, {})
+    return 1 / (60 + 1 + sum(s > scores[passage] for s in scores.values()))
+
+
+def share_of_range(run, query, passage):
+    scores = run[query]
+    return (scores[passage] - min(scores.values())) / (max(scores.values()) - min(scores.values()))
+
+
+@pytest.mark.parametrize(
+    ("method", "value"), [("rrf", reciprocal_rank), ("min_max", share_of_range)]
+)
+@pytest.mark.parametrize("weights", [None, [0.2, 5.0, 1.0]])
+def test_a_passage_has_the_weighted_sum_of_its_values(method, value, weights):
+    fused = fuse_runs(RUNS, method, weights, depth=1000)
+    assert set(fused) == {f"q{i}" for i in range(6)}
+    for query, found in fused.items():
+        passages = {passage for run in RUNS for passage in run.get(query, {})}
+        expected = {
+            passage: sum(
+                weight * value(run, query, passage)
+                for run, weight in zip(RUNS, weights or [1, 1, 1], strict=True)
+                if passage in run.get(query, {})
+            )
+            for passage in passages
+        }
+        assert found == pytest.approx(expected, rel=1e-12)
+        assert list(found) == sorted(found, key=found.get, reverse=True)
+        top = fuse_runs(RUNS, method, weights, depth=7)[query]
+        assert list(top.items()) == list(found.items())[:7]
+
+
+def test_equal_sums_are_in_the_order_of_the_runs_and_written_apart(tmp_path):
+    runs = [{"q": {"b": 2.0, "a": 1.0}}, {"q": {"a": 9.0, "b": 8.0, "c": 7.0}}]
+    fused = fuse_runs(runs)
+    assert fused["q"]["a"] == fused["q"]["b"]
+    write_run(tmp_path / "run", fused)
+    written = read_run(tmp_path / "run")["q"]
+    assert list(written) == ["b", "a", "c"]
+    assert np.all(np.diff(np.float32(list(written.values()))) < 0)
+
+
+def test_sums_that_single_precision_cannot_tell_apart_keep_their_order():
+    low, high = 1.0, 1.0 + 2**-40
+    runs = [{"q": {"low": low, "high": high, "x": 3.0, "y": -1.0}}, {"q": {"y": 1.0}}]
+    assert np.float32(low) == np.float32(high)
+    found = fuse_runs(runs, "min_max")["q"]
+    assert [p for p, _ in ranked(found) if p in ("low", "high")] == ["high", "low"]
+
+
+def test_scores_without_a_range_count_in_full():
+    runs = [{"q": {"a": 5.0, "b": 5.0}}, {"q": {"b": 2.0}}]
+    assert fuse_runs(runs, "min_max") == {"q": {"b": 2.0, "a": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"runs": RUNS[:1]}, r"^runs=1, weights=\[1.0\], depth=100: expected two runs or more"),
+        ({"weights": [1, 2]}, r"^runs=3, weights=\[1, 2\], .* a weight above 0 for each"),
+        ({"weights": [1, 0, 2]}, r"weights=\[1, 0, 2\]"),
+        ({"weights": [1, math.nan, 2]}, r"weights=\[1, nan, 2\]"),
+        ({"weights": [1, math.inf, 2]}, r"weights=\[1, inf, 2\]"),
+        ({"depth": 0}, "depth=0: .* a depth of at least 1"),
+    ],
+)
+def test_what_cannot_be_fused_is_named(arguments, message):
+    with pytest.raises(UserError, match=message):
+        fuse_runs(**{"runs": RUNS, **arguments})

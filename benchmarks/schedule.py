@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from benchmarks.results import report
 from cocondenser_jax.finetune.schedule import (
     Candidates,
     hard_plan,
-    hardness,
     pair_scores,
     random_plan,
 )
@@ -57,6 +57,11 @@ def measure(n_pairs: int) -> Iterator[dict[str, Any]]:
                 "mean h": float(h),
                 "times random": float(h / at_random),
             }
+
+
+def hardness(batches_MxB: np.ndarray, scores: scipy.sparse.csr_array) -> np.ndarray:
+    """Returns h of each batch of a plan, from the matrix that `pair_scores` returns."""
+    return np.array([scores[batch_B][:, batch_B].sum() / 2 for batch_B in batches_MxB])
 
 
 def small_clusters(n: int, size: int) -> Candidates:

@@ -10,11 +10,14 @@ One epoch is about 12,000 / 64 = 190 steps.
 from ml_collections import ConfigDict
 
 from cocondenser_jax.configs import finetune
+from cocondenser_jax.errors import UserError
 
 
 def get_config(argument: str = "") -> ConfigDict:
     """Returns the settings; `model` and `data` must be named."""
-    config = finetune.get_config(argument).unlock()
+    if argument:
+        raise UserError(f"configs/quickstart_finetune.py has no variant {argument!r}")
+    config = finetune.get_config().unlock()
     config.passage_length = 64
     config.negatives_per_query = 0
     config.batch_size = 64

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
+from cocondenser_jax.configs import finetune
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.step import check_batch
+from cocondenser_jax.settings import check
 
 # The variants of a file.
 ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
-ARGUMENTS["sentences"] = ("stsb", "triplets")
+ARGUMENTS["sentences"] = ("stsb", "triplets", "nli")
+ARGUMENTS["finetune"] = tuple(finetune.VARIANTS)
 FINE_TUNING = {"cross_encoder", "finetune", "quickstart_finetune", "sentences"}
 FOR_A_TPU = ["default", "condenser", "cocondenser"]
 
@@ -57,6 +61,24 @@ def test_config_refuses_unknown_keys_on_every_level(experiment: str) -> None:
         assert section.is_locked
         with pytest.raises(AttributeError):
             section.no_such_setting = 1
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_setting_has_an_allowed_value(experiment: str) -> None:
+    check(load(experiment), complete=False)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if len(ARGUMENTS.get(name, ())) > 1])
+def test_variants_differ_and_the_head_names_them(name: str) -> None:
+    configs = [str(load(f"{name}:{argument}")) for argument in ARGUMENTS[name]]
+    assert len(set(configs)) == len(configs) - (name == "finetune")  # nq and trivia are alike
+    head = module(name).__doc__ or ""
+    assert all(argument in head for argument in ARGUMENTS[name])
+
+
+def test_an_unknown_variant_is_refused() -> None:
+    with pytest.raises(UserError, match=r"finetune.py:x: expected one of marco_round2, .*adaptive"):
+        load("finetune:x")
 
 
 @pytest.mark.parametrize("experiment", [name for name in PRETRAINING if name != "default"])

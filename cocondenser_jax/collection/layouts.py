@@ -5,11 +5,9 @@ compressed (.gz, .xz, .zst). A question of DPR has no id: its number in the file
 """
 
 import ast
-import csv
 import functools
 import json
 import logging
-import math
 import re
 import sys
 import warnings
@@ -27,7 +25,6 @@ logger = logging.getLogger(__name__)
 COMPRESSIONS = "(plain, .gz, .xz or .zst)"
 _IDS = ("_id", "id", "query_id")
 _DPR_QUESTION = ("question", "list of answers")
-_TRIPLET_HEADER = ["Sentence1", "Sentence2", "Sentence3"]
 
 
 class Passage(NamedTuple):
@@ -36,22 +33,6 @@ class Passage(NamedTuple):
     id: str
     title: str
     text: str
-
-
-class ScoredPair(NamedTuple):
-    """Two sentences, and how similar people find them: 0 to 5."""
-
-    first: str
-    second: str
-    score: float
-
-
-class Triplet(NamedTuple):
-    """A sentence, one of the same section, and one of another section of the same article."""
-
-    anchor: str
-    positive: str
-    negative: str
 
 
 class TrainingFile(NamedTuple):
@@ -108,7 +89,7 @@ def parse_passage(line: str | bytes, where: str) -> Passage:
     Raises:
       UserError: with `where`, for any other line.
     """
-    record = _parse_object(line, where)
+    record = parse_object(line, where)
     record["title"] = record.get("title") or ""
     for field in ("_id", "text", "title"):
         if not isinstance(_first_of(record, [field], where), str):
@@ -160,7 +141,7 @@ def read_answers(path: Path) -> dict[str, list[str]]:
             question: Any = str(number - 1)
             found = _parse_list(split_fields(line, _DPR_QUESTION, where, is_csv=True)[1])
         else:
-            record = _parse_object(line, where)
+            record = parse_object(line, where)
             question = _first_of(record, _IDS, where)
             found = _first_of(record, ("answers", "answer"), where)
         if not isinstance(question, str):
@@ -232,65 +213,12 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
     return positives, {query: list(listed) for query, listed in negatives.items()}
 
 
-def read_scored_pairs(path: Path) -> list[ScoredPair]:
-    """Reads the STS Benchmark: tab-separated genre, file, year, id, score and two sentences.
-
-    Further columns, which some lines have, are not read.
+def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
+    """Reads a line of jsonl; an id that is an integer is taken as a string.
 
     Raises:
-      UserError: with file and line, for a file that cannot be read or has no pairs, a line with
-        fewer columns, or a score outside 0 to 5.
+      UserError: with `where`, for anything but an object.
     """
-    pairs = []
-    for number, line in numbered_lines(path):
-        fields = line.split("\t")
-        if len(fields) < 7:
-            raise UserError(
-                f"{path}:{number}: expected at least 7 tab-separated fields (genre, file, year, "
-                f"id, score, two sentences), found {len(fields)}"
-            )
-        try:
-            score = float(fields[4])
-        except ValueError:
-            score = math.nan
-        if not 0 <= score <= 5:
-            raise UserError(f"{path}:{number}: expected a score of 0 to 5, not {fields[4]!r}")
-        pairs.append(ScoredPair(fields[5], fields[6], score))
-    if not pairs:
-        raise UserError(f"{path} holds no pairs of sentences")
-    return pairs
-
-
-def read_triplets(path: Path) -> list[Triplet]:
-    """Reads triplets: comma-separated, with the header Sentence1,Sentence2,Sentence3.
-
-    That is the layout of the Wikipedia sections of Ein Dor et al., *Learning thematic similarity
-    metric using triplet networks* (ACL 2018); columns of other names are not read.
-
-    Raises:
-      UserError: with file and line, for a file that cannot be read or has no triplets, another
-        header, or a line with fewer columns.
-    """
-    rows = csv.DictReader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
-    triplets = []
-    try:
-        header = rows.fieldnames or _TRIPLET_HEADER
-        if missing := [name for name in _TRIPLET_HEADER if name not in header]:
-            expected = ",".join(_TRIPLET_HEADER)
-            raise UserError(f"{path}: the header has no {', '.join(missing)}: expected {expected}")
-        for row in rows:
-            fields = [row[name] for name in _TRIPLET_HEADER]
-            if None in fields:
-                raise UserError(f"{path}:{rows.line_num}: expected {len(header)} fields")
-            triplets.append(Triplet(*fields))
-    except csv.Error as error:
-        raise UserError(f"{path}:{rows.line_num}: {error}") from error
-    if not triplets:
-        raise UserError(f"{path} holds no triplets")
-    return triplets
-
-
-def _parse_object(line: str | bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from cocondenser_jax.collection.layouts import read_scored_pairs, read_triplets
+from cocondenser_jax.collection.sentences import read_scored_pairs, read_triplets
 from cocondenser_jax.errors import UserError
 
 # Columns of sentences to the vectors of each, N x D.

@@ -27,16 +27,7 @@ def train_cross_encoder(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     Arguments, result and errors as of `tasks.finetune`; see configs/cross_encoder.py.
     """
     trainer.require_startable(config.batch_size, workdir / "cross_encoder")
-    data = read_training(
-        Path(config.data),
-        config.split,
-        n_negatives=config.negatives_per_query,
-        negatives_run=Path(config.negatives_run),
-        negatives_depth=config.negatives_depth,
-        seed=config.seed,
-        n_queries=config.train_queries,
-        strict=config.strict,
-    )
+    data = read_training(config)
     model = load_cross_encoder(Path(config.model), config.max_length, head_seed=config.seed)
     trainer.start_or_resume(config, workdir, len(data.pairs), data.files)
     hf_trainer = CrossEncoderTrainer(

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from cocondenser_jax.finetune.training_data import Judgments
 
-Loss = Literal["contrastive", "pairwise", "soft_labels", "soft_labels_group"]
+Loss = Literal["contrastive", "learning_to_rank", "pairwise", "soft_labels", "soft_labels_group"]
 SOFT_LOSSES = ("soft_labels", "soft_labels_group")  # those that need a teacher
 
 
@@ -30,6 +30,26 @@ def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> tor
     """
     with torch.autocast(queries_QxD.device.type, enabled=False):
         return queries_QxD.float() @ passages_PxD.float().T
+
+
+def learned_scores(
+    queries_QxD: torch.Tensor, passages_PxD: torch.Tensor, scorer: torch.nn.Linear
+) -> torch.Tensor:
+    """Returns scores_QxP, σ(W{q, d} + b), {q, d} being the two vectors side by side.
+
+    With `contrastive`, this is the learning-to-rank loss (equation 14) of the study of Condenser
+    with adaptive batches. The scorer is trained with the model, and discarded: what is exported
+    scores by the inner product.
+
+    Args:
+      queries_QxD: q.
+      passages_PxD: d.
+      scorer: W and b, from 2·D numbers to one.
+    """
+    with torch.autocast(queries_QxD.device.type, enabled=False):
+        of_query_D, of_passage_D = scorer.weight[0].chunk(2)
+        from_query_Qx1 = (queries_QxD.float() @ of_query_D + scorer.bias)[:, None]
+        return torch.sigmoid(from_query_Qx1 + passages_PxD.float() @ of_passage_D)
 
 
 def contrastive(scores_QxP: torch.Tensor, group_size: int, first: int = 0) -> torch.Tensor:
@@ -64,8 +84,8 @@ def soft_labels(
 
     T_q is the softmax of the teacher's scores over the query's own group, 0 elsewhere; S_q is the
     softmax of s over all passages of the step, so that passages the teacher has not scored are
-    pushed away like negatives. It is not KL(S_q ‖ T_q), which also appears in print: that diverges
-    wherever T_q is 0.
+    pushed away like negatives. It is not KL(S_q ‖ T_q), as equation 16 of the study of Condenser
+    with adaptive batches prints it: S_q is nowhere 0, so that diverges wherever T_q is.
 
     Args:
       scores_QxP: as in `contrastive`; the group of a query must be finite.
@@ -108,7 +128,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
           model: the bi-encoder.
           name: which loss.
           judgments: for soft labels with a teacher's scores of every group.
-          scale: factor of the inner products.
+          scale: factor of the scores.
           chunk_size: texts per forward pass, with a gradient cache (Gao et al., arXiv
             2101.06983); 0: a whole column at once, without a cache.
         """
@@ -116,6 +136,8 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         self.model = model
         self.mini_batch_size = chunk_size
         self._name, self._judgments, self._scale = name, judgments, scale
+        n_inputs = 2 * (model.get_embedding_dimension() or 0)
+        self.scorer = torch.nn.Linear(n_inputs, 1) if name == "learning_to_rank" else None
 
     def forward(
         self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor
@@ -152,11 +174,15 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         first = get_rank() * n_queries
         passages_PxD = all_gather_with_grad(groups_QxGxD).flatten(0, 1)
         numbers_P = all_gather(labels[:, 1:].contiguous()).flatten()
-        scores_QxP = self._scale * inner_products(queries_QxD, passages_PxD)
+        if self.scorer:
+            scores_QxP = learned_scores(queries_QxD, passages_PxD, self.scorer)
+        else:
+            scores_QxP = inner_products(queries_QxD, passages_PxD)
+        scores_QxP = self._scale * scores_QxP
         relevant_QxP = _look_up(self._judgments.relevant, labels[:, 0], numbers_P)
         own_Qx1 = _positives(scores_QxP, group_size, first)[:, None]
         scores_QxP = scores_QxP.masked_fill(relevant_QxP.scatter(1, own_Qx1, False), -torch.inf)
-        if self._name == "contrastive":
+        if self._name in ("contrastive", "learning_to_rank"):
             return contrastive(scores_QxP, group_size, first)
         if self._name == "pairwise":
             return pairwise(scores_QxP, group_size, first)

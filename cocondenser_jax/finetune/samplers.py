@@ -1,6 +1,7 @@
 """Batches of an epoch's plan; plans of batches that are hard by the time they are trained on."""
 
 import concurrent.futures
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,9 +27,6 @@ from cocondenser_jax.retrieval.bm25 import bm25_run
 
 logger = logging.getLogger(__name__)
 
-# Passages scored for each query when hard batches are planned.
-_DEPTH = 100
-
 
 class PlannedBatches(BatchSampler):
     """Yields the batches of an epoch's plan, in its order."""
@@ -53,8 +51,9 @@ class HardPlans(TrainerCallback):
     """Adaptive batch scheduling: plans for each epoch batches that are hard by then.
 
     The first epoch's hardness is that of BM25. Half-way through each epoch, the encoder as it is
-    then scores all pairs, and the next epoch is planned in the background while training goes on.
-    A plan is written to disk before the next checkpoint is, so a run that resumes there finds it.
+    then scores all pairs, unless BM25 is to do so throughout, and the next epoch is planned in the
+    background while training goes on. A plan is written to disk before the next checkpoint is, so a
+    run that resumes there finds it.
     """
 
     def __init__(
@@ -66,6 +65,8 @@ class HardPlans(TrainerCallback):
         batch_size: int,
         *,
         seed: int,
+        scores: str = "encoder",
+        depth: int = 100,
     ) -> None:
         """Plans nothing yet.
 
@@ -76,11 +77,15 @@ class HardPlans(TrainerCallback):
           ids: theirs; pairs that would be false negatives of each other are kept apart.
           batch_size: pairs.
           seed: see `schedule.hard_plan`.
+          scores: whose are the scores after the first epoch, "encoder" or "bm25".
+          depth: passages scored for each query.
         """
         self._folder, self._model, self._texts = folder, model, texts
         self._conflicts = false_negatives(*ids)
         self._n_steps = len(texts[0]) // batch_size
         self._batch_size, self._seed = batch_size, seed
+        self._scores, self._depth = scores, depth
+        self._bm25 = functools.cache(functools.partial(bm25_candidates, *texts, depth))
         self._pending: concurrent.futures.Future[None] | None = None
 
     def plan(self, epoch: int) -> np.ndarray:
@@ -92,16 +97,16 @@ class HardPlans(TrainerCallback):
         if state.is_main_process:
             self._wait()
             if epoch == 0:
-                self._start(0, bm25_candidates(*self._texts, _DEPTH))
+                self._start(0)
             else:
                 try:
-                    load_plan(self._path(epoch), self._settings(epoch))
+                    load_plan(self._path(epoch))
                 except UserError as error:
                     logger.warning("%s; planning this epoch again", error)
-                    self._start(epoch, encoder_candidates(self._model, *self._texts, _DEPTH))
+                    self._start(epoch)
             self._wait()
         state.wait_for_everyone()
-        return load_plan(self._path(epoch), self._settings(epoch))
+        return load_plan(self._path(epoch))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Starts the next epoch's plan half-way; waits for it before a checkpoint."""
@@ -110,13 +115,17 @@ class HardPlans(TrainerCallback):
         epoch, step = divmod(state.global_step - 1, self._n_steps)
         is_last = (epoch + 1) * self._n_steps >= state.max_steps
         if not is_last and step == (self._n_steps - 1) // 2:
-            logger.info("scoring all pairs for the batches of epoch %d", epoch + 2)
-            self._start(epoch + 1, encoder_candidates(self._model, *self._texts, _DEPTH))
-        if control.should_save:
+            self._start(epoch + 1)
+        if control.should_save or control.should_evaluate:  # the best is saved
             self._wait()
 
-    def _start(self, epoch: int, candidates: Candidates) -> None:
+    def _start(self, epoch: int) -> None:
         self._wait()
+        if epoch == 0 or self._scores == "bm25":
+            candidates = self._bm25()
+        else:
+            logger.info("scoring all pairs for the batches of epoch %d", epoch + 1)
+            candidates = encoder_candidates(self._model, *self._texts, self._depth)
         # A thread: the compiled loops of `hard_plan` leave the interpreter to the training.
         executor = concurrent.futures.ThreadPoolExecutor(1)
         self._pending = executor.submit(self._plan_and_save, epoch, candidates)
@@ -131,25 +140,17 @@ class HardPlans(TrainerCallback):
         batches_MxB = hard_plan(
             candidates, self._batch_size, seed=self._seed, epoch=epoch, conflicts=self._conflicts
         )
-        save_plan(self._path(epoch), batches_MxB, self._settings(epoch))
+        save_plan(self._path(epoch), batches_MxB)
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch:04d}.npz"
-
-    def _settings(self, epoch: int) -> dict[str, int]:
-        return {
-            "epoch": epoch,
-            "pairs": len(self._texts[0]),
-            "batch_size": self._batch_size,
-            "seed": self._seed,
-        }
 
 
 def bm25_candidates(queries: Sequence[str], passages: Sequence[str], depth: int) -> Candidates:
     """Returns the best of the pairs' passages for each query, by BM25."""
     corpus = (Passage(str(i), "", text) for i, text in enumerate(passages))
     run = bm25_run(corpus, {str(i): text for i, text in enumerate(queries)}, depth)
-    passages_NxK = np.full((len(queries), min(depth, len(passages))), -1)
+    passages_NxK = np.full((len(queries), min(depth, len(passages))), -1, np.int32)
     scores_NxK = np.zeros(passages_NxK.shape, np.float32)
     for row, found in zip(range(len(queries)), run.values(), strict=True):
         passages_NxK[row, : len(found)] = [int(passage) for passage in found]

@@ -14,10 +14,9 @@ A plan is an array of pair numbers, one batch a row; every pair occurs at most o
 do not fill a batch are left out.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -41,18 +40,11 @@ def pair_scores(candidates: Candidates) -> scipy.sparse.csr_array:
     """Returns the symmetric matrix s(q_i, p_j) + s(q_j, p_i), shifted as above, diagonal empty.
 
     Raises:
-      UserError: for arrays of different shapes, pairs that do not exist, or scores not finite.
+      UserError: for scores that are not finite.
     """
     passages_NxK, scores_NxK = candidates
     n = len(passages_NxK)
-    if passages_NxK.ndim != 2 or passages_NxK.shape != scores_NxK.shape:
-        raise UserError(
-            f"candidates and scores must have one shape N x K, not {passages_NxK.shape} and "
-            f"{scores_NxK.shape}"
-        )
     keep_NxK = passages_NxK >= 0
-    if (passages_NxK >= n).any() or (passages_NxK < -1).any():
-        raise UserError(f"candidates must be numbers of the {n} pairs, or -1 for none")
     if not np.isfinite(scores_NxK[keep_NxK]).all():
         raise UserError("the scores of candidates must be finite")
     known_NxK = scores_NxK.astype(np.float64)
@@ -82,11 +74,6 @@ def false_negatives(queries: Sequence[str], passages: Sequence[str]) -> scipy.sp
     relevant = scipy.sparse.csr_array((np.ones(len(query_N), bool), (query_N, passage_N)))
     answers = relevant[query_N][:, passage_N]
     return scipy.sparse.csr_array(answers + answers.T)
-
-
-def hardness(batches_MxB: np.ndarray, scores: scipy.sparse.csr_array) -> np.ndarray:
-    """Returns h of each batch of a plan, from the matrix that `pair_scores` returns."""
-    return np.array([scores[batch_B][:, batch_B].sum() / 2 for batch_B in batches_MxB])
 
 
 def random_plan(n_pairs: int, batch_size: int, *, seed: int, epoch: int = 0) -> np.ndarray:
@@ -136,7 +123,7 @@ def hard_plan(
       batches_MxB.
 
     Raises:
-      UserError: for fewer pairs than a batch holds, or candidates or conflicts that do not fit.
+      UserError: for fewer pairs than a batch holds, or scores that are not finite.
     """
     n_pairs = len(candidates.passages_NxK)
     batches_MxB = random_plan(n_pairs, batch_size, seed=seed, epoch=epoch)
@@ -149,41 +136,31 @@ def hard_plan(
     return batches_MxB
 
 
-def save_plan(path: Path, batches_MxB: np.ndarray, settings: dict[str, Any]) -> None:
-    """Writes a plan, and the settings it was made with, to an .npz file that is whole or absent."""
+def save_plan(path: Path, batches_MxB: np.ndarray) -> None:
+    """Writes a plan to an .npz file that is whole or absent."""
     with new_file(path) as partial, partial.open("wb") as file:
-        np.savez(file, batches=batches_MxB, settings=json.dumps(settings))
+        np.savez(file, batches=batches_MxB)
 
 
-def load_plan(path: Path, settings: dict[str, Any]) -> np.ndarray:
+def load_plan(path: Path) -> np.ndarray:
     """Reads a plan.
 
     Raises:
-      UserError: if the file cannot be read, or its plan was made with other settings.
+      UserError: if the file cannot be read.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            batches_MxB, earlier = arrays["batches"], json.loads(str(arrays["settings"]))
+            batches_MxB: np.ndarray = arrays["batches"]
     except Exception as error:  # what a damaged archive raises has no end
         raise UserError(f"cannot read the plan {path}: {first_line(error)}") from error
-    if not isinstance(earlier, dict) or batches_MxB.ndim != 2 or batches_MxB.dtype.kind != "i":
-        raise UserError(f"{path} is not a plan: expected batches of pair numbers, and settings")
-    for name in earlier | settings:
-        if earlier.get(name) != settings.get(name):
-            raise UserError(
-                f"{path} was planned with {name}={earlier.get(name)!r}, expected "
-                f"{settings.get(name)!r}"
-            )
+    if batches_MxB.ndim != 2 or batches_MxB.dtype.kind != "i":
+        raise UserError(f"{path} is not a plan: expected batches of pair numbers")
     return batches_MxB
 
 
 def _penalised(
     scores: scipy.sparse.csr_array, conflicts: scipy.sparse.csr_array, penalty: float
 ) -> scipy.sparse.csr_array:
-    if conflicts.shape != scores.shape:
-        raise UserError(f"conflicts must be {scores.shape}, not {conflicts.shape}")
-    if (conflicts != conflicts.T).nnz:
-        raise UserError("conflicts must be symmetric: two pairs that must not meet, both ways")
     rows_E, columns_E = conflicts.nonzero()
     apart_E = rows_E != columns_E
     cells = rows_E[apart_E], columns_E[apart_E]

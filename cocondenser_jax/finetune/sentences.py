@@ -1,18 +1,33 @@
 """Sentence encoders: fine-tuning on scored pairs or triplets."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import torch
 from ml_collections import ConfigDict
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, TripletLoss
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import (
+    CosineSimilarityLoss,
+    SoftmaxLoss,
+    TripletLoss,
+)
 
-from cocondenser_jax.collection.layouts import read_scored_pairs, read_triplets
+from cocondenser_jax.collection.sentences import (
+    LABELS,
+    read_labelled_pairs,
+    read_scored_pairs,
+    read_triplets,
+)
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retrieval.models import load_retriever, new_parameters
 
 
 def train_sentences(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -21,10 +36,12 @@ def train_sentences(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     Over the rows of a step, the loss is the mean of
 
       cosine:   (cos(u, v) − score / 5)²,
-      triplet:  max(0, ‖a − p‖ − ‖a − n‖ + margin)
+      triplet:  max(0, ‖a − p‖ − ‖a − n‖ + margin),
+      softmax:  −log softmax(W (u, v, |u − v|) + b) of the pair's label
 
-    (Reimers & Gurevych, arXiv 1908.10084), as Gao & Callan fine-tune on the STS Benchmark and on
-    sections of Wikipedia (arXiv 2104.08253).
+    (Reimers & Gurevych, arXiv 1908.10084), as Gao & Callan fine-tune on the STS Benchmark, with or
+    without inference before, and on sections of Wikipedia (arXiv 2104.08253). W and b are trained
+    with the encoder, and discarded.
 
     Arguments, result and errors as of `tasks.finetune`; see configs/sentences.py.
     """
@@ -37,22 +54,30 @@ def train_sentences(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         model,
         SentenceTransformerTrainingArguments(**trainer.arguments(config, workdir)),
         rows,
-        loss=CosineSimilarityLoss(model)
-        if config.loss == "cosine"
-        else TripletLoss(model, triplet_margin=config.margin),
+        loss=_make_loss(config, model),
     )
     return trainer.run(hf_trainer, workdir, "encoder") | {"rows": len(rows)}
 
 
+def _make_loss(config: ConfigDict, model: SentenceTransformer) -> torch.nn.Module:
+    if config.loss == "cosine":
+        return CosineSimilarityLoss(model)
+    if config.loss == "triplet":
+        return TripletLoss(model, triplet_margin=config.margin)
+    with new_parameters(config.seed):
+        return SoftmaxLoss(model, model.get_embedding_dimension() or 0, num_labels=len(LABELS))
+
+
 def _read_rows(path: Path, loss: str, n_rows: int, seed: int) -> datasets.Dataset:
     """Returns a sample of `n_rows` rows to train on, all for 0; the first columns are the texts."""
+    readers: dict[str, Callable[[Path], Sequence[Any]]] = {
+        "cosine": read_scored_pairs,
+        "triplet": read_triplets,
+        "softmax": read_labelled_pairs,
+    }
+    found = [row._asdict() for row in readers[loss](path)]
     if loss == "cosine":
-        found = [
-            {"first": pair.first, "second": pair.second, "score": pair.score / 5}
-            for pair in read_scored_pairs(path)
-        ]
-    else:
-        found = [triplet._asdict() for triplet in read_triplets(path)]
+        found = [row | {"score": row["score"] / 5} for row in found]
     rows = datasets.Dataset.from_list(found)
     if not n_rows:
         return rows

@@ -30,7 +30,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
     Returns:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
-      seconds, and the number of pairs or rows trained on.
+      seconds, the number of pairs or rows trained on, and of the best evaluation step and measure.
 
     Raises:
       UserError: for data, a model or settings that cannot be used, or a workdir that holds

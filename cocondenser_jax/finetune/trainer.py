@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import reduce
 from ml_collections import ConfigDict
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
 _PATHS = ("model", "data", "negatives_run", "teacher_run")
+# Parameters of the loss itself, in a checkpoint: sentence-transformers (6.2.0) does not save them.
+_LOSS = "loss.safetensors"
 
 
 def require_startable(batch_size: int, result: Path) -> None:
@@ -93,10 +97,15 @@ def start_or_resume(
         )
 
 
-def arguments(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def arguments(config: ConfigDict, workdir: Path, measure: str = "") -> dict[str, Any]:
     """Returns the training arguments that all tasks share.
 
     A step is `batch_size` rows however many processes share it: each takes its slice of them.
+
+    Args:
+      config: the run's.
+      workdir: the run folder.
+      measure: of the evaluator's metrics, the one to maximise; "": there is no evaluation.
     """
     on_gpu = torch.cuda.is_available()
     return {
@@ -118,9 +127,12 @@ def arguments(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         "dataloader_num_workers": config.loader_workers,
         "dataloader_pin_memory": on_gpu,
         "logging_steps": config.log_every,
-        "save_strategy": "steps" if config.checkpoint_every else "no",
-        "save_steps": config.checkpoint_every or 1,
-        "save_total_limit": 2,
+        "save_strategy": "steps" if config.checkpoint_every or measure else "no",
+        "save_steps": config.checkpoint_every or 10**9,
+        "save_total_limit": 2,  # the newest, and the best or the one before
+        "eval_strategy": "steps" if measure else "no",
+        "eval_steps": config.eval_every if measure else None,
+        "metric_for_best_model": measure or None,
         "report_to": "none",  # `_Metrics` writes TensorBoard events
         "disable_tqdm": True,  # `_Metrics` has a progress bar
     }
@@ -132,18 +144,24 @@ def is_main_process() -> bool:
 
 
 def run(
-    trainer: SentenceTransformerTrainer | CrossEncoderTrainer, workdir: Path, result: str
+    trainer: SentenceTransformerTrainer | CrossEncoderTrainer,
+    workdir: Path,
+    result: str,
+    patience: int = 0,
 ) -> dict[str, Any]:
     """Trains to the end, from the newest checkpoint if there is one, and saves the model.
 
     Args:
-      trainer: with the `arguments` above, of a model that has `save_pretrained`.
+      trainer: with the `arguments` above, of a model that has `save_pretrained`. If it has an
+        evaluator, the model saved is that of the best evaluation.
       workdir: gets the folder `result`, `metrics.jsonl`, TensorBoard events, and checkpoints until
         the run ends.
       result: name of the folder for the trained model.
+      patience: evaluations without a gain after which training ends; 0: it never does.
 
     Returns:
-      result (its path), steps, seconds, and the mean loss of the last logged steps.
+      result (its path), steps, seconds, the mean loss of the last logged steps, and after
+      evaluations the step and the value of the best.
 
     Raises:
       UserError: if there are checkpoints but none is intact, or something cannot be written.
@@ -156,7 +174,10 @@ def run(
     trainer.remove_callback(PrinterCallback)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(metrics_log(workdir, step)) if is_main_process() else None
-        saving = _Checkpoints()
+        loss: Any = trainer.loss
+        if (own := checkpoints / f"checkpoint-{step}" / _LOSS).exists():
+            loss.load_state_dict(load_file(own), strict=False)
+        saving = _Checkpoints(loss, patience)
         trainer.add_callback(saving)
         trainer.add_callback(_Metrics(log))
         stack.enter_context(_one_line_errors(checkpoints, saving))
@@ -164,7 +185,19 @@ def run(
         trainer.args.output_dir = str(plain)
         trainer.train(resume_from_checkpoint=f"{plain}/checkpoint-{step}" if step else None)
     trainer.accelerator.wait_for_everyone()
+    best: dict[str, Any] = {}
+    if best_step := trainer.state.best_global_step:
+        measure = str(trainer.args.metric_for_best_model)
+        best = {"best_step": best_step, measure: trainer.state.best_metric}
     if is_main_process():
+        if best:
+            logger.info(
+                "saving the best model: step %d, %s %.4f", best_step, measure, best[measure]
+            )
+            if name := _damage(folder := checkpoints / f"checkpoint-{best_step}"):
+                raise UserError(f"{folder}, the best, is damaged: {name} is not what was saved")
+            with plain_path(folder) as plain:
+                trainer._load_from_checkpoint(str(plain))
         with _one_line_errors(workdir / result), new_folder(workdir / result) as folder:
             # The library's model card would quote texts of the training set.
             trainer.model.save_pretrained(str(folder), create_model_card=False)
@@ -175,7 +208,7 @@ def run(
         "steps": trainer.state.global_step,
         "loss": losses[-1],
         "seconds": time.perf_counter() - start,
-    }
+    } | best
 
 
 class EachEpoch(TrainerCallback):
@@ -207,6 +240,9 @@ class _Metrics(ProgressCallback):
         control.should_log |= state.global_step >= state.max_steps
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "eval_loss" in logs and self._log:
+            names = ("eval_loss", args.metric_for_best_model)
+            self._log(state.global_step, {name: logs[name] for name in names})
         if "loss" not in logs or not self._log:
             return
         step, now = state.global_step, time.perf_counter()
@@ -225,21 +261,53 @@ class _Metrics(ProgressCallback):
 
 
 class _Checkpoints(TrainerCallback):
-    """Adds checksums to a checkpoint, once all processes have written their parts of it."""
+    """Completes checkpoints, saves one of the best model, and ends a run that gains nothing.
+
+    A checkpoint gets the loss's own parameters, and checksums once all processes have written their
+    parts of it.
+    """
 
     is_writing = False
 
+    def __init__(self, loss: torch.nn.Module, patience: int) -> None:
+        self._loss, self._patience = loss, patience
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # They are not part of the model, so DistributedDataParallel does not average them.
+        for name, parameter in self._loss.named_parameters():
+            if not name.startswith("model."):
+                parameter.grad = reduce(parameter.grad, "mean")
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The mean of a log starts anew where a run resumes: so it does where no run was killed.
-        control.should_log |= control.should_save
+        control.should_log |= control.should_save or control.should_evaluate
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.is_writing = control.should_save  # next
+        self.is_writing = control.should_save and not control.should_evaluate  # next
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        is_best = (
+            state.best_metric is None or metrics[args.metric_for_best_model] > state.best_metric
+        )
+        best_step = state.global_step if is_best else state.best_global_step
+        if self._patience and state.global_step - best_step >= self._patience * args.eval_steps:
+            logger.info("step %d: no gain since step %d", state.global_step, best_step)
+            control.should_training_stop = True
+            # A run that resumed from here would go on.
+            control.should_save = False
+        control.should_save |= is_best
+        self.is_writing = control.should_save
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            write_checksums(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            own = {k: v for k, v in self._loss.state_dict().items() if not k.startswith("model.")}
+            if own:
+                save_file(own, folder / _LOSS)
+            write_checksums(folder)
         self.is_writing = False
 
 
@@ -271,7 +339,7 @@ def _newest_intact(folder: Path) -> int:
     found = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*")}
     complete = [step for step in sorted(found) if (found[step] / CHECKSUMS).exists()]
     for step in reversed(complete):
-        if (name := damaged_file(found[step])) is None:
+        if (name := _damage(found[step])) is None:
             logger.info("resuming from step %d", step)
             break
         logger.warning(
@@ -287,3 +355,16 @@ def _newest_intact(folder: Path) -> int:
     for later in (path for number, path in found.items() if number > step):
         shutil.rmtree(later)
     return step
+
+
+def _damage(checkpoint: Path) -> str | None:
+    """Returns a file that is not what was saved, of a checkpoint or of the best until then."""
+    if not (checkpoint / CHECKSUMS).exists():
+        return CHECKSUMS
+    if name := damaged_file(checkpoint):
+        return name
+    step = read_object(checkpoint / "trainer_state.json").get("best_global_step")
+    best = checkpoint.with_name(f"checkpoint-{step}")
+    if step and best != checkpoint and (name := _damage(best)):
+        return f"{best.name}/{name}"
+    return None

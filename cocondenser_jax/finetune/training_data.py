@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 import scipy.sparse
+from ml_collections import ConfigDict
 
 from cocondenser_jax.collection.folder import (
     judgments_file,
@@ -41,6 +42,7 @@ class TrainingData(NamedTuple):
     fill: Callable[..., dict[str, list[Any]]]  # `fill_rows`, lacking only the epoch
     judgments: Judgments
     texts: tuple[list[str], list[str]]  # of the pairs' queries and passages
+    passages: Mapping[str, str]  # id → text, of the whole collection
     files: dict[str, Path]  # what was read, by what it is
 
 
@@ -139,43 +141,28 @@ def _draw(candidates: Sequence[str], n: int, row: str, seed: int, epoch: int) ->
     return [candidates[i] for i in chosen]
 
 
-def read_training(
-    folder: Path,
-    split: str,
-    *,
-    n_negatives: int,
-    negatives_run: Path | None,
-    negatives_depth: int,
-    seed: int,
-    n_queries: int = 0,
-    strict: bool = False,
-    teacher_run: Path | None = None,
-) -> TrainingData:
+def read_training(config: ConfigDict, teacher_run: Path | None = None) -> TrainingData:
     """Reads the pairs of a training set and the negatives to draw from.
 
+    A query without results in `config.negatives_run` draws from all passages.
+
     Args:
-      folder: in the layout of BEIR, MS MARCO passage or DPR.
-      split: whose judgments make the pairs.
-      n_negatives: per pair, drawn anew for each epoch.
-      negatives_run: to draw them from; a query without results draws from all passages.
-      negatives_depth: passages per query to draw from, the best of the run.
-      seed: of the sample of queries and of the negatives.
-      n_queries: to sample; 0: all.
-      strict: refuse queries without a relevant passage instead of dropping them.
+      config: has the settings `RANKING` and `TRAINING` of configs/finetune.py.
       teacher_run: a cross-encoder's scores; negatives are drawn from the passages it has scored.
 
     Raises:
       UserError: for data that cannot be read or does not fit together.
     """
+    folder, split, n_negatives = Path(config.data), config.split, config.negatives_per_query
     files = split_files(folder, split)
     queries, qrels = read_split(folder, split)
     passages = {p.id: passage_text(p) for p in read_corpus(folder)}
     require_known_passages(qrels, passages, judgments_file(folder, split))
-    qrels = sample_queries(with_positives(qrels, strict), n_queries, seed)
+    qrels = sample_queries(with_positives(qrels, config.strict), config.train_queries, config.seed)
     candidates: Mapping[str, Sequence[str]] = {}
-    if n_negatives and negatives_run:
-        files["negatives_run"] = negatives_run
-        found = read_candidates(negatives_run, qrels, passages, negatives_depth)
+    if n_negatives and config.negatives_run:
+        files["negatives_run"] = Path(config.negatives_run)
+        found = read_candidates(files["negatives_run"], qrels, passages, config.negatives_depth)
         everything = list(passages)
         candidates = {query: best or everything for query, best in found.items()}
     teacher = None
@@ -191,14 +178,14 @@ def read_training(
         passages=passages,
         candidates=candidates,
         n_negatives=n_negatives,
-        seed=seed,
+        seed=config.seed,
         judgments=judgments,
     )
     texts = (
         [queries[query] for query in pairs["query_id"]],
         [passages[passage] for passage in pairs["positive_id"]],
     )
-    data = TrainingData(pairs, fill, judgments, texts, files)
+    data = TrainingData(pairs, fill, judgments, texts, passages, files)
     draw_negatives(data, epoch=0)
     return data
 

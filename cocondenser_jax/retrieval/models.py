@@ -13,7 +13,12 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Pooling,
+    Router,
+    Transformer,
+)
 
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object, size_limit
@@ -35,6 +40,8 @@ def load_retriever(
     device: str | None = None,
     *,
     two_towers: bool = False,
+    projection: int = 0,
+    seed: int = 0,
 ) -> SentenceTransformer:
     """Loads a BERT or RoBERTa folder, or a sentence-transformers folder, as a bi-encoder.
 
@@ -51,12 +58,17 @@ def load_retriever(
       device: as in torch; None: a GPU if there is one.
       two_towers: give queries and passages a copy each of the folder's encoder, in a
         sentence-transformers Router. A folder that has two keeps them.
+      projection: size of the vectors A·h that a new matrix A makes of the pooled ones, h; 0: none.
+      seed: of A.
 
     Raises:
-      UserError: if the folder lacks something, or a length exceeds the model's limit.
+      UserError: if the folder lacks something, a length exceeds the model's limit, or a model that
+        has a projection is to have another one.
     """
     _require_model(folder)
     model = _open(folder, pooling, device)
+    if projection:
+        _project(model, projection, seed, folder)
     found = towers(model)
     if not found:
         raise UserError(f"{folder} does not start with a transformer: expected a BERT or RoBERTa")
@@ -101,9 +113,7 @@ def load_cross_encoder(
             f"{folder} is not a cross-encoder: expected a model for sequence classification, such "
             "as cocondenser finetune makes with configs/cross_encoder.py"
         )
-    # The head is drawn from torch's global generator, whose state others rely on.
-    with _loading(folder, "cross-encoder"), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(head_seed or 0)
+    with _loading(folder, "cross-encoder"), new_parameters(head_seed or 0):
         backbone = _transformer(folder, _NO_CODE, transformer_task="sequence-classification")
     missing = _missing_weights(backbone.model, folder)
     if new_head:
@@ -128,6 +138,14 @@ def load_cross_encoder(
         model.predict([("a word", "another")], show_progress_bar=False)
     _without_model_card(model)
     return model
+
+
+@contextlib.contextmanager
+def new_parameters(seed: int) -> Iterator[None]:
+    """Draws what the block adds to a model by seed; torch's global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def uses_bfloat16(precision: str) -> bool:
@@ -185,6 +203,15 @@ def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTran
             similarity_fn_name="dot",
             device=device,
         )
+
+
+def _project(model: SentenceTransformer, size: int, seed: int, folder: Path) -> None:
+    if any(isinstance(layer, Dense) for layer in model.modules()):
+        raise UserError(f"{folder} has a projection already: leave config.projection at 0")
+    n_inputs = model.get_embedding_dimension() or 0
+    with new_parameters(seed):
+        dense = Dense(n_inputs, size, bias=False, activation_function=torch.nn.Identity())
+    model.append(dense.to(model.device))
 
 
 def _transformer(folder: Path, model_kwargs: dict[str, bool], **kwargs: Any) -> Transformer:

@@ -12,9 +12,12 @@ from cocondenser_jax.collection.layouts import (
     read_answers,
     read_passages,
     read_queries,
-    read_scored_pairs,
     read_training_file,
     read_triples,
+)
+from cocondenser_jax.collection.sentences import (
+    read_labelled_pairs,
+    read_scored_pairs,
     read_triplets,
 )
 from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
@@ -65,6 +68,14 @@ READERS = {
     "triplets.csv": (
         b'Id,Sentence1,Sentence2,Sentence3\n1,one,"two, ""2""",three\n2,a,"b\nc",d\n',
         read_triplets,
+    ),
+    "AllNLI.tsv": (
+        b"split\tdataset\tfilename\tsentence1\tsentence2\tlabel\ntrain\ta\tb\tone\ttwo\tneutral\n",
+        read_labelled_pairs,
+    ),
+    "nli.jsonl": (
+        b'{"gold_label": "neutral", "sentence1": "one", "sentence2": "two"}\n',
+        read_labelled_pairs,
     ),
 }
 

@@ -288,61 +288,6 @@ def test_a_plain_file_goes_before_its_archive(tmp_path):
     assert read_queries(tmp_path) == {"0": "plain"}
 
 
-def test_pairs_are_read_with_quotes_and_further_columns(tmp_path):
-    path = tmp_path / "sts.csv"
-    path.write_text(
-        'news\tMSR\t2012\t1\t2.500\tHe said "no.\tHe "said" no.\n'
-        "\n"
-        "news\tMSR\t2012\t2\t5\tOne.\tTwo.\tlicence\tmore\n"
-    )
-    assert layouts.read_scored_pairs(path) == [
-        ('He said "no.', 'He "said" no.', 2.5),
-        ("One.", "Two.", 5.0),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("a\tb\tc\td\t1.0\tone", r"sts.csv:1: expected at least 7 tab-separated .*, found 6"),
-        ("a\tb\tc\td\t5.1\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not '5.1'"),
-        ("a\tb\tc\td\thigh\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not 'high'"),
-        ("a\tb\tc\td\tnan\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not 'nan'"),
-        ("", "holds no pairs of sentences"),
-    ],
-)
-def test_pairs_of_another_form_are_refused(tmp_path, line, message):
-    path = tmp_path / "sts.csv"
-    path.write_text(line)
-    with pytest.raises(UserError, match=message):
-        layouts.read_scored_pairs(path)
-
-
-def test_triplets_are_read_by_the_names_of_their_columns(tmp_path):
-    path = tmp_path / "triplets.csv"
-    path.write_text(
-        'Article,Sentence1,Sentence2,Sentence3\nx,"One, two.","He said ""no"".",Three.\n'
-    )
-    assert layouts.read_triplets(path) == [("One, two.", 'He said "no".', "Three.")]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("Sentence1,Sentence2\na,b\n", "the header has no Sentence3: expected Sentence1,"),
-        ("Sentence1,Sentence2,Sentence3\na,b,c\na,b\n", ":3: expected 3 fields"),
-        ('Sentence1,Sentence2,Sentence3\na,"b,c\n', "triplets.csv:"),
-        ("Sentence1,Sentence2,Sentence3\n", "holds no triplets"),
-        ("", "holds no triplets"),
-    ],
-)
-def test_triplets_of_another_form_are_refused(tmp_path, text, message):
-    path = tmp_path / "triplets.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        layouts.read_triplets(path)
-
-
 def test_ids_that_are_integers_are_taken_as_strings(tmp_path, caplog):
     lines = [{"_id": 7, "text": "a"}, {"_id": 10**30, "text": "b"}, {"_id": "x", "text": "c"}]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

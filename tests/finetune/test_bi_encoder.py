@@ -126,12 +126,12 @@ def test_every_epoch_has_each_pair_once_and_its_own_negatives(
 ):
     batches = []
 
-    class Spy(bi_encoder.SentenceTransformerDataCollator):
+    class Spy(bi_encoder._Trainer.data_collator_class):
         def __call__(self, features):
             batches.append([dict(row) for row in features])
             return super().__call__(features)
 
-    monkeypatch.setattr(bi_encoder, "SentenceTransformerDataCollator", Spy)
+    monkeypatch.setattr(bi_encoder._Trainer, "data_collator_class", Spy)
     config.update(epochs=3, batch_size=4, negatives_per_query=2, negatives_run=str(run_file))
     config.batches = order
     finetune(config, tmp_path / "run")
@@ -226,17 +226,11 @@ def test_a_run_shorter_than_a_log_has_a_loss(config, tmp_path):
     assert result["loss"] == metrics(tmp_path / "run")[-1]["loss"] > 0
 
 
-def test_queries_without_candidates_get_negatives_of_the_whole_corpus(tmp_path, beir):
+def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tmp_path, beir):
     run = {"q0": {"d1": 2.0, "d2": 1.0}}
     write_run(tmp_path / "one.trec", run)
-    training = read_training(
-        beir,
-        "train",
-        n_negatives=2,
-        negatives_run=tmp_path / "one.trec",
-        negatives_depth=200,
-        seed=42,
-    )
+    config.update(negatives_per_query=2, negatives_run=str(tmp_path / "one.trec"))
+    training = read_training(config)
     texts = {passage_text(p): p.id for p in read_corpus(beir)}
     rows = [training.fill(training.pairs.with_format(None)[:], epoch=epoch) for epoch in range(9)]
     drawn = [{texts[row[f"negative_{i}"][q]] for row in rows for i in (1, 2)} for q in (0, 1)]
@@ -264,15 +258,7 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file
         finetune(config, tmp_path / "run")
     teacher["q3"]["d5"] = 0.0
     write_run(tmp_path / "teacher.trec", teacher)
-    training = read_training(
-        beir,
-        "train",
-        n_negatives=2,
-        negatives_run=run_file,
-        negatives_depth=200,
-        seed=42,
-        teacher_run=tmp_path / "teacher.trec",
-    )
+    training = read_training(config, tmp_path / "teacher.trec")
     candidates = training.fill.keywords["candidates"]
     assert candidates["q3"] == ["d5"]
     assert candidates["q4"] == [f"d{i}" for i in range(5, 14)]
@@ -305,9 +291,11 @@ def test_two_towers_start_equal_and_diverge(config, tmp_path, beir):
 
 
 # 12 steps: the last is not a multiple of 5, and is logged all the same.
-@pytest.mark.parametrize(("chunk_size", "log_every"), [(0, 1), (1, 5)])
+@pytest.mark.parametrize(
+    ("chunk_size", "log_every", "loss"), [(0, 1, "learning_to_rank"), (1, 5, "contrastive")]
+)
 def test_two_processes_make_the_steps_of_one(
-    make_model, config, run_file, tmp_path, chunk_size, log_every
+    make_model, config, run_file, tmp_path, chunk_size, log_every, loss
 ):
     folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     settings = {
@@ -317,9 +305,12 @@ def test_two_processes_make_the_steps_of_one(
         "batches": "hard",
         "chunk_size": chunk_size,
         "log_every": log_every,
+        "loss": loss,
         "epochs": 2,
-        "learning_rate": 1e-3,
+        "learning_rate": 1e-3 if chunk_size else 1e-2,
         "checkpoint_every": 5,
+        "eval_every": 0 if chunk_size else 6,
+        "eval_split": "train",
     }
     config.update(settings)
     finetune(config, tmp_path / "one")
@@ -336,28 +327,15 @@ def test_two_processes_make_the_steps_of_one(
         timeout=240,
     )
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    found = [[m.get("eval_loss") for m in run if "loss" not in m] for run in (one, two)]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    assert len(found[0]) == (0 if chunk_size else 2)
+    one, two = ([m for m in run if "loss" in m] for run in (one, two))
     assert [m["step"] for m in two] == ([*range(1, 13)] if log_every == 1 else [5, 10, 12])
     np.testing.assert_allclose([m["loss"] for m in two], [m["loss"] for m in one], rtol=1e-4)
     norms = [[m["grad_norm"] for m in run] for run in (one, two)]
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-3)
     load_retriever(tmp_path / "two" / "retriever")
-
-
-@pytest.mark.parametrize("remembered", [1, 100_000])
-def test_tokens_remembered_are_the_tokenizers(model_folder, words, monkeypatch, remembered):
-    monkeypatch.setattr(bi_encoder, "_REMEMBERED", remembered)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
-    tokenize = bi_encoder.remembering_tokenizer(tokenizer)
-    texts = [" ".join(words[i : i + n]) for i, n in ((0, 1), (3, 20), (7, 4))]
-    for length in (6, 30, 6):
-        expected = tokenizer(
-            texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
-        )
-        got = tokenize(texts, max_length=length)
-        assert torch.equal(got["input_ids"], expected["input_ids"])
-        assert torch.equal(got["attention_mask"], expected["attention_mask"])
-    prompted = tokenize(texts[:1], prompt="query ", max_length=30)
-    assert prompted["input_ids"].tolist() == [tokenizer("query " + texts[0])["input_ids"]]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,17 @@ def pairwise_by_hand(scores_QxP):
     return np.mean(others)
 
 
+def learning_to_rank_by_hand(queries_QxD, passages_PxD, weights, bias):
+    total = 0.0
+    for q, query in enumerate(queries_QxD):
+        exps = []
+        for passage in passages_PxD:
+            logit = sum(w * x for w, x in zip(weights, [*query, *passage], strict=True)) + bias
+            exps.append(math.exp(1 / (1 + math.exp(-logit))))
+        total -= math.log(exps[q * G] / sum(exps))
+    return total / len(queries_QxD)
+
+
 def soft_labels_by_hand(scores_QxP, teacher_QxG, group_only):
     total = 0.0
     for q, row in enumerate(scores_QxP):
@@ -58,6 +69,17 @@ def test_contrastive_and_pairwise_are_their_formulas(scores_QxP):
         # Two processes have half the queries each, and all passages.
         halves = [loss(scores[:2], G, 0).item(), loss(scores[2:], G, 2).item()]
         assert np.mean(halves) == pytest.approx(by_hand(scores_QxP), rel=1e-12)
+
+
+def test_learning_to_rank_is_its_formula():
+    rng = np.random.default_rng(2)
+    queries, passages = rng.normal(size=(Q, 5)), rng.normal(size=(Q * G, 5))
+    scorer = torch.nn.Linear(10, 1)
+    weights, bias = scorer.weight[0].tolist(), scorer.bias.item()
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = losses.learned_scores(torch.tensor(queries), torch.tensor(passages), scorer)
+    expected = learning_to_rank_by_hand(queries, passages, weights, bias)
+    assert losses.contrastive(scores, G).item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("group_only", [False, True])
@@ -136,11 +158,19 @@ def test_a_relevant_passage_is_never_a_negative(step, name, scale):
     passages_PxD = [
         model.encode_document([columns[1 + i][q]])[0] for q in range(Q) for i in range(G)
     ]
-    scores_QxP = scale * queries_QxD @ np.array(passages_PxD, np.float64).T
+    scores_QxP = queries_QxD @ np.array(passages_PxD, np.float64).T
+    if loss.scorer:
+        w_2D, b = loss.scorer.weight[0].detach().numpy(), loss.scorer.bias.item()
+        logits_QxP = [
+            [w_2D @ np.concatenate([q, p]) + b for p in passages_PxD] for q in queries_QxD
+        ]
+        scores_QxP = 1 / (1 + np.exp(-np.array(logits_QxP)))
+    scores_QxP *= scale
     scores_QxP[1, 1] = -np.inf  # d1, in the group of q0
     teacher_QxG = np.array([[q - 2.0 * i for i in range(G)] for q in range(Q)])
     expected = {
         "contrastive": lambda: contrastive_by_hand(scores_QxP),
+        "learning_to_rank": lambda: contrastive_by_hand(scores_QxP),
         "pairwise": lambda: pairwise_by_hand(scores_QxP),
         "soft_labels": lambda: soft_labels_by_hand(scores_QxP, teacher_QxG, False),
         "soft_labels_group": lambda: soft_labels_by_hand(scores_QxP, teacher_QxG, True),
@@ -152,16 +182,18 @@ def gradient(loss, model, columns, labels):
     model.zero_grad()
     value = loss(features(model, columns), labels)
     value.backward()
-    return value.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
+    return value.item(), torch.cat([p.grad.flatten() for p in loss.parameters()])
 
 
 @pytest.mark.parametrize("name", get_args(losses.Loss))
 def test_the_gradient_cache_changes_nothing(step, name):
     model, columns, judgments, labels = step
     model.train()
-    direct, expected = gradient(losses.InBatchLoss(model, name, judgments), model, columns, labels)
+    whole = losses.InBatchLoss(model, name, judgments)
+    direct, expected = gradient(whole, model, columns, labels)
     for chunk_size in (1, 3, 4):
         loss = losses.InBatchLoss(model, name, judgments, chunk_size=chunk_size)
+        loss.load_state_dict(whole.state_dict())
         value, found = gradient(loss, model, columns, labels)
         assert value == pytest.approx(direct, rel=1e-6)
         assert (found - expected).norm() <= 1e-5 * expected.norm()

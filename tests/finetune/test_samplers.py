@@ -10,6 +10,8 @@ from cocondenser_jax.finetune import samplers, schedule
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
 
+_bm25 = samplers.bm25_candidates  # some tests replace it
+
 
 @pytest.fixture(scope="module")
 def texts(beir):
@@ -83,7 +85,7 @@ def test_plans_follow_bm25_then_the_encoder_half_way(
     run.step(4, should_save=True)
     assert planner._pending is None  # the plan was waited for
     expected = schedule.hard_plan(half_way, 4, epoch=1, **options)
-    saved = schedule.load_plan(tmp_path / "plans" / "epoch-0001.npz", planner._settings(1))
+    saved = schedule.load_plan(tmp_path / "plans" / "epoch-0001.npz")
     np.testing.assert_array_equal(saved, expected)
     for step in (5, 6):
         run.step(step)
@@ -106,3 +108,36 @@ def test_plans_follow_bm25_then_the_encoder_half_way(
         caplog.clear()
         np.testing.assert_array_equal(start()[0].plan(1), expected)
         assert "cannot read the plan" in caplog.text
+
+
+@pytest.mark.effect("retriever batch_scores", "retriever batch_depth")
+def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(model_folder, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(samplers, "encoder_candidates", None)
+    ids = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
+    conflicts = schedule.false_negatives(*ids)
+    planner = samplers.HardPlans(
+        tmp_path / "plans", None, texts, ids, 4, seed=3, scores="bm25", depth=3
+    )
+    run = Run(planner, 6, 2)
+    plans = [planner.plan(0)]
+    bm25 = samplers.bm25_candidates(*texts, 3)
+    monkeypatch.setattr(samplers, "bm25_candidates", None)  # once is enough
+    for step in range(1, 7):
+        run.step(step)
+    plans.append(planner.plan(1))
+    for epoch, plan in enumerate(plans):
+        expected = schedule.hard_plan(bm25, 4, seed=3, epoch=epoch, conflicts=conflicts)
+        np.testing.assert_array_equal(plan, expected)
+        deeper = samplers.Candidates(*(array for array in _bm25(*texts, 100)))
+        other = schedule.hard_plan(deeper, 4, seed=3, epoch=epoch, conflicts=conflicts)
+        assert not np.array_equal(plan, other)
+
+
+def test_a_plan_is_whole_before_an_evaluation_saves_the_best(model_folder, texts, tmp_path):
+    model = models.load_retriever(model_folder, 8, 16)
+    ids = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
+    planner = samplers.HardPlans(tmp_path / "plans", model, texts, ids, 4, seed=3)
+    run = Run(planner, 6, 2)
+    run.control.should_evaluate = True
+    run.step(3)
+    assert (tmp_path / "plans" / "epoch-0001.npz").exists()

@@ -1,13 +1,16 @@
 """Fine-tuning of sentence encoders: the losses, samples, and the commands."""
 
+import copy
 import json
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune import sentences, trainer
 from cocondenser_jax.finetune.sentences import _read_rows
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.retrieval.models import load_retriever
@@ -22,6 +25,12 @@ def files(tmp_path, words):
     pairs = [f"g\tf\t2012\t{i}\t{i % 6}\t{texts[2 * i]}\t{texts[2 * i + 1]}\n" for i in range(12)]
     (tmp_path / "sts.csv").write_text("".join(pairs))
     triplets = [",".join(texts[3 * i : 3 * i + 3]) + "\n" for i in range(12)]
+    labels = ("contradiction", "entailment", "neutral")
+    nli = [
+        {"gold_label": labels[i % 3], "sentence1": texts[2 * i], "sentence2": texts[2 * i + 1]}
+        for i in range(12)
+    ]
+    (tmp_path / "nli.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in nli))
     (tmp_path / "triplets.csv").write_text("Sentence1,Sentence2,Sentence3\n" + "".join(triplets))
     return tmp_path, texts
 
@@ -68,6 +77,55 @@ def test_triplets_are_taught_their_distances(make_model, files):
     anchors, positives, negatives = (model.encode(texts[i::3]) for i in range(3))
     near, far = (np.linalg.norm(anchors - other, axis=1) for other in (positives, negatives))
     assert loss == pytest.approx(np.maximum(0, near - far + 2.5).mean(), rel=1e-4)
+
+
+@pytest.mark.effect("sentences loss")
+def test_pairs_are_taught_their_label_and_then_their_cosine(make_model, files, monkeypatch):
+    root, texts = files
+    classifiers = []
+
+    class Spy(sentences.SoftmaxLoss):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            classifiers.append(copy.deepcopy(self.classifier))
+
+    monkeypatch.setattr(sentences, "SoftmaxLoss", Spy)
+    loss, model = first_loss(make_model, "nli", root / "nli.jsonl", root / "run")
+    u, v = (torch.tensor(model.encode(texts[i:24:2])) for i in (0, 1))
+    (classifier,) = classifiers
+    logits = classifier(torch.cat([u, v, (u - v).abs()], 1))
+    expected = -logits.log_softmax(1)[range(12), np.arange(12) % 3].mean()
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    torch.manual_seed(42)
+    assert torch.equal(classifier.weight, torch.nn.Linear(3 * 32, 3).weight)
+    config = make_config("stsb", root / "run" / "encoder", root / "sts.csv")
+    assert finetune(config, root / "sts")["steps"] == 1
+
+
+def test_a_classifier_is_resumed_too(model_folder, files, monkeypatch):
+    root, _ = files
+    config = make_config("nli", model_folder, root / "nli.jsonl")
+    config.update(batch_size=4, max_steps=6, checkpoint_every=2, learning_rate=1e-2)
+    losses = []
+    for run in ("whole", "halves"):
+        if run == "halves":
+            with monkeypatch.context() as patch:
+                patch.setattr(trainer, "new_folder", None)
+                patch.setattr(trainer._Metrics, "on_save", stop_after(4), raising=False)
+                with pytest.raises(KeyboardInterrupt):
+                    finetune(config, root / run)
+        finetune(config, root / run)
+        lines = map(json.loads, (root / run / "metrics.jsonl").read_text().splitlines())
+        losses.append([line["loss"] for line in lines])
+    assert losses[0] == losses[1]
+
+
+def stop_after(step):
+    def stop(self, args, state, control, **kwargs):
+        if state.global_step > step:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def test_samples_grow_with_their_size(files):

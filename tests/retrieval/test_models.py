@@ -51,6 +51,27 @@ def test_saving_keeps_vectors_lengths_score_and_adds_no_pooler(model_folder, tmp
         assert not any("pooler" in name for name, _ in again.named_parameters())
 
 
+@pytest.mark.effect("retriever projection")
+@pytest.mark.parametrize("two_towers", [False, True])
+def test_a_projection_is_a_matrix_that_everyone_applies(model_folder, tmp_path, two_towers):
+    before = torch.random.get_rng_state()
+    model = models.load_retriever(model_folder, two_towers=two_towers, projection=5, seed=3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(3)
+    matrix = torch.nn.Linear(32, 5, bias=False).weight.detach().numpy()
+    hidden, _ = hidden_states(model_folder, TEXTS, 64)
+    saved = tmp_path / "saved"
+    model.save_pretrained(str(saved))
+    for again in (model, SentenceTransformer(str(saved)), models.load_retriever(saved)):
+        for encode in (again.encode_document, again.encode_query):
+            np.testing.assert_allclose(encode(TEXTS), hidden[:, 0] @ matrix.T, atol=2e-6)
+        assert again.get_embedding_dimension() == 5
+    other = models.load_retriever(model_folder, projection=5, seed=4)
+    assert not np.allclose(other.encode_query(TEXTS), model.encode_query(TEXTS), atol=1e-3)
+    with pytest.raises(UserError, match="has a projection already: leave"):
+        models.load_retriever(saved, projection=5)
+
+
 def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder, tmp_path):
     saved = tmp_path / "mean"
     SentenceTransformer(

@@ -1,0 +1,91 @@
+"""Evaluation during fine-tuning: how the model as it is ranks passages for held-out queries."""
+
+import zlib
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ml_collections import ConfigDict
+from scipy.special import logsumexp
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from cocondenser_jax.collection.folder import (
+    judgments_file,
+    read_split,
+    require_known_passages,
+    split_files,
+    with_positives,
+)
+from cocondenser_jax.finetune.training_data import TrainingData
+from cocondenser_jax.retrieval.models import uses_bfloat16
+
+
+class DevSearch(BaseEvaluator):
+    """Ranks passages for the queries of a split by inner product; returns a loss and the MRR.
+
+    The loss is the contrastive one, whichever is trained: the mean over q and d⁺ of
+
+      −log( exp s(q, d⁺) / (exp s(q, d⁺) + Σ_d exp s(q, d)) ),
+
+    d being the passages ranked that are not judged relevant to q. MRR is the mean of 1 / rank of
+    the best relevant passage, 0 beyond the cutoff; a tie, or a score that is not a number, counts
+    against it. The whole collection is ranked, and the cutoff is 10; or the relevant passages and
+    `config.eval_candidates` others, drawn by seed once for each query, and the cutoff is 100.
+    """
+
+    def __init__(self, config: ConfigDict, data: TrainingData) -> None:
+        """Reads the split, and adds its files to those of the run.
+
+        Raises:
+          UserError: for a split that cannot be read or does not fit the collection.
+        """
+        super().__init__()
+        folder, split = Path(config.data), config.eval_split
+        queries, qrels = read_split(folder, split)
+        require_known_passages(qrels, data.passages, judgments_file(folder, split))
+        files = split_files(folder, split)
+        data.files.update({f"eval_{name}": files[name] for name in files if name != "corpus"})
+        names, n, qrels = list(data.passages), config.eval_candidates, with_positives(qrels)
+        relevant = {q: [p for p, g in grades.items() if g > 0] for q, grades in qrels.items()}
+        drawn = {q: _draw(names, n, known, (config.seed, q)) for q, known in relevant.items()}
+        if n:
+            names = list(dict.fromkeys(chain(*relevant.values(), *drawn.values())))
+        rows = {passage: row for row, passage in enumerate(names)}
+        self._queries, self._passages = (
+            [queries[q] for q in qrels],
+            [data.passages[p] for p in rows],
+        )
+        self._relevant_Q = [[rows[p] for p in known] for known in relevant.values()]
+        self._others_Q = [[rows[p] for p in found] or slice(None) for found in drawn.values()]
+        self._scale, self._bfloat16 = config.scale, uses_bfloat16(config.precision)
+        self._cutoff = 100 if n else 10
+        self.measure = f"eval_MRR@{self._cutoff}"  # as transformers calls it
+
+    def __call__(
+        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Encodes queries and passages with a model; returns `loss`, and `MRR@10` or `MRR@100`."""
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=self._bfloat16):
+            queries_QxD = model.encode_query(self._queries, show_progress_bar=False)
+            passages_NxD = model.encode_document(self._passages, show_progress_bar=False)
+        losses, mrr = [], 0.0
+        for query_D, relevant, others in zip(
+            queries_QxD, self._relevant_Q, self._others_Q, strict=True
+        ):
+            scores_N = self._scale * (passages_NxD @ query_D).astype(np.float64)
+            relevant_R, scores_N[relevant] = scores_N[relevant], -np.inf
+            others_N = scores_N[others]
+            losses += np.logaddexp(0, logsumexp(others_N) - relevant_R).tolist()
+            rank = 1 + np.count_nonzero(~(others_N < relevant_R.max()))
+            mrr += (rank <= self._cutoff) / rank / len(queries_QxD)
+        return {"loss": float(np.mean(losses)), f"MRR@{self._cutoff}": float(mrr)}
+
+
+def _draw(names: Sequence[str], n: int, known: Sequence[str], key: tuple[int, str]) -> list[str]:
+    """Draws `n` passages that are not known, fewer if there are not so many."""
+    rng = np.random.default_rng((key[0], zlib.crc32(key[1].encode())))
+    numbers = rng.choice(len(names), min(n + len(known), len(names)), replace=False)
+    return [names[number] for number in numbers if names[number] not in known][:n]

@@ -1,0 +1,282 @@
+"""Evaluation during fine-tuning: its figures, the best model, early stopping, resuming."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.files import write_checksums
+from cocondenser_jax.finetune import trainer
+from cocondenser_jax.finetune.evaluation import DevSearch
+from cocondenser_jax.finetune.tasks import finetune
+from cocondenser_jax.finetune.training_data import read_training
+from cocondenser_jax.retrieval import models
+from configs import finetune as finetune_config
+
+
+@pytest.fixture(scope="module")
+def data(beir, tmp_path_factory):
+    """The collection, and judgments of some of its queries as a second split."""
+    folder = tmp_path_factory.mktemp("data") / "beir"
+    shutil.copytree(beir, folder)
+    judgments = ["q1\td1\t1\n", "q1\td40\t2\n", "q1\td41\t0\n"]
+    judgments += [f"q{i}\td{i}\t1\n" for i in range(2, 12)]
+    head = "query-id\tcorpus-id\tscore\n"
+    (folder / "qrels" / "held-out.tsv").write_text(head + "".join(judgments))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(beir):
+    return read_queries(beir), {p.id: passage_text(p) for p in read_corpus(beir)}
+
+
+QRELS = {"q1": {"d1": 1, "d40": 2, "d41": 0}} | {f"q{i}": {f"d{i}": 1} for i in range(2, 12)}
+
+
+def evaluate_by_hand(model, queries, passages, qrels, candidates, cutoff, scale):
+    """The definition, query by query; the ranking is judged by trec_eval."""
+    losses, run = [], {}
+    for query, grades in qrels.items():
+        names = candidates[query]
+        query_D = model.encode_query(queries[query]).astype(np.float64)
+        vectors = model.encode_document([passages[name] for name in names]).astype(np.float64)
+        scores = dict(zip(names, (scale * vectors @ query_D).tolist(), strict=True))
+        run[query] = dict(sorted(scores.items(), key=lambda item: -item[1])[:cutoff])
+        relevant = [name for name, grade in grades.items() if grade > 0]
+        rest = [score for name, score in scores.items() if name not in relevant]
+        for name in relevant:
+            exps = np.exp(np.array([scores[name], *rest]) - scores[name])
+            losses.append(np.log(exps.sum()))
+    return np.mean(losses), evaluate_run(qrels, run, (f"MRR@{cutoff}",))["mean"][f"MRR@{cutoff}"]
+
+
+def make_config(model_folder, data, **settings):
+    config = finetune_config.get_config()
+    config.update(
+        model=str(model_folder),
+        data=str(data),
+        negatives_per_query=0,
+        batch_size=4,
+        query_length=8,
+        passage_length=16,
+        epochs=3,
+        learning_rate=1e-2,
+        log_every=1,
+        checkpoint_every=4,
+        eval_every=2,
+        eval_split="held-out",
+    )
+    config.update(settings)
+    return config
+
+
+def make_search(model_folder, data, **settings):
+    config = make_config(model_folder, data, **settings)
+    return DevSearch(config, read_training(config))
+
+
+def test_the_collection_is_ranked(model_folder, data, texts):
+    model = models.load_retriever(model_folder, 8, 16)
+    names = {query: list(texts[1]) for query in QRELS}
+    found = make_search(model_folder, data, scale=0.5)(model)
+    loss, mrr = evaluate_by_hand(model, *texts, QRELS, names, 10, 0.5)
+    assert 0 < mrr < 0.5
+    assert found == {"loss": pytest.approx(loss, rel=1e-5), "MRR@10": pytest.approx(mrr)}
+
+
+def test_candidates_are_drawn_by_seed_for_each_query(model_folder, data, texts):
+    model = models.load_retriever(model_folder, 8, 16)
+    names = {text: name for name, text in texts[1].items()}
+
+    def drawn(search):
+        found = [[names[search._passages[row]] for row in rows] for rows in search._others_Q]
+        return dict(zip(QRELS, found, strict=True))
+
+    search = make_search(model_folder, data, eval_candidates=12, seed=1)
+    others = drawn(search)
+    for query, grades in QRELS.items():
+        assert len(set(others[query])) == 12
+        assert not {p for p in others[query] if grades.get(p, 0) > 0}
+    assert len({frozenset(found) for found in others.values()}) > 9
+    lists = {q: [*others[q], *(p for p, g in QRELS[q].items() if g > 0)] for q in QRELS}
+    lists = {q: list(dict.fromkeys(found)) for q, found in lists.items()}
+    loss, mrr = evaluate_by_hand(model, *texts, QRELS, lists, 100, 1.0)
+    figures = search(model)
+    assert figures == {"loss": pytest.approx(loss, rel=1e-5), "MRR@100": pytest.approx(mrr)}
+    assert drawn(make_search(model_folder, data, eval_candidates=12, seed=2)) != others
+    # All that there are, where there are fewer: all but the one or two that are relevant.
+    few = make_search(model_folder, data, eval_candidates=1000)
+    assert {len(rows) for rows in few._others_Q} == {58, 59}
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_a_collapsed_model_ranks_nothing_first(model_folder, data, value):
+    class Collapsed:
+        device = models.torch.device("cpu")
+
+        def encode_query(self, found, **options):
+            return np.full((len(found), 4), value, np.float32)
+
+        encode_document = encode_query
+
+    with np.errstate(invalid="ignore"):
+        assert make_search(model_folder, data)(Collapsed())["MRR@10"] == 0
+
+
+def metrics(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def evaluations(workdir, measure="eval_MRR@10"):
+    found = [line for line in metrics(workdir) if "eval_loss" in line]
+    return {line["step"]: (line[measure], line["eval_loss"]) for line in found}
+
+
+def trained(workdir):
+    """Returns what a run logged of its steps, and its weights."""
+    keys = ("step", "loss", "grad_norm", "eval_loss", "eval_MRR@100")
+    lines = [{key: line[key] for key in keys if key in line} for line in metrics(workdir)]
+    files = sorted((workdir / "retriever").rglob("model.safetensors"))
+    return lines, [file.read_bytes() for file in files]
+
+
+@pytest.fixture(scope="module")
+def whole(model_folder, data, tmp_path_factory):
+    """A run that evaluates every second step, and what it returns."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    return workdir, finetune(make_config(model_folder, data), workdir)
+
+
+@pytest.mark.effect("retriever eval_every", "retriever eval_split")
+def test_the_best_model_is_kept(whole, data):
+    workdir, result = whole
+    found = evaluations(workdir)
+    assert list(found) == list(range(2, 19, 2))
+    best = max(found, key=lambda step: found[step][0])
+    assert 2 < best < 18, "a run whose last model is the best shows nothing"
+    assert (result["best_step"], result["eval_MRR@10"]) == (best, found[best][0])
+    model = SentenceTransformer(str(workdir / "retriever"))
+    again = make_search(model, data)(model)
+    assert again["MRR@10"] == found[best][0]
+    assert again["loss"] == pytest.approx(found[best][1], rel=1e-5)
+
+
+def test_evaluating_changes_nothing_in_training(whole, model_folder, data, tmp_path):
+    finetune(make_config(model_folder, data, eval_every=0), tmp_path / "run")
+    losses = [
+        {line["step"]: (line["loss"], line["grad_norm"]) for line in metrics(run) if "loss" in line}
+        for run in (whole[0], tmp_path / "run")
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.effect("retriever patience")
+def test_a_run_without_a_gain_ends(model_folder, data, tmp_path, caplog):
+    config = make_config(model_folder, data, learning_rate=0.0, patience=3, checkpoint_every=0)
+    with caplog.at_level("INFO", "cocondenser_jax"):
+        result = finetune(config, tmp_path / "run")
+    assert (result["steps"], result["best_step"]) == (2 + 3 * 2, 2)
+    assert "step 8: no gain since step 2" in caplog.text
+    assert "saving the best model: step 2, eval_MRR@10 " in caplog.text
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def kill(*args, **kwargs):
+    raise Killed
+
+
+@pytest.mark.effect("retriever eval_candidates", "retriever loss")
+def test_a_killed_run_ends_as_if_it_had_not_been(model_folder, data, tmp_path, monkeypatch):
+    """With all that evaluating, the loss and the plans add to what is restored."""
+    config = make_config(
+        model_folder,
+        data,
+        loss="learning_to_rank",
+        projection=12,
+        batches="hard",
+        batch_scores="bm25",
+        learning_rate=1e-3,
+        checkpoint_every=8,
+        eval_candidates=20,
+        patience=2,
+    )
+    result = finetune(config, tmp_path / "whole")
+    found = evaluations(tmp_path / "whole", "eval_MRR@100")
+    best, last = result["best_step"], result["steps"]
+    assert best == max(found, key=lambda step: found[step][0])
+    assert (last - best, last % 8, last) == (4, 0, 16), "no end where a checkpoint is due, too"
+
+    step_end, run = trainer._Metrics.on_step_end, tmp_path / "run"
+    for killed in (3, best + 1, last):
+
+        def end(self, args, state, control, killed=killed, **kwargs):
+            step_end(self, args, state, control, **kwargs)
+            if state.global_step == killed:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer._Metrics, "on_step_end", end)
+            with pytest.raises(Killed):
+                finetune(config, run)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "new_folder", kill)
+        with pytest.raises(Killed):
+            finetune(config, run)
+    # The loss's own parameters are part of a checkpoint, and of what is checked.
+    (run / "checkpoints" / f"checkpoint-{best}" / "loss.safetensors").unlink()
+    finetune(config, run)
+    assert trained(run) == trained(tmp_path / "whole")
+
+
+def test_a_checkpoint_needs_the_best_until_then(tmp_path):
+    for step in (2, 4):
+        folder = tmp_path / "checkpoints" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text('{"best_global_step": 2}')
+        (folder / "weights").write_text("x")
+        write_checksums(folder)
+    assert trainer._newest_intact(tmp_path / "checkpoints") == 4
+    (tmp_path / "checkpoints" / "checkpoint-2" / "weights").write_text("y")
+    with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4\) is intact"):
+        trainer._newest_intact(tmp_path / "checkpoints")
+    shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-2")
+    with pytest.raises(UserError, match=r"none of its checkpoints \(4\) is intact"):
+        trainer._newest_intact(tmp_path / "checkpoints")
+
+
+def test_a_best_model_that_is_damaged_is_not_saved(model_folder, data, tmp_path, monkeypatch):
+    load = trainer._damage
+    damage = [None]
+    monkeypatch.setattr(trainer, "_damage", lambda folder: damage[0] or load(folder))
+    monkeypatch.setattr(trainer._Metrics, "on_train_end", lambda *a, **k: damage.insert(0, "x"))
+    config = make_config(model_folder, data, max_steps=4)
+    with pytest.raises(UserError, match=r"checkpoint-\d, the best, is damaged: x is not what was"):
+        finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "retriever").exists()
+
+
+@pytest.mark.parametrize(
+    ("judgments", "message"),
+    [
+        ("", "has no judgments of split 'other'"),
+        ("query-id\tcorpus-id\tscore\nq1\td99\t1\n", "names 1 passages that the data does not"),
+        ("query-id\tcorpus-id\tscore\nq1\td1\t0\n", "no judgment has a score above 0"),
+    ],
+)
+def test_a_split_that_does_not_fit_leaves_nothing(model_folder, data, tmp_path, judgments, message):
+    shutil.copytree(data, tmp_path / "data")
+    if judgments:
+        (tmp_path / "data" / "qrels" / "other.tsv").write_text(judgments)
+    config = make_config(model_folder, tmp_path / "data", eval_split="other")
+    with pytest.raises(UserError, match=message):
+        finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

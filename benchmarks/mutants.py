@@ -3,9 +3,8 @@
   python -m benchmarks.mutants --per_module=40 --seed=0
 
 Each fault (`benchmarks.faults`) is put into a copy of the working tree, where the tests of the file
-run up to the first failure. `--log` holds what was found: the same command resumes, and `--again`
-runs once more what no test noticed. Faults that change nothing, and why, are in
-`equivalent_mutants.json`: {"path: before → after": reason}.
+run up to the first failure. `--log` holds what was found: the same command resumes. Mutants that
+are no faults, and why, are in `equivalent_mutants.json`: {"path: before → after": reason}.
 """
 
 import argparse
@@ -142,11 +141,11 @@ def row(
     noticed = len(faults) - len(survived)
     return {
         "module": module,
-        "mutants": len(mutants),
-        "equivalent": len(mutants) - len(faults),
+        "tried": len(mutants),
+        "no faults": len(mutants) - len(faults),
         "noticed": noticed,
         "not noticed": len(survived),
-        "share": noticed / len(faults),
+        "share": noticed / max(1, len(faults)),
         "survived": survived,
     }
 
@@ -158,26 +157,29 @@ def main() -> None:
     parser.add_argument("--per_module", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, default=Path("runs/mutants.jsonl"))
-    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--again", action="store_true", help="also what no test noticed before")
+    parser.add_argument("--report", action="store_true", help="run nothing, count what was tried")
     parser.add_argument("--json_out", type=Path)
     args = parser.parse_args()
     mutants = {module: sample(ROOT, module, args.per_module, args.seed) for module in args.modules}
     equivalent = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
     outcomes = read_log(args.log)
     wanted = {None, "survived"} if args.again else {None}
+    # One of each module, again and again.
+    turns = itertools.zip_longest(*mutants.values())
+    everything = [mutant for turn in turns for mutant in turn if mutant]
     waiting = [
         mutant
-        for drawn in itertools.zip_longest(*mutants.values())  # one of each module, again and again
-        for mutant in drawn
-        if mutant and outcomes.get(mutant.key) in wanted and mutant.name not in equivalent
+        for mutant in everything
+        if outcomes.get(mutant.key) in wanted and mutant.name not in equivalent
     ]
-    if waiting:
+    if waiting and not args.report:
         try_all(waiting, args.log, workers=2)
     outcomes = read_log(args.log)
-    report(
-        (row(module, drawn, outcomes, equivalent) for module, drawn in mutants.items()),
-        args.json_out,
-    )
+    known = outcomes.keys() | {mutant.key for mutant in everything if mutant.name in equivalent}
+    tried = {module: [m for m in drawn if m.key in known] for module, drawn in mutants.items()}
+    rows = (row(module, drawn, outcomes, equivalent) for module, drawn in tried.items() if drawn)
+    report(rows, args.json_out)
 
 
 if __name__ == "__main__":

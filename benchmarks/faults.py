@@ -23,6 +23,8 @@ TESTS = {
     "model/heads.py": ["tests/model/test_parity.py"],
     "corpus/manifest.py": ["tests/corpus/test_store.py"],
     "convert/reference.py": ["tests/test_verify.py"],
+    "finetune/schedule.py": ["tests/finetune/test_schedule.py", "tests/finetune/test_fuzz.py"],
+    "retrieval/models.py": ["tests/retrieval/test_models.py", "tests/retrieval/test_fuzz.py"],
 }
 
 

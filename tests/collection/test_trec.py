@@ -9,10 +9,12 @@ from cocondenser_jax.errors import UserError
 
 
 def test_beir_and_trec_judgments_read_alike(tmp_path):
-    beir, classic = tmp_path / "test.tsv", tmp_path / "qrels.txt"
-    beir.write_text("query-id\tcorpus-id\tscore\nq1\ta b\t2\nq1\tc\t0\nq2\ta b\t1\n")
+    beir, bare, classic = (tmp_path / name for name in ("test.tsv", "bare.tsv", "qrels.txt"))
+    bare.write_text("q1\ta b\t2\nq1\tc\t0\nq2\ta b\t1\n")
+    beir.write_text(f"query-id\tcorpus-id\tscore\n{bare.read_text()}")
     classic.write_text("q1 0 ab 2\nq1 0 c 0\n\nq2 0 ab 1\n")
     assert trec.read_qrels(beir) == {"q1": {"a b": 2, "c": 0}, "q2": {"a b": 1}}
+    assert trec.read_qrels(bare) == trec.read_qrels(beir)
     assert trec.read_qrels(classic) == {"q1": {"ab": 2, "c": 0}, "q2": {"ab": 1}}
 
 
@@ -23,6 +25,7 @@ def test_beir_and_trec_judgments_read_alike(tmp_path):
         (b"q1\td1\t1\nq1 d2\n", ":2: expected 3 tab-separated fields"),
         (b"q1\td\xff\t1\n", ":1: not UTF-8"),
         (b"query-id\tcorpus-id\tscore\n", "holds no judgments"),
+        (b"q1\td1\t1\nq1\td2\tscore\n", ":2: the score must be an integer, not 'score'"),
         (b"q1\td1\t1\nq1\0\td1\t1\n", ":2: a zero byte"),  # trec_eval would abort
         (b"q1\td1\t1\nq1\td1\t1\nq1\td1\t0\n", ":3: query q1 has passage d1 with two scores"),
     ],

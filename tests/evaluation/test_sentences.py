@@ -69,3 +69,5 @@ def test_triplet_accuracy_is_the_librarys(vectors):
     # Farther by angle, nearer by distance.
     far = sentences.triplet_accuracy(np.eye(2)[:1], np.eye(2)[1:], 9 * np.eye(2)[:1])
     assert far == 1.0
+    # As near as the positive is not farther, here and in the library.
+    assert sentences.triplet_accuracy(np.eye(3)[:1], np.eye(3)[1:2], np.eye(3)[2:]) == 0.0

@@ -72,6 +72,16 @@ def test_a_span_does_not_depend_on_its_chunk(batch, variables, chunk):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
+def test_matrices_are_drawn_with_the_initializer_range(variables):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        name = path[-1].key
+        if leaf.ndim == 2:
+            tolerance = 4 / np.sqrt(2 * leaf.size)  # four standard deviations
+            assert float(leaf.std()) == pytest.approx(CONFIG.initializer_range, tolerance), path
+        else:
+            np.testing.assert_array_equal(leaf, float(name == "scale"), err_msg=str(path))
+
+
 def test_padding_is_never_read(batch, variables):
     ids, mask, positions, _ = batch
     other_ids = np.where(mask, ids, 7)

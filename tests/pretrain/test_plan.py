@@ -16,10 +16,12 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.pretrain import plan as module
 from cocondenser_jax.pretrain.experiment import step_settings
 from cocondenser_jax.pretrain.plan import (
+    CORES,
+    GIB,
     Collective,
     Core,
     _roofline,
@@ -30,8 +32,9 @@ from cocondenser_jax.pretrain.plan import (
     largest_chunk,
     least_seconds,
     plan,
+    plan_step,
 )
-from cocondenser_jax.pretrain.step import LossSettings, StepSettings
+from cocondenser_jax.pretrain.step import LossSettings, StepSettings, state_shapes
 
 GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
 REDUCE = (
@@ -153,6 +156,48 @@ def test_the_largest_chunk_is_found_by_bisection(
         tried.clear()
         assert largest_chunk(*arguments)["chunk size"] == largest
         assert len(tried) <= 4
+
+
+def test_memory_is_told_by_kind_and_adds_up(
+    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"argument": 5, "output": 4, "alias": 3, "temp": 2, "generated_code": 0.5}
+    analysis = SimpleNamespace(**{f"{k}_size_in_bytes": int(x * GIB) for k, x in sizes.items()})
+    compiled = SimpleNamespace(as_text=lambda: GATHER, memory_analysis=lambda: analysis)
+    devices = [SimpleNamespace(process_index=i // 4, device_kind="TPU") for i in range(8)]
+    monkeypatch.setattr(module, "_topology", lambda name: (CORES["v3"], devices))
+    monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
+    model = ModelConfig(**config.model, vocab_size=50, pad_token_id=0)
+    settings = step_settings(config, 6)
+    planned = plan_step(model, settings, BatchSpec(0, 16, 16), "v3-8")
+
+    n_params = sum(x.size for x in jax.tree.leaves(state_shapes(model, settings.optimizer).params))
+    params, optimizer = 4 * n_params / GIB, planned["memory, optimizer (GiB)"]
+    assert optimizer == pytest.approx(2 * params, rel=1e-3)  # and a counter
+    expected = {
+        "cores": 8,
+        "hosts": 2,
+        "spans per core": 4,
+        "model TFLOP per step": planned["model GFLOP per span"] * 32 / 1e3,
+        "memory, parameters (GiB)": params,
+        "memory, batch and padding of the above (GiB)": 5 - params - optimizer,
+        "memory, gradient sum (GiB)": params,
+        "memory, activations and temporaries (GiB)": 2 - params,
+        "memory, program (GiB)": 0.5,
+        "memory, in all (GiB)": 5 + (4 - 3) + 2 + 0.5,
+        "memory of a core (GiB)": 16,
+        "roofline, network (ms)": 1e3 * 4 * 512 * 256 * 7 / 8 / 164e9,
+        module.WHOLE_RUN: planned["roofline, step (ms)"] / 1e3 * 6 / 3600,
+    }
+    assert {name: planned[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("topology", "n_cores"), [("v3-8", 8), ("v4-8", 4), ("v5p-8", 4), ("v3:4x4", 32)]
+)
+def test_a_core_is_what_jax_calls_a_device(topology: str, n_cores: int) -> None:
+    pytest.importorskip("libtpu")
+    assert len(module._topology(topology)[1]) == n_cores
 
 
 @pytest.mark.parametrize("topology", ["v9-8", "v3:7x9", "v3", "tpu"])

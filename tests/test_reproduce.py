@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.results import measured
+from benchmarks.results import table as as_markdown
 from cocondenser_jax import reproduce
 from cocondenser_jax.cli import _make_parser, main
 from cocondenser_jax.errors import UserError
@@ -100,6 +102,23 @@ def test_every_recipe_is_used() -> None:
                 of_test = [part.get("with", {}).get(test, {}) for part in (table, row)]
                 use(test, {**given, **of_test[0], **of_test[1]})
     assert used == RECIPES.keys()
+
+
+def test_the_page_of_results_shows_what_the_manifest_measured() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    ours = {name: table for name, table in TABLES.items() if name.startswith("ours/")}
+    assert len(ours) == page.count("<!-- ours/")
+    for name, table in ours.items():
+        assert f"<!-- {name} -->\n{as_markdown(measured(table))}<!-- end -->\n" in page
+    (row, *_), attention = measured(TABLES["ours/quickstart"]), measured(TABLES["ours/attention"])
+    assert row == {"": "BM25", "MRR@10": "0.363", "Recall@100": "0.737", "seconds": "4"}
+    assert attention[0]["layer 4"] == "4.46"
+    checkpoint = measured(TABLES["ours/checkpoint"])
+    assert checkpoint[0]["SciFact, nDCG@10"] == "0.671"
+    assert measured(TABLES["ours/sentences"])[0] == {
+        "": "all-MiniLM-L6-v2 as published (mean pooling)",
+        "Spearman": "82.0",
+    }
 
 
 # ---- planning and running ----

@@ -2,12 +2,13 @@
 # make test         install and run what CI runs: lint, types, tests
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
+# make reproduce    run the commands of every row of the papers' tables on tiny data (20 minutes)
 # make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
 # make mutants      put faults into the package: do its tests notice? (make mutants PER_MODULE=80 for more)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit bench soak fuzz mutants clean
+.PHONY: quickstart test lint types unit bench soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -38,6 +39,9 @@ soak: .venv/tools
 	$(BIN)/python -m benchmarks.soak --quickstart=runs/quickstart --kills=$(or $(KILLS),50) \
 	  --json_out=benchmarks/results/soak_commands.json finetune encode corpus
 	$(BIN)/python -m benchmarks.results
+
+reproduce: .venv/tools
+	REPRODUCE=all $(BIN)/python -m pytest -p no:randomly tests/test_reproduce.py
 
 fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 \

@@ -12,10 +12,16 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    # The experiment files live beside the package in the repository and inside it when installed.
-    packages=[*find_packages(include=["cocondenser_jax*"]), "cocondenser_jax.configs"],
-    package_dir={"cocondenser_jax.configs": "configs"},
-    package_data={"cocondenser_jax": ["analysis/page.html", "convert/model_card.md"]},
+    # Experiments and papers lie beside the package in the repository, and inside it when installed.
+    packages=[
+        *find_packages(include=["cocondenser_jax*"]),
+        *("cocondenser_jax.configs", "cocondenser_jax.papers"),
+    ],
+    package_dir={"cocondenser_jax.configs": "configs", "cocondenser_jax.papers": "papers"},
+    package_data={
+        "cocondenser_jax": ["analysis/page.html", "convert/model_card.md"],
+        "cocondenser_jax.papers": ["*.yaml"],
+    },
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
         "jax>=0.10",
@@ -26,6 +32,7 @@ setup(
         "grain>=0.2.18",
         "ml_collections>=1.1",
         "numpy>=2",
+        "PyYAML",
         "tokenizers>=0.22",
         "transformers>=5",
         "safetensors>=0.6",

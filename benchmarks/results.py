@@ -1,9 +1,9 @@
-"""Writes results, and makes the tables of two pages from them.
+"""Writes results, and makes the tables of three pages from them.
 
   python -m benchmarks.results
 
-puts the rows of every `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and
-`<!-- end -->` of the page that holds them.
+puts the rows of every `benchmarks/results/NAME.json`, and what `papers/ours.yaml` measured, between
+the marks `<!-- NAME -->` (`<!-- ours/TABLE -->`) and `<!-- end -->` of the page that holds them.
 """
 
 import json
@@ -11,8 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cocondenser_jax.reproduce import load_manifest
+
 FOLDER = Path(__file__).parent
-PAGES = FOLDER / "README.md", FOLDER.parent / "docs" / "reliability.md"
+DOCS = FOLDER.parent / "docs"
+PAGES = FOLDER / "README.md", DOCS / "reliability.md", DOCS / "results.md"
 
 Rows = list[dict[str, Any]]
 
@@ -41,17 +44,37 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def measured(paper: dict[str, Any]) -> Rows:
+    """Returns the measurements of a table of `papers/` as rows, each figure a column."""
+    rows = []
+    for name, row in paper["rows"].items():
+        cells = {"": name}
+        for test, figures in row["measured"].items():
+            of_test = f"{paper['tests'][test]}, " if "tests" in paper else ""
+            cells |= {f"{of_test}{key}": _figure(value) for key, value in figures.items()}
+        rows.append(cells | {key: str(row[key]) for key in ("seconds",) if key in row})
+    return rows
+
+
+def _figure(value: float) -> str:
+    return f"{value:.{1 if value >= 10 else 2 if value > 1 else 3}f}"
+
+
 def main() -> None:
     """Updates the tables of `PAGES`."""
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
-    for path in sorted((FOLDER / "results").glob("*.json")):
-        mark = f"<!-- {path.stem} -->\n"
+    files = (FOLDER / "results").glob("*.json")
+    results = {path.stem: json.loads(path.read_text()) for path in files}
+    for name, paper in load_manifest()[0].items():
+        if name.startswith("ours/"):
+            results[name] = measured(paper)
+    for name, rows in sorted(results.items()):
+        mark = f"<!-- {name} -->\n"
         page = next((page for page, text in texts.items() if mark in text), None)
         if page is None:
-            raise SystemExit(f"no page has a place for {path.name}")
+            raise SystemExit(f"no page has a place for {name}")
         start, _, rest = texts[page].partition(mark)
-        rows = table(json.loads(path.read_text()))
-        texts[page] = start + mark + rows + rest[rest.index("<!-- end -->") :]
+        texts[page] = start + mark + table(rows) + rest[rest.index("<!-- end -->") :]
     for page, text in texts.items():
         page.write_text(text, encoding="utf-8")
 

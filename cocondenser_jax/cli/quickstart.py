@@ -1,21 +1,31 @@
-"""The command that runs the whole pipeline."""
+"""Commands that run whole pipelines: the quickstart, and rows of the papers' tables."""
 
+import shlex
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
     Arguments,
     Commands,
     add_command,
+    add_json_out,
     add_workdir,
     print_search,
     print_table,
 )
-from cocondenser_jax.errors import visible
+from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.files import write_json
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds it to the command line."""
+    """Adds them to the command line."""
+    _add_quickstart(commands)
+    _add_reproduce(commands)
+
+
+def _add_quickstart(commands: Commands) -> None:
     command = add_command(commands, _quickstart, "--workdir=runs/quickstart")
     add_workdir(command, "the folder to work in")
     compare = "all: also a Condenser, and two more seeds (about three times as long)"
@@ -42,3 +52,66 @@ def _quickstart(arguments: Arguments) -> None:
         print_search(query, hits)
     print(f"\nreport: {visible(str(outcome.report))}")
     print(f"search for yourself:\n  {visible(outcome.search_command)}")
+
+
+def _add_reproduce(commands: Commands) -> None:
+    command = add_command(commands, _reproduce, "--dry_run co/table1 --row=cocondenser")
+    command.add_argument("table", nargs="?", help="such as co/table1")
+    command.add_argument("--list", action="store_true", help="print the tables and their rows")
+    row = "of the table; may be repeated (default: all rows)"
+    command.add_argument("--row", action="append", default=[], help=row)
+    dry_run = "print the commands, the data and estimated hours, and run nothing"
+    command.add_argument("--dry_run", action="store_true", help=dry_run)
+    workdir = "what is made; what is there is not made again (default: runs/papers)"
+    command.add_argument("--workdir", type=Path, default=Path("runs/papers"), help=workdir)
+    data = "the folder of the data that --dry_run names (default: data)"
+    command.add_argument("--data", type=Path, default=Path("data"), help=data)
+    add_json_out(command)
+
+
+def _reproduce(arguments: Arguments) -> None:
+    """Repeat a table of the papers, or a row of it, and compare with the published figures."""
+    from cocondenser_jax import reproduce
+
+    tables, _ = reproduce.load_manifest()
+    if arguments.list == bool(arguments.table):
+        raise UserError("give either a table, such as co/table1, or --list")
+    if arguments.list:
+        for name, table in tables.items():
+            print(f"{name}: {table['title']}\n  {', '.join(table['rows'])}")
+            for left_out, reason in table.get("not_repeated", {}).items():
+                print(f"  not repeated: {left_out}: {reason}")
+        return
+    table = reproduce.find(tables, arguments.table, "table")
+    goals, steps = reproduce.plan(table, arguments.row, arguments.workdir, arguments.data)
+    if arguments.dry_run:
+        hours = ", ".join(f"{value:.1f} ({on})" for on, value in reproduce.hours(steps).items())
+        estimate = f"hours at {reproduce.UTILISATION:.0%} of the peak (v3-8: pre-training): {hours}"
+        needed = (f"{path}: {step.get}" for path, step in steps.items() if step.get)
+        for note in (table["title"], table.get("note"), table.get("why"), estimate, *needed):
+            print(f"# {note}" if note else "#")
+        print(*(shlex.join(words) for step in steps.values() for words in step.commands), sep="\n")
+        return
+    reproduce.run(steps, _execute)
+    compared = reproduce.compare_goals(goals, table["tolerance"])
+    rows = [list(one.values()) for one in compared]
+    cells = [(" ".join(row[:3]), *map(_cell, row[3:])) for row in rows]
+    print_table(("", *list(compared[0])[3:]), cells)
+    if arguments.json_out:
+        write_json(arguments.json_out, compared)
+
+
+def _cell(value: float | None) -> str:
+    words = {None: "", True: "yes", False: "no"}
+    return f"{value:.4f}" if isinstance(value, float) else words[value]
+
+
+def _execute(command: Sequence[str]) -> int:
+    """Runs one of our commands in a process of its own: JAX and PyTorch would share a device."""
+    print(f"$ {shlex.join(command)}", flush=True)
+    with subprocess.Popen([sys.executable, "-m", "cocondenser_jax.cli", *command[1:]]) as process:
+        try:
+            return process.wait()
+        except SystemExit:  # asked to end; Ctrl-C has also reached the process, which then saves
+            process.terminate()
+            raise

@@ -1,0 +1,144 @@
+"""`reproduce`: what it prints, refuses and runs."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocondenser_jax import reproduce
+from cocondenser_jax.cli import main
+from cocondenser_jax.cli.quickstart import _execute
+
+TABLES, _ = reproduce.load_manifest()
+
+
+@pytest.mark.effect("reproduce --list")
+def test_list_names_tables_rows_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--list"]) == 0
+    printed = capsys.readouterr().out
+    for name, table in TABLES.items():
+        assert f"{name}: {table['title']}\n  {', '.join(table['rows'])}\n" in printed
+    assert "not repeated: GloVe, InferSent, USE: sentence encoders of others" in printed
+
+
+@pytest.mark.effect(
+    "reproduce --dry_run", "reproduce --row", "reproduce --workdir", "reproduce --data"
+)
+def test_dry_run_prints_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", "co/table1", "--row=cocondenser", "--dry_run"]
+    folders = [f"--workdir={tmp_path}/w w", f"--data={tmp_path}/d"]
+    assert main([*words, *folders]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [shlex.split(line) for line in lines if not line.startswith("#")]
+    assert commands[0][:2] == ["cocondenser", "corpus"]
+    assert f"--out={tmp_path}/w w/stores/wikipedia" in commands[0]
+    assert f"--source={tmp_path}/d/wikipedia" in commands[0]
+    assert any(line.startswith(f"# {tmp_path}/d/dpr: of https://github.com") for line in lines)
+    assert "(v3-8: pre-training): 50.9 (v3-8), " in lines[3]
+    assert not (tmp_path / "w w").exists()
+    (tmp_path / "w w" / "stores" / "wikipedia").mkdir(parents=True)
+    assert main([*words, *folders]) == 0
+    fewer = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert len(fewer) == len(commands) - 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("co/tabel1", "no table 'co/tabel1': did you mean co/table1 or "),
+        ("co/table1 --row=cocondener", "no row 'cocondener': did you mean cocondenser or "),
+        ("", "give either a table, such as co/table1, or --list"),
+        ("co/table1 --list", "give either a table, such as co/table1, or --list"),
+        (
+            "co/table1 --data=nowhere --workdir=made",
+            "nowhere/msmarco is missing: MS MARCO passage: queries.train.tsv",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.effect("reproduce --json_out")
+def test_a_row_runs_in_processes_of_its_own(
+    beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = "cocondenser evaluate --run={run} --qrels={beir}/qrels/train.tsv --json_out={out}"
+    recipes: dict[str, Any] = {
+        "beir": {"out": beir.name, "get": "nowhere"},
+        "run": {
+            "needs": {"beir": None},
+            "out": "bm25.trec",
+            "run": ["cocondenser bm25 --data={beir} --split=train --run_out={out}"],
+        },
+        "test": {"needs": {"run": None, "beir": None}, "out": "{run}.json", "run": [words]},
+    }
+    table = {
+        "title": "t",
+        "tolerance": 0.1,
+        "rows": {"bm25": {"published": {"test": {"MRR@10": 0.3}}}},
+    }
+    monkeypatch.setattr(reproduce, "load_manifest", lambda: ({"a/b": table}, recipes))
+    command = ["reproduce", "a/b", f"--workdir={tmp_path}", f"--data={beir.parent}"]
+    assert main([*command, f"--json_out={tmp_path}/compared.json"]) == 0
+    printed = capfd.readouterr().out
+    assert f"$ cocondenser bm25 --data={beir}" in printed
+    (compared,) = json.loads((tmp_path / "compared.json").read_text())
+    measured = json.loads((tmp_path / "bm25.trec.json").read_text())["mean"]["MRR@10"]
+    assert compared["measured"] == measured > 0.5
+    assert compared["difference"] == pytest.approx(measured - 0.3)
+    assert not compared["within"]
+    assert f"bm25 test MRR@10    {measured:.4f}" in printed
+    assert main(command) == 0
+    assert "$ cocondenser" not in capfd.readouterr().out
+    (tmp_path / "bm25.trec.json").unlink()
+    recipes["test"]["run"] = [f"{words} --measures=XX"]
+    assert main(command) == 2
+    assert "exit status 2: cocondenser evaluate" in capfd.readouterr().err
+
+
+def test_a_request_to_end_reaches_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(
+        "#!/bin/sh\ntrap 'touch $0.ended; exit' TERM\ntouch $0.started\n"
+        "while :; do sleep 0.1; done\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    def end(*_: Any) -> None:
+        raise SystemExit(143)
+
+    def ask() -> None:
+        while not (tmp_path / "python.started").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        threading.Thread(target=ask).start()
+        with pytest.raises(SystemExit):
+            _execute(["cocondenser", "pretrain"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (tmp_path / "python.ended").exists()

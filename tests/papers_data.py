@@ -1,0 +1,182 @@
+"""Tiny copies of all that the recipes of papers/ read, and settings that make their runs tiny."""
+
+import csv
+import gzip
+import json
+import lzma
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+
+WORDS = (
+    "red green blue stone river cloud tree house bird fish salt iron wind snow fire sand".split()
+)
+N_PASSAGES, N_TRAIN, N_TEST = 60, 24, 8
+# What is added to the commands of a row, by command and experiment file.
+SMALLER = {
+    "corpus": "--max_tokens=16",
+    "pretrain": "--config.train.steps=2 --config.data.batch_size=16 --config.data.length=16"
+    " --config.model.hidden_size=16 --config.model.intermediate_size=32 --config.log_every=1"
+    " --config.model.num_hidden_layers=2 --config.model.num_attention_heads=2"
+    " --config.model.n_head_layers=1 --config.model.skip_from=1 --config.train.chunk_size=0"
+    " --config.model.max_position_embeddings=512 --config.train.dtype=float32",
+    "finetune configs/finetune.py": "--config.max_steps=2 --config.batch_size=4"
+    " --config.train_queries=12 --config.query_length=8 --config.passage_length=16",
+    "finetune configs/quickstart_finetune.py": "--config.max_steps=2 --config.batch_size=4"
+    " --config.train_queries=12 --config.query_length=8 --config.passage_length=16",
+    "finetune configs/cross_encoder.py": "--config.max_steps=2 --config.batch_size=2"
+    " --config.train_queries=12 --config.max_length=32",
+    "finetune configs/sentences.py": "--config.max_steps=2 --config.batch_size=4"
+    " --config.train_rows=8 --config.length=16",
+    "analyze attention": "--n_texts=8 --passage_length=16",
+}
+
+
+def execute(command: Sequence[str]) -> int:
+    """Runs a command of a recipe in this process, made tiny."""
+    words = list(command[1:])
+    config = next((word for word in words if word.startswith("--config=")), "")
+    name = config.removeprefix("--config=").partition(":")[0]
+    for key in (words[0], f"{words[0]} {words[1]}", f"{words[0]} {name}"):
+        words += SMALLER.get(key, "").split()
+    if "--config.eval_every" in " ".join(words):
+        words += ["--config.eval_every=1", "--config.eval_candidates=5"]
+    return main(words)
+
+
+def write_data(data: Path, workdir: Path) -> None:
+    """Writes the data that people get, and into `workdir` what the quickstart makes."""
+    rng = random.Random(0)
+    texts = [_text(rng, 3) for _ in range(N_PASSAGES)]
+    queries = [" ".join(rng.sample(texts[i].split(), 4)) for i in range(N_TRAIN + N_TEST)]
+    _write_models(data, texts + queries)
+    for name in ("wikipedia", "bookcorpus"):
+        _lines(
+            data / name / "part.jsonl", (json.dumps({"text": _text(rng, 12)}) for _ in range(40))
+        )
+    articles = "".join(json.dumps({"text": _text(rng, 12)}) + "\n" for _ in range(40))
+    (data / "articles.jsonl.xz").write_bytes(lzma.compress(articles.encode()))
+    _write_msmarco(data, texts, queries)
+    _write_dpr(data, texts, queries)
+    _write_sentences(data, rng)
+    for name in ("boolq", "boolq-all", "scifact", "xquad"):
+        _write_beir(data / name, texts, queries)
+    answers = (
+        json.dumps({"_id": f"q{i}", "answers": [texts[i].split()[0]]}) for i in range(len(queries))
+    )
+    _lines(data / "xquad" / "answers.jsonl", answers)
+    _write_quickstart(data, workdir)
+
+
+def _text(rng: random.Random, n_sentences: int) -> str:
+    return " ".join(" ".join(rng.choices(WORDS, k=8)) + "." for _ in range(n_sentences))
+
+
+def _lines(path: Path, lines: Sequence[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _write_models(data: Path, texts: list[str]) -> None:
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    tokenizer = train_wordpiece(texts, 120)
+    config = BertConfig(vocab_size=tokenizer.vocab_size, num_attention_heads=2, **sizes)
+    for name in ("bert-base-uncased", "minilm"):
+        (data / name).mkdir(parents=True)
+        save_tokenizer(tokenizer, data / name)
+        BertForMaskedLM(config).save_pretrained(data / name)
+
+
+def _write_msmarco(data: Path, texts: list[str], queries: list[str]) -> None:
+    folder, docs = data / "msmarco", data / "msmarco-docs"
+    _lines(folder / "corpus.tsv", [f"{i}\ttitle\t{text}" for i, text in enumerate(texts)])
+    documents = [f"D{i}\thttp://a.b/{i}\ttitle\t{text} {text}" for i, text in enumerate(texts)]
+    _lines(docs / "msmarco-docs.tsv", documents)
+    train, test = range(N_TRAIN), range(N_TRAIN, N_TRAIN + N_TEST)
+    for split, numbers in (("train", train), ("dev.small", test), ("dl19", test)):
+        _lines(folder / f"queries.{split}.tsv", [f"{i}\t{queries[i]}" for i in numbers])
+        _lines(folder / f"qrels.{split}.tsv", [f"{i}\t0\t{i}\t1" for i in numbers])
+    for split, numbers in (("train", train), ("dev", test)):
+        _lines(docs / f"msmarco-doc{split}-queries.tsv", [f"{i}\t{queries[i]}" for i in numbers])
+        _lines(docs / f"msmarco-doc{split}-qrels.tsv", [f"{i} 0 D{i} 1" for i in numbers])
+
+
+def _write_dpr(data: Path, texts: list[str], queries: list[str]) -> None:
+    passages = [f"{i + 1}\t{text}\ttitle" for i, text in enumerate(texts)]
+    _lines(data / "dpr" / "psgs_w100.tsv", ["id\ttext\ttitle", *passages])
+
+    def context(i: int) -> dict[str, str]:
+        return {"passage_id": str(i + 1), "title": "title", "text": texts[i]}
+
+    for name in ("nq", "trivia"):
+        questions = [
+            {
+                "question": queries[i],
+                "answers": [texts[i].split()[0]],
+                "positive_ctxs": [context(i)],
+                "negative_ctxs": [],
+                "hard_negative_ctxs": [context((i + k) % N_PASSAGES) for k in range(1, 9)],
+            }
+            for i in range(N_TRAIN)
+        ]
+        file = data / "dpr" / f"biencoder-{name}-train.json"
+        file.write_text(json.dumps(questions))
+        # An answer that no passage holds: all passages may be negatives.
+        answers = [f"{queries[i]}\t['zzz']" for i in range(N_TRAIN)]
+        _lines(data / "dpr-answers" / f"{name}-train.qa.csv", answers)
+        tested = range(N_TRAIN, N_TRAIN + N_TEST)
+        answers = [f"{queries[i]}\t['{texts[i].split()[0]}']" for i in tested]
+        _lines(data / "dpr" / f"{name}-test.qa.csv", answers)
+
+
+def _write_sentences(data: Path, rng: random.Random) -> None:
+    def sentence() -> str:
+        return " ".join(rng.choices(WORDS, k=5))
+
+    for split in ("train", "test"):
+        rows = [f"g\tf\ty\t{i}\t{i % 6}.0\t{sentence()}\t{sentence()}" for i in range(16)]
+        _lines(data / "stsbenchmark" / f"sts-{split}.csv", rows)
+        for file in (f"sections/{split}.csv", f"wikipedia-sections/sections-{split}.csv"):
+            (data / file).parent.mkdir(exist_ok=True)
+            with (data / file).open("w", newline="") as opened:
+                writer = csv.writer(opened)
+                writer.writerow(["Sentence1", "Sentence2", "Sentence3"])
+                writer.writerows([sentence(), sentence(), sentence()] for _ in range(16))
+    (data / "allnli").mkdir()
+    labels = "entailment", "neutral", "contradiction"
+    rows = [f"train\tSNLI\t{i}\t{sentence()}\t{sentence()}\t{labels[i % 3]}" for i in range(24)]
+    with gzip.open(data / "allnli" / "AllNLI.tsv.gz", "wt") as file:
+        file.write("\n".join(["split\tdataset\tfilename\tsentence1\tsentence2\tlabel", *rows]))
+
+
+def _write_beir(folder: Path, texts: list[str], queries: list[str]) -> None:
+    rows = [json.dumps({"_id": f"p{i}", "title": "", "text": t}) for i, t in enumerate(texts)]
+    _lines(folder / "corpus.jsonl", rows)
+    rows = [json.dumps({"_id": f"q{i}", "text": text}) for i, text in enumerate(queries)]
+    _lines(folder / "queries.jsonl", rows)
+    train, test = range(N_TRAIN), range(N_TRAIN, N_TRAIN + N_TEST)
+    for split, numbers in (("train", train), ("test", test)):
+        judged = [f"q{i}\tp{i}\t1" for i in numbers]
+        _lines(folder / "qrels" / f"{split}.tsv", ["query-id\tcorpus-id\tscore", *judged])
+
+
+def _write_quickstart(data: Path, workdir: Path) -> None:
+    """Puts tiny files where the quickstart's are: it would read the docstrings of this machine."""
+    quickstart = workdir / "quickstart"
+    shutil.copytree(data / "boolq", quickstart / "data")
+    articles, tokenizer = data / "articles.jsonl.xz", data / "bert-base-uncased"
+    main(["corpus", f"--source={articles}", f"--tokenizer={tokenizer}", "--max_tokens=16",
+          f"--out={quickstart / 'store'}"])  # fmt: skip
+    for folder in (quickstart, quickstart / "compare" / "no-pretraining-0"):
+        shutil.copytree(data / "bert-base-uncased", folder / "model")
+        main(["bm25", f"--data={data / 'boolq'}", f"--run_out={folder / 'test.trec'}"])
+    shutil.copy(quickstart / "test.trec", quickstart / "bm25.trec")
+    (quickstart / "report.html").touch()

@@ -1,0 +1,298 @@
+"""Tables of the papers: every row's commands are valid, and end in figures on tiny data."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.results import measured
+from benchmarks.results import table as as_markdown
+from cocondenser_jax import reproduce
+from cocondenser_jax.cli import _make_parser
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.reproduce import (
+    Goal,
+    Step,
+    compare_goals,
+    hours,
+    load_manifest,
+    plan,
+    run,
+)
+from cocondenser_jax.settings import FINE_TUNING, load_config
+from tests.papers_data import execute, write_data
+
+TABLES, RECIPES = load_manifest()
+# Together they run every command that the recipes use; `make reproduce` runs every row.
+ROWS_OF_EACH_KIND = [
+    ("co/table2", "ensemble"),
+    ("condenser/table1", "nli-500"),
+    ("condenser/figure2", "bert"),
+]
+ALL_ROWS = [(name, row) for name, table in TABLES.items() for row in table["rows"]]
+
+
+def planned(rows: Sequence[tuple[str, str]]) -> dict[Path, Step]:
+    """Returns the steps of some rows where nothing is made yet."""
+    steps: dict[Path, Step] = {}
+    for table, row in rows:
+        for path, step in plan(TABLES[table], [row], Path("W"), Path("D"))[1].items():
+            assert steps.setdefault(path, step) == step
+    return steps
+
+
+def commands_of(rows: Sequence[tuple[str, str]]) -> list[list[str]]:
+    return [command for step in planned(rows).values() for command in step.commands]
+
+
+# ---- the manifest ----
+
+
+def test_every_command_of_every_row_can_be_typed() -> None:
+    parser = _make_parser()
+    for command in commands_of(ALL_ROWS):
+        assert command[0] == "cocondenser"
+        arguments, rest = parser.parse_known_args(command[1:])
+        if hasattr(arguments, "config"):
+            tasks = ("pretrain",) if command[1] == "pretrain" else FINE_TUNING
+            load_config(arguments.config, rest, tasks=tasks)
+        else:
+            assert rest == []
+
+
+def test_a_step_finishes_with_what_one_of_its_commands_makes() -> None:
+    for path, step in planned(ALL_ROWS).items():
+        words = [word for command in step.commands for word in command]
+        # or it lies in a folder that grows
+        assert step.get or any(word.endswith((f"={path}", f"={path.parent}")) for word in words)
+
+
+def test_a_figure_that_is_not_given_has_a_reason() -> None:
+    for table in TABLES.values():
+        figures = [
+            figure
+            for row in table["rows"].values()
+            for measures in (row.get("published") or row["measured"]).values()
+            for figure in measures.values()
+        ]
+        assert (None in figures) <= ("why" in table), table["title"]
+        assert table["title"]
+        assert table["tolerance"]
+
+
+def test_every_recipe_is_used() -> None:
+    used = set()
+
+    def use(name: str, given: dict[str, Any]) -> None:
+        used.add(name)
+        parameters = {**RECIPES[name].get("with", {}), **given}
+        for key, need in RECIPES[name].get("needs", {}).items():
+            wanted = need if isinstance(need, dict) else {"recipe": need or key}
+            wanted = {k: str(v).format_map(parameters) for k, v in wanted.items()}
+            use(wanted.pop("recipe"), {**parameters, **wanted})
+
+    for table in TABLES.values():
+        for row in table["rows"].values():
+            given = {"seed": 0, **table.get("with", {}), **row.get("with", {})}
+            for test in row.get("published") or row["measured"]:
+                of_test = [part.get("with", {}).get(test, {}) for part in (table, row)]
+                use(test, {**given, **of_test[0], **of_test[1]})
+    assert used == RECIPES.keys()
+
+
+def test_the_page_of_results_shows_what_the_manifest_measured() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    ours = {name: table for name, table in TABLES.items() if name.startswith("ours/")}
+    assert len(ours) == page.count("<!-- ours/")
+    for name, table in ours.items():
+        assert f"<!-- {name} -->\n{as_markdown(measured(table))}<!-- end -->\n" in page
+    (row, *_), attention = measured(TABLES["ours/quickstart"]), measured(TABLES["ours/attention"])
+    assert row == {"": "BM25", "MRR@10": "0.363", "Recall@100": "0.737", "seconds": "4"}
+    assert attention[0]["layer 4"] == "4.46"
+    checkpoint = measured(TABLES["ours/checkpoint"])
+    assert checkpoint[0]["SciFact, nDCG@10"] == "0.671"
+    assert measured(TABLES["ours/sentences"])[0] == {
+        "": "all-MiniLM-L6-v2 as published (mean pooling)",
+        "Spearman": "82.0",
+    }
+
+
+# ---- planning and running ----
+
+
+@pytest.fixture
+def chain(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A table of two rows whose models share a store."""
+    recipes = {
+        "data": {"out": "data", "get": "a library"},
+        "store": {"needs": {"data": None}, "out": "store", "run": ["c make {data} {out}"]},
+        "model": {"needs": {"store": None}, "out": "model", "run": ["c make {store} {out}"]},
+        "test": {"needs": {"model": None}, "out": "{model}-{n}", "run": ["c make {model} {out}"]},
+        "alias": {"needs": {"tested": "test"}, "out": "{tested}"},
+    }
+    rows = {n: {"with": {"n": n}, "published": {"alias": {"M": 0.5}}} for n in ("one", "two")}
+    monkeypatch.setattr(reproduce, "load_manifest", lambda: ({}, recipes))
+    return {"rows": rows}
+
+
+def make(command: Sequence[str]) -> int:
+    Path(command[-1]).touch()
+    return 0
+
+
+def test_steps_run_once_in_order_and_go_on_where_they_stopped(
+    chain: dict[str, Any], tmp_path: Path
+) -> None:
+    def unfinished() -> dict[Path, Step]:
+        return plan(chain, [], tmp_path, tmp_path)[1]
+
+    def names() -> list[str]:
+        return [path.name for path in unfinished()]
+
+    assert names() == ["data", "store", "model", "model-one", "model-two"]
+    with pytest.raises(UserError, match=r"data is missing: a library"):
+        run(unfinished(), make)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "data").touch()
+    ran: list[str] = []
+
+    def stop_at_model(command: Sequence[str]) -> int:
+        ran.append(Path(command[-1]).name)
+        return make(command) if ran[-1] != "model" else 7
+
+    with pytest.raises(UserError, match=r"exit status 7: c make .*store .*model"):
+        run(unfinished(), stop_at_model)
+    assert ran == ["store", "model"]
+    assert names() == ["model", "model-one", "model-two"]
+    run(unfinished(), make)
+    assert names() == []
+    # What only led to finished steps may go.
+    (tmp_path / "data").unlink()
+    (tmp_path / "store").unlink()
+    (tmp_path / "model-two").unlink()
+    assert names() == ["model-two"]
+
+
+def test_parameters_reach_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ["c --in={text} --out={out}"]
+    recipes = {
+        "text": {"out": "text", "get": "a library"},
+        "model": {"needs": {"text": None}, "out": "model-{size}", "run": run},
+        "test": {
+            "with": {"size": 1},
+            "needs": {"small": {"recipe": "{kind}", "size": 2}, "model": None},
+            "out": "{model}.json",
+            "run": ["c --a={small} --b='{model} x'", "d {out}"],
+            "flop": ["{size}", 3, 2.5e9],
+        },
+    }
+    table = {
+        "with": {"kind": "model", "test": {"size": 4}},
+        "against": "{kind}-s",
+        "rows": {
+            "r": {"published": {"test": {"M": 0.5}}},
+            "s": {"with": {"test": {"size": 5}}, "measured": {"test": {"M": 1}}},
+        },
+    }
+    monkeypatch.setattr(reproduce, "load_manifest", lambda: ({}, recipes))
+    goals, steps = plan(table, ["r"], Path("w"), Path("d"))
+    assert goals == [Goal("r", "test", Path("w/model-4.json"), {"M": 0.5}, "model-s")]
+    assert steps == {
+        Path("d/text"): Step([], 0, "a library"),
+        Path("w/model-2"): Step([["c", "--in=d/text", "--out=w/model-2"]], 0, ""),
+        Path("w/model-4"): Step([["c", "--in=d/text", "--out=w/model-4"]], 0, ""),
+        Path("w/model-4.json"): Step(
+            [["c", "--a=w/model-2", "--b=w/model-4 x"], ["d", "w/model-4.json"]], 4 * 3 * 2.5e9, ""
+        ),
+    }
+    files = [goal.file for goal in plan(table, [], Path("w"), Path("d"))[0]]
+    assert files == [Path("w/model-4.json"), Path("w/model-5.json")]
+    with pytest.raises(UserError, match=r"no row 'q': did you mean r or s\?"):
+        plan(table, ["q"], Path("w"), Path("d"))
+
+
+def test_hours_are_those_of_the_roofline_at_a_share_of_the_peak() -> None:
+    """docs/tpu.md: a step of 4,096 spans takes a v3-8 at least 825 ms of arithmetic."""
+    step = planned([("co/table4", "both")])[Path("W/models/cocondenser-marco")]
+    estimated = hours({Path("a"): step})
+    assert estimated["v3-8"] == pytest.approx(12552 * 0.825 / 3600 / 0.4, rel=0.01)
+    assert estimated["H100"] == pytest.approx(3.6, rel=0.05)
+    both = hours({Path("a"): step, Path("b"): step._replace(commands=[["cocondenser", "encode"]])})
+    assert both["v3-8"] == estimated["v3-8"]
+    assert both["H100"] == 2 * estimated["H100"]
+
+
+def test_figures_are_compared_within_the_tolerance(tmp_path: Path) -> None:
+    def goal(row: str, seed: int, *values: float, figure: float | None = 0.382) -> Goal:
+        file = tmp_path / f"{row}-{seed}.json"
+        per_query = {f"q{i}": {"MRR@10": value} for i, value in enumerate(values)}
+        mean = {"MRR@10": sum(values) / len(values)}
+        file.write_text(json.dumps({"mean": mean, "per_query": per_query}))
+        return Goal(row, "dev", file, {"MRR@10": figure}, "best")
+
+    goals = [
+        *(goal("good", seed, 0.377 + seed, 0.377 - seed) for seed in range(2)),
+        goal("best", 0, *[0.9] * 2),
+        goal("bad", 0, 0.37, 0.38),
+        goal("new", 0, *[0.5] * 2, figure=None),
+    ]
+    missing = Goal("late", "dev", tmp_path / "late.json", {"MRR@10": 0.1}, "best")
+    good, best, bad, new, late = compare_goals([*goals, missing], 0.005)
+    assert (good["measured"], good["deviation"]) == (pytest.approx(0.377), pytest.approx(0.0))
+    assert good["difference"] == pytest.approx(-0.005)
+    assert good["within"]
+    assert (best["p"], best["deviation"]) == (None, None)
+    assert (bad["within"], bad["difference"]) == (False, pytest.approx(-0.007))
+    assert (new["published"], new["difference"], new["within"]) == (None, None, None)
+    assert new["p"] == 0.5  # two queries, both worse: 2 of 4 assignments of signs
+    assert (late["measured"], late["published"], late["within"]) == (None, 0.1, None)
+    assert compare_goals(goals[3:4], 0.01)[0]["within"]
+
+
+def test_deviation_and_test_are_over_seeds(tmp_path: Path) -> None:
+    goals = []
+    for row, shift in (("a", 0.0), ("b", 0.1)):
+        for seed, mean in enumerate((0.2, 0.4, 0.6)):
+            file = tmp_path / f"{row}{seed}.json"
+            per_query = {f"q{i}": {"M": mean + shift} for i in range(10)}
+            file.write_text(json.dumps({"mean": {"M": mean + shift}, "per_query": per_query}))
+            goals.append(Goal(row, "t", file, {"M": None}, "a"))
+    first, second = compare_goals(goals, 0.0)
+    assert (first["measured"], first["deviation"]) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert first["p"] is None
+    assert second["p"] == pytest.approx(2 / 2**10)  # ten queries, all better
+
+
+# ---- on tiny data ----
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders for --workdir and --data."""
+    folder = tmp_path_factory.mktemp("papers")
+    write_data(folder / "data", folder / "work")
+    return folder / "work", folder / "data"
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("name", "row"), ALL_ROWS if os.environ.get("REPRODUCE") == "all" else ROWS_OF_EACH_KIND
+)
+def test_a_row_ends_in_its_figures(tiny: tuple[Path, Path], name: str, row: str) -> None:
+    table = TABLES[name]
+    goals, steps = plan(table, [row], *tiny)
+    run(steps, execute)
+    assert plan(table, [row], *tiny)[1] == {}
+    for comparison in compare_goals(goals, table["tolerance"]):
+        if comparison["test"] != "small_attention":  # a plot
+            assert -100 <= comparison["measured"] <= 100
+
+
+def test_those_rows_run_every_command() -> None:
+    def kinds(rows: Sequence[tuple[str, str]]) -> set[str]:
+        return {command[1] for command in commands_of(rows)}
+
+    assert kinds(ALL_ROWS) - kinds(ROWS_OF_EACH_KIND) == {"quickstart"}  # tests/quickstart

@@ -16,7 +16,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops
+from cocondenser_jax.model.flops import encode_flops, forward_flops
 from cocondenser_jax.pretrain import plan as module
 from cocondenser_jax.pretrain.experiment import step_settings
 from cocondenser_jax.pretrain.plan import (

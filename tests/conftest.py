@@ -30,6 +30,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -73,6 +74,23 @@ def _seed() -> None:
     np.random.seed(0)  # noqa: NPY002
     if "torch" in sys.modules:  # whoever draws with it has imported it
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Iterator[None]:
+    """Escapes what is not UTF-8 in the output of a test: workers cannot send it."""
+    return _escaped((yield))
+
+
+def _escaped(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {key: _escaped(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return type(value)(map(_escaped, value))
+    return value
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -49,10 +49,6 @@ def load_warm_start(
       store: the token store.
       settings: the `network_sizes` of the experiment.
       init_head_seed: draws a Condenser head or an MLM projection that is missing; None forbids it.
-
-    Raises:
-      UserError: if the model cannot be read, has another head than the settings ask for, or
-        another vocabulary than the store.
     """
     if (Path(name_or_folder) / "run.json").is_file():
         model_config, params, _ = load_run(Path(name_or_folder))

@@ -64,9 +64,6 @@ def export_folder(
         that has position embeddings.
       research_layout: put the Condenser head into `model.pt`, as in the published research
         checkpoints, rather than into `condenser_head.safetensors`.
-
-    Raises:
-      UserError: if `out` already holds something, or the tokenizer is missing or too large.
     """
     require_absent(out)
     _check_tokenizer(tokenizer_folder, config)

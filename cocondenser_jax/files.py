@@ -121,16 +121,12 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Yields the path of a new file that becomes `target` if the block succeeds.
+    """Yields the path of a new file, locked, that becomes `target` if the block succeeds.
 
     A block that fails leaves nothing, and an earlier `target` as it was. For arrays:
 
         with new_file(path) as partial, partial.open("wb") as file:
             np.savez(file, array)
-
-    Raises:
-      UserError: if it cannot be written there, `target` exists and is not a file, or another
-        process is writing it.
     """
     # A link such as /dev/stdout stays, and the file that it leads to is replaced.
     path = Path(os.path.realpath(target))

@@ -93,9 +93,7 @@ def lock_beside(path: Path) -> Path:
 
 
 def _holder(lock: Path) -> str:
-    try:
-        with lock.open(encoding="utf-8", errors="replace") as file:
-            text = "".join(filter(str.isprintable, file.read(200)))
-    except OSError:
-        text = ""
+    text = ""
+    with contextlib.suppress(OSError), lock.open(encoding="utf-8", errors="replace") as file:
+        text = "".join(filter(str.isprintable, file.read(200)))
     return text or "another process"

@@ -50,14 +50,11 @@ def train(
     """Pre-trains with the objective of an experiment, from the start or the run's last checkpoint.
 
     On several hosts each calls it, after `hosts.connect`, with a store of its own; only the first
-    reads and writes the run folder.
+    reads and writes the run folder; `checkpoint.py` says what it holds.
 
-    Args:
-      config: the experiment.
-      workdir: the run folder; `checkpoint.py` says what it holds.
-      warm_start: gives model and parameters to start from, or None for a new model. It is not
-        called for a run that resumes: what that run started from may be gone by then.
-      label: of the progress bar.
+    `warm_start` gives model and parameters to start from, or None for a new model. It is not called
+    for a run that resumes: what that run started from may be gone by then. The label is that of the
+    progress bar.
 
     Raises:
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.

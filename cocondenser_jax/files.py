@@ -20,6 +20,9 @@ from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.locks import LOCK, lock_beside, locked
 from cocondenser_jax.paths import plain_path
 
+# Called with the number of bytes of a file that were read since the last call.
+OnBytes = Callable[[int], object]
+
 CHECKSUMS = "sha256.json"
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
@@ -37,15 +40,14 @@ def read_lines(
     path: Path,
     *,
     max_bytes: int | None = None,
-    on_bytes: Callable[[int], object] = lambda n_bytes: None,
+    on_bytes: OnBytes = lambda n_bytes: None,
 ) -> Iterator[tuple[int, str]]:
     """Yields number, from 1, and text, without its end, of every line.
 
     Args:
       path: UTF-8 text, plain or compressed (.gz, .xz, .zst).
       max_bytes: a longer line is an error, and never held whole.
-      on_bytes: called with the number of bytes of the file consumed since the last call; they add
-        up to its size.
+      on_bytes: called with numbers of bytes that add up to the size of the file.
 
     Raises:
       UserError: naming file and line, if the file is missing or damaged, or the line is too long
@@ -119,16 +121,12 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Yields the path of a new file that becomes `target` if the block succeeds.
+    """Yields the path of a new file, locked, that becomes `target` if the block succeeds.
 
     A block that fails leaves nothing, and an earlier `target` as it was. For arrays:
 
         with new_file(path) as partial, partial.open("wb") as file:
             np.savez(file, array)
-
-    Raises:
-      UserError: if it cannot be written there, `target` exists and is not a file, or another
-        process is writing it.
     """
     # A link such as /dev/stdout stays, and the file that it leads to is replaced.
     path = Path(os.path.realpath(target))
@@ -174,20 +172,12 @@ def size_limit(name: str) -> int:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` to `path` as indented JSON, whole or not at all, with the folders it needs.
-
-    Raises:
-      UserError: if it cannot be written there.
-    """
+    """Writes `value` to `path` as indented JSON, whole or not at all, with the folders it needs."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file of at most MAX_LINE_BYTES, plain or compressed.
-
-    Raises:
-      UserError: if it is missing, damaged, larger, not UTF-8, or not JSON.
-    """
+    """Reads a JSON file of at most MAX_LINE_BYTES, plain or compressed."""
     try:
         with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
             data = file.read(MAX_LINE_BYTES + 1)
@@ -203,9 +193,6 @@ def read_json_items(path: Path) -> Iterator[Any]:
     """Yields the items of a JSON file that is one list, plain or compressed.
 
     The file may be larger than the memory, an item at most MAX_LINE_BYTES.
-
-    Raises:
-      UserError: as `read_json`, or if it is no list.
     """
     number = 0
     try:
@@ -265,11 +252,7 @@ def _require_small(size: int, what: str) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds an object.
-
-    Raises:
-      UserError: as `read_json`, or if it holds anything else.
-    """
+    """Reads a JSON file that must hold an object."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -317,11 +300,7 @@ def damaged_file(folder: Path) -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file only once the new one is on the disk: a kill or power cut loses neither.
-
-    Raises:
-      UserError: if it cannot be written there.
-    """
+    """Replaces a file only once the new one is on the disk: a kill or power cut loses neither."""
     # Lone surrogates, as in names that are not UTF-8, become what JSON calls them.
     with new_file(path) as partial, partial.open("w", -1, "utf-8", "backslashreplace") as file:
         file.write(text)

@@ -67,11 +67,7 @@ def locked(lock: Path, what: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int:
-    """Creates and locks a file, says in it who did, and returns its descriptor.
-
-    Raises:
-      BlockingIOError: if another process holds it.
-    """
+    """Creates and locks a file, says in it who did, and returns its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -97,9 +93,7 @@ def lock_beside(path: Path) -> Path:
 
 
 def _holder(lock: Path) -> str:
-    try:
-        with lock.open(encoding="utf-8", errors="replace") as file:
-            text = "".join(filter(str.isprintable, file.read(200)))
-    except OSError:
-        text = ""
+    text = ""
+    with contextlib.suppress(OSError), lock.open(encoding="utf-8", errors="replace") as file:
+        text = "".join(filter(str.isprintable, file.read(200)))
     return text or "another process"

@@ -31,9 +31,6 @@ def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
 
     A run that resumes after `first_step` steps first drops what was logged of later ones, so the
     files read as if the run had never stopped.
-
-    Raises:
-      UserError: if `metrics.jsonl` is damaged, or nothing can be written.
     """
     # tensorboardX 2.6.5's usual writer hangs once its thread has died of a full disk, as
     # TensorBoard's did (https://github.com/tensorflow/tensorboard/issues/6167): write directly.
@@ -66,10 +63,8 @@ def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
 def forget_steps_after(path: Path, step: int) -> None:
     """Cuts a `metrics.jsonl` back to the steps up to `step`, for a run that resumes from there.
 
-    A last line that a kill cut short is dropped too; a missing file becomes an empty one.
-
-    Raises:
-      UserError: if a line has no step; the file then stays as it is.
+    A last line that a kill cut short is dropped too; a missing file becomes an empty one, and a
+    damaged one stays as it is.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []

@@ -71,7 +71,7 @@ def load_config(
     tasks: Sequence[str] = (PRETRAINING,),
     complete: bool = True,
 ) -> ConfigDict:
-    """Loads an experiment file, applies overrides and checks every setting.
+    """Loads an experiment file, applies overrides, checks every setting; returns it locked.
 
     Args:
       spec: a path to a file with `get_config(argument)`, optionally followed by `:argument`. A path
@@ -80,12 +80,6 @@ def load_config(
       overrides: words of the form `--config.a.b=value`.
       tasks: the tasks that the caller runs.
       complete: whether the settings that have no default must be set.
-
-    Returns:
-      The locked config.
-
-    Raises:
-      UserError: if the file, the task, the name of a setting or a value is wrong.
     """
     name, argument = _split(spec)
     module = _load_module(_find(name))
@@ -114,11 +108,7 @@ def declared_settings(task: str) -> dict[str, Setting]:
 
 
 def check(config: ConfigDict, *, complete: bool = True) -> None:
-    """Checks names, types and values against the declarations.
-
-    Raises:
-      UserError: for the first setting that is unknown, missing, of another type or not allowed.
-    """
+    """Raises a UserError for the first setting whose name, type or value is not as declared."""
     task = config.get("task", PRETRAINING)
     if task not in DECLARED_IN:
         raise UserError(f"config.task is {task!r}; expected {' or '.join(DECLARED_IN)}")

@@ -32,15 +32,7 @@ def plain_name(path: Path) -> str:
 
 
 def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of every line that is not blank.
-
-    Args:
-      path: for messages.
-      lines: number, from 1, and text.
-
-    Raises:
-      UserError: with file and line, for a line of another form than the first one tells.
-    """
+    """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of every numbered line with text."""
     columns: Sequence[str] = ()
     for number, line in lines:
         where = f"{path}:{number}"

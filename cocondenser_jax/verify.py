@@ -94,9 +94,6 @@ def verify_checkpoint(
     Returns:
       The losses, the CLS vectors, and the gradient, as a whole and by part of the network. Of
       vectors the norm is shown, but all numbers are compared.
-
-    Raises:
-      UserError: if run, store or folder cannot be read, or belong to different models.
     """
     model_config, params, run = load_run(checkpoint, step)
     if "config" not in run:

@@ -44,15 +44,8 @@ def load_warm_start(
     shape the one that is drawn; where a head does not say what it reads, `skip_from` is that of the
     settings. The dropout rates and `late_mlm` are always those of the settings.
 
-    Args:
-      name_or_folder: a run folder, a Hugging Face folder, or the name of a model on the hub.
-      store: the token store.
-      settings: the `network_sizes` of the experiment.
-      init_head_seed: draws a Condenser head or an MLM projection that is missing; None forbids it.
-
-    Raises:
-      UserError: if the model cannot be read, has another head than the settings ask for, or
-        another vocabulary than the store.
+    The settings are the `network_sizes` of the experiment. A Condenser head or an MLM projection
+    that is missing is drawn from `init_head_seed`; None forbids it.
     """
     if (Path(name_or_folder) / "run.json").is_file():
         model_config, params, _ = load_run(Path(name_or_folder))

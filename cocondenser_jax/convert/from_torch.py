@@ -45,9 +45,6 @@ def import_folder(name_or_folder: str, out: Path, *, init_head: bool = False) ->
     """Writes a BERT or RoBERTa as a run folder that pre-training can start from.
 
     With `init_head`, a Condenser head or an MLM projection that is missing is drawn with seed 0.
-
-    Raises:
-      UserError: as `load_folder` does; or if `out` already holds something.
     """
     model_config, params = load_folder(name_or_folder, init_head_seed=0 if init_head else None)
     save_converted(out, model_config, params, load_tokenizer(name_or_folder), name_or_folder)
@@ -75,15 +72,12 @@ def load_folder(
 
     Returns:
       The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").
-
-    Raises:
-      UserError: if the model is not there, of another kind, or incomplete.
     """
     folder = _find(name_or_folder)
     backbone = _read_backbone_config(folder)
     tensors = _canonical(_read_weights(folder), backbone["model_type"], folder)
     tensors |= _read_head(folder)
-    n_found = _count_head_layers(tensors)
+    n_found = len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
     asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
     asked = {key: value for key, value in asked.items() if value is not None}
     found = ({"n_head_layers": n_found} if n_found else {}) | _read_head_config(folder)
@@ -107,9 +101,6 @@ def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     Returns:
       {name within the head, such as `0.output.dense.weight`: values}, empty where the folder has
       none, and `skip_from`.
-
-    Raises:
-      UserError: if it cannot be read.
     """
     tensors = _read_head(folder)
     middle = _read_backbone_config(folder)["num_hidden_layers"] // 2
@@ -245,10 +236,6 @@ def _canonical(
         if f"{projection}.decoder.bias" in renamed:
             renamed.setdefault(f"{projection}.bias", renamed[f"{projection}.decoder.bias"])
     return renamed
-
-
-def _count_head_layers(tensors: Mapping[str, np.ndarray]) -> int:
-    return len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
 
 
 def _new_heads(

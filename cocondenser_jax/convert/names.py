@@ -80,11 +80,7 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
 
 
 def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
-    """Returns the PyTorch tensors of a Flax parameter tree, float32, by their PyTorch names.
-
-    Raises:
-      ValueError: if the parameters are not those of `config`.
-    """
+    """Returns the PyTorch tensors of a Flax parameter tree, float32, by their PyTorch names."""
     flat = flatten_dict(params, sep="/")
     shapes = {path: tuple(leaf.shape) for path, leaf in flat.items()}
     expected = {path: tuple(leaf.shape) for path, leaf in _flat_shapes(config).items()}

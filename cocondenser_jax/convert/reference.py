@@ -65,12 +65,8 @@ class TorchCondenser(torch.nn.Module):
 def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
     """Loads an exported folder with transformers, and its Condenser head into transformers' layers.
 
-    Args:
-      folder: what `export_folder` wrote, in either layout, or a published research checkpoint.
-      attention: transformers' `attn_implementation`.
-
-    Raises:
-      UserError: if the folder is not a model.
+    It may be of either layout, or a published research checkpoint; `attention` is transformers'
+    `attn_implementation`.
     """
     tensors, skip_from = load_head(folder)
     with plain_path(folder) as plain:

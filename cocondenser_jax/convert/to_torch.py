@@ -1,6 +1,5 @@
 """Flax parameters → a Hugging Face folder that retrieval toolkits load as it is."""
 
-import dataclasses
 import html
 import io
 import json
@@ -64,9 +63,6 @@ def export_folder(
         that has position embeddings.
       research_layout: put the Condenser head into `model.pt`, as in the published research
         checkpoints, rather than into `condenser_head.safetensors`.
-
-    Raises:
-      UserError: if `out` already holds something, or the tokenizer is missing or too large.
     """
     require_absent(out)
     _check_tokenizer(tokenizer_folder, config)
@@ -119,7 +115,7 @@ def _limit_tokens(path: Path, length: int) -> None:
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:
-    sizes = {k: v for k, v in dataclasses.asdict(config).items() if k not in HEAD_FIELDS}
+    sizes = {k: v for k, v in config.to_dict().items() if k not in HEAD_FIELDS}
     return {
         "architectures": [ARCHITECTURES[config.model_type]],
         **sizes,

@@ -96,17 +96,10 @@ def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[st
 def make_batch(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> Batch:
-    """Returns one host's `n_rows / n_hosts` rows of the batch of a step.
+    """Returns the `n_rows / n_hosts` rows of one host of the batch of a step; both count from 0.
 
     Examples come in the order of `example_order`. A pair is two different spans of a document,
     uniform over ordered pairs; a cloze is described at `split_sentence`.
-
-    Args:
-      store: the tokenised corpus.
-      spec: seed, size and kind of the batch.
-      step: counts from 0.
-      host: which of `n_hosts` equal parts, from 0.
-      n_hosts: number of parts.
     """
     examples_I = batch_examples(store, spec, step, host=host, n_hosts=n_hosts)
     content, capacity = spec.length - 2, mask_capacity(spec.length)
@@ -118,12 +111,10 @@ def make_batch(
     spans_S = examples_I
     if spec.example == "pair":
         spans_S = _two_spans(store, examples_I, choice_S.reshape(-1, 2)).reshape(-1)
-    ids_SxC, starts_SxC, n_tokens_S = store.read_spans(spans_S, content)
+    texts = store.read_spans(spans_S, content)
     if spec.example == "cloze":
-        choice_Ix2 = choice_S.reshape(-1, 2)
-        ids_SxC, starts_SxC, n_tokens_S = split_sentence(
-            ids_SxC, starts_SxC, n_tokens_S, choice_Ix2
-        )
+        texts = split_sentence(*texts, choice_S.reshape(-1, 2))
+    ids_SxC, starts_SxC, n_tokens_S = texts
     n_tokens_S = cut_short(starts_SxC, n_tokens_S, cut_S, spec.short_span_prob)
     masked = mask_whole_words(
         ids_SxC,
@@ -154,11 +145,7 @@ def read_batches(
     host: int = 0,
     n_hosts: int = 1,
 ) -> Iterator[Batch]:
-    """Yields the batches of steps `first_step` to `n_steps - 1`, prepared ahead in threads.
-
-    Raises:
-      UserError: if the batch cannot be filled or split over the hosts.
-    """
+    """Yields the batches of steps `first_step` to `n_steps - 1`, prepared ahead in threads."""
     if spec.batch_size % n_hosts:
         raise UserError(
             f"config.data.batch_size {spec.batch_size} is not a multiple of {n_hosts} hosts"

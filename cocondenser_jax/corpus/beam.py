@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Documents(tfds.core.BeamBasedBuilder):
             | beam.Reshuffle()  # else one worker would read them all
             | beam.FlatMap(_read)
             | beam.Map(lambda document: (_digest(document.text), document))
-            | beam.CombinePerKey(_first)
+            | beam.CombinePerKey(lambda copies: min(copies, key=attrgetter("id")))
             | beam.MapTuple(lambda digest, first: (digest, {"id": first.id, "text": first.text}))
         )
 
@@ -81,10 +82,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _first(copies: Sequence[Document]) -> Document:
-    return min(copies, key=lambda document: document.id)
-
-
 def main() -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -102,15 +99,9 @@ def main() -> int:
 
 
 def build(source: str, out: str, options: Sequence[str]) -> str:
-    """Runs the builder; returns the folder that it made.
+    """Runs the builder, with flags of Beam; returns the folder that it made in `out`.
 
-    Args:
-      source: a file or folder, of any file system that Beam knows.
-      out: the folder of all datasets.
-      options: flags of Beam, such as `--runner=DataflowRunner`.
-
-    Raises:
-      UserError: if the source has no file, a file is broken, or the dataset already exists.
+    The source is a file or folder of any file system that Beam knows.
     """
     builder = Documents(_source_files(source), out)
     if builder.data_path.exists():

@@ -39,7 +39,7 @@ def build_store(
     max_tokens: int = 128,
     shard: tuple[int, int] = (0, 1),
 ) -> dict[str, Any]:
-    """Cuts and tokenises a corpus into a store.
+    """Cuts and tokenises a corpus into a store; returns its manifest.
 
     A document that is empty, has exactly the text of an earlier one, or has no span that is long
     enough is dropped and counted.
@@ -51,12 +51,6 @@ def build_store(
       max_tokens: longest span in tokens, [CLS] and [SEP] included.
       shard: (i, n): keep the documents whose text's hash is i modulo n. Copies of a document
         fall into the same shard, so they are found whatever n is.
-
-    Returns:
-      The manifest.
-
-    Raises:
-      UserError: if an argument or the corpus is wrong, or no document remains.
     """
     index, n_shards = shard
     if not 0 <= index < n_shards:

@@ -14,12 +14,7 @@ _LONGEST_NAME = 200  # a file name that no file system takes would raise an erro
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of a store, or of one shard.
-
-    Raises:
-      UserError: if there is none, or it has another version, lacks what the store is opened by, or
-        names a file outside the folder.
-    """
+    """Reads and checks the manifest of a store, or of one shard."""
     file = folder / "manifest.json"
     if not file.exists():
         raise UserError(f"{folder} is not a store, or is unfinished: it has no manifest.json")

@@ -90,7 +90,6 @@ def mask_whole_words(
     positions_NxM = np.where(used_NxM, columns_NxM, 0)
     labels_NxM = np.take_along_axis(ids_NxC, positions_NxM, axis=1)
 
-    action_NxM = action_NxM[:, :capacity]
     share_NxM = (action_NxM >> np.uint64(32)) / 2.0**32
     random_NxM = ordinary_ids[(action_NxM & np.uint64(0xFFFFFFFF)) % np.uint64(len(ordinary_ids))]
     replacement_NxM = np.where(

@@ -32,9 +32,6 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
       and whose docstring has at least two paragraphs. The docstring is `inspect.cleandoc`'s
       without lines that only underline. Repeated docstrings are dropped; repeated names get #2,
       #3 …. The order is that of `packages`, then of file names, then of lines.
-
-    Raises:
-      UserError: if a named package, or every default one, is not installed.
     """
     roots = {package: _find(package) for package in packages or DEFAULT_PACKAGES}
     missing = [package for package, root in roots.items() if root is None]

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from itertools import chain, groupby
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError, first_line, first_three, visible
-from cocondenser_jax.files import read_lines, without_surrogates
+from cocondenser_jax.files import OnBytes, read_lines, without_surrogates
 from cocondenser_jax.paths import plain_path
 from cocondenser_jax.tables import PASSAGE_FILES, plain_name, read_rows
 
@@ -37,9 +37,7 @@ class Document(NamedTuple):
     spans: tuple[str, ...] | None = None
 
 
-def read_documents(
-    source: str, on_bytes: Callable[[int], object] = lambda n_bytes: None
-) -> Iterator[Document]:
+def read_documents(source: str, on_bytes: OnBytes = lambda n_bytes: None) -> Iterator[Document]:
     """Streams the documents of a source, always in the same order.
 
     Args:
@@ -49,8 +47,7 @@ def read_documents(
         `id`, else the line number) or `.tsv` (see `tables`; URLs are not read), each also
         compressed; a folder (see `choose_files`); `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`;
         `tfds:NAME_OR_FOLDER[:SPLIT]`.
-      on_bytes: called with the number of bytes of local files consumed since the last call;
-        they add up to `source_bytes`.
+      on_bytes: called with numbers of bytes of local files that add up to `source_bytes`.
 
     Yields:
       One document at a time; at most one is in memory.
@@ -79,7 +76,7 @@ def _scheme(source: str) -> str | None:
     return name if name in ("pydocs", "hf", "tfds") else None
 
 
-def _open_source(source: str, on_bytes: Callable[[int], object]) -> Iterator[Document]:
+def _open_source(source: str, on_bytes: OnBytes) -> Iterator[Document]:
     name = source.partition(":")[2]
     match _scheme(source):
         case "pydocs":
@@ -127,17 +124,11 @@ def choose_files(paths: Iterable[str]) -> list[str]:
 
 
 def read_file(
-    path: Path, prefix: str, on_bytes: Callable[[int], object] = lambda n_bytes: None
+    path: Path, prefix: str, on_bytes: OnBytes = lambda n_bytes: None
 ) -> Iterator[Document]:
-    """Streams the documents of one file.
+    """Streams the documents of one of ACCEPTED_FILES, as `read_documents`; there may be none.
 
-    Args:
-      path: one of ACCEPTED_FILES.
-      prefix: put before line numbers that serve as ids.
-      on_bytes: see `read_documents`.
-
-    Raises:
-      UserError: as `read_documents`, except that a file may hold no documents.
+    The prefix is put before line numbers that serve as ids.
     """
     if plain_name(path).endswith(".tsv"):
         rows = read_rows(path, _lines(path, on_bytes))
@@ -146,9 +137,7 @@ def read_file(
     return read(path, prefix, on_bytes)
 
 
-def _text_documents(
-    path: Path, prefix: str, on_bytes: Callable[[int], object]
-) -> Iterator[Document]:
+def _text_documents(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document]:
     """Yields a document per line, or per block of lines if blank lines separate any."""
     has_blocks = _has_blank_lines(path)
 
@@ -175,9 +164,7 @@ def _has_blank_lines(path: Path) -> bool:
     return next(blocks, False) and next(blocks, False)
 
 
-def _json_documents(
-    path: Path, prefix: str, on_bytes: Callable[[int], object]
-) -> Iterator[Document]:
+def _json_documents(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document]:
     for number, text in _lines(path, on_bytes):
         if not text.strip():
             continue
@@ -191,9 +178,7 @@ def _json_documents(
         yield _to_document(record, f"{prefix}{number}", where)
 
 
-def _lines(
-    path: Path, on_bytes: Callable[[int], object] = lambda n_bytes: None
-) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> Iterator[tuple[int, str]]:
     return read_lines(path, max_bytes=MAX_DOCUMENT_BYTES, on_bytes=on_bytes)
 
 

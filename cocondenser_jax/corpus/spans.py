@@ -78,12 +78,7 @@ def cut_documents(
 
     Consecutive sentences are packed greedily. A sentence longer than a span is cut between
     words, and a word longer than a span is truncated. A document that comes as `spans` keeps
-    them, each truncated between words where it is too long.
-
-    Args:
-      documents: what to cut.
-      tokenizer: of BERT's or RoBERTa's kind.
-      max_tokens: longest span in tokens, [CLS] and [SEP] included.
+    them, each truncated between words where it is too long. `max_tokens` includes [CLS] and [SEP].
 
     Returns:
       For each document its spans of at least MIN_TOKENS content tokens, in the order of the

@@ -125,31 +125,22 @@ class TokenStore:
           ids_NxL: int32, 0 after a span's end.
           starts_NxL: uint8, 1 where a token starts a word, 2 where it starts a sentence too.
           n_tokens_N: int32, content tokens returned of each span.
-
-        Raises:
-          IndexError: if a number is outside the store.
         """
         spans_N = np.asarray(spans_N, np.int64)
         if len(spans_N) and not 0 <= spans_N.min() <= spans_N.max() < self.n_spans:
             raise IndexError(f"span numbers must be in [0, {self.n_spans})")
         width = min(length, self.max_tokens - 2)
-        if len(self._parts) == 1:
-            ids, starts, n_tokens = read_windows(self._parts[0], spans_N, width)
-        else:
-            ids = np.empty((len(spans_N), width), np.int32)
-            starts = np.empty((len(spans_N), width), np.uint8)
-            n_tokens = np.empty(len(spans_N), np.int32)
-            first = 0
-            for part in self._parts:
-                n_spans = len(part.span_offsets) - 1
-                rows = np.flatnonzero((spans_N >= first) & (spans_N < first + n_spans))
-                read = read_windows(part, spans_N[rows] - first, width)
-                ids[rows], starts[rows], n_tokens[rows] = read
-                first += n_spans
-        if width < length:
-            padding = ((0, 0), (0, length - width))
-            ids, starts = np.pad(ids, padding), np.pad(starts, padding)
-        return ids, starts, n_tokens
+        ids_NxL = np.zeros((len(spans_N), length), np.int32)
+        starts_NxL = np.zeros((len(spans_N), length), np.uint8)
+        n_tokens_N = np.zeros(len(spans_N), np.int32)
+        first = 0
+        for part in self._parts:
+            end = first + len(part.span_offsets) - 1
+            rows = np.flatnonzero((spans_N >= first) & (spans_N < end))
+            read = read_windows(part, spans_N[rows] - first, width)
+            ids_NxL[rows, :width], starts_NxL[rows, :width], n_tokens_N[rows] = read
+            first = end
+        return ids_NxL, starts_NxL, n_tokens_N
 
 
 def open_store(path: Path) -> TokenStore:
@@ -159,10 +150,6 @@ def open_store(path: Path) -> TokenStore:
       path: the folder that `build_store` wrote, or that holds the shards it wrote; or several of
         them, separated by commas, each with the number of passes over it in an epoch before it if
         that is not 1: `stores/wikipedia,2*stores/books`.
-
-    Raises:
-      UserError: if it is not a store, a shard or file is missing or has the wrong size, or shards
-        or stores do not belong together.
     """
     path = Path(path)
     weighted = _weighted_folders(path)
@@ -199,11 +186,7 @@ def open_store(path: Path) -> TokenStore:
 
 
 def verify_store(path: Path) -> None:
-    """Reads every file of a store and compares its checksum with the manifest.
-
-    Raises:
-      UserError: if the store does not open, or a file has changed.
-    """
+    """Opens a store, reads every file and compares its checksum with the manifest."""
     open_store(path)
     for _, store in _weighted_folders(Path(path)):
         for folder in _part_folders(store):

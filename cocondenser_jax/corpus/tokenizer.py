@@ -72,9 +72,6 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
       name_or_folder: a folder with `tokenizer.json`, with `vocab.txt` (WordPiece; lower-casing
         as `tokenizer_config.json` says, else lower-cased if no entry has a capital), or with
         `vocab.json` and `merges.txt` (byte-level BPE); or a name on the Hugging Face hub.
-
-    Raises:
-      UserError: if there is no such tokenizer, or it is of neither kind.
     """
     folder = Path(name_or_folder)
     if folder.is_dir():
@@ -131,10 +128,7 @@ def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> tuple[li
 def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int = 512) -> None:
     """Writes the files from which `transformers.AutoTokenizer` loads the same tokenizer.
 
-    Args:
-      tokenizer: what to save.
-      folder: an existing folder.
-      model_max_length: longest input of the model in tokens, special tokens included.
+    The longest input of the model counts special tokens, too. The folder must exist.
     """
     kind, backend = tokenizer.kind, tokenizer.backend
     with plain_path(folder) as plain:
@@ -161,11 +155,7 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
 
 
 def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
-    """Wraps a tokenizer, switching off what would change the tokens of plain text.
-
-    Raises:
-      UserError: if it is neither BERT's nor RoBERTa's kind, or lacks a special token.
-    """
+    """Wraps a tokenizer, switching off what would change the tokens of plain text."""
     backend.no_padding()
     backend.no_truncation()
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.

@@ -85,13 +85,7 @@ class WordTable:
 
 
 def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") -> Tokens:
-    """Returns the tokenizer's own tokens of words, at least one.
-
-    Args:
-      tokenizer: called with many words at a time, for speed.
-      words: without a space in them.
-      space: what stands before the first, " " or nothing.
-    """
+    """Returns the tokenizer's own tokens of words, at least one, with `space` before the first."""
     firsts = range(0, len(words), ENCODE_WORDS)
     texts = [space + " ".join(words[first : first + ENCODE_WORDS]) for first in firsts]
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)

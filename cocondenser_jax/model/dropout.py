@@ -14,11 +14,9 @@ _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio, odd: consecutive multiples are spre
 
 
 def fold_in(seeds: jax.Array | None, numbers: jax.Array | int) -> jax.Array | None:
-    """Returns seeds (uint32) of numbered parts; their shapes broadcast from the left.
+    """Returns seeds (uint32) of numbered parts, None (no dropout) for None.
 
-    Args:
-      seeds: uint32; None, which is returned, for no dropout.
-      numbers: integers; further axes number the parts of each seed.
+    Shapes broadcast from the left: further axes of the numbers are the parts of each seed.
     """
     if seeds is None:
         return None
@@ -30,10 +28,7 @@ def fold_in(seeds: jax.Array | None, numbers: jax.Array | int) -> jax.Array | No
 def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
     """Zeroes elements of `x` with probability `rate`, and scales the others by 1 / (1 - rate).
 
-    Args:
-      x: activations.
-      rate: the share of elements to zero.
-      seeds: uint32, one for each row along the last axis of `x`; None for no dropout.
+    There is one seed (uint32) for each row along the last axis of `x`; None is for no dropout.
     """
     if seeds is None or rate == 0.0:
         return x

@@ -8,18 +8,12 @@ from cocondenser_jax.model.config import ModelConfig
 
 
 def encode_flops(config: ModelConfig, length: int) -> int:
-    """Returns the operations for the CLS vector of one span of `length` tokens."""
+    """Returns the operations for the CLS vector of one span of `length` tokens with padding."""
     return _backbone(config, length, rows=1)
 
 
 def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
-    """Returns the operations of the whole Condenser for one span.
-
-    Args:
-      config: the network.
-      length: tokens of the span, padding included.
-      n_masked: slots for masked tokens.
-    """
+    """Returns the operations of the whole Condenser for one span with `n_masked` mask slots."""
     predictions = n_masked * ((config.n_head_layers > 0) + config.late_mlm)
     late_rows = 1 + (n_masked if config.late_mlm else 0)
     head = 0

@@ -51,11 +51,7 @@ FREE_SETTINGS = (
 def open_run(
     workdir: Path, config: ConfigDict, model_config: ModelConfig, store: TokenStore
 ) -> None:
-    """Creates the run folder, or checks that the one there belongs to this experiment.
-
-    Raises:
-      UserError: if the folder holds something else, or a run with other settings (which differ).
-    """
+    """Creates the run folder, or checks that the one there belongs to this experiment."""
     run = {
         "config": config.to_dict(),
         "model": model_config.to_dict(),
@@ -145,9 +141,6 @@ def restore_latest(manager: ocp.CheckpointManager, workdir: Path, like: TrainSta
     """Returns a run's latest intact state, with NumPy arrays of the shapes of `like`.
 
     Later ones that are damaged are moved out of the way, to `damaged/` in the run folder.
-
-    Raises:
-      UserError: if none is intact.
     """
     step, restored = _newest_intact(
         manager, workdir, params=like.params, optimizer=like.optimizer_state
@@ -166,9 +159,6 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
 
     Returns:
       The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.
-
-    Raises:
-      UserError: if there is no such run or checkpoint, or it is damaged.
     """
     if not (workdir / "run.json").is_file():
         raise UserError(f"{workdir} is not a run folder: it has no run.json")
@@ -191,11 +181,7 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
 def save_converted(
     out: Path, model_config: ModelConfig, params: Any, tokenizer: SpanTokenizer, source: str
 ) -> None:
-    """Writes parameters that come from elsewhere as a run folder that a run can start from.
-
-    Raises:
-      UserError: if `out` already holds something.
-    """
+    """Writes parameters that come from elsewhere as a run folder that a run can start from."""
     with new_folder(out) as folder:
         (folder / "tokenizer").mkdir()
         save_tokenizer(tokenizer, folder / "tokenizer", model_config.max_length)
@@ -225,11 +211,7 @@ def _newest_intact(
 def _restore(
     manager: ocp.CheckpointManager, workdir: Path, step: int, **like: Any
 ) -> dict[str, Any]:
-    """Reads items of a checkpoint as NumPy arrays of the shapes of `like`.
-
-    Raises:
-      UserError: if it is damaged.
-    """
+    """Reads items of an intact checkpoint as NumPy arrays of the shapes of `like`."""
     folder = workdir / "checkpoints" / str(step)
     for item in like:
         if (name := damaged_file(folder / item)) is not None:

@@ -20,17 +20,9 @@ AUTO = "auto"
 def connect(coordinator: str, n_hosts: int | None, host: int | None, *, heartbeat: int) -> None:
     """Joins the other hosts; to be called before anything else of JAX.
 
-    From then on JAX ends this process by abort() when another host was silent for `heartbeat`
-    seconds.
-
-    Args:
-      coordinator: address and port of host 0; `auto` to learn it from a TPU pod, Slurm or Open MPI.
-      n_hosts: how many there are; None with `auto`.
-      host: which one this is, from 0; None with `auto`.
-      heartbeat: in seconds.
-
-    Raises:
-      UserError: with `auto`, where the environment does not say.
+    The coordinator is address and port of host 0; with `auto` a TPU pod, Slurm or Open MPI tells
+    it, the number of hosts and that of this one. From then on JAX ends this process by abort() when
+    another host was silent for `heartbeat` seconds.
     """
     address = None if coordinator == AUTO else coordinator
     try:
@@ -57,11 +49,7 @@ def stop_after(step: int) -> bool:
 
 
 def from_first(tree: Any) -> Any:
-    """Returns host 0's arrays, on every host.
-
-    Args:
-      tree: the arrays; on the other hosts anything of the same shapes and types.
-    """
+    """Returns host 0's arrays; the other hosts pass anything of the same shapes and types."""
     if jax.process_count() == 1:
         return tree
     if not is_first():
@@ -70,10 +58,9 @@ def from_first(tree: Any) -> Any:
 
 
 def agree(mine: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns host 0's facts, JSON values by name, on every host.
+    """Returns host 0's facts, JSON values by name, on every host, where none may differ.
 
-    Raises:
-      UserError: if one of them differs here; None stands for a fact that only host 0 knows.
+    None stands for a fact that only host 0 knows.
     """
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8).astype(np.int32)
     length = int(from_first(np.int32(len(text))))

@@ -20,13 +20,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.locks import held
 from cocondenser_jax.metrics import metrics_log
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain import checkpoint, hosts, signals
-from cocondenser_jax.pretrain.experiment import (
-    batch_spec,
-    network_sizes,
-    run_length,
-    step_settings,
-)
+from cocondenser_jax.pretrain import checkpoint, experiment, hosts, signals
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, report_step
 from cocondenser_jax.pretrain.plan import least_seconds
 from cocondenser_jax.pretrain.step import (
@@ -56,29 +50,24 @@ def train(
     """Pre-trains with the objective of an experiment, from the start or the run's last checkpoint.
 
     On several hosts each calls it, after `hosts.connect`, with a store of its own; only the first
-    reads and writes the run folder.
+    reads and writes the run folder; `checkpoint.py` says what it holds.
 
-    Args:
-      config: the experiment.
-      workdir: the run folder; `checkpoint.py` says what it holds.
-      warm_start: gives model and parameters to start from, or None for a new model. It is not
-        called for a run that resumes: what that run started from may be gone by then.
-      label: of the progress bar.
+    `warm_start` gives model and parameters to start from, or None for a new model. It is not called
+    for a run that resumes: what that run started from may be gone by then. The label is that of the
+    progress bar.
 
     Raises:
-      UserError: if the settings do not fit each other, the data, or the run that is there, or
-        another process trains it.
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
-    spec = batch_spec(config)
+    spec = experiment.batch_spec(config)
     stopped = False
     with contextlib.ExitStack() as stack:
         stop_after = stack.enter_context(_stop_signals())
         if hosts.is_first():
             stack.enter_context(held(workdir))
         store = open_store(Path(config.data.store))
-        n_steps = run_length(config, store)
-        settings = step_settings(config, n_steps)
+        n_steps = experiment.run_length(config, store)
+        settings = experiment.step_settings(config, n_steps)
         model_config, params = _model_and_params(config, workdir, store, warm_start)
         check_batch(spec, config.train.chunk_size, model_config.max_length, jax.device_count())
         train_step = mapped_step(model_config, settings)
@@ -185,9 +174,8 @@ def _model_and_params(
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)
         if model_config is None:
-            model_config, params = warm_start() or new_model(
-                network_sizes(config), config.seed, store
-            )
+            sizes = experiment.network_sizes(config)
+            model_config, params = warm_start() or new_model(sizes, config.seed, store)
     model = model_config.to_dict() if model_config else None
     agreed = hosts.agree({"config": config.to_dict(), "data": store.sha256, "model": model})
     model_config = ModelConfig(**agreed["model"])

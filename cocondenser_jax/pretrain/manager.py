@@ -61,9 +61,6 @@ def _seal(folder: Path) -> None:
     Orbax notices much damage, but no flipped bit of an array, and has no checksums of its own (seen
     with orbax-checkpoint 0.12.8, as is the temporary folder's name). Its remaining files are
     written last and not needed to read the items.
-
-    Raises:
-      OSError: if an array of an item was not written.
     """
     (partial,) = folder.glob("*.orbax-checkpoint-tmp*")
     for item in ITEMS:

@@ -53,11 +53,8 @@ def inverse_cloze_sum(cls_SxD: jax.Array, axis_name: str | None = None) -> jax.A
 
     Equations 7 and 8 of Lee, Chang & Toutanova, arXiv 1906.00300: for sentence q_i taken out of
     text b_i, L = -log exp<q_i, b_i> / sum over k of exp<q_i, b_k>, where k runs over the texts of
-    all devices of all hosts.
-
-    Args:
-      cls_SxD: float32 CLS vectors; row 2i is a sentence, row 2i + 1 its text.
-      axis_name: as in `corpus_contrastive_sum`.
+    all devices of all hosts. Row 2i of `cls_SxD` is a sentence, row 2i + 1 its text; otherwise as
+    `corpus_contrastive_sum`.
     """
     texts_AxD, own_I = _gather(cls_SxD[1::2], axis_name)
     return _cross_entropy_sum(_inner_products(cls_SxD[::2], texts_AxD), own_I)

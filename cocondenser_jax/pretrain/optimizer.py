@@ -34,11 +34,9 @@ def learning_rate_schedule(settings: AdamW) -> optax.Schedule:
 
 def decay_mask(params: Any) -> Any:
     """Returns a tree of booleans: true for matrices, false for biases and LayerNorm."""
-
-    def decays(path: tuple[Any, ...], _: jax.Array) -> bool:
-        return path[-1].key in ("kernel", "embedding")
-
-    return jax.tree_util.tree_map_with_path(decays, params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: path[-1].key in ("kernel", "embedding"), params
+    )
 
 
 def make_optimizer(settings: AdamW) -> optax.GradientTransformation:

@@ -26,12 +26,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
-from cocondenser_jax.pretrain.experiment import (
-    batch_spec,
-    network_sizes,
-    run_length,
-    step_settings,
-)
+from cocondenser_jax.pretrain import experiment
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import (
     LossSettings,
@@ -94,19 +89,16 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
       {quantity: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
       collectives per step with their bytes, and the roofline of a step and of the whole run. Where
       it does not fit, only what is known without a compiled program.
-
-    Raises:
-      UserError: if libtpu is missing, topology, batch and chunk do not fit each other, or not even
-        chunks of one span fit.
     """
     vocab_size, pad_token_id = VOCABULARIES.get(config.model.model_type, (0, 0))
-    sizes = network_sizes(config)
+    sizes = experiment.network_sizes(config)
     model_config = ModelConfig(**sizes, vocab_size=vocab_size, pad_token_id=pad_token_id)
     n_steps = config.train.steps
     if not n_steps and config.data.store:
-        n_steps = run_length(config, open_store(Path(config.data.store)))
+        n_steps = experiment.run_length(config, open_store(Path(config.data.store)))
     find = largest_chunk if search_chunk else plan_step
-    return find(model_config, step_settings(config, n_steps), batch_spec(config), topology)
+    settings = experiment.step_settings(config, n_steps)
+    return find(model_config, settings, experiment.batch_spec(config), topology)
 
 
 def plan_step(

@@ -104,12 +104,8 @@ def loss_and_gradient(
     global batch (`token_mean`), or summed within a span and averaged over spans as in equations 5
     and 7 of arXiv 2108.05540 (`span_sum`). L_co is the mean of the objective's contrastive loss.
 
-    Args:
-      model_config: the network.
-      settings: of the loss.
-      params: of the network.
-      step: seeds the dropout.
-      batch: a device's part; to be mapped with the axis name `AXIS`.
+    To be mapped with the axis name `AXIS` over devices, each with its part of the batch. The step
+    seeds the dropout.
     """
     objective = OBJECTIVES[settings.objective]
     model = Condenser(model_config, dtype=jnp.dtype(settings.dtype))

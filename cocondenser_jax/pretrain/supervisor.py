@@ -26,13 +26,9 @@ _LOST_HOST = (
 def run_on_hosts(
     run: Callable[[], None], coordinator: str | None, n_hosts: int | None, host: int | None
 ) -> int:
-    """Calls `run` after joining the other hosts, and returns the exit status.
+    """Calls `run` after joining the other hosts as `hosts.connect` does; returns the exit status.
 
-    Without a coordinator there are none, and it is called at once. See `hosts.connect` for the
-    arguments.
-
-    Raises:
-      UserError: if the arguments do not fit each other.
+    Without a coordinator there are none, and it is called at once.
     """
     if coordinator in (None, "auto"):
         if (n_hosts, host) != (None, None):

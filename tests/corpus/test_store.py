@@ -324,7 +324,7 @@ def test_shards_that_do_not_belong_together_do_not_open(
     with pytest.raises(UserError, match=r"lacks shard-00001-of-00003$"):
         open_store(folder)
     build_store(corpus, tokenizer_folders["bert"], folder, max_tokens=MAX_TOKENS + 1, shard=(1, 3))
-    with pytest.raises(UserError, match="differs from shard-00000-of-00003 in its max_tokens"):
+    with pytest.raises(UserError, match=r"differs from .*00000-of-00003 in its max_tokens"):
         open_store(folder)
     shutil.rmtree(folder / "shard-00001-of-00003")
     build_store(corpus, tokenizer_folders["roberta"], folder, max_tokens=MAX_TOKENS, shard=(1, 3))

@@ -38,7 +38,7 @@ class LayerEntropies(NamedTuple):
 
 
 def compare_models(
-    folders: Sequence[Path], source: Path, *, n_texts: int, seed: int, max_tokens: int
+    folders: Sequence[Path], source: Path, *, n_texts: int, seed: int, passage_length: int
 ) -> tuple[dict[str, Any], Panel]:
     """Measures the attention of CLS in several encoders, on the same texts.
 
@@ -47,31 +47,28 @@ def compare_models(
       source: a data folder, its file of passages, or a .txt with one text per line.
       n_texts: how many of these to draw with `seed`; all where there are fewer.
       seed: of the draw.
-      max_tokens: kept of a text.
+      passage_length: tokens kept of a text.
 
     Returns:
       What was measured, {texts: their number, seed, passage_length, models: {name: {folder,
       entropy, uniform}}}, and the plot.
-
-    Raises:
-      UserError: for a model or texts that cannot be read, or as `layer_entropies`.
     """
     # All are loaded first, so that a wrong folder is reported before anything is measured.
     encoders: dict[str, tuple[Path, Any]] = {
         f"{name}, {tower}" if tower else name: (folder, encoder)
         for name, folder in legend_names(folders).items()
-        for tower, encoder in towers(load_retriever(folder, passage_length=max_tokens)).items()
+        for tower, encoder in towers(load_retriever(folder, passage_length=passage_length)).items()
     }
     texts = _draw_texts(source, n_texts, seed)
     entropies = {
-        name: layer_entropies(encoder.model, encoder.tokenizer, texts, max_tokens)
+        name: layer_entropies(encoder.model, encoder.tokenizer, texts, passage_length)
         for name, (_, encoder) in encoders.items()
     }
     models = {
         name: {"folder": str(encoders[name][0]), **found._asdict()}
         for name, found in entropies.items()
     }
-    settings = {"seed": seed, "passage_length": max_tokens}
+    settings = {"seed": seed, "passage_length": passage_length}
     return {"texts": len(texts), **settings, "models": models}, entropy_panel(entropies)
 
 

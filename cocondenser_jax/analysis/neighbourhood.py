@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cocondenser_jax.analysis.plots import Curve, Panel, legend_names
-from cocondenser_jax.collection.trec import ranked, read_run
+from cocondenser_jax.collection.trec import first_passages, read_run
 from cocondenser_jax.errors import UserError
 
 Rankings = Mapping[str, Sequence[str]]  # query -> passages, best first, none twice
@@ -18,17 +18,11 @@ def compare_runs(
 ) -> tuple[dict[str, Any], Panel]:
     """Measures how much of the top n of a TREC run lies in the top k of others, for every k.
 
-    Args:
-      stage1: the files of the others.
-      stage2: the file of the run whose first n passages are a query's neighbourhood.
-      sizes: the values of n.
+    The neighbourhoods are of `stage2`, the sizes the values of n.
 
     Returns:
       What was measured, {stage2: file, queries: their number, stage1: {name: {run: file, recall:
       {n: values by k}}}}, and the plot.
-
-    Raises:
-      UserError: for a run that cannot be read, or as `neighbourhood_recall`.
     """
     neighbours, runs, recalls = _read_rankings(stage2), {}, {}
     for name, path in legend_names(stage1).items():
@@ -42,7 +36,7 @@ def compare_runs(
 
 def _read_rankings(path: Path) -> Rankings:
     run = read_run(path)
-    return {query: [passage for passage, _ in ranked(scores)] for query, scores in run.items()}
+    return {query: first_passages(scores) for query, scores in run.items()}
 
 
 def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarray:
@@ -53,13 +47,9 @@ def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarr
     stage 2 has fewer than n passages for a query, their number takes the place of n: 1.0 means that
     its whole neighbourhood was found.
 
-    Args:
-      stage1: the rankings that are read to depth k; K is the length of the longest.
-      stage2: the rankings whose first n passages are a query's neighbourhood.
-      n: size of the neighbourhood, from 1.
-
     Returns:
-      Recall in [0, 1]; position k - 1 is that of depth k. It never falls.
+      Recall in [0, 1]; position k - 1 is that of depth k. It never falls. K is the length of the
+      longest ranking of stage 1.
 
     Raises:
       UserError: if no query has n passages in stage 2, or none is in both stages.

@@ -14,16 +14,8 @@ _MAX_PASSAGE = 400  # characters of a passage that the page shows
 def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str]) -> None:
     """Writes the page, whole or not at all; an older one is replaced.
 
-    The page loads nothing, runs no script, and follows the reader's light or dark setting.
-
-    Args:
-      out: the file to write.
-      title: heading of the page.
-      summary: a sentence or two below the heading.
-      sections: heading -> HTML, which the functions below return.
-
-    Raises:
-      UserError: if the file cannot be written.
+    The page loads nothing, runs no script, and follows the reader's light or dark setting. The
+    sections are heading -> HTML, which the functions below return.
     """
     body = "\n".join(
         f"<section><h2>{escape(heading)}</h2>{html}</section>" for heading, html in sections.items()
@@ -38,12 +30,9 @@ def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str])
 def comparison(
     metrics: Sequence[str], rows: Sequence[tuple[str, Sequence[float], float]], note: str
 ) -> str:
-    """Returns a table with the best value of each metric in bold.
+    """Returns a table with the best value of each metric in bold, and a note below it.
 
-    Args:
-      metrics: their names.
-      rows: name, a value in [0, 1] for each metric, seconds.
-      note: what was measured on what, and what the seconds cover.
+    Each row is a name, a value in [0, 1] for each metric, and seconds.
     """
     best = [max(column) for column in zip(*(values for _, values, _ in rows), strict=True)]
     heads = "".join(f'<th scope="col">{escape(s)}</th>' for s in ("Retriever", *metrics, "Seconds"))
@@ -67,9 +56,7 @@ def _metric_cell(value: float, best: float) -> str:
 def searches(found: Mapping[str, Sequence[tuple[float, str, str]]], command: str) -> str:
     """Returns example searches, the first one open, and the shell command for another.
 
-    Args:
-      found: query -> score, title and text of each passage, best first.
-      command: of the shell.
+    `found` is query -> score, title and text of each passage, best first.
     """
     examples = "".join(
         f"<details{'' if number else ' open'}><summary>{escape(query)}</summary>"

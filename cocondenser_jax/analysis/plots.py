@@ -73,14 +73,8 @@ class Panel(NamedTuple):
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
     """Reads a `metrics.jsonl`, finished or not: an incomplete last line is left out.
 
-    Args:
-      path: a file of JSON objects, each with `step` and any other numbers.
-
     Returns:
       One float64 array [T] per key, in the order of the lines; NaN where a line lacks the key.
-
-    Raises:
-      UserError: if the file cannot be read, or a line before the last is not such an object.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -126,19 +120,13 @@ def panel_svg(panel: Panel) -> str:
     """Draws a panel that has a point, without title and legend, which are the page's.
 
     Long curves are averaged down to 400 points; from 40 points on, a running mean lies over them.
-
-    Returns:
-      An `<svg>` element that refers to the CSS variables `--series-0` ... and `--grid`.
+    The `<svg>` element refers to the CSS variables `--series-0` ... and `--grid`.
     """
     return _inline(_draw(panel, "svg", (4.6, 2.5), as_file=False).decode())
 
 
 def write_plot(panel: Panel, out: Path) -> None:
-    """Writes a panel that has a point, with title, legend and all points, to a .png or .svg file.
-
-    Raises:
-      UserError: if the file cannot be written.
-    """
+    """Writes a panel that has a point, with title, legend and all points, as .png or .svg."""
     content = _draw(panel, out.suffix.removeprefix("."), (5.6, 3.6), as_file=True)
     with new_file(out) as partial:
         partial.write_bytes(content)

@@ -13,6 +13,7 @@ from cocondenser_jax.cli.flags import (
     add_command_group,
     add_json_out,
     at_least,
+    chosen,
     print_table,
     whole_numbers,
 )
@@ -38,16 +39,13 @@ def _add_attention(commands: Commands) -> None:
         " --out=attention.png",
     )
     model = "a BERT or RoBERTa, as convert and finetune write it, a line per tower; may be repeated"
-    command.add_argument(
-        "--model", metavar="FOLDER", action="append", required=True, type=Path, help=model
-    )
+    command.path("--model", model, metavar="FOLDER", action="append")
     texts = "a data folder, its file of passages, or a .txt of one text per line (also compressed)"
-    command.add_argument("--texts", required=True, type=Path, help=texts)
-    n_texts = "drawn at random; all where there are fewer (default: 1000)"
-    command.add_argument("--n_texts", type=at_least(1), default=1_000, help=n_texts)
-    command.add_argument("--seed", type=at_least(0), default=0, help="of the draw (default: 0)")
-    length = "tokens kept of a text (default: 128)"
-    command.add_argument("--passage_length", type=int, default=128, help=length)
+    command.path("--texts", texts)
+    n_texts = "drawn at random; all where there are fewer"
+    command.flag("--n_texts", n_texts, 1_000, type=at_least(1))
+    command.flag("--seed", "of the draw", 0, type=at_least(0))
+    command.flag("--passage_length", "tokens kept of a text", 128)
     _add_outputs(command)
 
 
@@ -55,13 +53,8 @@ def _attention(arguments: Arguments) -> None:
     """Plot how broad the attention of CLS is in each layer: its entropy, for several models."""
     from cocondenser_jax.analysis.attention import compare_models
 
-    result, panel = compare_models(
-        arguments.model,
-        arguments.texts,
-        n_texts=arguments.n_texts,
-        seed=arguments.seed,
-        max_tokens=arguments.passage_length,
-    )
+    options = chosen(arguments, "n_texts seed passage_length")
+    result, panel = compare_models(arguments.model, arguments.texts, **options)
     columns = {name: model["entropy"] for name, model in result["models"].items()}
     n_layers = max(map(len, columns.values()))
     _print_columns("layer", columns, range(1, n_layers + 1))
@@ -76,11 +69,9 @@ def _add_neighbourhood(commands: Commands) -> None:
         " --out=neighbourhood.png",
     )
     stage1 = "TREC run to read to depth k; may be repeated"
-    command.add_argument(
-        "--stage1", metavar="RUN", action="append", required=True, type=Path, help=stage1
-    )
+    command.path("--stage1", stage1, metavar="RUN", action="append")
     stage2 = "TREC run whose top n are each query's neighbourhood"
-    command.add_argument("--stage2", metavar="RUN", required=True, type=Path, help=stage2)
+    command.path("--stage2", stage2, metavar="RUN")
     n = "sizes of the neighbourhood, separated by commas (default: 10)"
     command.add_argument("--n", type=whole_numbers, default=[10], help=n)
     _add_outputs(command)
@@ -122,9 +113,7 @@ def _print_columns(head: str, columns: dict[str, list[float]], numbers: Iterable
 
 
 def _add_outputs(command: Parser) -> None:
-    command.add_argument(
-        "--out", required=True, type=_plot_file, help="the plot: a .png or .svg file"
-    )
+    command.flag("--out", "the plot: a .png or .svg file", required=True, type=_plot_file)
     add_json_out(command)
 
 

@@ -26,9 +26,8 @@ _TOP_K = "1,5,20,100"
 
 def add_commands(commands: Commands) -> None:
     """Adds it to the command line."""
-    command = add_command(
-        commands, _evaluate, "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv"
-    )
+    example = "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv"
+    command = add_command(commands, _evaluate, example)
     run = command.add_mutually_exclusive_group(required=True)
     run.add_argument("--run", type=Path, help="TREC run")
     model = "with --sts or --triplets: the encoder, a Hugging Face or sentence-transformers folder"
@@ -42,17 +41,17 @@ def add_commands(commands: Commands) -> None:
     triplets = "a .csv with columns Sentence1, Sentence2, Sentence3: gives Accuracy"
     truth.add_argument("--triplets", type=Path, metavar="FILE", help=triplets)
     pooling = "with --model: instead of the folder's own; a plain folder has cls"
-    command.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
+    command.flag("--pooling", pooling, choices=("cls", "mean"))
     measures = f"with --qrels: names, separated by commas (default: {_MEASURES})"
-    command.add_argument("--measures", type=_names, help=measures)
+    command.flag("--measures", measures, type=_names)
     corpus = "with --answers: the passages, a data folder or its file of passages"
-    command.add_argument("--corpus", type=Path, help=corpus)
+    command.path("--corpus", corpus, required=False)
     regex = "with --answers: they are regular expressions, as in CuratedTREC"
-    command.add_argument("--regex", action="store_true", help=regex)
+    command.flag("--regex", regex, action="store_true")
     top_k = f"with --answers: numbers of passages, separated by commas (default: {_TOP_K})"
-    command.add_argument("--top_k", type=whole_numbers, metavar="K", help=top_k)
+    command.flag("--top_k", top_k, type=whole_numbers, metavar="K")
     other = "another TREC run: print both, p-values of two paired tests, and queries better, worse"
-    command.add_argument("--compare_with", type=Path, metavar="RUN", help=other)
+    command.path("--compare_with", other, required=False, metavar="RUN")
     add_json_out(command)
 
 

@@ -30,6 +30,17 @@ class Parser(argparse.ArgumentParser):
         """Raises a UserError, which `main` prints."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
+    def flag(self, name: str, does: str, default: Any = None, **options: Any) -> None:
+        """Adds a flag; its default, if it has one, is the type of its values and ends its help."""
+        if default is not None:
+            options = {"default": default, "type": type(default), **options}
+            does += f" (default: {default})"
+        self.add_argument(name, help=does, **options)
+
+    def path(self, name: str, does: str, *, required: bool = True, **options: Any) -> None:
+        """Adds a flag for a file or folder."""
+        self.add_argument(name, help=does, type=Path, required=required, **options)
+
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Ends after --help, once it is written: a full device can still be reported."""
         sys.stdout.flush()
@@ -110,17 +121,17 @@ def _is_given(arguments: Arguments, flag: str) -> bool:
 def add_config(command: Parser) -> None:
     """Adds --config; what follows as --config.KEY=VALUE is left in `arguments.overrides`."""
     config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"
-    command.add_argument("--config", required=True, help=config)
+    command.flag("--config", config, required=True)
 
 
 def add_workdir(command: Parser, does: str) -> None:
     """Adds --workdir, for commands that resume."""
-    command.add_argument("--workdir", required=True, type=Path, help=does)
+    command.path("--workdir", does)
 
 
 def add_json_out(command: Parser) -> None:
     """Adds --json_out, for commands that print results."""
-    command.add_argument("--json_out", type=Path, help="also write the results to this JSON file")
+    command.path("--json_out", "also write the results to this JSON file", required=False)
 
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:

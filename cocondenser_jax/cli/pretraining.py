@@ -1,7 +1,6 @@
 """Commands from a corpus to a checkpoint and its PyTorch folder."""
 
 import argparse
-from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
     Arguments,
@@ -11,6 +10,7 @@ from cocondenser_jax.cli.flags import (
     add_config,
     add_json_out,
     add_workdir,
+    chosen,
     print_metrics,
     require_together,
 )
@@ -28,21 +28,17 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_corpus(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _corpus,
-        "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
+    example = "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki"
+    command = add_command(commands, _corpus, example)
+    source = (
+        "a .txt, .jsonl or .tsv file (also .gz, .xz, .zst) or a folder of them, a folder in BEIR,"
+        " MS MARCO or DPR layout, pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]],"
+        " tfds:NAME[:SPLIT]"
     )
-    command.add_argument(
-        "--source",
-        required=True,
-        help="a .txt, .jsonl or .tsv file (also .gz, .xz, .zst) or a folder of them,"
-        " a folder in BEIR, MS MARCO or DPR layout,"
-        " pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT]",
-    )
-    command.add_argument("--tokenizer", required=True, help="BERT or RoBERTa: a folder or hub name")
-    command.add_argument("--out", required=True, type=Path, help="the store to make")
-    command.add_argument("--max_tokens", type=int, default=128, help="of a span (default: 128)")
+    command.flag("--source", source, required=True)
+    command.flag("--tokenizer", "BERT or RoBERTa: a folder or hub name", required=True)
+    command.path("--out", "the store to make")
+    command.flag("--max_tokens", "of a span", 128)
     shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"
     command.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help=shard)
     add_json_out(command)
@@ -52,13 +48,8 @@ def _corpus(arguments: Arguments) -> None:
     """Cut and tokenise documents into a store that pretrain reads."""
     from cocondenser_jax.corpus.build import build_store
 
-    manifest = build_store(
-        arguments.source,
-        arguments.tokenizer,
-        arguments.out,
-        max_tokens=arguments.max_tokens,
-        shard=arguments.shard,
-    )
+    options = chosen(arguments, "max_tokens shard")
+    manifest = build_store(arguments.source, arguments.tokenizer, arguments.out, **options)
     counts = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
     print_metrics(counts, arguments.json_out)
 
@@ -83,9 +74,9 @@ def _add_pretrain(commands: Commands) -> None:
         "on several hosts: HOST:PORT of the first, the same on all; auto: ask the TPU pod, Slurm or"
         " Open MPI. Exit status 3 where another host was lost"
     )
-    command.add_argument("--coordinator", metavar="HOST:PORT", help=coordinator)
-    command.add_argument("--num_hosts", type=int, metavar="N", help="with HOST:PORT: how many")
-    command.add_argument("--host", type=int, metavar="I", help="with HOST:PORT: which, from 0")
+    command.flag("--coordinator", coordinator, metavar="HOST:PORT")
+    command.flag("--num_hosts", "with HOST:PORT: how many", type=int, metavar="N")
+    command.flag("--host", "with HOST:PORT: which, from 0", type=int, metavar="I")
 
 
 def _pretrain(arguments: Arguments) -> int:
@@ -107,9 +98,9 @@ def _add_plan(commands: Commands) -> None:
     command = add_command(commands, _plan, "--config=configs/cocondenser.py --topology=v3-8")
     add_config(command)
     topology = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or a slice of more hosts such as v3:4x4"
-    command.add_argument("--topology", required=True, help=topology)
+    command.flag("--topology", topology, required=True)
     search_chunk = "find the largest train.chunk_size that fits (several compilations)"
-    command.add_argument("--search_chunk", action="store_true", help=search_chunk)
+    command.flag("--search_chunk", search_chunk, action="store_true")
     add_json_out(command)
 
 
@@ -127,16 +118,16 @@ def _plan(arguments: Arguments) -> None:
 
 def _add_convert(commands: Commands) -> None:
     command = add_command(commands, _convert, "--checkpoint=runs/cocondenser --out=runs/model")
-    command.add_argument("--checkpoint", type=Path, help="a run folder of pretrain")
-    command.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
-    command.add_argument("--pytorch_folder", help="a Hugging Face folder or hub name")
-    command.add_argument("--out", required=True, type=Path, help="the folder to make")
+    command.path("--checkpoint", "a run folder of pretrain", required=False)
+    command.flag("--step", "which checkpoint (default: the latest)", type=int)
+    command.flag("--pytorch_folder", "a Hugging Face folder or hub name")
+    command.path("--out", "the folder to make")
     length = "where sentence-transformers cuts texts (default: all positions of the model)"
-    command.add_argument("--max_seq_length", type=int, metavar="TOKENS", help=length)
+    command.flag("--max_seq_length", length, type=int, metavar="TOKENS")
     layout = "put the Condenser head into model.pt, as published research checkpoints have it"
-    command.add_argument("--research_layout", action="store_true", help=layout)
+    command.flag("--research_layout", layout, action="store_true")
     init_head = "with --pytorch_folder: draw a new Condenser head where the folder has none"
-    command.add_argument("--init_head", action="store_true", help=init_head)
+    command.flag("--init_head", init_head, action="store_true")
 
 
 def _convert(arguments: Arguments) -> None:
@@ -148,13 +139,8 @@ def _convert(arguments: Arguments) -> None:
     if arguments.checkpoint is not None:
         from cocondenser_jax.convert.to_torch import export_run
 
-        export_run(
-            arguments.checkpoint,
-            arguments.out,
-            step=arguments.step,
-            max_seq_length=arguments.max_seq_length,
-            research_layout=arguments.research_layout,
-        )
+        options = chosen(arguments, "step max_seq_length research_layout")
+        export_run(arguments.checkpoint, arguments.out, **options)
     else:
         from cocondenser_jax.convert.from_torch import import_folder
 
@@ -164,37 +150,28 @@ def _convert(arguments: Arguments) -> None:
 
 def _add_verify(commands: Commands) -> None:
     group = add_command_group(commands, "verify", "Check a checkpoint or a token store.")
-    command = add_command(
-        group, _verify_checkpoint, "--checkpoint=runs/cocondenser --pytorch_folder=runs/model"
-    )
-    command.add_argument("--checkpoint", required=True, type=Path, help="a run folder of pretrain")
-    command.add_argument("--step", type=int, help="which checkpoint (default: the latest)")
+    example = "--checkpoint=runs/cocondenser --pytorch_folder=runs/model"
+    command = add_command(group, _verify_checkpoint, example)
+    command.path("--checkpoint", "a run folder of pretrain")
+    command.flag("--step", "which checkpoint (default: the latest)", type=int)
     exported = "the same checkpoint, converted (default: converts it to a temporary folder)"
-    command.add_argument("--pytorch_folder", type=Path, help=exported)
-    command.add_argument(
-        "--store", type=Path, help="the token store (default: where the run had it)"
-    )
-    command.add_argument("--documents", type=int, default=8, help="size of the batch (default: 8)")
+    command.path("--pytorch_folder", exported, required=False)
+    command.path("--store", "the token store (default: where the run had it)", required=False)
+    command.flag("--documents", "size of the batch", 8)
     batch_out = "write inputs, labels, losses, vectors and gradient norms to this .npz file"
-    command.add_argument("--batch_out", type=Path, help=batch_out)
+    command.path("--batch_out", batch_out, required=False)
     add_json_out(command)
 
     command = add_command(group, _verify_store, "--store=stores/wiki")
-    command.add_argument("--store", required=True, type=Path, help="a folder made by corpus")
+    command.path("--store", "a folder made by corpus")
 
 
 def _verify_checkpoint(arguments: Arguments) -> int:
     """Compare losses and gradients with plain PyTorch; exit status 1 if they differ."""
     from cocondenser_jax.verify import verify_checkpoint
 
-    rows = verify_checkpoint(
-        arguments.checkpoint,
-        step=arguments.step,
-        pytorch_folder=arguments.pytorch_folder,
-        store=arguments.store,
-        n_documents=arguments.documents,
-        batch_out=arguments.batch_out,
-    )
+    options = chosen(arguments, "step pytorch_folder store batch_out")
+    rows = verify_checkpoint(arguments.checkpoint, n_documents=arguments.documents, **options)
     print(f"{'':<26}{'two-pass':>12}{'direct':>12}{'PyTorch':>12}   relative differences")
     for row in rows:
         values = f"{row.two_pass:12.6g}{row.direct:12.6g}{row.pytorch:12.6g}"

@@ -29,7 +29,7 @@ def _add_quickstart(commands: Commands) -> None:
     command = add_command(commands, _quickstart, "--workdir=runs/quickstart")
     add_workdir(command, "the folder to work in")
     compare = "all: also a Condenser, and two more seeds (about three times as long)"
-    command.add_argument("--compare", choices=("baseline", "all"), default="baseline", help=compare)
+    command.flag("--compare", compare, "baseline", choices=("baseline", "all"))
 
 
 def _quickstart(arguments: Arguments) -> None:
@@ -62,10 +62,9 @@ def _add_reproduce(commands: Commands) -> None:
     command.add_argument("--row", action="append", default=[], help=row)
     dry_run = "print the commands, the data and estimated hours, and run nothing"
     command.add_argument("--dry_run", action="store_true", help=dry_run)
-    workdir = "what is made; what is there is not made again (default: runs/papers)"
-    command.add_argument("--workdir", type=Path, default=Path("runs/papers"), help=workdir)
-    data = "the folder of the data that --dry_run names (default: data)"
-    command.add_argument("--data", type=Path, default=Path("data"), help=data)
+    workdir = "what is made; what is there is not made again"
+    command.flag("--workdir", workdir, Path("runs/papers"))
+    command.flag("--data", "the folder of the data that --dry_run names", Path("data"))
     add_json_out(command)
 
 

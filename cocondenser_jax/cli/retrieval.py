@@ -33,31 +33,26 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_encode(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _encode,
-        "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
-    )
-    command.add_argument("--model", required=True, type=Path, help="the retriever's folder")
-    corpus = "a folder in BEIR, MS MARCO or DPR layout, or its file of passages"
-    command.add_argument("--corpus", required=True, type=Path, help=corpus)
-    out = "the folder for the embeddings, in shards"
-    command.add_argument("--out", required=True, type=Path, help=out)
-    command.add_argument("--batch_size", type=int, default=128, help="passages (default: 128)")
+    example = "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings"
+    command = add_command(commands, _encode, example)
+    command.path("--model", "the retriever's folder")
+    command.path("--corpus", "a folder in BEIR, MS MARCO or DPR layout, or its file of passages")
+    command.path("--out", "the folder for the embeddings, in shards")
+    command.flag("--batch_size", "passages", 128)
     length = "tokens of a passage (default: as the retriever was trained)"
-    command.add_argument("--passage_length", type=int, help=length)
+    command.flag("--passage_length", length, type=int)
     shard = (
         "passages per shard, which is what an interrupted run may lose (default: a twentieth of "
         "the corpus, within 500 to 5000)"
     )
-    command.add_argument("--shard_size", type=int, help=shard)
-    dtype = "of the numbers in the shards (default: float32)"
-    command.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=dtype)
+    command.flag("--shard_size", shard, type=int)
+    dtypes = ("float32", "float16")
+    command.flag("--dtype", "of the numbers in the shards", "float32", choices=dtypes)
     _add_precision(command)
     pooling = "instead of the folder's own; a plain folder has cls"
-    command.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
+    command.flag("--pooling", pooling, choices=("cls", "mean"))
     parquet = "also write ids and vectors to this file, for a vector database"
-    command.add_argument("--parquet", type=Path, metavar="FILE", help=parquet)
+    command.path("--parquet", parquet, required=False, metavar="FILE")
     add_json_out(command)
 
 
@@ -65,22 +60,18 @@ def _encode(arguments: Arguments) -> None:
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.encode import encode_corpus
 
-    manifest = encode_corpus(
-        arguments.model,
-        arguments.corpus,
-        arguments.out,
-        **chosen(arguments, "batch_size passage_length shard_size dtype precision pooling parquet"),
-    )
+    options = chosen(arguments, "batch_size passage_length shard_size dtype precision")
+    options |= chosen(arguments, "pooling parquet")
+    manifest = encode_corpus(arguments.model, arguments.corpus, arguments.out, **options)
     print_metrics(manifest, arguments.json_out)
 
 
 def _add_index(commands: Commands) -> None:
     command = add_command(commands, _index, "--embeddings=runs/embeddings --out=runs/index")
-    embeddings = "the folder that encode wrote"
-    command.add_argument("--embeddings", required=True, type=Path, help=embeddings)
-    command.add_argument("--out", required=True, type=Path, help="the folder for the index")
-    factory = "faiss index string, such as IVF1024,Flat or HNSW32 (default: Flat, which is exact)"
-    command.add_argument("--factory", default="Flat", help=factory)
+    command.path("--embeddings", "the folder that encode wrote")
+    command.path("--out", "the folder for the index")
+    factory = "faiss index string, such as IVF1024,Flat or HNSW32; Flat is exact"
+    command.flag("--factory", factory, "Flat")
     add_json_out(command)
 
 
@@ -93,15 +84,12 @@ def _index(arguments: Arguments) -> None:
 
 
 def _add_search(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _search,
-        '--index=runs/index --model=runs/finetune/retriever --query="who won the oscar in 1953"',
-    )
+    example = '--index=runs/index --model=runs/finetune/retriever --query="oscar winners in 1953"'
+    command = add_command(commands, _search, example)
     _add_dense_index(command)
     query = "the text to search for (default: every line of standard input, until Ctrl-D)"
-    command.add_argument("--query", help=query)
-    command.add_argument("--top_k", type=int, default=10, help="passages printed (default: 10)")
+    command.flag("--query", query)
+    command.flag("--top_k", "passages printed", 10)
     add_json_out(command)
 
 
@@ -154,35 +142,26 @@ def _retrieve(arguments: Arguments) -> None:
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.retrieval.search import retrieve
 
-    metrics = retrieve(
-        arguments.folder,
-        arguments.model,
-        arguments.data,
-        arguments.run_out,
-        **chosen(arguments, "split depth parameters"),
-    )
+    places = (arguments.folder, arguments.model, arguments.data, arguments.run_out)
+    metrics = retrieve(*places, **chosen(arguments, "split depth parameters"))
     print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
 
 def _add_bm25(commands: Commands) -> None:
-    command = add_command(
-        commands, _bm25, "--data=data/msmarco --split=train --run_out=runs/bm25.train.trec"
-    )
+    example = "--data=data/msmarco --split=train --run_out=runs/bm25.train.trec"
+    command = add_command(commands, _bm25, example)
     _add_run_out(command)
-    k1 = "saturation of term frequency (default: 0.9; tuned on MS MARCO: 0.82)"
-    command.add_argument("--k1", type=float, default=0.9, help=k1)
-    b = "length normalisation (default: 0.4; tuned on MS MARCO: 0.68)"
-    command.add_argument("--b", type=float, default=0.4, help=b)
+    command.flag("--k1", "saturation of term frequency; tuned on MS MARCO: 0.82", 0.9)
+    command.flag("--b", "length normalisation; tuned on MS MARCO: 0.68", 0.4)
 
 
 def _bm25(arguments: Arguments) -> None:
     """Rank the passages of a data set by BM25 and write a TREC run."""
     from cocondenser_jax.retrieval.bm25 import write_bm25_run
 
-    metrics = write_bm25_run(
-        arguments.data, arguments.run_out, **chosen(arguments, "split depth k1 b")
-    )
+    options = chosen(arguments, "split depth k1 b")
+    metrics = write_bm25_run(arguments.data, arguments.run_out, **options)
     print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
@@ -195,46 +174,37 @@ def _add_dense_index(command: Parser) -> None:
     where.add_argument(
         "--embeddings", dest="folder", metavar="EMBEDDINGS", type=Path, help=embeddings
     )
-    model = "the retriever that encoded the passages"
-    command.add_argument("--model", required=True, type=Path, help=model)
+    command.path("--model", "the retriever that encoded the passages")
     parameters = "of the index, as faiss writes them: nprobe=16 (IVF), efSearch=64 (HNSW)"
     command.add_argument("--parameters", default="", help=parameters)
 
 
 def _add_run_out(command: Parser) -> None:
-    command.add_argument("--data", required=True, type=Path, help="the folder of the queries")
-    split = "the judgments whose queries to search for (default: all queries)"
-    command.add_argument("--split", help=split)
-    command.add_argument("--run_out", required=True, type=Path, help="TREC run to write")
-    command.add_argument("--depth", type=int, default=100, help="passages per query (default: 100)")
+    command.path("--data", "the folder of the queries")
+    command.flag("--split", "the judgments whose queries to search for (default: all queries)")
+    command.path("--run_out", "TREC run to write")
+    command.flag("--depth", "passages per query", 100)
     add_json_out(command)
 
 
-def _add_runs(command: Parser, does: str) -> None:
-    command.add_argument(
-        "--run", dest="runs", metavar="RUN", action="append", required=True, type=Path, help=does
-    )
-
-
 def _add_precision(command: Parser) -> None:
-    precision = "of the matrix products; auto (default): bfloat16 on a GPU that has it"
-    choices = ("auto", "float32", "bfloat16")
-    command.add_argument("--precision", choices=choices, default="auto", help=precision)
+    precision = "of the matrix products; auto: bfloat16 on a GPU that has it"
+    command.flag("--precision", precision, "auto", choices=("auto", "float32", "bfloat16"))
 
 
 def _add_fuse(commands: Commands) -> None:
     example = "--run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec"
     command = add_command(commands, _fuse, example)
-    _add_runs(command, "TREC run; two or more")
-    command.add_argument("--run_out", required=True, type=Path, help="TREC run to write")
+    command.path("--run", "TREC run; two or more", dest="runs", metavar="RUN", action="append")
+    command.path("--run_out", "TREC run to write")
     method = (
-        "rrf (default), reciprocal rank fusion: a passage's sum of 1 / (60 + rank);"
+        "rrf, reciprocal rank fusion: a passage's sum of 1 / (60 + rank);"
         " min_max: the sum of its scores, moved to 0 to 1 for each query of a run"
     )
-    command.add_argument("--method", choices=("rrf", "min_max"), default="rrf", help=method)
+    command.flag("--method", method, "rrf", choices=("rrf", "min_max"))
     weights = "of the runs, in their order, separated by commas (default: 1 each)"
-    command.add_argument("--weights", type=numbers, metavar="W", help=weights)
-    command.add_argument("--depth", type=int, default=100, help="passages per query (default: 100)")
+    command.flag("--weights", weights, type=numbers, metavar="W")
+    command.flag("--depth", "passages per query", 100)
     add_json_out(command)
 
 
@@ -258,27 +228,21 @@ def _add_rerank(commands: Commands) -> None:
         "--model=runs/ce/cross_encoder --data=data/msmarco --split=test --run=runs/test.trec"
         " --run_out=runs/reranked.trec",
     )
-    command.add_argument("--model", required=True, type=Path, help="the cross-encoder's folder")
-    run = "TREC run to score"
-    command.add_argument("--run", required=True, type=Path, help=run)
+    command.path("--model", "the cross-encoder's folder")
+    command.path("--run", "TREC run to score")
     _add_run_out(command)
-    command.add_argument("--batch_size", type=int, default=64, help="pairs (default: 64)")
+    command.flag("--batch_size", "pairs", 64)
     _add_precision(command)
     positives = "also score what --split judges relevant: a teacher's scores for finetune and mine"
-    command.add_argument("--with_positives", action="store_true", help=positives)
+    command.flag("--with_positives", positives, action="store_true")
 
 
 def _rerank(arguments: Arguments) -> None:
     """Score the passages of a run with a cross-encoder; write them in the new order."""
     from cocondenser_jax.retrieval.rerank import rerank
 
-    metrics = rerank(
-        arguments.model,
-        arguments.data,
-        arguments.run,
-        arguments.run_out,
-        **chosen(arguments, "split depth batch_size with_positives precision"),
-    )
+    options = chosen(arguments, "split depth batch_size with_positives precision")
+    metrics = rerank(arguments.model, arguments.data, arguments.run, arguments.run_out, **options)
     print(visible(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
@@ -291,31 +255,29 @@ def _add_mine(commands: Commands) -> None:
         " --out=runs/negatives.trec",
     )
     run = "TREC run, or published negatives (triples of ids, biencoder file); may be repeated"
-    _add_runs(command, run)
-    command.add_argument("--data", required=True, type=Path, help="the folder of queries and qrels")
-    command.add_argument("--split", help="of the queries (default: train)")
-    command.add_argument("--out", required=True, type=Path, help="TREC run to write")
-    depth = "rank, in each run, of the last passage taken (default: 200)"
-    command.add_argument("--depth", type=int, default=200, help=depth)
-    skip_top = "passages at the top of each run not taken (default: 0)"
-    command.add_argument("--skip_top", type=int, default=0, help=skip_top)
+    command.path("--run", run, dest="runs", metavar="RUN", action="append")
+    command.path("--data", "the folder of queries and qrels")
+    command.flag("--split", "of the queries (default: train)")
+    command.path("--out", "TREC run to write")
+    command.flag("--depth", "rank, in each run, of the last passage taken", 200)
+    command.flag("--skip_top", "passages at the top of each run not taken", 0)
     answers = "answers to the queries, .jsonl or DPR's .csv: leave out passages that hold one"
-    command.add_argument("--answers", type=Path, help=answers)
+    command.path("--answers", answers, required=False)
     denoise_run = (
         "run of rerank over these passages, by a cross-encoder trained with config.loss=binary:"
         " keep only those that are relevant with a probability below --denoise_below"
     )
-    command.add_argument("--denoise_run", type=Path, help=denoise_run)
+    command.path("--denoise_run", denoise_run, required=False)
     below = "with --denoise_run: a probability, the sigmoid of the run's scores (default: 0.1)"
-    command.add_argument("--denoise_below", type=float, metavar="P", help=below)
+    command.flag("--denoise_below", below, type=float, metavar="P")
     pseudo = (
         "with --denoise_run, instead of --split: judgments to write (DATA/qrels/SPLIT.tsv, or"
         " DATA/qrels.SPLIT.tsv beside queries.SPLIT.tsv): of that run's passages, those with a"
         " probability above --pseudo_above are relevant"
     )
-    command.add_argument("--pseudo_qrels", type=Path, metavar="FILE", help=pseudo)
+    command.path("--pseudo_qrels", pseudo, required=False, metavar="FILE")
     above = "with --pseudo_qrels: a probability (default: 0.9)"
-    command.add_argument("--pseudo_above", type=float, metavar="P", help=above)
+    command.flag("--pseudo_above", above, type=float, metavar="P")
     add_json_out(command)
 
 
@@ -327,12 +289,8 @@ def _mine(arguments: Arguments) -> None:
     require_together(arguments, pseudo_above="pseudo_qrels")
     if arguments.pseudo_qrels and arguments.split is not None:
         raise UserError("--pseudo_qrels labels the queries of --denoise_run, not those of --split")
-    metrics = mine(
-        arguments.runs,
-        arguments.data,
-        "train" if arguments.split is None else arguments.split,
-        arguments.out,
-        **chosen(arguments, "depth skip_top answers denoise_run denoise_below"),
-        **chosen(arguments, "pseudo_qrels pseudo_above"),
-    )
+    split = "train" if arguments.split is None else arguments.split
+    options = chosen(arguments, "depth skip_top answers denoise_run denoise_below")
+    options |= chosen(arguments, "pseudo_qrels pseudo_above")
+    metrics = mine(arguments.runs, arguments.data, split, arguments.out, **options)
     print_metrics(metrics, arguments.json_out)

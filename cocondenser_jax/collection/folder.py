@@ -13,7 +13,7 @@ import numpy as np
 
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.layouts import Passage, matching_files
-from cocondenser_jax.collection.trec import Qrels, ranked, read_qrels, read_run
+from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_run
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.tables import PASSAGE_FILES, plain_name
 
@@ -35,9 +35,6 @@ def judgments_file(folder: Path, split: str) -> Path:
 
     In DPR's layout, a split is the end of a file's name, long enough to be unique: `dev`, `nq-dev`
     or `biencoder-nq-dev`.
-
-    Raises:
-      UserError: if there is none, or more than one.
     """
     _require_folder(folder)
     ending = re.escape(split)
@@ -57,11 +54,7 @@ def judgments_file(folder: Path, split: str) -> Path:
 
 
 def split_files(folder: Path, split: str) -> dict[str, Path]:
-    """Returns what `read_corpus` and `read_split` read: the files of corpus, judgments, queries.
-
-    Raises:
-      UserError: as `judgments_file`, or if a file is missing.
-    """
+    """Returns what `read_corpus` and `read_split` read: the files of corpus, judgments, queries."""
     judgments = judgments_file(folder, split)
     files = {"corpus": corpus_file(folder), "judgments": judgments}
     if plain_name(judgments).endswith(".tsv"):  # other files hold their queries
@@ -70,12 +63,7 @@ def split_files(folder: Path, split: str) -> dict[str, Path]:
 
 
 def read_corpus(source: Path) -> Iterator[Passage]:
-    """Yields the passages of a data folder, or of its file of passages, in their order.
-
-    Raises:
-      UserError: for a folder without passages; with file and line, for a missing, damaged or empty
-        file, a line of another form, or an id that occurs twice.
-    """
+    """Yields the passages of a data folder, or of its file of passages: `layouts.read_passages`."""
     return layouts.read_passages(corpus_file(source))
 
 
@@ -83,8 +71,7 @@ def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
     """Reads the queries of a data folder, of a split of it, or of one file: id → text.
 
     Raises:
-      UserError: as `read_corpus` and `read_split`; for DPR's questions in several files, whose ids
-        would be the same.
+      UserError: also for DPR's questions in several files, whose ids would be the same.
     """
     if split is not None:
         return read_split(source, split)[0]
@@ -107,9 +94,6 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     """Reads the judgments of a split, and the queries they judge.
 
     A question file of DPR holds no judgments: its queries come with empty ones.
-
-    Raises:
-      UserError: as `judgments_file` and `read_queries`, or for judgments of unknown queries.
     """
     path = judgments_file(folder, split)
     if plain_name(path).endswith(".json"):
@@ -120,7 +104,7 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
         return queries, {query: {} for query in queries}
     qrels = read_qrels(path)
     queries = layouts.read_queries(_queries_file(folder, split))
-    require_known_queries(qrels, queries, path)
+    require_known(qrels, queries, "queries", path)
     return {query: queries[query] for query in qrels}, qrels
 
 
@@ -145,9 +129,6 @@ def sample_queries(qrels: Qrels, n: int, seed: int) -> Qrels:
     """Draws `n` queries, for a training set with few labels; 0 keeps all of them.
 
     With the same seed, a larger sample holds the smaller one.
-
-    Raises:
-      UserError: if there are not so many.
     """
     if not n:
         return qrels
@@ -174,8 +155,8 @@ def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list
       query → its passages, best first; an empty list where the source has none.
 
     Raises:
-      UserError: for a source that cannot be read, has nothing for these queries, or has a passage
-        as relevant that `qrels` has not: it then belongs to other queries or judgments.
+      UserError: also if the source has nothing for these queries, or has a passage as relevant that
+        `qrels` has not: it then belongs to other queries or judgments.
     """
     name = plain_name(source)
     positives: Mapping[str, Iterable[str]] = {}
@@ -185,8 +166,18 @@ def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list
         positives, best = layouts.read_triples(source, depth)
     else:
         run = read_run(source)
-        best = {query: [p for p, _ in ranked(run[query])] for query in qrels if query in run}
-    _require_judged(positives, qrels, source)
+        best = {query: first_passages(run[query]) for query in qrels if query in run}
+    unknown = [
+        f"{query} {passage}"
+        for query, grades in qrels.items()
+        for passage in positives.get(query, ())
+        if grades.get(passage, 0) <= 0
+    ]
+    if unknown:
+        raise UserError(
+            f"{source} has {len(unknown)} passages as relevant that the split does not judge "
+            f"relevant (query, passage): {first_three(unknown)}"
+        )
     best = {query: best.get(query, [])[:depth] for query in qrels}
     if not any(best.values()):
         raise UserError(f"{source} has no passage for any of the {len(qrels)} queries of the split")
@@ -200,10 +191,7 @@ def read_candidates(
 
     Returns:
       query → those of its `read_best_passages` that are not judged relevant; an empty list where
-      there are none.
-
-    Raises:
-      UserError: as `read_best_passages`, or for passages that the corpus, `passages`, lacks.
+      there are none. The corpus, `passages`, must have them.
     """
     best = read_best_passages(source, qrels, depth)
     candidates = {
@@ -214,39 +202,21 @@ def read_candidates(
     return candidates
 
 
-def require_known_queries(ids: Iterable[str], queries: Container[str], source: Path) -> None:
-    """Raises a UserError if a run or judgments name queries that the data does not have."""
-    _require_known(ids, queries, "queries", source)
-
-
 def require_known_passages(
     ids: Mapping[str, Iterable[str]], passages: Container[str], source: Path
 ) -> None:
     """Raises a UserError if a run or judgments name passages that the corpus does not have."""
     named = {passage: None for results in ids.values() for passage in results}
-    _require_known(named, passages, "passages", source)
+    require_known(named, passages, "passages", source)
 
 
-def _require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:
+def require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:
+    """Raises a UserError if a run or judgments name queries or passages that are not known."""
     unknown = [name for name in ids if name not in known]
     if unknown:
         raise UserError(
             f"{source} names {len(unknown)} {what} that the data does not have: "
             f"{first_three(unknown)}"
-        )
-
-
-def _require_judged(positives: Mapping[str, Iterable[str]], qrels: Qrels, source: Path) -> None:
-    unknown = [
-        f"{query} {passage}"
-        for query, grades in qrels.items()
-        for passage in positives.get(query, ())
-        if grades.get(passage, 0) <= 0
-    ]
-    if unknown:
-        raise UserError(
-            f"{source} has {len(unknown)} passages as relevant that the split does not judge "
-            f"relevant (query, passage): {first_three(unknown)}"
         )
 
 

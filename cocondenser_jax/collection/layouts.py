@@ -84,11 +84,7 @@ def _parsed_passages(path: Path) -> Iterator[tuple[str, Passage]]:
 
 
 def parse_passage(line: str | bytes, where: str) -> Passage:
-    """Reads a line of jsonl with `_id`, `title` and `text`.
-
-    Raises:
-      UserError: with `where`, for any other line.
-    """
+    """Reads a line of jsonl with `_id`, `title` and `text`; an error begins with `where`."""
     record = parse_object(line, where)
     record["title"] = record.get("title") or ""
     for field in ("_id", "text", "title"):
@@ -98,11 +94,7 @@ def parse_passage(line: str | bytes, where: str) -> Passage:
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Reads the queries of a file: id → text.
-
-    Raises:
-      UserError: as `read_passages`.
-    """
+    """Reads the queries of a file: id → text."""
     name = plain_name(path)
     if name.endswith(".json"):
         return read_training_file(path).queries
@@ -128,10 +120,6 @@ def read_answers(path: Path) -> dict[str, list[str]]:
     A .csv file is in DPR's layout, its answers a list as Python or JSON writes it. Any other file
     has one JSON object a line: `_id` (or `id`, `query_id`) and `answers` (or `answer`), a list of
     strings.
-
-    Raises:
-      UserError: with file and line, for a missing file, a malformed line, or an id that occurs
-        twice; for a file without answers.
     """
     is_csv = plain_name(path).endswith(".csv")
     answers: dict[str, list[str]] = {}
@@ -161,9 +149,6 @@ def read_training_file(path: Path) -> TrainingFile:
 
     The relevant passages are `positive_ctxs`, all of grade 1; the negatives `hard_negative_ctxs`,
     then `negative_ctxs`; their texts are not kept.
-
-    Raises:
-      UserError: with the number of the question, from 0, for another form.
     """
     found = TrainingFile({}, {}, {})
     for number, record in enumerate(read_json_items(path)):
@@ -191,9 +176,6 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
 
     Returns:
       query → its relevant passages, and query → its negatives in their order.
-
-    Raises:
-      UserError: with file and line, for another form, such as triples of texts.
     """
     positives: dict[str, set[str]] = {}
     negatives: dict[str, dict[str, None]] = {}
@@ -214,11 +196,7 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
 
 
 def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
-    """Reads a line of jsonl; an id that is an integer is taken as a string.
-
-    Raises:
-      UserError: with `where`, for anything but an object.
-    """
+    """Reads a line of jsonl, an object; an id that is an integer is taken as a string."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -42,10 +42,6 @@ def read_scored_pairs(path: Path) -> list[ScoredPair]:
     """Reads the STS Benchmark: tab-separated genre, file, year, id, score and two sentences.
 
     Further columns, which some lines have, are not read.
-
-    Raises:
-      UserError: with file and line, for a file that cannot be read or has no pairs, a line with
-        fewer columns, or a score outside 0 to 5.
     """
     pairs = []
     for number, line in numbered_lines(path):
@@ -72,10 +68,6 @@ def read_triplets(path: Path) -> list[Triplet]:
 
     That is the layout of the Wikipedia sections of Ein Dor et al., *Learning thematic similarity
     metric using triplet networks* (ACL 2018); columns of other names are not read.
-
-    Raises:
-      UserError: with file and line, for a file that cannot be read or has no triplets, another
-        header, or a line with fewer columns.
     """
     rows = csv.DictReader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
     triplets = []

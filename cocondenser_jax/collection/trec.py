@@ -58,7 +58,7 @@ def read_qrels(path: Path) -> Qrels:
 
 
 def write_qrels(path: Path, qrels: Qrels) -> None:
-    """Writes judgments in TREC's format; raises a UserError if it cannot."""
+    """Writes judgments in TREC's format."""
     grades = ((query, *judged) for query, found in qrels.items() for judged in found.items())
     write_text(path, "".join(f"{query} 0 {passage} {grade}\n" for query, passage, grade in grades))
 
@@ -99,8 +99,7 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     order, however it breaks ties.
 
     Raises:
-      UserError: for an id with white space, which the format cannot hold, a score that is not
-        finite, or a place that cannot be written to.
+      UserError: also for an id with white space, which the format cannot hold.
     """
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for query, scores in run.items():
@@ -117,10 +116,7 @@ def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
     scores in single precision and breaks ties by passage id.
 
     Args:
-      scores: passage → score. Equal scores keep the order of insertion.
-
-    Raises:
-      UserError: if a score is not finite in single precision.
+      scores: passage → score, finite in single precision. Equal ones keep the order of insertion.
     """
     with np.errstate(over="ignore"):
         values = np.fromiter(scores.values(), np.float32, len(scores))
@@ -133,6 +129,11 @@ def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
             values[i] = min(values[i], np.nextafter(values[i - 1], np.float32(-np.inf)))
     passages = list(scores)
     return [(passages[i], value) for i, value in zip(order, values, strict=True)]
+
+
+def first_passages(scores: Mapping[str, float], depth: int | None = None) -> list[str]:
+    """Returns one query's passages, best first: all of them, or the first `depth`."""
+    return [passage for passage, _ in ranked(scores)[:depth]]
 
 
 def require_run_id(name: str, where: str) -> str:

@@ -10,7 +10,7 @@ import regex as re  # Python's own re has neither \p{...} nor a time limit
 
 from cocondenser_jax.collection.folder import read_corpus, require_known_passages
 from cocondenser_jax.collection.layouts import read_answers
-from cocondenser_jax.collection.trec import Run, ranked, read_run
+from cocondenser_jax.collection.trec import Run, first_passages, read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import (
     Metrics,
@@ -18,8 +18,6 @@ from cocondenser_jax.evaluation.ranking import (
     require_results,
     warn_of_short_rankings,
 )
-
-DEFAULT_TOP_K = (1, 5, 20, 100)
 
 # Words of letters, digits and marks, or one other character that is neither space nor control.
 _TOKEN = re.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
@@ -32,20 +30,16 @@ def evaluate_answers(
     run_files: Sequence[Path],
     answers_file: Path,
     corpus: Path,
-    top_k: Sequence[int] = DEFAULT_TOP_K,
+    top_k: Sequence[int],
     regex: bool = False,
 ) -> list[Metrics]:
     """Computes `answer_accuracy` of each run, in the passages of a corpus.
 
     Of the corpus, only the passages that the runs rank high are held in memory.
-
-    Raises:
-      UserError: as `answer_accuracy`, for files that cannot be read, or passages of a run that the
-        corpus does not have.
     """
     answers = read_answers(answers_file)
     runs = [read_run(file) for file in run_files]
-    first = [first_passages(run, answers, max(top_k)) for run in runs]
+    first = [_first_passages(run, answers, max(top_k)) for run in runs]
     wanted = {passage for found in first for passages in found.values() for passage in passages}
     texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in wanted}
     for file, found in zip(run_files, first, strict=True):
@@ -57,7 +51,7 @@ def answer_accuracy(
     run: Run,
     answers: Mapping[str, Sequence[str]],
     passages: Mapping[str, str],
-    top_k: Sequence[int] = DEFAULT_TOP_K,
+    top_k: Sequence[int] = (1, 5, 20, 100),
     regex: bool = False,
 ) -> Metrics:
     """Computes the share of questions with an answer among their first k passages.
@@ -69,7 +63,7 @@ def answer_accuracy(
     Args:
       run: the results.
       answers: question → its answers.
-      passages: passage → text, without the title, of all `first_passages` to max(top_k).
+      passages: passage → text, without the title, of all that the run ranks among max(top_k).
       top_k: the values of k, each at least 1.
       regex: whether answers are regular expressions, as in CuratedTREC.
 
@@ -83,7 +77,7 @@ def answer_accuracy(
     asked = {question: found for question, found in answers.items() if found}
     require_results(run, asked, "answered")
     warn_of_short_rankings(run, {f"Accuracy@{k}": k for k in top_k})
-    first = first_passages(run, asked, max(top_k))
+    first = _first_passages(run, asked, max(top_k))
     prepare = functools.cache(lambda passage: _prepare(passages[passage], regex))
     per_query = {}
     for question, found in asked.items():
@@ -98,13 +92,9 @@ def answer_accuracy(
     return {"mean": mean_over_queries(per_query), "per_query": per_query}
 
 
-def first_passages(run: Run, questions: Iterable[str], depth: int) -> dict[str, list[str]]:
+def _first_passages(run: Run, questions: Iterable[str], depth: int) -> dict[str, list[str]]:
     """Lists the first `depth` passages of each question that has results, best first."""
-    return {
-        question: [passage for passage, _ in ranked(run[question])[:depth]]
-        for question in questions
-        if run.get(question)
-    }
+    return {name: first_passages(run[name], depth) for name in questions if run.get(name)}
 
 
 def make_matcher(answers: Sequence[str], regex: bool = False) -> Callable[[str], bool]:

@@ -83,10 +83,7 @@ def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str,
 def require_results(run: Run, queries: Collection[str], having: str) -> None:
     """Warns of queries without results: they count as if nothing relevant had been found.
 
-    Args:
-      run: the results.
-      queries: those to evaluate.
-      having: "judged" or "answered", for the messages.
+    `having` is "judged" or "answered", for the messages.
 
     Raises:
       UserError: if there is no query, or if the run has results for other queries only.

@@ -25,11 +25,8 @@ def compare(
     randomisation test asks how often a difference at least as large arises when each query's two
     values are assigned to the runs at random (Smucker, Allan & Carterette, *A comparison of
     statistical significance tests for information retrieval evaluation*, CIKM 2007), with a fixed
-    seed; with few queries, all assignments are tried.
-
-    Args:
-      per_query: query → measure → value, of `Metrics`.
-      other: the same of the run to compare with.
+    seed; with few queries, all assignments are tried. Each run is query → measure → value, as in
+    `Metrics`.
 
     Returns:
       measure → both means (`mean`, `other_mean`), their `difference`, the p-values (`t_test_p`,

@@ -29,8 +29,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from cocondenser_jax.collection.folder import read_corpus, read_split
-from cocondenser_jax.collection.trec import read_run, write_run
+from cocondenser_jax.collection.folder import read_split
+from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
 from cocondenser_jax.convert.to_torch import export_folder, export_run
@@ -45,10 +45,10 @@ from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import initial_params
 from cocondenser_jax.quickstart.report import Examples, ResultRow, write_report
 from cocondenser_jax.quickstart.task import write_task
-from cocondenser_jax.retrieval.bm25 import bm25_run
+from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
-from cocondenser_jax.retrieval.search import open_index, search_run, search_text
+from cocondenser_jax.retrieval.search import open_index, retrieve, search_text
 from cocondenser_jax.warm_start import pretrain
 
 VOCAB_SIZE = 8192
@@ -91,8 +91,11 @@ def quickstart(
             require_absent(workdir, "seconds.json")
             write_json(workdir / "seconds.json", {})
         _make_store(workdir)
-        _make_bm25_run(workdir)
-        rows = [_row(workdir, "BM25", workdir / "bm25.trec", [workdir / "bm25.trec"])]
+        bm25 = workdir / "bm25.trec"
+        with _timed(workdir, bm25):
+            if not bm25.exists():
+                write_bm25_run(workdir / "data", bm25, split="test", depth=DEPTH)
+        rows = [_row(workdir, "BM25", bm25, [bm25])]
         for seed in (0, 1, 2) if compare_all else (0,):
             for name, folder, runs in _models(workdir, seed, compare_all):
                 _make_retriever(workdir, folder, seed)
@@ -138,14 +141,6 @@ def _make_store(workdir: Path) -> None:
             build_store(str(text), str(tokenizer), store, max_tokens=length)
 
 
-def _make_bm25_run(workdir: Path) -> None:
-    data, run = workdir / "data", workdir / "bm25.trec"
-    with _timed(workdir, run):
-        if not run.exists():
-            queries, _ = read_split(data, "test")
-            write_run(run, bm25_run(read_corpus(data), queries, DEPTH))
-
-
 def _models(workdir: Path, seed: int, compare_all: bool) -> Iterator[tuple[str, Path, list[Path]]]:
     """Yields the models of one seed, each pre-trained and exported when its turn comes.
 
@@ -172,14 +167,15 @@ def _models(workdir: Path, seed: int, compare_all: bool) -> Iterator[tuple[str, 
             pretrain(config, condenser, label=f"Condenser{suffix}")
     if compare_all:
         folder = compare / f"condenser-{seed}"
-        _export(condenser, folder / "model")
+        if not (folder / "model").exists():
+            export_run(condenser, folder / "model")
         yield f"Condenser{suffix}", folder, [condenser]
 
     if not (main / "model").exists():
         config = _pretraining_config("cocondenser", store, seed, warm_start=str(condenser))
         with _timed(workdir, cocondenser):
             pretrain(config, cocondenser, label=f"coCondenser{suffix}")
-        _export(cocondenser, main / "model")
+        export_run(cocondenser, main / "model")
     yield f"coCondenser{suffix}", main, [condenser, cocondenser]
 
 
@@ -187,11 +183,6 @@ def _pretraining_config(stage: str, store: Path, seed: int, warm_start: str = ""
     config = pretraining.get_config(stage).unlock()
     config.data.store, config.seed, config.warm_start = str(store), seed, warm_start
     return config.lock()
-
-
-def _export(run: Path, out: Path) -> None:
-    if not out.exists():
-        export_run(run, out)
 
 
 def _make_retriever(workdir: Path, folder: Path, seed: int) -> None:
@@ -211,9 +202,7 @@ def _make_retriever(workdir: Path, folder: Path, seed: int) -> None:
             build_index(folder / "embeddings", index)
             shutil.rmtree(folder / "embeddings")
         if not run.exists():
-            queries, _ = read_split(data, "test")
-            found = search_run(open_index(index, retriever), queries, DEPTH)
-            write_run(run, found)
+            retrieve(index, retriever, data, run, split="test", depth=DEPTH)
 
 
 def _row(workdir: Path, name: str, run: Path, results: list[Path]) -> ResultRow:

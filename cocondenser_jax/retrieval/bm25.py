@@ -32,9 +32,6 @@ def write_bm25_run(
 
     Returns:
       How many queries there are, and how long indexing and searching took.
-
-    Raises:
-      UserError: as `bm25_run`, or for files that cannot be read.
     """
     queries = read_queries(data_folder, split)
     start = time.perf_counter()
@@ -68,9 +65,6 @@ def bm25_run(
     Returns:
       The run, query → passage → score, best first. A passage that shares no term with the query
       is not in it.
-
-    Raises:
-      UserError: for a depth below 1, a negative k1, or a b outside 0 to 1.
     """
     if depth < 1:
         raise UserError(f"depth={depth}: expected at least 1")

@@ -75,8 +75,7 @@ def encode_corpus(
       The manifest: model, its hash, dimension, number of passages and the settings above.
 
     Raises:
-      UserError: for a corpus or model that cannot be read, an `out` with something else in it, or
-        that another process writes to.
+      UserError: also for an `out` with something else in it, or that another process writes to.
     """
     for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
         if value is not None and not 1 <= value <= _LARGEST:

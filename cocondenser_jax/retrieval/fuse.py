@@ -27,9 +27,6 @@ def fuse_runs(
         - least) / (most - least) of a query's scores in the run, 1 where all are equal.
       weights: of the runs; None: 1 each.
       depth: passages kept of a query, the best; of equal ones those of the first run.
-
-    Raises:
-      UserError: for a single run, or weights or a depth of another number or not above 0.
     """
     weights = [1.0] * len(runs) if weights is None else weights
     numbers = (*weights, depth)

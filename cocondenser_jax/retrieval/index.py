@@ -35,18 +35,11 @@ _TRAINING_ROWS = 1_000_000
 def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str, Any]:
     """Builds an inner-product index from the shards of `encode.encode_corpus`.
 
-    Args:
-      embeddings: the folder of shards.
-      out: the index folder, which must not exist yet.
-      factory: faiss' index string: "Flat" is exact; "IVF1024,Flat", "HNSW32" or "IVF1024,PQ32"
-        trade exactness for speed or memory.
-
-    Returns:
-      The manifest.
+    `factory` is faiss' index string: "Flat" is exact; "IVF1024,Flat", "HNSW32" or "IVF1024,PQ32"
+    trade exactness for speed or memory.
 
     Raises:
-      UserError: if shards are missing or damaged, faiss does not know the string or needs more
-        passages for it, or `out` exists.
+      UserError: also if `out` exists, or faiss does not know the string or needs more passages.
     """
     manifest = read_manifest(embeddings)
     shards, lines = open_shards(embeddings, manifest)
@@ -82,11 +75,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
 def read_index(
     folder: Path, manifest: Mapping[str, Any], parameters: str
 ) -> tuple[faiss.Index, PassageLines]:
-    """Reads an index that is as `build_index` wrote it, and where its passages are.
-
-    Raises:
-      UserError: for a file that is missing or damaged, or parameters that the index does not have.
-    """
+    """Reads an index that is as `build_index` wrote it, and where its passages are."""
     path = folder / "index.faiss"
     # faiss trusts what it reads: of a damaged file it may allocate any amount of memory, search
     # endlessly, or give wrong results.

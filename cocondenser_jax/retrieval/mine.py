@@ -66,10 +66,6 @@ def mine(
 
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
-
-    Raises:
-      UserError: for files that cannot be read or do not fit together, or a depth that leaves
-        nothing.
     """
     if not 0 <= skip_top < depth:
         raise UserError(f"depth={depth}, skip_top={skip_top}: expected 0 <= skip_top < depth")

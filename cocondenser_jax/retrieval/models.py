@@ -74,7 +74,7 @@ def load_retriever(
         raise UserError(f"{folder} does not start with a transformer: expected a BERT or RoBERTa")
     for name, tower in found.items():
         tower_folder = folder / f"{name}_0_Transformer" if name else folder
-        _require_weights(_missing_weights(tower.model, tower_folder), tower_folder)
+        _require_weights(tower.model, tower_folder)
         _save_kwargs(tower, _model_kwargs(tower_folder))
         _limit_tokens(tower, query_length, passage_length, folder)
     with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
@@ -115,10 +115,7 @@ def load_cross_encoder(
         )
     with _loading(folder, "cross-encoder"), new_parameters(head_seed or 0):
         backbone = _transformer(folder, _NO_CODE, transformer_task="sequence-classification")
-    missing = _missing_weights(backbone.model, folder)
-    if new_head:
-        missing = [name for name in missing if not name.startswith(("classifier.", "pooler."))]
-    _require_weights(missing, folder)
+    _require_weights(backbone.model, folder, ("classifier.", "pooler.") if new_head else ())
     if backbone.config.num_labels != 1:
         raise UserError(
             f"{folder} gives a pair of texts {backbone.config.num_labels} scores: expected 1"
@@ -294,8 +291,13 @@ def _loading(folder: Path, kind: str) -> Iterator[None]:
         transformers.utils.logging.set_verbosity(verbosity)
 
 
-def _missing_weights(model: transformers.PreTrainedModel, folder: Path) -> list[str]:
-    """Returns the parameters that loading left at random, which is otherwise only logged."""
+def _require_weights(
+    model: transformers.PreTrainedModel, folder: Path, new: tuple[str, ...] = ()
+) -> None:
+    """Raises a UserError for parameters left at random, which the libraries only log.
+
+    Those whose names start as in `new` are to be random.
+    """
     prefix = f"{model.base_model_prefix}."
     stored = {
         name.removeprefix(prefix)
@@ -303,11 +305,16 @@ def _missing_weights(model: transformers.PreTrainedModel, folder: Path) -> list[
         for name in _stored_names(path)
     }
     if not stored:
-        return []  # the names in pytorch_model.bin are known only by reading all of it
+        return  # the names in pytorch_model.bin are known only by reading all of it
     # Checkpoints converted from TensorFlow, such as bert-base-uncased, say gamma and beta.
     stored |= {n.replace("gamma", "weight").replace("beta", "bias") for n in stored}
     names = [name.removeprefix(prefix) for name, _ in model.named_parameters()]
-    return [name for name in names if name not in stored]
+    missing = [name for name in names if name not in stored and not name.startswith(new)]
+    if missing:
+        raise UserError(
+            f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
+            f"{first_three(missing)}"
+        )
 
 
 def _stored_names(path: Path) -> list[str]:
@@ -316,14 +323,6 @@ def _stored_names(path: Path) -> list[str]:
             return list(safe_open(plain, "pt").keys())
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
-
-
-def _require_weights(missing: list[str], folder: Path) -> None:
-    if missing:
-        raise UserError(
-            f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
-            f"{first_three(missing)}"
-        )
 
 
 def _require_own_modules(folder: Path) -> None:

@@ -16,10 +16,10 @@ from cocondenser_jax.collection.folder import (
     read_corpus,
     read_queries,
     read_split,
+    require_known,
     require_known_passages,
-    require_known_queries,
 )
-from cocondenser_jax.collection.trec import ranked, read_run, write_run
+from cocondenser_jax.collection.trec import first_passages, read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_cross_encoder, uses_bfloat16
 
@@ -55,10 +55,6 @@ def rerank(
 
     Returns:
       How many queries and pairs there are, and how long scoring took.
-
-    Raises:
-      UserError: for files that cannot be read or do not fit together, a folder that is not a
-        cross-encoder, or a score that is not a number.
     """
     for name, value in (("depth", depth), ("batch_size", batch_size)):
         if value < 1:
@@ -69,11 +65,11 @@ def rerank(
     run = read_run(run_file)
     if not run:
         raise UserError(f"{run_file} is empty: expected a TREC run")
-    best = {q: [passage for passage, _ in ranked(scores)[:depth]] for q, scores in run.items()}
+    best = {query: first_passages(scores, depth) for query, scores in run.items()}
     queries, qrels = (
         (read_queries(data_folder), {}) if split is None else read_split(data_folder, split)
     )
-    require_known_queries(best, queries, run_file)
+    require_known(best, queries, "queries", run_file)
     relevant = {query: [p for p, grade in qrels[query].items() if grade > 0] for query in qrels}
     positives = {query: found for query, found in relevant.items() if found and with_positives}
     wanted = {

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -69,14 +69,24 @@ def open_index(
       device: see `models.load_retriever`.
 
     Raises:
-      UserError: if a file is missing or damaged, the model is not the one that encoded the
-        passages, or there are no such parameters.
+      UserError: also if the model is not the one that encoded the passages.
     """
     manifest = read_manifest(folder, "encode the corpus (until it ends) and build the index first")
     is_index = "index_sha256" in manifest
     if parameters and not is_index:
         raise UserError(f"{folder} holds embeddings: only an index has parameters")
-    model = _load_model_of(folder, manifest, model_folder, query_length, device)
+    pooling = replaced_pooling(manifest)
+    model = load_retriever(model_folder, query_length, pooling=pooling, device=device)
+    dimension = model.get_embedding_dimension()
+    if dimension != manifest["dimension"]:
+        raise UserError(
+            f"{model_folder} gives vectors of {dimension} numbers, "
+            f"{folder} holds vectors of {manifest['dimension']}"
+        )
+    if model_sha256(model_folder) != manifest["model_sha256"]:
+        raise UserError(
+            f"{folder} was built with another model ({manifest['model']}) than {model_folder}"
+        )
     if not is_index:
         shards, lines = open_shards(folder, manifest)
         return DenseIndex(model, partial(nearest, shards), manifest["passages"], lines)
@@ -100,9 +110,6 @@ def retrieve(
 
     Returns:
       How many queries and passages there are, and how long encoding the queries and searching took.
-
-    Raises:
-      UserError: as `open_index`, for queries that cannot be read, or a depth below 1.
     """
     queries = read_queries(data_folder, split)
     index = open_index(folder, model_folder, parameters=parameters)
@@ -122,17 +129,9 @@ def search_run(
     batch_size: int = 64,
     seconds: dict[str, float] | None = None,
 ) -> Run:
-    """Finds the passages with the largest inner product for each query (id → text).
+    """Finds the `depth` passages with the largest inner product for each query (id → text).
 
-    Args:
-      index: of `open_index`.
-      queries: id → text.
-      depth: passages per query at most.
-      batch_size: queries per forward pass.
-      seconds: if given, gets how long `encoding` and `search` of all queries took.
-
-    Raises:
-      UserError: for a depth below 1.
+    `seconds`, if given, gets how long `encoding` and `search` of all queries took.
     """
     if depth < 1:
         raise UserError(f"depth={depth}: expected at least 1")
@@ -150,11 +149,7 @@ def search_run(
 def search_text(
     index: DenseIndex, query: str, k: int = 10, seconds: dict[str, float] | None = None
 ) -> list[FoundPassage]:
-    """Finds the `k` best passages for one query; `seconds` is as in `search_run`.
-
-    Raises:
-      UserError: for a query without a word, or a k below 1.
-    """
+    """Finds the `k` best passages for one query; `seconds` is as in `search_run`."""
     if not query.strip() or without_surrogates(query) != query:
         raise UserError("the query is empty or not UTF-8: expected some words")
     if k < 1:
@@ -195,26 +190,3 @@ def _nearest_in_index(
     found = [index.search(queries_QxD[i : i + _QUERIES_AT_ONCE], k) for i in starts]
     scores, rows = zip(*found, strict=True)
     return np.concatenate(scores), np.concatenate(rows)
-
-
-def _load_model_of(
-    folder: Path,
-    manifest: Mapping[str, Any],
-    model_folder: Path,
-    query_length: int | None,
-    device: str | None,
-) -> SentenceTransformer:
-    """Loads the model and checks that it encoded the content of `folder`."""
-    pooling = replaced_pooling(manifest)
-    model = load_retriever(model_folder, query_length, pooling=pooling, device=device)
-    dimension = model.get_embedding_dimension()
-    if dimension != manifest["dimension"]:
-        raise UserError(
-            f"{model_folder} gives vectors of {dimension} numbers, "
-            f"{folder} holds vectors of {manifest['dimension']}"
-        )
-    if model_sha256(model_folder) != manifest["model_sha256"]:
-        raise UserError(
-            f"{folder} was built with another model ({manifest['model']}) than {model_folder}"
-        )
-    return model

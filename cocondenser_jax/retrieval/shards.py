@@ -102,11 +102,7 @@ def replaced_pooling(manifest: Mapping[str, Any]) -> str | None:
 def open_shards(
     folder: Path, manifest: Mapping[str, Any]
 ) -> tuple[list[np.ndarray], list[PassageLines]]:
-    """Maps the vectors of all shards (N x D each), and finds the lines of the same rows.
-
-    Raises:
-      UserError: for a shard that is missing, cut short or damaged.
-    """
+    """Maps the vectors of all shards (N x D each), and finds the lines of the same rows."""
     vectors, lines = [], []
     for shard in range(manifest["shards"]):
         n_rows = min(manifest["shard_size"], manifest["passages"] - shard * manifest["shard_size"])
@@ -120,11 +116,7 @@ def open_shards(
 
 
 def read_rows(lines: Sequence[PassageLines], rows: Iterable[int]) -> Iterator[tuple[int, Passage]]:
-    """Yields each row, counted through all files, once, in increasing order, with its passage.
-
-    Raises:
-      UserError: for a file that is missing or damaged.
-    """
+    """Yields each row, counted through all files, once, in increasing order, with its passage."""
     wanted = np.unique(np.fromiter(rows, np.int64))
     first_row = 0
     for path, offsets in lines:
@@ -173,9 +165,6 @@ def write_parquet(folder: Path, out: Path) -> None:
 
     Columns `id` (string) and `vector` (a list of float32, all of one length), a row group per
     shard: one shard is held in memory.
-
-    Raises:
-      UserError: if the folder is not complete, a shard is damaged, or `out` cannot be written.
     """
     manifest = read_manifest(folder)
     vector = pyarrow.list_(pyarrow.float32(), manifest["dimension"])

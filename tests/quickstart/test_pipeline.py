@@ -240,7 +240,7 @@ def test_held_out_first_paragraphs_are_in_no_training_text(
 def test_called_again_it_trains_nothing(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pretrain", "finetune", "encode_corpus", "build_store", "bm25_run"):
+    for name in ("pretrain", "finetune", "encode_corpus", "build_store", "write_bm25_run"):
         monkeypatch.delattr(pipeline, name)
     # As a kill between these two would leave it.
     retriever = finished.workdir / "retriever"

@@ -81,7 +81,8 @@ def plan(
         for test, figures in (row.get("published") or row["measured"]).items():
             own = table.get("with", {}).get(test, {}) | row.get("with", {}).get(test, {})
             for seed in table.get("seeds", [0]):
-                file, before = _make(test, {"seed": seed, **given, **own}, workdir, data)
+                out, before = _make(test, {"seed": seed, **given, **own}, workdir, data)
+                file = out / load_manifest()[1][test].get("done", "")
                 against = table.get("against", "").format_map(given)
                 goals.append(Goal(name, test, file, figures, against))
                 steps |= before

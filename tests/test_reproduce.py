@@ -184,8 +184,9 @@ def test_parameters_reach_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> Non
         "test": {
             "with": {"size": 1},
             "needs": {"small": {"recipe": "{kind}", "size": 2}, "model": None},
-            "out": "{model}.json",
-            "run": ["c --a={small} --b='{model} x'", "d {out}"],
+            "out": "{model}.run",
+            "done": "a.json",
+            "run": ["c --a={small} --b='{model} x'", "d {out}/a.json"],
             "flop": ["{size}", 3, 2.5e9],
         },
     }
@@ -199,17 +200,19 @@ def test_parameters_reach_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     monkeypatch.setattr(reproduce, "load_manifest", lambda: ({}, recipes))
     goals, steps = plan(table, ["r"], Path("w"), Path("d"))
-    assert goals == [Goal("r", "test", Path("w/model-4.json"), {"M": 0.5}, "model-s")]
+    assert goals == [Goal("r", "test", Path("w/model-4.run/a.json"), {"M": 0.5}, "model-s")]
     assert steps == {
         Path("d/text"): Step([], 0, "a library"),
         Path("w/model-2"): Step([["c", "--in=d/text", "--out=w/model-2"]], 0, ""),
         Path("w/model-4"): Step([["c", "--in=d/text", "--out=w/model-4"]], 0, ""),
-        Path("w/model-4.json"): Step(
-            [["c", "--a=w/model-2", "--b=w/model-4 x"], ["d", "w/model-4.json"]], 4 * 3 * 2.5e9, ""
+        Path("w/model-4.run/a.json"): Step(
+            [["c", "--a=w/model-2", "--b=w/model-4 x"], ["d", "w/model-4.run/a.json"]],
+            4 * 3 * 2.5e9,
+            "",
         ),
     }
     files = [goal.file for goal in plan(table, [], Path("w"), Path("d"))[0]]
-    assert files == [Path("w/model-4.json"), Path("w/model-5.json")]
+    assert files == [Path(f"w/model-{n}.run/a.json") for n in (4, 5)]
     with pytest.raises(UserError, match=r"no row 'q': did you mean r or s\?"):
         plan(table, ["q"], Path("w"), Path("d"))
 

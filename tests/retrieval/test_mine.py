@@ -12,6 +12,7 @@ from cocondenser_jax.collection.folder import read_candidates, with_positives
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval.mine import make_pool, mine
+from configs import finetune as finetune_config
 
 QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}, "q3": {"a": 0}}
 BM25 = {"q1": "abcdef", "q2": "cab"}
@@ -150,9 +151,9 @@ def test_queries_that_nobody_judged_are_judged_by_a_cross_encoder(folder):
     assert pools(out) == {"q4": ["d"]}
     assert (metrics["queries"], metrics["negatives"]) == (1, 1)
     # What fine-tuning makes of them.
-    data = read_training(
-        folder, "pseudo", n_negatives=1, negatives_run=out, negatives_depth=200, seed=0
-    )
+    config = finetune_config.get_config()
+    config.update(data=str(folder), split="pseudo", negatives_per_query=1, negatives_run=str(out))
+    data = read_training(config)
     rows = [(row["query"], row["positive"], row["negative_1"]) for row in data.pairs]
     assert rows == [("text of q4", "C", "D"), ("text of q4", "A", "D")]
 

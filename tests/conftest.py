@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,8 @@ def _escaped(value: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup; tests send it
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # pytest-randomly chooses the order of the tests, not what they draw.
     config.option.randomly_reset_seed = False
 

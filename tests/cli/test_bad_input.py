@@ -60,14 +60,14 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "unknown flag": (pretrain("--steps=3"), "unknown argument '--steps=3'"),
         "no store": (
             pretrain("--config.data.store="),
-            "expected the folder that `cocondenser corpus`",
+            "expected the folder of `corpus`",
         ),
         "not a store": (pretrain(f"--config.data.store={folder}/data"), "data"),
         "tokenizer of another model": (
             pretrain(f"--config.warm_start={folder}/other", "--config.model.n_head_layers=2"),
             "build the store with the model's own tokenizer",
         ),
-        "workdir with something else": (pretrain(f"--workdir={folder}/data"), "already holds"),
+        "workdir with something else": (pretrain(f"--workdir={folder}/data"), "already exists"),
         "no such run": (["convert", f"--checkpoint={folder}/none", f"--out={folder}/out"], "none"),
         "both directions": (["convert", f"--out={folder}/out"], "give either"),
         "no qrels": (

@@ -110,7 +110,7 @@ def test_the_pipeline_ends_in_metrics(finished: Path, capsys: pytest.CaptureFixt
 def test_each_run_is_that_of_its_experiment(finished: Path) -> None:
     for stage in ("condenser", "cocondenser"):
         config = read_json(finished / "runs" / stage / "run.json")["config"]
-        assert config["train"]["contrastive"] == (stage == "cocondenser")
+        assert config["train"]["objective"] == stage
         assert config["model"]["n_head_layers"] == 1  # in small.py, not in default.py
     config = read_json(finished / "runs" / "finetune" / "finetune.json")
     assert (config["task"], config["learning_rate"]) == ("retriever", 3e-4)

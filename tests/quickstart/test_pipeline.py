@@ -180,7 +180,7 @@ def test_each_exported_model_is_that_of_its_run(finished: Finished) -> None:
     for seed in SEEDS:
         for stage in ("condenser", "cocondenser"):
             _, params, facts = load_run(finished.run(stage, seed))
-            assert facts["config"]["train"]["contrastive"] == (stage == "cocondenser")
+            assert facts["config"]["train"]["objective"] == stage
             assert_same(load_folder(str(finished.folder(stage, seed) / "model"))[1], params)
 
 

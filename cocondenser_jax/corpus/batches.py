@@ -217,6 +217,8 @@ def cut_short(
     starts_SxC: np.ndarray, n_tokens_S: np.ndarray, draws_S: np.ndarray, probability: float
 ) -> np.ndarray:
     """Returns new lengths: with a probability, uniform from one to all of a row's words."""
+    if not probability:  # as most runs have it: nothing to count
+        return n_tokens_S
     words_SxC = np.cumsum(starts_SxC > 0, axis=1)
     share_S = (draws_S & np.uint64(0xFFFFFFFF)) / 2.0**32
     n_words_S = 1 + (share_S * words_SxC[:, -1]).astype(np.int64)

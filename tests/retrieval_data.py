@@ -87,6 +87,22 @@ def make_model(tmp_path_factory):
     return make
 
 
+@pytest.fixture
+def forward_sizes(monkeypatch):
+    """How many texts each forward pass of a BERT had, from now on."""
+    import transformers
+
+    sizes = []
+    forward = transformers.BertModel.forward
+
+    def note_size(self, input_ids, *arguments, **options):
+        sizes.append(len(input_ids))
+        return forward(self, input_ids, *arguments, **options)
+
+    monkeypatch.setattr(transformers.BertModel, "forward", note_size)
+    return sizes
+
+
 @pytest.fixture(scope="session")
 def model_folder(make_model):
     return make_model()

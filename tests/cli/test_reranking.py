@@ -92,20 +92,12 @@ def test_reranking_prints_what_it_did(
     cross_encoder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    forward_sizes: list[int],
 ) -> None:
-    sizes = []
-    forward = transformers.BertModel.forward
-
-    def note_size(self, input_ids, *arguments, **options):
-        sizes.append(len(input_ids))
-        return forward(self, input_ids, *arguments, **options)
-
-    monkeypatch.setattr(transformers.BertModel, "forward", note_size)
     out, metrics = tmp_path / "reranked.trec", tmp_path / "metrics.json"
     flags = ["--depth=3", "--batch_size=2", f"--json_out={metrics}"]
     assert main(reranking(place, cross_encoder, out, *flags)) == 0
-    assert max(sizes) == 2
+    assert max(forward_sizes) == 2
     printed = capsys.readouterr().out
     assert printed.startswith(f"{out}\n")
     assert re.search(rf"^queries +{N_QUERIES}$", printed, re.MULTILINE)

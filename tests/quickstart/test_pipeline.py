@@ -41,12 +41,16 @@ class Finished(NamedTuple):
       workdir: of the quickstart.
       outcome: of a first call.
       rows: of a second call, which compares everything.
+      results: of the second call, as its file has them: later calls write it anew.
+      page: the report of the second call.
       warm_starts: folder and parameters that each run was given to start from, in their order.
     """
 
     workdir: Path
     outcome: Outcome
     rows: list[ResultRow]
+    results: list[dict[str, Any]]
+    page: str
     warm_starts: list[tuple[Path, Any]]
 
     def folder(self, model: str, seed: int) -> Path:
@@ -113,7 +117,9 @@ def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         patch.setattr(pipeline, "quickstart", kept)
         for flags in [], ["--compare=all"]:
             assert main(["quickstart", f"--workdir={workdir}", *flags]) == 0
-    return Finished(workdir, outcomes[0], outcomes[1].rows, warm_starts)
+    results = json.loads((workdir / "results.json").read_text())
+    page = outcomes[1].report.read_text()
+    return Finished(workdir, outcomes[0], outcomes[1].rows, results, page, warm_starts)
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -131,14 +137,12 @@ def test_the_folder_holds_what_was_promised(finished: Finished) -> None:
     for name in ("model/model.safetensors", "retriever/modules.json", "index/index.faiss"):
         assert (workdir / name).is_file()
     assert [row.name for row in outcome.rows] == ["BM25", "no pre-training", "coCondenser"]
-    results = json.loads((workdir / "results.json").read_text())
-    assert results == [row._asdict() for row in finished.rows]
+    assert finished.results == [row._asdict() for row in finished.rows]
     assert outcome.rows[0].mrr_at_10 > 0.2  # BM25 needs no training
     assert all(row.seconds > 0.0 for row in finished.rows)
-    report = outcome.report.read_text()
-    assert f"<dd>{open_store(workdir / 'store').sha256}</dd>" in report
-    assert report.count('<th scope="row">') == len(finished.rows)
-    assert "30 held-out first paragraphs" in report
+    assert f"<dd>{open_store(workdir / 'store').sha256}</dd>" in finished.page
+    assert finished.page.count('<th scope="row">') == len(finished.rows)
+    assert "30 held-out first paragraphs" in finished.page
 
 
 @pytest.mark.effect("quickstart --workdir", "quickstart --compare")

@@ -56,12 +56,15 @@ def copies(folder: Path, n: int) -> Iterator[Path]:
         yield folder / str(number)
 
 
-def run(tests: list[str], copy: Path, timeout: float | None) -> str:
+def run(tests: list[str], copy: Path, timeout: float) -> str:
     """Returns "noticed" if a test fails, "timeout" or "survived"."""
     process = multiprocessing.get_context("fork").Process(target=_test, args=(tests, copy))
     process.start()
-    process.join(timeout)
-    late = process.is_alive()
+    end = time.monotonic() + timeout
+    # `join` would also wait for a later fork, which holds the same end of a pipe.
+    while process.exitcode is None and time.monotonic() < end:
+        time.sleep(0.05)
+    late = process.exitcode is None
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid or 0, signal.SIGKILL)  # and what the tests have started
     process.join()

@@ -111,6 +111,10 @@ def new_folder(target: Path) -> Iterator[Path]:
             partial.mkdir()
             with plain_path(partial) as plain:
                 yield plain
+            mode = partial.stat().st_mode & 0o666
+            for file in partial.rglob("*"):
+                if file.is_file() and not file.is_symlink():
+                    file.chmod(mode)  # safetensors 0.8 lets only the owner read
             partial.rename(path)
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)

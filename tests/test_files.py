@@ -127,6 +127,14 @@ def test_a_folder_of_any_name_is_made_on_a_plain_path(tmp_path: Path) -> None:
     assert (tmp_path / "[a]\udcff" / "file").read_text() == "x"
 
 
+def test_others_may_read_what_they_may_list(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "part").mkdir()
+        (folder / "part" / "weights").touch(0o600)
+        folder.chmod(0o750)
+    assert (tmp_path / "new" / "part" / "weights").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_link_to_an_empty_folder_is_kept_and_its_folder_filled(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "link").symlink_to("deep")

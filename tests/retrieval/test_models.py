@@ -76,6 +76,7 @@ def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder,
     saved = tmp_path / "mean"
     SentenceTransformer(
         modules=[Transformer(str(model_folder)), Pooling(32, "mean"), Normalize()],
+        prompts={"query": "search: "},
         similarity_fn_name="cosine",
     ).save_pretrained(str(saved))
     hidden, mask = hidden_states(model_folder, TEXTS, 64)
@@ -88,6 +89,8 @@ def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder,
     np.testing.assert_allclose(replaced.encode_document(TEXTS), hidden[:, 0], atol=2e-6)
     assert replaced.similarity_fn_name == "dot"
     assert models.pooling_of(replaced) == "cls"
+    prompted = hidden_states(model_folder, [f"search: {text}" for text in TEXTS], 64)[0]
+    np.testing.assert_allclose(replaced.encode_query(TEXTS), prompted[:, 0], atol=2e-6)
 
 
 def test_folders_that_are_no_model(model_folder, tmp_path):

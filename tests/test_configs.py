@@ -17,6 +17,7 @@ from cocondenser_jax.settings import check
 
 # The variants of a file.
 ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
+ARGUMENTS["minilm"] = ("mlm", "condenser", "cocondenser")
 ARGUMENTS["sentences"] = ("stsb", "triplets", "nli")
 ARGUMENTS["finetune"] = tuple(finetune.VARIANTS)
 FINE_TUNING = {"cross_encoder", "finetune", "quickstart_finetune", "sentences"}

@@ -2,8 +2,9 @@
 
   python -m benchmarks.results
 
-puts the rows of every `benchmarks/results/NAME.json`, and what `papers/ours.yaml` measured, between
-the marks `<!-- NAME -->` (`<!-- ours/TABLE -->`) and `<!-- end -->` of the page that holds them.
+puts the rows of every `benchmarks/results/NAME.json`, and the tables of `papers/` that we measured,
+between the marks `<!-- NAME -->` (`<!-- FILE/TABLE -->`) and `<!-- end -->` of the page that holds
+them.
 """
 
 import json
@@ -44,15 +45,23 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def is_ours(paper: dict[str, Any]) -> bool:
+    """Returns whether a table of `papers/` holds measurements of our own."""
+    return all("measured" in row for row in paper["rows"].values())
+
+
 def measured(paper: dict[str, Any]) -> Rows:
-    """Returns the measurements of a table of `papers/` as rows, each figure a column."""
+    """Returns the measurements of a table of `papers/` as rows, each figure a column.
+
+    What else stands in a row, such as its seconds, follows.
+    """
     rows = []
     for name, row in paper["rows"].items():
         cells = {"": name}
         for test, figures in row["measured"].items():
             of_test = f"{paper['tests'][test]}, " if "tests" in paper else ""
             cells |= {f"{of_test}{key}": _figure(value) for key, value in figures.items()}
-        rows.append(cells | {key: str(row[key]) for key in ("seconds",) if key in row})
+        rows.append(cells | {key: str(row[key]) for key in row if key not in ("with", "measured")})
     return rows
 
 
@@ -66,7 +75,7 @@ def main() -> None:
     files = (FOLDER / "results").glob("*.json")
     results = {path.stem: json.loads(path.read_text()) for path in files}
     for name, paper in load_manifest()[0].items():
-        if name.startswith("ours/"):
+        if is_ours(paper):
             results[name] = measured(paper)
     for name, rows in sorted(results.items()):
         mark = f"<!-- {name} -->\n"

@@ -3,8 +3,9 @@
   python -m benchmarks.mutants --per_module=40 --seed=0
 
 Each fault (`benchmarks.faults`) is put into a copy of the working tree, where the tests of the file
-run up to the first failure. `--log` holds what was found: the same command resumes. Mutants that
-are no faults, and why, are in `equivalent_mutants.json`: {"path: before → after": reason}.
+run up to the first failure: without a fault all tests must pass. `--log` holds what was found: the
+same command resumes. Mutants that are no faults, and why, are in `equivalent_mutants.json`:
+{"path: before → after": reason}.
 """
 
 import argparse
@@ -41,7 +42,8 @@ LIBRARIES = (
     "tests.conftest flax.linen optax orbax.checkpoint grain torch transformers"
     " sentence_transformers datasets faiss ir_measures hypothesis scipy.stats"
 ).split()
-OPTIONS = "-x -q -p no:randomly -p no:cacheprovider -p no:xdist --basetemp=temporary".split()
+LIMIT = 1800  # seconds for all tests of a file; each test has its own limit
+OPTIONS = "-x -q -p no:randomly -p no:cacheprovider -p no:xdist --basetemp=temporary -o timeout=300".split()
 
 
 def copies(folder: Path, n: int) -> Iterator[Path]:
@@ -56,11 +58,11 @@ def copies(folder: Path, n: int) -> Iterator[Path]:
         yield folder / str(number)
 
 
-def run(tests: list[str], copy: Path, timeout: float) -> str:
-    """Returns "noticed" if a test fails, "timeout" or "survived"."""
+def run(tests: list[str], copy: Path) -> str:
+    """Returns "noticed" if a test fails or runs into its limit, "survived", or "timeout"."""
     process = multiprocessing.get_context("fork").Process(target=_test, args=(tests, copy))
     process.start()
-    end = time.monotonic() + timeout
+    end = time.monotonic() + LIMIT
     # `join` would also wait for a later fork, which holds the same end of a pipe.
     while process.exitcode is None and time.monotonic() < end:
         time.sleep(0.05)
@@ -88,18 +90,13 @@ def _test(tests: list[str], copy: Path) -> None:
     os._exit(pytest.main([*OPTIONS, *tests]))
 
 
-def try_mutant(mutant: Mutant, free: "queue.Queue[Path]", seconds: dict[str, float]) -> str:
-    """Runs the tests of a mutant in a free copy; `seconds` holds how long they take without it."""
-    copy, tests = free.get(), tests_of(ROOT, mutant.path)
-    files, original = " ".join(tests), (copy / mutant.path).read_text(encoding="utf-8")
+def try_mutant(mutant: Mutant, free: "queue.Queue[Path]") -> str:
+    """Runs the tests of a mutant in a free copy."""
+    copy = free.get()
+    original = (copy / mutant.path).read_text(encoding="utf-8")
     try:
-        if files not in seconds:
-            start = time.monotonic()
-            if run(tests, copy, timeout=1800) != "survived":
-                raise SystemExit(f"{files} fails without a fault")
-            seconds[files] = time.monotonic() - start
         (copy / mutant.path).write_text(mutant.source, encoding="utf-8")
-        return run(tests, copy, timeout=30 + 4 * seconds[files])
+        return run(tests_of(ROOT, mutant.path), copy)
     finally:
         (copy / mutant.path).write_text(original, encoding="utf-8")
         free.put(copy)
@@ -117,10 +114,9 @@ def try_all(mutants: list[Mutant], log: Path, workers: int) -> None:
         free: queue.Queue[Path] = queue.Queue()
         for copy in copies(Path(name), workers):
             free.put(copy)
-        seconds: dict[str, float] = {}
         start, pool = time.monotonic(), ThreadPoolExecutor(workers)
         try:
-            tried = {pool.submit(try_mutant, mutant, free, seconds): mutant for mutant in mutants}
+            tried = {pool.submit(try_mutant, mutant, free): mutant for mutant in mutants}
             for n, future in enumerate(as_completed(tried), 1):
                 mutant, outcome = tried[future], future.result()
                 with log.open("a", encoding="utf-8") as file:

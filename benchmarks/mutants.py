@@ -43,7 +43,9 @@ LIBRARIES = (
     " sentence_transformers datasets faiss ir_measures hypothesis scipy.stats"
 ).split()
 LIMIT = 1800  # seconds for all tests of a file; each test has its own limit
-OPTIONS = "-x -q -p no:randomly -p no:cacheprovider -p no:xdist --basetemp=temporary -o timeout=300".split()
+OPTIONS = (
+    "-x -q -p no:randomly -p no:cacheprovider -p no:xdist --basetemp=temporary -o timeout=300"
+).split()
 
 
 def copies(folder: Path, n: int) -> Iterator[Path]:

@@ -190,18 +190,14 @@ def model_sha256(folder: Path) -> str:
 def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
     with _loading(folder, "bi-encoder"), plain_path(folder) as plain:
-        prompts: dict[str, str] = {}
-        if (folder / "modules.json").is_file():
-            own = SentenceTransformer(
+        if (folder / "modules.json").is_file() and pooling is None:
+            return SentenceTransformer(
                 str(plain), device=device, local_files_only=True, model_kwargs=kwargs
             )
-            if pooling is None:
-                return own
-            prompts = _prompts(own)
         backbone = _transformer(folder, kwargs | _NO_CODE)
         return SentenceTransformer(
             modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
-            prompts=prompts,
+            prompts=_object(folder, "config_sentence_transformers.json").get("prompts"),
             similarity_fn_name="dot",
             device=device,
         )
@@ -231,16 +227,12 @@ def _with_two_towers(model: SentenceTransformer, device: str | None) -> Sentence
     """Returns a model whose queries and passages have a copy each of the given modules."""
     split = SentenceTransformer(
         modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
-        prompts=_prompts(model),
+        prompts={task: prompt for task, prompt in model.prompts.items() if prompt},
         similarity_fn_name=model.similarity_fn_name,
         device=device,
     )
     _without_model_card(split)
     return split
-
-
-def _prompts(model: SentenceTransformer) -> dict[str, str]:
-    return {task: prompt for task, prompt in model.prompts.items() if prompt}
 
 
 def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:

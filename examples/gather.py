@@ -1,6 +1,6 @@
 """Documents of many files, gathered on any number of machines: a dataset builder on Apache Beam.
 
-python -m cocondenser_jax.corpus.beam --source=FOLDER --out=DATASETS [Beam's own flags]
+python examples/gather.py --source=FOLDER --out=DATASETS [Beam's own flags]
 
 It writes array_record files with tensorflow-datasets (without TensorFlow), and
 `cocondenser corpus --source=tfds:DATASETS/documents/1.0.0` reads them. Beam is not installed with

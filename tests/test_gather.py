@@ -9,13 +9,14 @@ import pytest
 
 from cocondenser_jax.corpus.sources import Document, read_documents
 
-PYTHON = Path(__file__).parents[2] / ".venv-beam/bin/python"
+ROOT = Path(__file__).parents[1]
+PYTHON = ROOT / ".venv-beam/bin/python"
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make .venv-beam/installed")
 
 
 def build(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [PYTHON, "-m", "cocondenser_jax.corpus.beam", *flags],
+        [PYTHON, ROOT / "examples" / "gather.py", *flags],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -35,7 +35,8 @@ def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
 def table(rows: Rows) -> str:
     """Returns the rows as a Markdown table, without their lists."""
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
-    lines = [names, ["---"] * len(names), *([_cell(row.get(name, "")) for name in names] for row in rows)]
+    cells = ([_cell(row.get(name, "")) for name in names] for row in rows)
+    lines = [names, ["---"] * len(names), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
-from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.from_torch import load_folder, load_head
 from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
@@ -66,6 +66,12 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path, resear
 
     assert back_config == config
     assert equal(back, jax.tree.map(np.asarray, params))
+    assert (out / "model.pt").exists() == research_layout
+    assert (out / "condenser_head.safetensors").exists() != research_layout
+    head, skip_from = load_head(out)
+    assert skip_from == 2
+    assert {"0.output.dense.weight", "0.attention.self.query.bias"} < head.keys()
+    assert {f"c_head.{name}" for name in head} < to_tensors(params, config).keys()
 
 
 def test_every_parameter_of_the_model_has_a_name(folder):

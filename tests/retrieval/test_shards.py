@@ -57,6 +57,13 @@ def test_a_last_block_that_does_not_fit_is_an_error(tmp_path, small_disk):
         shards.save_array(tmp_path / "b.npy", array)
 
 
+def test_a_shard_may_hold_one_passage(embeddings):
+    manifest = shards.read_manifest(embeddings)
+    single = manifest | {"shard_size": 1, "shards": manifest["passages"]}
+    write_json(embeddings / shards.MANIFEST, single)
+    assert shards.read_manifest(embeddings) == single
+
+
 def test_a_damaged_shard_is_named(embeddings):
     manifest = shards.read_manifest(embeddings)
     for name in ("embeddings-00001.npy", "passages-00002.jsonl"):

@@ -48,6 +48,8 @@ class Command(NamedTuple):
     words: str
     folder: str  # the flag of what it makes
     outcome: Callable[[Path], Any]  # what must be equal at the end
+    # What lies in the folder once the command has finished, which it then refuses to do again.
+    finished: str = "nothing"
 
 
 def losses(workdir: Path) -> list[dict[str, float]]:
@@ -80,6 +82,7 @@ COMMANDS = {
             losses(folder),
             files(folder / "retriever").get("model.safetensors"),
         ),
+        finished="retriever",
     ),
     "encode": Command(
         "--model={0}/retriever --corpus={0}/data --shard_size=500 --passage_length=16",
@@ -90,6 +93,7 @@ COMMANDS = {
         "--source={0}/data/pretrain.jsonl --tokenizer={0}/tokenizer --max_tokens=32",
         "--out",
         files,
+        finished="manifest.json",
     ),
 }
 
@@ -142,7 +146,7 @@ def soak(
       name: of the command in `COMMANDS`.
     """
     aims = AIMS if name == "pretrain" else AIMS[:1]
-    flag, outcome = COMMANDS[name][1:]
+    flag, outcome, finished = COMMANDS[name][1:]
 
     def start(workdir: Path) -> subprocess.Popen[bytes]:
         quiet = subprocess.DEVNULL
@@ -173,8 +177,7 @@ def soak(
                 break
             kills.append(kill)
             done += 1
-        # A store that is complete is not built again: the command says so, and fails.
-        ended_well = (name == "corpus" and workdir.exists()) or start(workdir).wait() == 0
+        ended_well = (workdir / finished).exists() or start(workdir).wait() == 0
         yield Run(kills, ended_well and outcome(workdir) == expected)
         number += 1
 

@@ -66,8 +66,6 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path, resear
 
     assert back_config == config
     assert equal(back, jax.tree.map(np.asarray, params))
-    assert (out / "model.pt").exists() == research_layout
-    assert (out / "condenser_head.safetensors").exists() != research_layout
     head, skip_from = load_head(out)
     assert skip_from == 2
     assert {"0.output.dense.weight", "0.attention.self.query.bias"} < head.keys()

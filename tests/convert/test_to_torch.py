@@ -129,6 +129,8 @@ def test_what_the_folder_says_of_itself(exported):
         "late_mlm": False,
     }
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
+    assert (out / "condenser_head.safetensors").is_file()
+    assert not (out / "model.pt").exists()
 
 
 def test_the_programs_of_the_card_run_and_agree(exported, monkeypatch):

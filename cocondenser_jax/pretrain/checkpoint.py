@@ -136,7 +136,9 @@ def best_probe(workdir: Path, steps: Sequence[int] | None = None) -> BestProbe |
     Only those of these steps count, or of the checkpoints that are there.
     """
     log = workdir / "metrics.jsonl"
-    logged = logged_lines(log) if log.exists() else []
+    if not log.exists():
+        return None
+    logged = [values for _, values in logged_lines(log)]
     try:
         asked = read_object(workdir / "run.json")["config"]["probe"]["metric"]
     except (KeyError, TypeError):  # another version's, or a model that was converted
@@ -144,7 +146,7 @@ def best_probe(workdir: Path, steps: Sequence[int] | None = None) -> BestProbe |
     steps = _steps(workdir) if steps is None else steps
     for metric in [asked] if asked else DEFAULT_METRICS:
         sign, name = -1 if metric == LOWER_IS_BETTER else 1, f"probe/{metric}"
-        probes = {x["step"]: x[name] for _, x in logged if math.isfinite(x.get(name, math.nan))}
+        probes = {x["step"]: x[name] for x in logged if math.isfinite(x.get(name, math.nan))}
         if saved := [step for step in probes if step in steps]:
             step = max(saved, key=lambda step: (sign * probes[step], -step))
             n_later = sum(later > step for later in probes)

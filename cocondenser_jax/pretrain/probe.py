@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # From a step and the parameters after it to values by name, none where no probe is due.
 Probe = Callable[[int, Any], dict[str, float]]
 
-N_ROWS = 64  # on a device at a time; a chunk of the training where that is smaller
+N_ROWS = 64  # that a device encodes at a time
 # Mean cosine. In configs/quickstart.py:condenser without `late_mlm` the vectors collapse: 0.9996 at
 # step 350, effective rank 1.4 of 128; as shipped, 0.82 at step 125, effective rank 7.8. Those of a
 # new model are as close (0.9998, 1.9), so nothing is said during the warm-up.
@@ -52,9 +52,12 @@ def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig)
     if not every:
         return lambda step, params: {}
     spec = experiment.batch_spec(config)
-    masked = held_out_batch(store, spec)
-    whole = _unmasked(*held_out_batch(store, spec._replace(masked=False))[:2])
-    has_spans, is_pair = len(whole.input_ids_SxL) > 1, len(store.documents_of_pairs) > 0
+    held_out = held_out_batch(store, spec._replace(masked=False))
+    n_spans, is_pair = len(held_out.input_ids_SxL), len(store.documents_of_pairs) > 0
+    has_spans = n_spans > 1
+    if spec.masked:  # the spans as they are, and masked
+        both = zip(held_out, held_out_batch(store, spec), strict=True)
+        held_out = Batch(*map(np.concatenate, both))
     search = _open_search(config, store) if config.probe.data else None
     names = PARTNER * (has_spans and is_pair) + ("mlm_loss",) * (has_spans and spec.masked)
     names += tuple(SEARCH.values()) * (search is not None)
@@ -63,8 +66,7 @@ def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig)
             f"config.probe.metric is {config.probe.metric!r}, but this run measures"
             f" {', '.join(names) or 'nothing'}: see config.probe.documents and config.probe.data"
         )
-    n_rows = min(config.train.chunk_size or N_ROWS, N_ROWS)
-    forward = mapped_forward(model_config, config.train.dtype, n_rows)
+    forward = mapped_forward(model_config, config.train.dtype, N_ROWS)
     collapsed = False
 
     def probe(step: int, params: Any) -> dict[str, float]:
@@ -73,19 +75,16 @@ def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig)
         if step % every and step != n_steps:
             return values
         if has_spans:
-            values = measure_vectors(forward(params, whole)[0], is_pair)
-            if spec.masked:
-                _, sums = forward(params, masked)
-                # Of the Condenser head, where there is one.
+            vectors_SxD, sums = forward(params, held_out)
+            values = measure_vectors(vectors_SxD[:n_spans], is_pair)
+            if spec.masked:  # the loss of the Condenser head, where there is one
                 total = sums.get("head_mlm", sums.get("late_mlm", 0.0))
-                values["mlm_loss"] = total / max(masked.weights_SxM.sum(), 1.0)
+                values["mlm_loss"] = total / max(held_out.weights_SxM.sum(), 1.0)
             before, collapsed = collapsed, values["mean_cosine"] > COLLAPSED
             collapsed &= step > config.optimizer.warmup_ratio * n_steps
             if collapsed and not before and hosts.is_first():
                 shown = values["mean_cosine"], values["effective_rank"]
-                said = (
-                    "step %d: the CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f"
-                )
+                said = "step %d: CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f"
                 logger.warning(said, step, *shown)
         if search is not None:
             texts, evaluate = search
@@ -155,7 +154,9 @@ def _open_search(
     ids_SxC = np.array([encoding.ids for encoding in encodings], np.int32)
     n_tokens_S = np.array([sum(encoding.attention_mask) for encoding in encodings])
     ids_SxL = with_specials(ids_SxC, n_tokens_S, store)
-    batch = _unmasked(ids_SxL, np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + 2)
+    mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + 2
+    slots_Sx0 = np.zeros((len(texts), 0), np.int32)  # nothing to predict
+    batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, slots_Sx0)
     hosts.agree({"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()})
 
     def evaluate(vectors_SxD: np.ndarray) -> dict[str, float]:
@@ -169,9 +170,3 @@ def _open_search(
         return {SEARCH[measure]: value for measure, value in mean.items()}
 
     return batch, evaluate
-
-
-def _unmasked(ids_SxL: np.ndarray, mask_SxL: np.ndarray) -> Batch:
-    """Returns a batch without slots for masked tokens, for which no MLM projection is computed."""
-    slots_Sx0 = np.zeros((len(ids_SxL), 0), np.int32)
-    return Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, slots_Sx0)

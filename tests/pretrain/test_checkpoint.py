@@ -52,7 +52,6 @@ def run(tmp_path: Path, settings: dict[str, int]) -> Path:
 
 
 def save_all(run: Path, settings: dict[str, int], steps: tuple[int, ...]) -> None:
-    (run / "run.json").write_text("{}")
     with checkpoint.checkpoint_manager(run, **settings) as opened:
         for step in steps:
             checkpoint.save(opened, state_of(step))

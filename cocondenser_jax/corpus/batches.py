@@ -179,6 +179,7 @@ def read_batches(
     n_examples = min(end - begin for _, begin, end in _ranges(store, spec))
     if spec.batch_size > n_examples:
         what = "documents of two spans" if spec.example == "pair" else "spans"
+        what += " that are not held out" * (spec.held_out > 0)
         raise UserError(
             f"config.data.batch_size is {spec.batch_size} but {store.path} has only"
             f" {n_examples} {what}: one would come twice in a batch"

@@ -26,6 +26,7 @@ from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.probe import measure_vectors, open_probe
 from tests.pretrain.conftest import WORDS
+from tests.pretrain.test_checkpoint import save_all
 
 N_PASSAGES = 12
 
@@ -234,6 +235,13 @@ def test_which_probe_is_the_best(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"model": model}))
     with pytest.raises(UserError, match="no checkpoint best; it has 2, 6"):
         load_run(tmp_path, "best")
+
+
+def test_the_best_of_many_checkpoints_stays(tmp_path: Path) -> None:
+    log_probes(tmp_path, partner_mrr=[0.1, 0.5, 0.4, 0.3, 0.2])
+    save_all(tmp_path, {"every": 2, "keep": 2, "keep_every": 0}, (2, 4, 6, 8, 10))
+    kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [4, 8, 10]
 
 
 def test_the_last_line_says_which_probe_was_the_best(

@@ -21,6 +21,8 @@ finally:
     if sys.modules["torch"] is None:
         del sys.modules["torch"]
 
+# What it raises to read as an object of numbers what is none.
+_NO_OBJECT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # Logs the metrics of one step; steps count from 1.
 Log = Callable[[int, Mapping[str, float]], None]
 
@@ -66,14 +68,25 @@ def forget_steps_after(path: Path, step: int) -> None:
     A last line that a kill cut short is dropped too; a missing file becomes an empty one, and a
     damaged one stays as it is.
     """
+    logged = logged_lines(path) if path.exists() else []
+    write_text(path, "".join(f"{line}\n" for line, values in logged if values["step"] <= step))
+
+
+def logged_lines(path: Path) -> list[tuple[str, dict[str, float]]]:
+    """Returns the lines of a `metrics.jsonl`, but for an unfinished last one, and their values."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(
-            f'{path} is damaged: expected a JSON object with a "step" on each line'
-        ) from error
-    write_text(path, "".join(f"{line}\n" for line in kept))
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    logged = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            values = {key: float(value) for key, value in json.loads(line).items()}
+            logged.append((line, {"step": values["step"], **values}))
+        except _NO_OBJECT as error:
+            message = 'expected a JSON object of numbers with a "step"'
+            raise UserError(f"{path}, line {number}: {message}") from error
+    return logged
 
 
 @contextlib.contextmanager

@@ -83,6 +83,30 @@ SETTINGS = {
     "checkpoint.keep_every": Setting(
         20_000, "[0, ∞)", "steps", "checkpoints of multiples are never deleted; 0: none"
     ),
+    # The probe; docs/pretraining.md says how to read it.
+    "probe.every": Setting(
+        2_000, "[0, ∞)", "steps", "between two probes; 0: none, and no document is held out"
+    ),
+    "probe.documents": Setting(
+        512, "[0, ∞)", "documents", "never trained on, for the probe; a tenth of all at most"
+    ),
+    "probe.data": Setting(
+        "", None, "", "a BEIR, MS MARCO or DPR folder that the probe searches, too"
+    ),
+    "probe.split": Setting("test", None, "", "of probe.data: the queries and their judgments"),
+    "probe.passages": Setting(
+        5_000, "[0, ∞)", "passages", "sample of probe.data, all relevant ones in it; 0: all"
+    ),
+    "probe.metric": Setting(
+        "",
+        (
+            *("", "ndcg_at_10", "recall_at_100", "partner_mrr", "partner_recall_at_1"),
+            *("partner_recall_at_10", "mlm_loss"),
+        ),
+        "",
+        "says which checkpoint is the best; '': the first of ndcg_at_10, partner_mrr and mlm_loss"
+        " that is measured",
+    ),
     "log_every": Setting(50, "[1, ∞)", "steps", "between two lines of metrics"),
 }
 

@@ -1,7 +1,6 @@
 """Arrays in, plots out: parts of a page, which sets colours and fonts, or files."""
 
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.errors import visible
 from cocondenser_jax.files import new_file
+from cocondenser_jax.metrics import logged_lines
 
 _MAX_POINTS = 400  # per curve; more cannot be seen at this width and would swell the page
 _SMOOTHED_FROM = 40  # points; shorter curves are drawn as they are
@@ -76,22 +76,7 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     Returns:
       One float64 array [T] per key, in the order of the lines; NaN where a line lacks the key.
     """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    rows: list[dict[str, float]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = {key: float(value) for key, value in json.loads(line).items()}
-            if "step" not in row:
-                raise ValueError("no step")
-            rows.append(row)
-        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            if number == len(lines):  # what follows the last newline: nothing, or half a line
-                break
-            message = 'expected a JSON object of numbers with a "step"'
-            raise UserError(f"{path}, line {number}: {message}") from error
+    rows = [values for _, values in logged_lines(path)]
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: np.array([row.get(key, math.nan) for row in rows]) for key in keys}
 

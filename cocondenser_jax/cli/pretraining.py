@@ -10,6 +10,7 @@ from cocondenser_jax.cli.flags import (
     add_config,
     add_json_out,
     add_workdir,
+    at_least,
     chosen,
     print_metrics,
     require_together,
@@ -119,7 +120,8 @@ def _plan(arguments: Arguments) -> None:
 def _add_convert(commands: Commands) -> None:
     command = add_command(commands, _convert, "--checkpoint=runs/cocondenser --out=runs/model")
     command.path("--checkpoint", "a run folder of pretrain", required=False)
-    command.flag("--step", "which checkpoint (default: the latest)", type=int)
+    which = "which checkpoint; best: that of the best probe (default: the latest)"
+    command.flag("--step", which, type=lambda x: x if x == "best" else at_least(0)(x))
     command.flag("--pytorch_folder", "a Hugging Face folder or hub name")
     command.path("--out", "the folder to make")
     length = "where sentence-transformers cuts texts (default: all positions of the model)"

@@ -28,7 +28,7 @@ _TOKENIZER_FILES = (
 ).split()
 
 
-def export_run(run: Path, out: Path, *, step: int | None = None, **options: Any) -> None:
+def export_run(run: Path, out: Path, *, step: int | str | None = None, **options: Any) -> None:
     """Writes a checkpoint of a run as a Hugging Face folder: the latest, or that of a step.
 
     Args and errors are those of `load_run` and `export_folder`.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import grain
 import numpy as np
 
+from cocondenser_jax.corpus.held_out import held_out_documents
 from cocondenser_jax.corpus.masking import (
     MASK_PROBABILITY,
     draws_per_span,
@@ -44,6 +45,7 @@ class BatchSpec(NamedTuple):
     example: str = "pair"
     masked: bool = True  # whether tokens are masked and to be predicted
     short_span_prob: float = 0.0  # of a row to be cut to a random length
+    held_out: int = 0  # documents that are never drawn, as `held_out_documents` chooses them
 
     @property
     def n_rows(self) -> int:
@@ -82,6 +84,9 @@ def batch_examples(
     first = step * spec.batch_size + host * n_examples
     order = example_order(store, spec)
     examples_I = np.fromiter((order[first + i] for i in range(n_examples)), np.int64)
+    # The order counts what is left: step over what is held out before each.
+    first_H, skipped_H = _held_out_examples(store, spec)
+    examples_I += skipped_H[np.searchsorted(first_H - skipped_H[:-1], examples_I, side="right")]
     return store.documents_of_pairs[examples_I] if spec.example == "pair" else examples_I
 
 
@@ -102,10 +107,31 @@ def make_batch(
     uniform over ordered pairs; a cloze is described at `split_sentence`.
     """
     examples_I = batch_examples(store, spec, step, host=host, n_hosts=n_hosts)
+    first_row = host * spec.n_rows // n_hosts
+    return _rows_of(store, spec, examples_I, (spec.seed, step), first_row)
+
+
+def held_out_batch(store: TokenStore, spec: BatchSpec) -> Batch:
+    """Returns two spans of each held-out document, or one where none has two.
+
+    They are whole and, where the batches of `spec` are, masked; both are drawn from the documents
+    alone.
+    """
+    documents_I = held_out_documents(store, spec.held_out)
+    is_pair = len(store.documents_of_pairs) > 0
+    spec = spec._replace(example="pair" if is_pair else "span", short_span_prob=0.0)
+    examples_I = documents_I if is_pair else store.first_span_D[documents_I]
+    return _rows_of(store, spec, examples_I, (0, 0), 0)
+
+
+def _rows_of(
+    store: TokenStore, spec: BatchSpec, examples_I: np.ndarray, key: tuple[int, int], first_row: int
+) -> Batch:
+    """Returns the rows of examples; the random numbers of a row depend on key and row number."""
     content, capacity = spec.length - 2, mask_capacity(spec.length)
     per_row = draws_per_span(content, capacity)
-    n_rows = spec.n_rows // n_hosts
-    draws_SxR = _draws(spec.seed, step, host * n_rows, n_rows, 2 + per_row)
+    n_rows = len(examples_I) * (1 if spec.example == "span" else 2)
+    draws_SxR = _draws(key, first_row, n_rows, 2 + per_row)
     choice_S, cut_S, masks_SxR = draws_SxR[:, 0], draws_SxR[:, 1], draws_SxR[:, 2 : 2 + per_row]
 
     spans_S = examples_I
@@ -127,7 +153,7 @@ def make_batch(
         probability=MASK_PROBABILITY if spec.masked else 0.0,
     )
     return Batch(
-        input_ids_SxL=_with_specials(masked.ids_NxC, n_tokens_S, store),
+        input_ids_SxL=with_specials(masked.ids_NxC, n_tokens_S, store),
         attention_mask_SxL=np.arange(spec.length) < n_tokens_S[:, None] + 2,
         # [CLS] moves every token by one; unused slots stay at 0.
         masked_positions_SxM=masked.positions_NxM + masked.weights_NxM.astype(np.int32),
@@ -153,6 +179,7 @@ def read_batches(
     n_examples = min(end - begin for _, begin, end in _ranges(store, spec))
     if spec.batch_size > n_examples:
         what = "documents of two spans" if spec.example == "pair" else "spans"
+        what += " that are not held out" * (spec.held_out > 0)
         raise UserError(
             f"config.data.batch_size is {spec.batch_size} but {store.path} has only"
             f" {n_examples} {what}: one would come twice in a batch"
@@ -228,15 +255,43 @@ def cut_short(
     return np.where(is_short_S, short_S, n_tokens_S)
 
 
+def with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore) -> np.ndarray:
+    """Returns [CLS] tokens [SEP] padding as int32, two columns wider than the content."""
+    n_spans, content = ids_SxC.shape
+    ids_SxL = np.full((n_spans, content + 2), store.pad_id, np.int32)
+    ids_SxL[:, 0] = store.cls_id
+    inside_SxC = np.arange(content) < n_tokens_S[:, None]
+    ids_SxL[:, 1:-1][inside_SxC] = ids_SxC[inside_SxC]
+    ids_SxL[np.arange(n_spans), n_tokens_S + 1] = store.sep_id
+    return ids_SxL
+
+
 def _ranges(store: TokenStore, spec: BatchSpec) -> list[tuple[float, int, int]]:
-    """Returns (weight, first example, end) of each source of a store."""
+    """Returns (weight, first example, end) of each source, not counting what is held out."""
     borders_Sx2 = np.array([(first, end) for _, first, end in store.sources])
-    if spec.example == "pair":
-        examples_Sx2 = np.searchsorted(store.documents_of_pairs, borders_Sx2)
-    else:
-        examples_Sx2 = store.first_span_D[borders_Sx2]
+    examples_Sx2 = _first_examples(store, spec, borders_Sx2)
+    first_H, skipped_H = _held_out_examples(store, spec)
+    examples_Sx2 = examples_Sx2 - skipped_H[np.searchsorted(first_H, examples_Sx2)]
     weights = (source.weight for source in store.sources)
     return [(w, int(a), int(b)) for w, (a, b) in zip(weights, examples_Sx2, strict=True)]
+
+
+def _first_examples(store: TokenStore, spec: BatchSpec, documents: np.ndarray) -> np.ndarray:
+    """Returns the number of each document's first example."""
+    if spec.example == "pair":
+        return np.searchsorted(store.documents_of_pairs, documents)
+    return store.first_span_D[documents]
+
+
+def _held_out_examples(store: TokenStore, spec: BatchSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the H held-out documents begin, `first_H`, and `skipped_H`.
+
+    `skipped_H` has one entry more: how many examples are held out before each of them, and in all.
+    """
+    documents_H = np.sort(held_out_documents(store, spec.held_out))
+    first_H = _first_examples(store, spec, documents_H)
+    sizes_H = _first_examples(store, spec, documents_H + 1) - first_H
+    return first_H, np.concatenate([[0], np.cumsum(sizes_H)])
 
 
 def _two_spans(store: TokenStore, documents_I: np.ndarray, draws_Ix2: np.ndarray) -> np.ndarray:
@@ -248,20 +303,9 @@ def _two_spans(store: TokenStore, documents_I: np.ndarray, draws_Ix2: np.ndarray
     return first_span_I[:, None] + np.stack([left_I, right_I], 1).astype(np.int64)
 
 
-def _draws(seed: int, step: int, first_row: int, n_rows: int, n_columns: int) -> np.ndarray:
-    """Returns uniform uint64 for rows of a step; a row's numbers do not depend on `first_row`."""
+def _draws(key: tuple[int, int], first_row: int, n_rows: int, n_columns: int) -> np.ndarray:
+    """Returns uniform uint64 for rows; a row's numbers do not depend on `first_row`."""
     n_columns += -n_columns % 4  # Philox advances by four numbers at a time
-    generator = np.random.Philox(key=[seed, step])
+    generator = np.random.Philox(key=key)
     generator.advance(first_row * n_columns // 4)
     return generator.random_raw(n_rows * n_columns).reshape(n_rows, n_columns)
-
-
-def _with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore) -> np.ndarray:
-    """Returns [CLS] tokens [SEP] padding as int32, two columns wider than the content."""
-    n_spans, content = ids_SxC.shape
-    ids_SxL = np.full((n_spans, content + 2), store.pad_id, np.int32)
-    ids_SxL[:, 0] = store.cls_id
-    inside_SxC = np.arange(content) < n_tokens_S[:, None]
-    ids_SxL[:, 1:-1][inside_SxC] = ids_SxC[inside_SxC]
-    ids_SxL[np.arange(n_spans), n_tokens_S + 1] = store.sep_id
-    return ids_SxL

@@ -61,7 +61,7 @@ class Condenser(nn.Module):
           seeds_B: one dropout seed per span (uint32); None for no dropout.
         """
         config = self.config
-        cls_Bx1 = jnp.zeros_like(masked_positions_BxM[:, :1])
+        cls_Bx1 = jnp.zeros_like(input_ids_BxL[:, :1])
         rows_BxQ = cls_Bx1
         if config.late_mlm:
             rows_BxQ = jnp.concatenate([cls_Bx1, masked_positions_BxM], axis=1)

@@ -11,11 +11,13 @@ nonfinite-<step>.npz  see nonfinite.py
 import contextlib
 import importlib.metadata
 import logging
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +25,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
+from orbax.checkpoint import checkpoint_managers as managers
 
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import damaged_file, new_folder, read_object, require_absent, write_json
+from cocondenser_jax.metrics import logged_lines
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.manager import UNSAVED, in_daemon, open_manager, without_closed_loops
 from cocondenser_jax.pretrain.nonfinite import count_batches
@@ -45,7 +49,20 @@ FREE_SETTINGS = (
     "config.log_every",
     "config.data.store",  # the same data may have moved; its hash is compared
     "config.warm_start",  # only read before the first step
+    "config.probe.data",  # may have moved
 )
+# Where `config.probe.metric` is "": the first of them that the probe measures.
+DEFAULT_METRICS = ("ndcg_at_10", "partner_mrr", "mlm_loss")
+LOWER_IS_BETTER = "mlm_loss"
+
+
+class BestProbe(NamedTuple):
+    """The best of a run's probes, the first of those that are equal."""
+
+    step: int
+    metric: str
+    value: float
+    n_later: int  # probes after it
 
 
 def open_run(
@@ -89,21 +106,52 @@ def checkpoint_manager(
     """Opens the checkpoints of a run for writing; saving happens in the background.
 
     An earlier checkpoint is deleted when its successor is complete on the disk, not before. The
-    arguments are the settings of `config.checkpoint`.
+    arguments are the settings of `config.checkpoint`. That of the best probe is kept, too.
 
     Raises:
       UserError: at the end, if the last of them could not be saved.
     """
+
+    def are_best(checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        steps = [saved.step for saved in checkpoints]
+        best = best_probe(workdir, steps)
+        return [best is not None and step == best.step for step in steps]
+
+    kept = [managers.LatestN(keep), SimpleNamespace(should_preserve=are_best)]
+    kept += [managers.EveryNSteps(keep_every)] if keep_every else []
     options = {
         "save_interval_steps": every,
-        "max_to_keep": keep,
-        "keep_period": keep_every or None,
+        "preservation_policy": managers.AnyPreservationPolicy(kept),
         "enable_async_checkpointing": True,
     }
     with without_closed_loops(), open_manager(workdir / "checkpoints", **options) as manager:
         yield manager
         with _one_line_errors(manager):
             manager.wait_until_finished()
+
+
+def best_probe(workdir: Path, steps: Sequence[int] | None = None) -> BestProbe | None:
+    """Returns the best probe that a run has logged, by its `probe.metric`; None without any.
+
+    Only those of these steps count, or of the checkpoints that are there.
+    """
+    log = workdir / "metrics.jsonl"
+    if not log.exists():
+        return None
+    logged = [values for _, values in logged_lines(log)]
+    try:
+        asked = read_object(workdir / "run.json")["config"]["probe"]["metric"]
+    except (KeyError, TypeError):  # another version's, or a model that was converted
+        return None
+    steps = _steps(workdir) if steps is None else steps
+    for metric in [asked] if asked else DEFAULT_METRICS:
+        sign, name = -1 if metric == LOWER_IS_BETTER else 1, f"probe/{metric}"
+        probes = {x["step"]: x[name] for x in logged if math.isfinite(x.get(name, math.nan))}
+        if saved := [step for step in probes if step in steps]:
+            step = max(saved, key=lambda step: (sign * probes[step], -step))
+            n_later = sum(later > step for later in probes)
+            return BestProbe(int(step), metric, probes[step], n_later)
+    return None
 
 
 @contextlib.contextmanager
@@ -154,8 +202,12 @@ def restore_latest(manager: ocp.CheckpointManager, workdir: Path, like: TrainSta
     return TrainState(counts[0], restored["params"], restored["optimizer"], counts[1])
 
 
-def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, dict[str, Any]]:
+def load_run(
+    workdir: Path, step: int | str | None = None
+) -> tuple[ModelConfig, Any, dict[str, Any]]:
     """Reads the parameters of a run at a step, or of its latest checkpoint that is intact.
+
+    The step "best" is that of the best probe.
 
     Returns:
       The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.
@@ -167,6 +219,8 @@ def load_run(workdir: Path, step: int | None = None) -> tuple[ModelConfig, Any, 
     steps = _steps(workdir)
     if not steps:
         raise UserError(f"{workdir} holds no checkpoint yet")
+    if step == "best" and (best := best_probe(workdir)):
+        step = best.step
     if step is not None and step not in steps:
         raise UserError(f"{workdir} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
     like = jax.eval_shape(lambda: initial_params(model_config, 0))

@@ -28,6 +28,7 @@ def batch_spec(config: ConfigDict) -> BatchSpec:
         objective.example,
         objective.predicts_tokens,
         config.data.short_span_prob,
+        config.probe.documents if config.probe.every else 0,
     )
 
 

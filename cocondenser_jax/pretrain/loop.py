@@ -23,6 +23,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, experiment, hosts, signals
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, report_step
 from cocondenser_jax.pretrain.plan import least_seconds
+from cocondenser_jax.pretrain.probe import open_probe
 from cocondenser_jax.pretrain.step import (
     Metrics,
     StepSettings,
@@ -71,6 +72,7 @@ def train(
         model_config, params = _model_and_params(config, workdir, store, warm_start)
         check_batch(spec, config.train.chunk_size, model_config.max_length, jax.device_count())
         train_step = mapped_step(model_config, settings)
+        probe = open_probe(config, store, model_config)
 
         manager = log = None
         if hosts.is_first():
@@ -123,12 +125,18 @@ def train(
                 if unread is not None:
                     read(step - 1, unread)
                 unread, stopped = metrics, stop_after(step)
-                if stopped or step % config.checkpoint.every == 0 or step == n_steps:
+                probed = probe(step, state.params)
+                is_saved = stopped or step % config.checkpoint.every == 0 or step == n_steps
+                if probed or is_saved:
                     # Read first: once it is saved, no later run logs this step again.
                     read(step, metrics)
                     unread = None
-                    if manager is not None:
-                        checkpoint.save(manager, state)
+                if probed and log is not None and manager is not None:
+                    log(step, probed)
+                    best = checkpoint.best_probe(workdir, [*manager.all_steps(), step])
+                    is_saved |= best is not None and best.step == step
+                if is_saved and manager is not None:
+                    checkpoint.save(manager, state)
                 bar.update()
                 if stopped:
                     break
@@ -139,6 +147,10 @@ def train(
     if stopped:
         logger.info("%s: stopped and saved after step %d", workdir, step)
         raise SystemExit(0)
+    if hosts.is_first() and (best := checkpoint.best_probe(workdir)):
+        trend = f"none of {best.n_later} later ones was better" if best.n_later else "still rising"
+        at = f"step {best.step:,} of {n_steps:,}, {best.metric} {best.value:.4g}"
+        logger.info("%s: best probe: %s; %s", workdir, at, trend)
 
 
 @contextlib.contextmanager

@@ -121,12 +121,7 @@ def loss_and_gradient(
         batch, seeds_B = chunk
         inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
         output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
-        logits = {"head_mlm": output.head_logits_BxMxV, "late_mlm": output.late_logits_BxMxV}
-        sums = {
-            name: masked_lm_sum(logits_BxMxV, batch.labels_SxM, batch.weights_SxM)
-            for name, logits_BxMxV in logits.items()
-            if logits_BxMxV is not None
-        }
+        sums = _mlm_sums(output, batch)
         return output.cls_BxD, mlm_scale * sum(sums.values()), sums
 
     def encode(params: Any, chunk: tuple) -> jax.Array:
@@ -168,6 +163,16 @@ def loss_and_gradient(
     return losses, grads
 
 
+def _mlm_sums(output: CondenserOutput, batch: Any) -> Sums:
+    """Returns the sum of the loss of each MLM that the model has."""
+    logits = {"head_mlm": output.head_logits_BxMxV, "late_mlm": output.late_logits_BxMxV}
+    return {
+        name: masked_lm_sum(logits_BxMxV, batch.labels_SxM, batch.weights_SxM)
+        for name, logits_BxMxV in logits.items()
+        if logits_BxMxV is not None
+    }
+
+
 def mapped_step(
     model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None = None
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -180,6 +185,43 @@ def mapped_step(
     step = _mapped_step(model_config, settings, devices)
     n_devices = len(devices) if devices else jax.local_device_count()
     return lambda state, batch: step(state, _split(batch, n_devices))
+
+
+def mapped_forward(
+    model_config: ModelConfig, dtype: str, n_rows: int
+) -> Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]:
+    """Returns the forward pass without dropout over all devices of all hosts.
+
+    It takes the parameters of a state that `place` or a step gave and a batch of any size, the same
+    on every host, of which a device computes `n_rows` at a time. Every host gets `cls_SxD`, zero
+    where not finite, and the sums of the MLM losses.
+    """
+    model = Condenser(model_config, dtype=jnp.dtype(dtype))
+
+    def on_chunk(params: Any, batch: Batch) -> tuple[jax.Array, Sums]:
+        output = cast(CondenserOutput, model.apply({"params": params}, *batch[:3]))
+        return output.cls_BxD, _mlm_sums(output, batch)
+
+    def on_device(params: Any, batch: Batch) -> tuple[jax.Array, Sums]:
+        chunks = _split(batch, len(batch.input_ids_SxL) // n_rows)
+        cls_CxBxD, sums_C = jax.lax.map(functools.partial(on_chunk, params), chunks)
+        cls_SxD = cls_CxBxD.reshape(-1, model_config.hidden_size)
+        sums = jax.lax.psum(jax.tree.map(jnp.sum, sums_C), AXIS)
+        return jax.lax.all_gather(cls_SxD, AXIS, tiled=True), sums
+
+    mapped = _pmap(on_device, None)
+
+    def forward(params: Any, batch: Batch) -> tuple[np.ndarray, dict[str, float]]:
+        n_spans, n_devices = len(batch.input_ids_SxL), jax.local_device_count()
+        n_local = math.ceil(n_spans / (n_rows * jax.device_count())) * n_rows * n_devices
+        rows_S = jax.process_index() * n_local + np.arange(n_local)
+        # The last row stands in for those that are too many, and counts once.
+        part = Batch(*(x[np.minimum(rows_S, n_spans - 1)] for x in batch))
+        part = part._replace(weights_SxM=part.weights_SxM * (rows_S < n_spans)[:, None])
+        cls_SxD, sums = jax.device_get(mapped(params, _split(part, n_devices)))
+        return np.nan_to_num(cls_SxD[:n_spans], posinf=0.0, neginf=0.0), sums
+
+    return forward
 
 
 def place(state: TrainState, devices: list[jax.Device] | None = None) -> TrainState:
@@ -282,7 +324,7 @@ def _pmap(
 
 def _split(tree: Any, n_parts: int) -> Any:
     """Cuts every array into equal parts along a new leading axis: of devices, or of chunks."""
-    return jax.tree.map(lambda x: x.reshape(n_parts, -1, *x.shape[1:]), tree)
+    return jax.tree.map(lambda x: x.reshape(n_parts, len(x) // n_parts, *x.shape[1:]), tree)
 
 
 def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:

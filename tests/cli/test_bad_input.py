@@ -67,6 +67,19 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             pretrain(f"--config.warm_start={folder}/other", "--config.model.n_head_layers=2"),
             "build the store with the model's own tokenizer",
         ),
+        "no collection to probe": (
+            pretrain(f"--config.probe.data={folder}/none"),
+            "none does not exist: expected a folder of passages",
+        ),
+        "no such split to probe": (
+            pretrain(f"--config.probe.data={folder}/data", "--config.probe.split=dev"),
+            "no judgments of split 'dev'",
+        ),
+        "unknown probe": (pretrain("--config.probe.metric=loss"), "expected '' or 'ndcg_at_10'"),
+        "what is not probed": (
+            pretrain("--config.probe.metric=ndcg_at_10"),
+            "this run measures partner_mrr, partner_recall_at_1, partner_recall_at_10, mlm_loss:",
+        ),
         "workdir with something else": (pretrain(f"--workdir={folder}/data"), "already exists"),
         "no such run": (["convert", f"--checkpoint={folder}/none", f"--out={folder}/out"], "none"),
         "both directions": (["convert", f"--out={folder}/out"], "give either"),
@@ -103,7 +116,8 @@ CASES = (
     "missing corpus", "unknown source", "empty corpus", "broken JSON", "not UTF-8", "no text",
     "a document of 50 MB", "no tokenizer", "a folder that is taken", "bad shard", "chunk size",
     "unknown key", "wrong type", "unknown flag", "no store", "not a store",
-    "tokenizer of another model", "workdir with something else", "no such run",
+    "tokenizer of another model", "no collection to probe", "no such split to probe",
+    "unknown probe", "what is not probed", "workdir with something else", "no such run",
     "both directions", "no qrels", "missing flag", "no command",
 )  # fmt: skip
 

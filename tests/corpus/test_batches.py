@@ -15,11 +15,13 @@ from cocondenser_jax.corpus.batches import (
     batch_examples,
     cut_short,
     epoch_examples,
+    held_out_batch,
     make_batch,
     read_batches,
     split_sentence,
 )
 from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.held_out import held_out_documents
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 
@@ -328,3 +330,47 @@ def test_batches_that_cannot_be_filled_are_refused(store: TokenStore) -> None:
         read_batches(store, SPEC._replace(batch_size=25), first_step=0, n_steps=1)
     with pytest.raises(UserError, match="not a multiple of 3 hosts"):
         read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)
+
+
+@pytest.mark.parametrize("example", ["span", "pair", "cloze"])
+@pytest.mark.parametrize("weights", [(1, 1), (2, 0.5)])
+def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
+    mixed: dict[str, Path], example: str, weights: tuple[float, float]
+) -> None:
+    some, many = (f"{weight}*{mixed[name]}" for weight, name in zip(weights, mixed, strict=True))
+    both = open_store(Path(f"{some},{many}"))
+    spec = BatchSpec(seed=1, batch_size=1, length=30, example=example, held_out=1)
+    (held_out,) = held_out_documents(both, 1)
+    span = np.repeat(np.arange(30), np.diff(both.first_span_D))  # of which document
+    numbers = np.arange(30) if example == "pair" else np.arange(60)
+    of_document = np.arange(30) if example == "pair" else span
+    drawn = np.isin(of_document, both.documents_of_pairs) if example == "pair" else numbers >= 0
+    times = np.where(of_document < 10, weights[0], weights[1]) * drawn * (of_document != held_out)
+    n_steps = epoch_examples(both, spec)
+    assert n_steps == round(times.sum())
+    assert n_steps < epoch_examples(both, spec._replace(held_out=0))
+    counts = sum(
+        np.bincount(batch_examples(both, spec, step), minlength=len(numbers))
+        for step in range(2 * n_steps)
+    )
+    # Where a source's share of a step is no whole number, its last example may come a step later.
+    assert np.abs(counts - 2 * times).max() <= (weights != (1, 1))
+    assert (counts * (times == 0) == 0).all()
+
+
+def test_two_whole_spans_of_each_held_out_document(store: TokenStore) -> None:
+    spec = SPEC._replace(held_out=2, short_span_prob=1.0)
+    batch, unmasked = (held_out_batch(store, spec._replace(masked=x)) for x in (True, False))
+    rows = of_documents(store, batch)
+    spans = np.array(every_span(store))
+    for i, document in enumerate(held_out_documents(store, 2)):
+        first, end = store.first_span_D[document : document + 2]
+        pair = rows[2 * i : 2 * i + 2]
+        assert set(pair) <= set(spans[first:end])
+        assert batch.weights_SxM[2 * i : 2 * i + 2].sum() > 0
+    assert of_documents(store, unmasked) == rows
+    assert unmasked.weights_SxM.sum() == 0
+    # Whatever the seed of the run.
+    again = held_out_batch(store, spec._replace(seed=3, batch_size=4))
+    for a, b in zip(batch, again, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -32,7 +32,7 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(store_folder: Path) -> ConfigDict:
     """16 documents a step: 4 spans on each of 8 devices."""
     config = default.get_config().unlock()
@@ -55,5 +55,6 @@ def config(store_folder: Path) -> ConfigDict:
     # AdamW divides by the gradient's size: where that is rounding alone, so would be the update.
     config.optimizer.eps = 1e-3
     config.checkpoint.every = 2
+    config.probe.every = 0
     config.log_every = 1
     return config.lock()

@@ -67,6 +67,7 @@ UNUSUAL = {
         "eps": 1e-2,
     },
     "checkpoint": {"every": 2, "keep": 3, "keep_every": 4},
+    "probe": {"every": 0},
     "log_every": 4,
 }
 
@@ -117,6 +118,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
 ) -> None:
     config = config.copy_and_resolve_references().unlock()
     config.model.hidden_dropout_prob = 0.1
+    config.probe.every = 3
     train(config, tmp_path / "whole")
 
     read = loop.read_batches
@@ -137,7 +139,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
     train(config, tmp_path / "broken")
 
     assert logged(tmp_path / "broken") == logged(tmp_path / "whole")
-    assert [line["step"] for line in logged(tmp_path / "whole")] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in logged(tmp_path / "whole")] == [1, 2, 3, 3, 4, 5, 6, 6]
     left, right = (load_run(tmp_path / name)[1] for name in ("broken", "whole"))
     for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -206,7 +208,8 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     defaults = flatten(default.get_config())
     changed = [name for name, x in flatten(unusual.config).items() if x != defaults[name]]
     assert set(defaults) - set(changed) == {
-        *("warm_start", "init_head", "train.objective", "train.epochs", "train.skip_nonfinite")
+        *("warm_start", "init_head", "train.objective", "train.epochs", "train.skip_nonfinite"),
+        *(f"probe.{name}" for name in ("documents", "data", "split", "passages", "metric")),
     }
     store = open_store(Path(unusual.config.data.store))
     model_config, params = new_model(UNUSUAL["model"], 5, store)

@@ -118,6 +118,7 @@ TINY = (
     " --config.data.batch_size=16 --config.model.hidden_size=16"
     " --config.model.intermediate_size=16 --config.model.num_hidden_layers=2"
     " --config.checkpoint.every=20 --config.checkpoint.keep=2 --config.log_every=20"
+    " --config.probe.every=0"
 ).split()
 
 

@@ -1,0 +1,172 @@
+"""The probe: what a model in training makes of text that it is not trained on.
+
+Without labels: is a span nearer to the other span of its held-out document than to all others, how
+well are held-out tokens predicted, do the CLS vectors still differ? With labels: how well do they
+search a collection, without any fine-tuning? docs/probe.md says how to read it.
+"""
+
+import hashlib
+import heapq
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from cocondenser_jax.collection import folder as collection
+from cocondenser_jax.corpus.batches import Batch, held_out_batch, with_specials
+from cocondenser_jax.corpus.store import TokenStore
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain import experiment, hosts
+from cocondenser_jax.pretrain.step import mapped_forward
+
+logger = logging.getLogger(__name__)
+
+# From a step and the parameters after it to values by name, none where no probe is due.
+Probe = Callable[[int, Any], dict[str, float]]
+
+N_ROWS = 64  # that a device encodes at a time
+# Mean cosine. In configs/quickstart.py:condenser without `late_mlm` the vectors collapse: 0.9996 at
+# step 350, effective rank 1.4 of 128; as shipped, 0.82 at step 125, effective rank 7.8. Those of a
+# new model are as close (0.9998, 1.9), so nothing is said during the warm-up.
+COLLAPSED = 0.99
+PARTNER = ("partner_mrr", "partner_recall_at_1", "partner_recall_at_10")
+SEARCH = {"nDCG@10": "ndcg_at_10", "Recall@100": "recall_at_100"}
+
+
+def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig) -> Probe:
+    """Returns the probe of an experiment: every host calls it, and gets the same values.
+
+    It warns when the vectors collapse into one.
+
+    Raises:
+      UserError: if `probe.data` cannot be read, or `probe.metric` needs what is not measured.
+    """
+    every, n_steps = config.probe.every, experiment.run_length(config, store)
+    if not every:
+        return lambda step, params: {}
+    spec = experiment.batch_spec(config)
+    held_out = held_out_batch(store, spec._replace(masked=False))
+    n_spans, is_pair = len(held_out.input_ids_SxL), len(store.documents_of_pairs) > 0
+    has_spans = n_spans > 1
+    if spec.masked:  # the spans as they are, and masked
+        both = zip(held_out, held_out_batch(store, spec), strict=True)
+        held_out = Batch(*map(np.concatenate, both))
+    search = _open_search(config, store) if config.probe.data else None
+    names = PARTNER * (has_spans and is_pair) + ("mlm_loss",) * (has_spans and spec.masked)
+    names += tuple(SEARCH.values()) * (search is not None)
+    if config.probe.metric not in ("", *names):
+        raise UserError(
+            f"config.probe.metric is {config.probe.metric!r}, but this run measures"
+            f" {', '.join(names) or 'nothing'}: see config.probe.documents and config.probe.data"
+        )
+    forward = mapped_forward(model_config, config.train.dtype, N_ROWS)
+    collapsed = False
+
+    def probe(step: int, params: Any) -> dict[str, float]:
+        nonlocal collapsed
+        values: dict[str, float] = {}
+        if step % every and step != n_steps:
+            return values
+        if has_spans:
+            vectors_SxD, sums = forward(params, held_out)
+            values = measure_vectors(vectors_SxD[:n_spans], is_pair)
+            if spec.masked:  # the loss of the Condenser head, where there is one
+                total = sums.get("head_mlm", sums.get("late_mlm", 0.0))
+                values["mlm_loss"] = total / max(held_out.weights_SxM.sum(), 1.0)
+            before, collapsed = collapsed, values["mean_cosine"] > COLLAPSED
+            collapsed &= step > config.optimizer.warmup_ratio * n_steps
+            if collapsed and not before and hosts.is_first():
+                shown = values["mean_cosine"], values["effective_rank"]
+                said = "step %d: CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f"
+                logger.warning(said, step, *shown)
+        if search is not None:
+            texts, evaluate = search
+            values |= evaluate(forward(params, texts)[0])
+        return {f"probe/{name}": float(value) for name, value in values.items()}
+
+    return probe
+
+
+def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
+    """Measures the vectors of held-out spans, of which rows 2i and 2i + 1 are partners if pairs.
+
+    The rank of a partner is that of its inner product among those of all other spans; what is as
+    near as the partner counts as nearer. `alignment` (α = 2) and `uniformity` (t = 2) are equations
+    1 and 2 of Wang & Isola, arXiv 2005.10242. `effective_rank` is exp of the entropy of the
+    normalised singular values (Roy & Vetterli, "The effective rank", EUSIPCO 2007).
+    """
+    vectors_SxD = vectors_SxD.astype(np.float64)
+    unit_SxD = vectors_SxD / np.maximum(np.linalg.norm(vectors_SxD, axis=1), 1e-12)[:, None]
+    cosines_SxS = unit_SxD @ unit_SxD.T
+    cosines = cosines_SxS[np.triu_indices(len(unit_SxD), 1)]
+    singular = np.linalg.svd(vectors_SxD, compute_uv=False)
+    shares = singular[singular > 0] / singular.sum()
+    values = {
+        "uniformity": np.log(np.mean(np.exp(4 * cosines - 4))),
+        "effective_rank": np.exp(-np.sum(shares * np.log(shares))),
+        "mean_cosine": np.mean(cosines),
+    }
+    if is_pair:
+        rows_S = np.arange(len(unit_SxD))
+        scores_SxS = vectors_SxD @ vectors_SxD.T
+        partner_S = scores_SxS[rows_S, rows_S ^ 1]
+        np.fill_diagonal(scores_SxS, -np.inf)
+        ranks_S = np.sum(scores_SxS >= partner_S[:, None], axis=1)
+        found = (np.mean(1 / ranks_S), np.mean(ranks_S <= 1), np.mean(ranks_S <= 10))
+        values |= dict(zip(PARTNER, found, strict=True))
+        values["alignment"] = np.mean(2 - 2 * cosines_SxS[rows_S, rows_S ^ 1])
+    return values
+
+
+def _open_search(
+    config: ConfigDict, store: TokenStore
+) -> tuple[Batch, Callable[[np.ndarray], dict[str, float]]]:
+    """Returns the judged queries and a sample of the passages of `probe.data`, tokenised.
+
+    With them comes a function that measures a search, given their vectors.
+    """
+    folder, split, size = Path(config.probe.data), config.probe.split, config.probe.passages
+    queries, qrels = collection.read_split(folder, split)
+    relevant = {p for grades in qrels.values() for p, grade in grades.items() if grade > 0}
+    source = collection.judgments_file(folder, split)
+    if not relevant:
+        raise UserError(f"{source} judges no passage relevant")
+    # By a hash of their names. All that are relevant come last: of equal scores they lose.
+    passages = heapq.nsmallest(
+        max(size, len(relevant)) if size else sys.maxsize,
+        collection.read_corpus(folder),
+        key=lambda p: (p.id not in relevant, hashlib.sha256(p.id.encode()).digest()),
+    )[::-1]
+    ids = [passage.id for passage in passages]
+    collection.require_known_passages({split: relevant}, set(ids), source)
+    tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
+    tokenizer.enable_truncation(config.data.length - 2)
+    tokenizer.enable_padding(pad_id=store.pad_id)
+    texts = [*queries.values(), *map(collection.passage_text, passages)]
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    ids_SxC = np.array([encoding.ids for encoding in encodings], np.int32)
+    n_tokens_S = np.array([sum(encoding.attention_mask) for encoding in encodings])
+    ids_SxL = with_specials(ids_SxC, n_tokens_S, store)
+    mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + 2
+    slots_Sx0 = np.zeros((len(texts), 0), np.int32)  # nothing to predict
+    batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, slots_Sx0)
+    hosts.agree({"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()})
+
+    def evaluate(vectors_SxD: np.ndarray) -> dict[str, float]:
+        queries_QxD, passages_PxD = np.split(vectors_SxD, [len(queries)])
+        run = {}
+        for name, query_D in zip(queries, queries_QxD, strict=True):
+            scores_P = passages_PxD @ query_D
+            best = np.argsort(-scores_P, kind="stable")[:100]
+            run[name] = {ids[i]: float(scores_P[i]) for i in best}
+        mean = evaluate_run(qrels, run, list(SEARCH))["mean"]
+        return {SEARCH[measure]: value for measure, value in mean.items()}
+
+    return batch, evaluate

@@ -1,0 +1,308 @@
+"""The probe's numbers against slow transcriptions; what a run does because of them."""
+
+import hashlib
+import json
+import logging
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.corpus.batches import held_out_batch
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.pretrain import probe
+from cocondenser_jax.pretrain.checkpoint import best_probe, load_run
+from cocondenser_jax.pretrain.experiment import batch_spec
+from cocondenser_jax.pretrain.loop import scratch_model, train
+from cocondenser_jax.pretrain.probe import measure_vectors, open_probe
+from tests.pretrain.conftest import WORDS
+from tests.pretrain.test_checkpoint import save_all
+
+N_PASSAGES = 12
+
+
+def slow_measures(vectors: np.ndarray) -> dict[str, float]:
+    """`measure_vectors` of pairs, one pair of vectors at a time."""
+    n = len(vectors)
+    unit = [v / math.sqrt(sum(x * x for x in v)) for v in vectors]
+    pairs = [(i, j) for i in range(n) for j in range(i)]
+    distances = [sum((unit[i] - unit[j]) ** 2) for i, j in pairs]
+    ranks = []
+    for i in range(n):
+        scores = {j: float(np.dot(vectors[i], vectors[j])) for j in range(n) if j != i}
+        partner = i + 1 if i % 2 == 0 else i - 1
+        ranks.append(1 + sum(scores[j] >= scores[partner] for j in scores if j != partner))
+    eigenvalues = np.linalg.eigvalsh(vectors.T @ vectors)
+    singular = [math.sqrt(x) for x in eigenvalues if x > 1e-12]
+    entropy = -sum(s / sum(singular) * math.log(s / sum(singular)) for s in singular)
+    return {
+        "partner_mrr": sum(1 / rank for rank in ranks) / n,
+        "partner_recall_at_1": sum(rank == 1 for rank in ranks) / n,
+        "partner_recall_at_10": sum(rank <= 10 for rank in ranks) / n,
+        "alignment": sum(sum((unit[i] - unit[i + 1]) ** 2) for i in range(0, n, 2)) / (n / 2),
+        "uniformity": math.log(sum(math.exp(-2 * d) for d in distances) / len(distances)),
+        "effective_rank": math.exp(entropy),
+        "mean_cosine": sum(float(np.dot(unit[i], unit[j])) for i, j in pairs) / len(pairs),
+    }
+
+
+def test_the_measures_of_vectors() -> None:
+    rng = np.random.default_rng(0)
+    vectors = np.repeat(rng.normal(size=(15, 8)), 2, axis=0) + rng.normal(size=(30, 8))
+    expected = slow_measures(vectors)
+    assert 0.1 < expected["partner_mrr"] < 0.9
+    assert measure_vectors(vectors, is_pair=True) == pytest.approx(expected)
+    alone = measure_vectors(vectors, is_pair=False)
+    assert alone == {name: alone[name] for name in ("uniformity", "effective_rank", "mean_cosine")}
+
+
+def test_vectors_that_are_all_the_same_find_no_partner() -> None:
+    same = measure_vectors(np.ones((40, 8), np.float32), is_pair=True)
+    assert same["partner_mrr"] == pytest.approx(1 / 39)
+    assert same["partner_recall_at_10"] == 0
+    assert same["effective_rank"] == pytest.approx(1)
+    assert same["mean_cosine"] == pytest.approx(1)
+    nothing = measure_vectors(np.zeros((4, 8), np.float32), is_pair=True)
+    assert all(map(math.isfinite, nothing.values()))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three queries with one or two relevant passages each, the split "dev"."""
+    folder = tmp_path_factory.mktemp("probe") / "data"
+    (folder / "qrels").mkdir(parents=True)
+    rng = np.random.default_rng(1)
+
+    def lines(name: str, n: int, length: int) -> str:
+        texts = (" ".join(rng.choice(WORDS, length)) for _ in range(n))
+        rows = ({"_id": f"{name}{i}", "title": "", "text": text} for i, text in enumerate(texts))
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    (folder / "corpus.jsonl").write_text(lines("p", N_PASSAGES, 30))
+    (folder / "queries.jsonl").write_text(lines("q", 4, 5))
+    judged = [("q0", "p1", 1), ("q0", "p5", 2), ("q1", "p7", 1), ("q2", "p0", 0), ("q2", "p9", 1)]
+    judgments = "".join(f"{q}\t{p}\t{grade}\n" for q, p, grade in judged)
+    (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + judgments)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def probed(config: ConfigDict, data: Path) -> Path:
+    """A run of ten steps with a probe every third, of which only the best is to be kept."""
+    config = config.copy_and_resolve_references().unlock()
+    config.train.steps = 10
+    config.train.chunk_size = 4  # one pass: less to compile
+    config.checkpoint.every = 100
+    config.optimizer.learning_rate = 3e-2
+    config.probe.update(
+        {
+            "every": 3,
+            "documents": 3,
+            "data": str(data),
+            "split": "dev",
+            "passages": 7,
+            "metric": "mlm_loss",
+        }
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe, "N_ROWS", 1)  # several chunks on each of eight devices
+        train(config, data.parent / "run")
+    return data.parent / "run"
+
+
+def logged(run: Path) -> dict[int, dict[str, float]]:
+    """The probes by step."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {line.pop("step"): line for line in lines if "probe/partner_mrr" in line}
+
+
+def slow_search(encode: Any, data: Path, store: Any) -> dict[str, float]:
+    tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
+
+    def vector(text: str) -> np.ndarray:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[:14]
+        return encode([store.cls_id, *ids, store.sep_id])
+
+    texts = {
+        line["_id"]: line["text"]
+        for name in ("corpus", "queries")
+        for line in map(json.loads, (data / f"{name}.jsonl").open())
+    }
+    relevant = {"q0": {"p1": 1, "p5": 2}, "q1": {"p7": 1}, "q2": {"p9": 1}}
+    others = {f"p{i}" for i in range(N_PASSAGES)} - {"p1", "p5", "p7", "p9"}
+    others = sorted(others, key=lambda name: hashlib.sha256(name.encode()).digest())[:3]
+    passages = {name: vector(texts[name]) for name in ["p1", "p5", "p7", "p9", *others]}
+    ndcg = []
+    for query, grades in relevant.items():
+        by_score = sorted(passages, key=lambda name: -float(vector(texts[query]) @ passages[name]))
+        gains = [grades.get(name, 0) / math.log2(i + 2) for i, name in enumerate(by_score)]
+        ideal = sorted(grades.values(), reverse=True)
+        ndcg.append(sum(gains) / sum(g / math.log2(i + 2) for i, g in enumerate(ideal)))
+    return {"ndcg_at_10": sum(ndcg) / 3, "recall_at_100": 1.0}
+
+
+@pytest.mark.effect("pretrain probe.every", "pretrain probe.documents", "pretrain probe.data")
+@pytest.mark.effect("pretrain probe.split", "pretrain probe.passages")
+def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(
+    probed: Path, data: Path
+) -> None:
+    assert list(logged(probed)) == [3, 6, 9, 10]
+    model_config, params, facts = load_run(probed, "best")
+    config = ConfigDict(facts["config"])
+    store, model = open_store(Path(config.data.store)), Condenser(model_config)
+
+    @jax.jit
+    def forward(ids: Any, mask: Any, positions: Any) -> Any:
+        return model.apply({"params": params}, ids, mask, positions)
+
+    def encode(ids: list[int]) -> np.ndarray:
+        """One text in a batch by itself, without slots for masked tokens."""
+        row = np.array([ids + [store.pad_id] * (16 - len(ids))])
+        mask = np.arange(16)[None] < len(ids)
+        return np.array(forward(row, mask, np.zeros((1, 1), np.int32)).cls_BxD)[0]
+
+    spec = batch_spec(config)
+    whole, masked = (held_out_batch(store, spec._replace(masked=x)) for x in (False, True))
+    n_tokens = whole.attention_mask_SxL.sum(axis=1)
+    rows = [row[:n].tolist() for row, n in zip(whole.input_ids_SxL, n_tokens, strict=True)]
+    assert len(rows) == 6
+    expected = slow_measures(np.array([encode(row) for row in rows], np.float64))
+    output = forward(*masked[:3])
+    logits = np.array(output.head_logits_BxMxV, np.float64)
+    losses = [
+        math.log(np.exp(logits[row, slot]).sum()) - logits[row, slot, masked.labels_SxM[row, slot]]
+        for row, slot in zip(*np.nonzero(masked.weights_SxM), strict=True)
+    ]
+    expected["mlm_loss"] = sum(losses) / len(losses)
+    expected |= slow_search(encode, data, store)
+    found = logged(probed)[facts["step"]]
+    expected = {f"probe/{name}": value for name, value in expected.items()}
+    assert found == pytest.approx(expected, rel=2e-4)
+
+
+@pytest.mark.effect("pretrain probe.metric")
+def test_the_best_checkpoint_is_kept_beside_the_latest(probed: Path, tmp_path: Path) -> None:
+    losses = {step: line["probe/mlm_loss"] for step, line in logged(probed).items()}
+    best = min(losses, key=lambda step: losses[step])
+    assert best_probe(probed) == (best, "mlm_loss", losses[best], sum(s > best for s in losses))
+    kept = {int(path.name) for path in (probed / "checkpoints").iterdir()}
+    # The last, another one that was the best when it was saved, and the best.
+    assert {best, 10} <= kept
+    assert len(kept) <= 3
+
+    command = ["convert", f"--checkpoint={probed}", "--step=best", f"--out={tmp_path}/model"]
+    assert main(command) == 0
+    _, exported = load_folder(str(tmp_path / "model"))
+    of_best, of_last = (load_run(probed, step)[1]["mlm"]["bias"] for step in (best, 10))
+    np.testing.assert_array_equal(exported["mlm"]["bias"], of_best)
+    assert (of_best != of_last).any()
+
+
+def log_probes(run: Path, **curves: list[float]) -> None:
+    run.mkdir(exist_ok=True)
+    (run / "run.json").write_text('{"config": {"probe": {"metric": ""}}}')
+    rows = [{"step": 2 * step + 2} for step in range(len(next(iter(curves.values()))))]
+    for name, values in curves.items():
+        for row, value in zip(rows, values, strict=True):
+            row[f"probe/{name}"] = value  # type: ignore[assignment]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_which_probe_is_the_best(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    log_probes(tmp_path, mlm_loss=[3.0, 2.0, 2.5])
+    assert best_probe(tmp_path) == (4, "mlm_loss", 2.0, 1)
+    log_probes(tmp_path, mlm_loss=[3.0, 2.0, 2.5], partner_mrr=[0.5, math.nan, 0.5])
+    assert best_probe(tmp_path) == (2, "partner_mrr", 0.5, 1)  # the first of equal ones
+    log_probes(tmp_path, partner_mrr=[0.5, 0.4], ndcg_at_10=[0.1, 0.2])
+    assert best_probe(tmp_path) == (4, "ndcg_at_10", 0.2, 0)
+    (tmp_path / "checkpoints" / "4").rmdir()  # of those that are there
+    assert best_probe(tmp_path) == (2, "ndcg_at_10", 0.1, 1)
+    log_probes(tmp_path, recall_at_100=[1.0])
+    assert best_probe(tmp_path) is None
+    model = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1}
+    (tmp_path / "run.json").write_text(json.dumps({"model": model}))
+    with pytest.raises(UserError, match="no checkpoint best; it has 2, 6"):
+        load_run(tmp_path, "best")
+
+
+def test_the_best_of_many_checkpoints_stays(tmp_path: Path) -> None:
+    log_probes(tmp_path, partner_mrr=[0.1, 0.5, 0.4, 0.3, 0.2])
+    save_all(tmp_path, {"every": 2, "keep": 2, "keep_every": 0}, (2, 4, 6, 8, 10))
+    kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [4, 8, 10]
+
+
+def test_the_last_line_says_which_probe_was_the_best(
+    config: ConfigDict, probed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Path(shutil.copytree(probed, tmp_path / "run"))
+    of_run = ConfigDict(json.loads((run / "run.json").read_text())["config"])
+    losses = {step: line["probe/mlm_loss"] for step, line in logged(run).items()}
+    kept, n_later = best_probe(probed)[::3]
+    assert n_later
+    for best, trend in ((10, "still rising"), (kept, f"none of {n_later} later ones was better")):
+        text = (probed / "metrics.jsonl").read_text()
+        for step, loss in losses.items():
+            new = 1.25 if step == best else 2.0
+            text = text.replace(f'"probe/mlm_loss": {loss}', f'"probe/mlm_loss": {new}')
+        (run / "metrics.jsonl").write_text(text)
+        with caplog.at_level(logging.INFO, logger="cocondenser_jax"):
+            train(of_run, run)
+        said = f"{run}: best probe: step {best} of 10, mlm_loss 1.25; {trend}"
+        assert caplog.messages[-1] == said
+
+
+def test_a_collapse_is_named_once(
+    config: ConfigDict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config.copy_and_resolve_references().unlock()
+    config.probe.every = 1
+    config.train.objective = "contrastive"
+    config.train.steps = 10  # the first is the warm-up
+    store = open_store(Path(config.data.store))
+    noise = np.random.default_rng(0).normal(size=(8, 16))
+
+    def mapped_forward(*arguments: Any) -> Any:
+        return lambda spread, batch: (1 + spread * noise, {})
+
+    monkeypatch.setattr(probe, "mapped_forward", mapped_forward)
+    opened = open_probe(config, store, scratch_model(config.model, store))
+    steps = {1: 0.0, 2: 1.0, 3: 0.01, 4: 0.0, 5: 1.0, 6: 0.0}
+    for step, spread in steps.items():
+        assert "probe/mlm_loss" not in opened(step, spread)
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "step 3: CLS vectors have collapsed: mean cosine 0.9999",
+        "step 6: CLS vectors have collapsed: mean cosine 1.0000",
+    ]
+
+
+def test_what_is_not_finite_counts_as_zero(config: ConfigDict, probed: Path) -> None:
+    model_config, params, facts = load_run(probed)
+    config = ConfigDict(facts["config"])
+    broken = jax.tree.map(lambda x: np.full_like(x, np.nan), params)
+    opened = open_probe(config, open_store(Path(config.data.store)), model_config)
+    values = opened(3, broken)
+    assert values["probe/partner_recall_at_1"] == 0
+    # Of equal scores what is relevant comes last: the four of seven passages that are.
+    assert 0 < values["probe/ndcg_at_10"] < 0.5
+
+
+def test_nothing_to_measure(config: ConfigDict) -> None:
+    config = config.copy_and_resolve_references().unlock()
+    store = open_store(Path(config.data.store))
+    model_config = scratch_model(config.model, store)
+    assert open_probe(config, store, model_config)(6, None) == {}
+    config.probe.update({"every": 1, "documents": 0})
+    assert open_probe(config, store, model_config)(6, None) == {}

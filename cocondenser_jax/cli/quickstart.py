@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cocondenser_jax.cli.flags import (
     Arguments,
@@ -28,29 +29,27 @@ def add_commands(commands: Commands) -> None:
 def _add_quickstart(commands: Commands) -> None:
     command = add_command(commands, _quickstart, "--workdir=runs/quickstart")
     add_workdir(command, "the folder to work in")
-    compare = "all: also a Condenser, and two more seeds (about three times as long)"
-    command.flag("--compare", compare, "baseline", choices=("baseline", "all"))
 
 
 def _quickstart(arguments: Arguments) -> None:
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
-    from cocondenser_jax.quickstart.pipeline import quickstart
+    from cocondenser_jax.quickstart.ladder import quickstart
 
-    program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"
-    compare_all = arguments.compare == "all"
-    outcome = quickstart(arguments.workdir, compare_all=compare_all, program=program)
+    _print_outcome(quickstart(arguments.workdir))
+
+
+def _print_outcome(outcome: Any) -> None:
+    from cocondenser_jax.quickstart.report import other_columns
+
+    rows, others = outcome.rows, other_columns(outcome.rows)
+    metrics = ([f"{value:.3f}" for value in row.metrics.values()] for row in rows)
+    cells = zip(rows, metrics, zip(*others.values(), strict=True), strict=True)
     print()
-    print_table(
-        ("", "MRR@10", "Recall@100", "seconds"),
-        [
-            (name, f"{mrr:.3f}", f"{recall:.3f}", f"{seconds:.0f}")
-            for name, mrr, recall, seconds in outcome.rows
-        ],
-    )
+    print_table(("", *rows[0].metrics, *others), [(row.name, *m, *own) for row, m, own in cells])
     for query, hits in outcome.examples.items():
         print()
         print_search(query, hits)
-    print(f"\nreport: {visible(str(outcome.report))}")
+    print(f"\n{visible(outcome.summary)}\nreport: {visible(str(outcome.report))}")
     print(f"search for yourself:\n  {visible(outcome.search_command)}")
 
 

@@ -1,4 +1,4 @@
-"""Commands that run whole pipelines: the quickstart, and rows of the papers' tables."""
+"""Commands that run whole pipelines, and the page on what runs logged."""
 
 import shlex
 import subprocess
@@ -23,6 +23,7 @@ from cocondenser_jax.files import write_json
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
     _add_quickstart(commands)
+    _add_report(commands)
     _add_reproduce(commands)
 
 
@@ -51,6 +52,21 @@ def _print_outcome(outcome: Any) -> None:
         print_search(query, hits)
     print(f"\n{visible(outcome.summary)}\nreport: {visible(str(outcome.report))}")
     print(f"search for yourself:\n  {visible(outcome.search_command)}")
+
+
+def _add_report(commands: Commands) -> None:
+    command = add_command(commands, _report, "--workdir=runs/condenser --workdir=runs/cocondenser")
+    workdir = "a run folder of pretrain or finetune; may be repeated"
+    command.path("--workdir", workdir, action="append")
+    command.flag("--out", "the page", Path("report.html"))
+
+
+def _report(arguments: Arguments) -> None:
+    """Show what runs logged, their settings, data and versions, on one HTML page."""
+    from cocondenser_jax.quickstart.report import write_run_report
+
+    write_run_report(arguments.workdir, arguments.out)
+    print(visible(str(arguments.out)))
 
 
 def _add_reproduce(commands: Commands) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocondenser_jax.analysis.page import comparison, definitions, plots
-from cocondenser_jax.analysis.plots import Panel, curve, read_metrics
+from cocondenser_jax.analysis.page import comparison, definitions, plots, write_page
+from cocondenser_jax.analysis.plots import Panel, curve, legend_names, read_metrics
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import read_object
 from cocondenser_jax.settings import PRETRAINING, declared_settings, flatten
 
@@ -43,6 +44,15 @@ def comparison_table(rows: Sequence[ResultRow]) -> str:
     texts = zip(*others.values(), strict=True)
     shown = [(row.name, [*row.metrics.values()], own) for row, own in zip(rows, texts, strict=True)]
     return comparison(measures, [*others], shown, _NOTE.format(measures[0], rows[-1].name))
+
+
+def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
+    """Writes a page on run folders of pre-training or fine-tuning."""
+    for folder in workdirs:
+        if not any((folder / name).is_file() for name in _KINDS):
+            raise UserError(f"{folder} is not a run folder: it has no {' and no '.join(_KINDS)}")
+    runs = legend_names(workdirs)
+    write_page(out, "Runs", ", ".join(runs), run_sections([*runs.items()]))
 
 
 def run_sections(runs: Sequence[tuple[str, Path]]) -> dict[str, str]:

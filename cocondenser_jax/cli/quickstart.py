@@ -13,6 +13,7 @@ from cocondenser_jax.cli.flags import (
     add_command,
     add_json_out,
     add_workdir,
+    chosen,
     print_search,
     print_table,
 )
@@ -23,6 +24,7 @@ from cocondenser_jax.files import write_json
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
     _add_quickstart(commands)
+    _add_adapt(commands)
     _add_report(commands)
     _add_reproduce(commands)
 
@@ -37,6 +39,28 @@ def _quickstart(arguments: Arguments) -> None:
     from cocondenser_jax.quickstart.ladder import quickstart
 
     _print_outcome(quickstart(arguments.workdir))
+
+
+def _add_adapt(commands: Commands) -> None:
+    example = "--corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data"
+    command = add_command(commands, _adapt, example)
+    command.flag("--corpus", "your documents: whatever corpus --source takes", required=True)
+    command.flag("--model", "BERT or RoBERTa: a folder or hub name", required=True)
+    add_workdir(command, "the folder to work in")
+    data = (
+        "a folder of passages, queries and judgments of test to compare on, after fine-tuning if it"
+        " has some of train (default: held-out spans of the corpus)"
+    )
+    command.path("--data", data, required=False)
+    command.set_defaults(config=None)  # --config.KEY=VALUE may follow
+
+
+def _adapt(arguments: Arguments) -> None:
+    """Pre-train a model on your documents, and say whether it paid; resumes."""
+    from cocondenser_jax.quickstart.adapt import adapt
+
+    options = chosen(arguments, "workdir corpus model data overrides")
+    _print_outcome(adapt(**options))
 
 
 def _print_outcome(outcome: Any) -> None:

@@ -100,6 +100,15 @@ def load_config(
     return config
 
 
+def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+    """Returns a copy with settings changed as `--config.a.b=value` says, checked and locked."""
+    changed = config.copy_and_resolve_references()
+    for word in overrides:
+        _apply(changed, word)
+    check(changed, complete=False)
+    return changed.lock()
+
+
 def declared_settings(task: str) -> dict[str, Setting]:
     """Returns the settings of a task, by their dotted names."""
     module = importlib.import_module(f"cocondenser_jax.configs.{DECLARED_IN[task]}")

@@ -83,7 +83,7 @@ SETTINGS = {
     "checkpoint.keep_every": Setting(
         20_000, "[0, ∞)", "steps", "checkpoints of multiples are never deleted; 0: none"
     ),
-    # The probe; docs/pretraining.md says how to read it.
+    # The probe; docs/probe.md says how to read it.
     "probe.every": Setting(
         2_000, "[0, ∞)", "steps", "between two probes; 0: none, and no document is held out"
     ),

@@ -57,7 +57,7 @@ _LONGEST = (
     "pretrain/test_hosts.py",
     "finetune/test_bi_encoder.py",
     "pretrain/test_loop.py",
-    "quickstart/test_pipeline.py",
+    "quickstart/test_ladder.py",
     "pretrain/test_signals.py",
     "test_python_interface.py",
     "cli/test_pipeline.py",

@@ -177,7 +177,7 @@ def _write_quickstart(data: Path, workdir: Path) -> None:
     articles, tokenizer = data / "articles.jsonl.xz", data / "bert-base-uncased"
     main(["corpus", f"--source={articles}", f"--tokenizer={tokenizer}", "--max_tokens=16",
           f"--out={quickstart / 'store'}"])  # fmt: skip
-    for folder in (quickstart, quickstart / "compare" / "no-pretraining-0"):
+    for folder in (quickstart, quickstart / "compare" / "no-pretraining"):
         shutil.copytree(data / "bert-base-uncased", folder / "model")
         main(["bm25", f"--data={data / 'boolq'}", f"--run_out={folder / 'test.trec'}"])
     shutil.copy(quickstart / "test.trec", quickstart / "bm25.trec")

@@ -28,18 +28,22 @@ def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str])
 
 
 def comparison(
-    metrics: Sequence[str], rows: Sequence[tuple[str, Sequence[float], float]], note: str
+    metrics: Sequence[str],
+    others: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[float], Sequence[str]]],
+    note: str,
 ) -> str:
     """Returns a table with the best value of each metric in bold, and a note below it.
 
-    Each row is a name, a value in [0, 1] for each metric, and seconds.
+    Each row is a name, a value in [0, 1] for each metric, and a text for each other column.
     """
     best = [max(column) for column in zip(*(values for _, values, _ in rows), strict=True)]
-    heads = "".join(f'<th scope="col">{escape(s)}</th>' for s in ("Retriever", *metrics, "Seconds"))
+    heads = "".join(f'<th scope="col">{escape(s)}</th>' for s in ("Retriever", *metrics, *others))
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
-        f"{''.join(map(_metric_cell, values, best))}<td>{seconds:,.1f}</td></tr>"
-        for name, values, seconds in rows
+        f"{''.join(map(_metric_cell, values, best))}"
+        f"{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>"
+        for name, values, texts in rows
     )
     return (
         f'<div class="wide"><table><thead><tr>{heads}</tr></thead>'

@@ -1,10 +1,11 @@
-"""Commands that run whole pipelines: the quickstart, and rows of the papers' tables."""
+"""Commands that run whole pipelines, and the page on what runs logged."""
 
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cocondenser_jax.cli.flags import (
     Arguments,
@@ -12,6 +13,7 @@ from cocondenser_jax.cli.flags import (
     add_command,
     add_json_out,
     add_workdir,
+    chosen,
     print_search,
     print_table,
 )
@@ -22,36 +24,73 @@ from cocondenser_jax.files import write_json
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
     _add_quickstart(commands)
+    _add_adapt(commands)
+    _add_report(commands)
     _add_reproduce(commands)
 
 
 def _add_quickstart(commands: Commands) -> None:
     command = add_command(commands, _quickstart, "--workdir=runs/quickstart")
     add_workdir(command, "the folder to work in")
-    compare = "all: also a Condenser, and two more seeds (about three times as long)"
-    command.flag("--compare", compare, "baseline", choices=("baseline", "all"))
 
 
 def _quickstart(arguments: Arguments) -> None:
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
-    from cocondenser_jax.quickstart.pipeline import quickstart
+    from cocondenser_jax.quickstart.ladder import quickstart
 
-    program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"
-    compare_all = arguments.compare == "all"
-    outcome = quickstart(arguments.workdir, compare_all=compare_all, program=program)
-    print()
-    print_table(
-        ("", "MRR@10", "Recall@100", "seconds"),
-        [
-            (name, f"{mrr:.3f}", f"{recall:.3f}", f"{seconds:.0f}")
-            for name, mrr, recall, seconds in outcome.rows
-        ],
+    _print_outcome(quickstart(arguments.workdir))
+
+
+def _add_adapt(commands: Commands) -> None:
+    example = "--corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data"
+    command = add_command(commands, _adapt, example)
+    command.flag("--corpus", "your documents: whatever corpus --source takes", required=True)
+    command.flag("--model", "BERT or RoBERTa: a folder or hub name", required=True)
+    add_workdir(command, "the folder to work in")
+    data = (
+        "a folder of passages, queries and judgments of test to compare on, after fine-tuning if it"
+        " has some of train (default: held-out spans of the corpus)"
     )
+    command.path("--data", data, required=False)
+    command.set_defaults(config=None)  # --config.KEY=VALUE may follow
+
+
+def _adapt(arguments: Arguments) -> None:
+    """Pre-train a model on your documents, and say whether it paid; resumes."""
+    from cocondenser_jax.quickstart.adapt import adapt
+
+    options = chosen(arguments, "workdir corpus model data overrides")
+    _print_outcome(adapt(**options))
+
+
+def _print_outcome(outcome: Any) -> None:
+    from cocondenser_jax.quickstart.report import other_columns
+
+    rows, others = outcome.rows, other_columns(outcome.rows)
+    metrics = ([f"{value:.3f}" for value in row.metrics.values()] for row in rows)
+    cells = zip(rows, metrics, zip(*others.values(), strict=True), strict=True)
+    print()
+    print_table(("", *rows[0].metrics, *others), [(row.name, *m, *own) for row, m, own in cells])
     for query, hits in outcome.examples.items():
         print()
         print_search(query, hits)
-    print(f"\nreport: {visible(str(outcome.report))}")
+    print(f"\n{visible(outcome.summary)}\nreport: {visible(str(outcome.report))}")
     print(f"search for yourself:\n  {visible(outcome.search_command)}")
+
+
+def _add_report(commands: Commands) -> None:
+    command = add_command(commands, _report, "--workdir=runs/condenser --workdir=runs/cocondenser")
+    workdir = "a run folder of pretrain or finetune; may be repeated"
+    command.path("--workdir", workdir, action="append")
+    command.flag("--out", "the page", Path("report.html"))
+
+
+def _report(arguments: Arguments) -> None:
+    """Show what runs logged, their settings, data and versions, on one HTML page."""
+    from cocondenser_jax.quickstart.report import write_run_report
+
+    write_run_report(arguments.workdir, arguments.out)
+    print(visible(str(arguments.out)))
 
 
 def _add_reproduce(commands: Commands) -> None:

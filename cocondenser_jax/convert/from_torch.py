@@ -73,7 +73,7 @@ def load_folder(
     Returns:
       The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").
     """
-    folder = _find(name_or_folder)
+    folder = find_folder(name_or_folder)
     backbone = _read_backbone_config(folder)
     tensors = _canonical(_read_weights(folder), backbone["model_type"], folder)
     tensors |= _read_head(folder)
@@ -108,8 +108,8 @@ def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     return named, _read_head_config(folder).get("skip_from", middle)
 
 
-def _find(name_or_folder: str) -> Path:
-    """Returns the local folder, downloading a model of the hub once."""
+def find_folder(name_or_folder: str) -> Path:
+    """Returns the local folder, downloading a model of the hub, as a whole, once."""
     path = Path(name_or_folder)
     if path.is_dir():
         return path
@@ -118,16 +118,16 @@ def _find(name_or_folder: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    def download(*patterns: str) -> Path:
-        return Path(snapshot_download(name_or_folder, allow_patterns=list(patterns)))
+    def download(weights: str) -> Path:
+        # [0-9]_*: sentence-transformers' modules
+        others = ["*.json", "*.txt", "[0-9]_*", "condenser_head.safetensors", "model.pt"]
+        return Path(snapshot_download(name_or_folder, allow_patterns=[*others, weights]))
 
     try:
-        head = "condenser.json", "condenser_head.safetensors", "model.pt"
-        weights = "model*.safetensors", "model.safetensors.index.json"
-        folder = download("config.json", *head, *weights)
+        folder = download("model*.safetensors")
         # Many models are published in both formats; the second one is twice the download.
         if not any(folder.glob("model*.safetensors")):
-            folder = download("config.json", *head, "pytorch_model*.bin*")
+            folder = download("pytorch_model*.bin")
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
             f"{name_or_folder}: no such folder, and the model cannot be had from the hub:"

@@ -47,3 +47,9 @@ def run_length(config: ConfigDict, store: TokenStore) -> int:
     spec = batch_spec(config)
     steps_per_epoch = epoch_examples(store, spec) // spec.batch_size
     return int(config.train.steps or max(round(config.train.epochs * steps_per_epoch), 1))
+
+
+def run_tokens(config: ConfigDict, store: TokenStore) -> float:
+    """Returns about how many tokens a run reads, special ones included."""
+    per_span = min(store.n_tokens / store.n_spans + 2, config.data.length)
+    return run_length(config, store) * batch_spec(config).n_rows * per_span

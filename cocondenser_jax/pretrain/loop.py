@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.batches import Batch, BatchSpec, epoch_examples, read_batches
+from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.locks import held
@@ -92,7 +92,7 @@ def train(
         )
         if hosts.is_first():
             log = stack.enter_context(metrics_log(workdir, first_step))
-            logger.info("%s: %s", workdir, _describe(n_steps, spec, store, model_config, settings))
+            logger.info("%s: %s", workdir, _describe(config, store, model_config, settings))
             if first_step:
                 logger.info("%s: resuming after step %d", workdir, first_step)
         if jax.process_count() > 1:
@@ -164,11 +164,12 @@ def _stop_signals() -> Iterator[Callable[[int], bool]]:
 
 
 def _describe(
-    n_steps: int, spec: BatchSpec, store: TokenStore, model: ModelConfig, settings: StepSettings
+    config: ConfigDict, store: TokenStore, model: ModelConfig, settings: StepSettings
 ) -> str:
     """Returns the length of a run in words."""
+    n_steps, spec = experiment.run_length(config, store), experiment.batch_spec(config)
     examples = {"span": "spans", "pair": "documents", "cloze": "spans"}[spec.example]
-    n_tokens = n_steps * spec.n_rows * min(store.n_tokens / store.n_spans + 2, spec.length)
+    n_tokens = experiment.run_tokens(config, store)
     seconds = least_seconds(model, settings.loss, spec, jax.devices())
     return (
         f"{n_steps:,} steps of {spec.batch_size:,} {examples},"

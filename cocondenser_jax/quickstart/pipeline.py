@@ -1,225 +1,246 @@
-"""The whole pipeline in one command, on the docstrings of this machine's Python packages.
+"""What whole pipelines share: retrievers that are made, searched with and compared; resuming.
 
-    DIR/data/          the task (see `task`) in BEIR layout, and pretrain.jsonl to pre-train on
-    DIR/tokenizer/     WordPiece vocabulary of that text
-    DIR/store/         its token store
-    DIR/pretraining/   the run folders of the two stages
-    DIR/model/         the coCondenser, as a Hugging Face folder
-    DIR/retriever/     the same, fine-tuned
-    DIR/index/         its index over the passages
-    DIR/test.trec      what it finds for the test queries
-    DIR/bm25.trec      what BM25 finds for them
-    DIR/compare/       the retrievers it is compared with
+    DIR/started.json   which command works here, and on what
+    DIR/store/         the token store
+    DIR/bm25.trec      what BM25 finds for the test queries
+    DIR/model/  DIR/retriever/  DIR/index/  DIR/test.trec
+                       the last model of the comparison, the retriever made of it, its index over
+                       the passages, and what it finds
+    DIR/compare/       the same of the others
     DIR/seconds.json   how long each result took, interruptions included
     DIR/results.json   DIR/report.html
 
-A step whose result exists is skipped, so an interrupted quickstart resumes.
+A step whose result exists is skipped, so an interrupted pipeline resumes.
 """
 
 import contextlib
 import json
 import shlex
 import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from ml_collections import ConfigDict
 
-from cocondenser_jax.collection.folder import read_split
+from cocondenser_jax.analysis.page import searches, write_page
+from cocondenser_jax.collection.folder import judgments_file, read_split
 from cocondenser_jax.collection.trec import read_run
-from cocondenser_jax.configs import quickstart as pretraining
-from cocondenser_jax.configs import quickstart_finetune as finetuning
-from cocondenser_jax.convert.to_torch import export_folder, export_run
-from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.convert.to_torch import export_run
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.errors import UserError, require_same
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.files import new_folder, read_json, require_absent, write_json
+from cocondenser_jax.evaluation.significance import compare
+from cocondenser_jax.files import (
+    new_folder,
+    read_json,
+    require_absent,
+    write_json,
+    write_text,
+)
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.locks import held
-from cocondenser_jax.pretrain.loop import scratch_model
-from cocondenser_jax.pretrain.step import initial_params
-from cocondenser_jax.quickstart.report import Examples, ResultRow, write_report
-from cocondenser_jax.quickstart.task import write_task
+from cocondenser_jax.pretrain.experiment import run_tokens
+from cocondenser_jax.quickstart.report import ResultRow, comparison_table, run_sections
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, retrieve, search_text
 from cocondenser_jax.warm_start import pretrain
 
-VOCAB_SIZE = 8192
+MEASURES = ("MRR@10", "Recall@100", "nDCG@10")
 DEPTH = 100  # passages per test query
-EXAMPLE_QUERIES = (
-    "solve a linear system with a triangular matrix",
-    "learning rate schedule that decays with a cosine",
-    "remove missing values from a table",
-)
+
+
+# query -> score, title and text of each passage found, best first
+Examples = Mapping[str, Sequence[tuple[float, str, str]]]
+
+
+class Candidate(NamedTuple):
+    """A model of the comparison."""
+
+    name: str
+    folder: Path  # gets `retriever`, `index` and `test.trec`
+    model: Path  # the Hugging Face folder that the retriever is made of
+    runs: Sequence[Path] = ()  # of its pre-training
+    pooling: str = ""  # "": the model folder's own
 
 
 class Outcome(NamedTuple):
-    """What the quickstart found, and how to search its index."""
+    """What a pipeline found, and how to search its index."""
 
     rows: list[ResultRow]
+    summary: str
     examples: Examples
     search_command: str
     report: Path
 
 
-def quickstart(
-    workdir: Path, *, compare_all: bool = False, program: str = "cocondenser"
-) -> Outcome:
-    """Runs the whole pipeline; resumes where an earlier call stopped.
-
-    Args:
-      workdir: the head of this module says what it will hold.
-      compare_all: add a Condenser to the comparison, and two more seeds.
-      program: how the printed search command calls the command line.
-
-    Returns:
-      The comparison (BM25, the retriever without pre-training, coCondenser), example searches, and
-      the command for a search.
+@contextlib.contextmanager
+def opened(workdir: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Starts or resumes a pipeline, and keeps other processes out of its folder.
 
     Raises:
-      UserError: if `workdir` holds anything but a quickstart, is in use, or cannot be made.
+      UserError: if `workdir` holds anything but a pipeline of the same settings, is in use, or
+        cannot be made.
     """
     with held(workdir):
-        if not (workdir / "seconds.json").exists():
-            require_absent(workdir, "seconds.json")
-            write_json(workdir / "seconds.json", {})
-        _make_store(workdir)
-        bm25 = workdir / "bm25.trec"
-        with _timed(workdir, bm25):
-            if not bm25.exists():
-                write_bm25_run(workdir / "data", bm25, split="test", depth=DEPTH)
-        rows = [_row(workdir, "BM25", bm25, [bm25])]
-        for seed in (0, 1, 2) if compare_all else (0,):
-            for name, folder, runs in _models(workdir, seed, compare_all):
-                _make_retriever(workdir, folder, seed)
-                rows.append(
-                    _row(workdir, name, folder / "test.trec", [*runs, folder / "retriever"])
-                )
-        write_json(workdir / "results.json", [row._asdict() for row in rows])
-        examples = _search_examples(workdir)
-        places = f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"
-        query = f'--query="{EXAMPLE_QUERIES[0]}"'
-        command = f"{program} search {shlex.join(places)} {query}"
-        report = write_report(workdir, rows, examples, command)
-        return Outcome(rows, examples, command, report)
+        path = workdir / "started.json"
+        if not path.exists():
+            require_absent(workdir, path.name)
+            write_json(path, dict(settings))
+        require_same(f"the pipeline in {workdir}", read_json(path), settings)
+        yield
 
 
 @contextlib.contextmanager
-def _timed(workdir: Path, result: Path) -> Iterator[None]:
+def timed(workdir: Path, result: Path) -> Iterator[None]:
     """Adds the seconds that the block takes to those of a result in `seconds.json`."""
     start = time.perf_counter()
     try:
         yield
     finally:
-        name = result.relative_to(workdir).as_posix()
-        seconds = read_json(workdir / "seconds.json")
+        name, file = result.relative_to(workdir).as_posix(), workdir / "seconds.json"
+        seconds = read_json(file) if file.exists() else {}
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-        write_json(workdir / "seconds.json", seconds)
+        write_json(file, seconds)
 
 
-def _make_store(workdir: Path) -> None:
-    """Makes the task, a vocabulary, and the store to pre-train on."""
-    data, tokenizer, store = (workdir / name for name in ("data", "tokenizer", "store"))
-    with _timed(workdir, store):
-        if not data.exists():
-            with new_folder(data) as folder:
-                write_task(folder)
-        text = data / "pretrain.jsonl"
-        if not tokenizer.exists():
-            with new_folder(tokenizer) as folder, text.open(encoding="utf-8") as file:
-                texts = (json.loads(line)["text"] for line in file)
-                save_tokenizer(train_wordpiece(texts, VOCAB_SIZE), folder)
-        if not store.exists():
-            length = pretraining.get_config().data.length
-            build_store(str(text), str(tokenizer), store, max_tokens=length)
+def compare_models(
+    workdir: Path,
+    data: Path,
+    candidates: Iterable[Candidate],
+    finetuning: ConfigDict,
+    title: str,
+    summarise: Callable[[Sequence[ResultRow]], str],
+    queries: Sequence[str],
+) -> Outcome:
+    """Makes a retriever of each model, tests them and BM25, and writes results and report.
 
-
-def _models(workdir: Path, seed: int, compare_all: bool) -> Iterator[tuple[str, Path, list[Path]]]:
-    """Yields the models of one seed, each pre-trained and exported when its turn comes.
-
-    Yields:
-      The model's name, the folder whose `model` it is, and the run folders of its pre-training.
+    The data has judgments of `test`. A model is asked for when its turn comes; the folder of the
+    last one is `workdir`. Settings of fine-tuning are all but model and data; where there are no
+    judgments of `train`, only the lengths of texts count. `summarise` says what the rows mean, and
+    the queries are searched for as examples.
     """
-    compare, store = workdir / "compare", workdir / "store"
-    main = workdir if seed == 0 else compare / f"cocondenser-{seed}"
-    condenser, cocondenser = (main / "pretraining" / s for s in ("condenser", "cocondenser"))
-    suffix = f", seed {seed}" if compare_all else ""
-
-    folder = compare / f"no-pretraining-{seed}"
-    if not (folder / "model").exists():
-        sizes = _pretraining_config("condenser", store, seed).model
-        shape = scratch_model(sizes, open_store(store))
-        params = jax.tree.map(np.asarray, initial_params(shape, seed))
-        facts = {"step": 0, "config": {"seed": seed}}
-        export_folder(params, shape, workdir / "tokenizer", folder / "model", facts)
-    yield f"no pre-training{suffix}", folder, []
-
-    if not (main / "model").exists():
-        config = _pretraining_config("condenser", store, seed)
-        with _timed(workdir, condenser):
-            pretrain(config, condenser, label=f"Condenser{suffix}")
-    if compare_all:
-        folder = compare / f"condenser-{seed}"
-        if not (folder / "model").exists():
-            export_run(condenser, folder / "model")
-        yield f"Condenser{suffix}", folder, [condenser]
-
-    if not (main / "model").exists():
-        config = _pretraining_config("cocondenser", store, seed, warm_start=str(condenser))
-        with _timed(workdir, cocondenser):
-            pretrain(config, cocondenser, label=f"coCondenser{suffix}")
-        export_run(cocondenser, main / "model")
-    yield f"coCondenser{suffix}", main, [condenser, cocondenser]
-
-
-def _pretraining_config(stage: str, store: Path, seed: int, warm_start: str = "") -> ConfigDict:
-    config = pretraining.get_config(stage).unlock()
-    config.data.store, config.seed, config.warm_start = str(store), seed, warm_start
-    return config.lock()
-
-
-def _make_retriever(workdir: Path, folder: Path, seed: int) -> None:
-    """Fine-tunes `folder/model`, indexes the passages with it, and searches for the queries."""
-    data = workdir / "data"
-    retriever, index, run = (folder / name for name in ("retriever", "index", "test.trec"))
-    with _timed(workdir, retriever):
-        if not retriever.exists():
-            config = finetuning.get_config().unlock()
-            config.model, config.data, config.seed = str(folder / "model"), str(data), seed
-            trained = folder / "finetuning" / "retriever"
-            if not trained.exists():  # it does if a kill came between these lines
-                finetune(config.lock(), trained.parent)
-            trained.rename(retriever)
-        if not index.exists():
-            encode_corpus(retriever, data, folder / "embeddings")
-            build_index(folder / "embeddings", index)
-            shutil.rmtree(folder / "embeddings")
-        if not run.exists():
-            retrieve(index, retriever, data, run, split="test", depth=DEPTH)
-
-
-def _row(workdir: Path, name: str, run: Path, results: list[Path]) -> ResultRow:
-    """Evaluates a run file; the row's seconds are those of `results`."""
-    _, qrels = read_split(workdir / "data", "test")
-    mean = evaluate_run(qrels, read_run(run), ("MRR@10", "Recall@100"))["mean"]
-    seconds = read_json(workdir / "seconds.json")
-    spent = sum(seconds[result.relative_to(workdir).as_posix()] for result in results)
-    return ResultRow(name, mean["MRR@10"], mean["Recall@100"], spent)
-
-
-def _search_examples(workdir: Path) -> Examples:
+    bm25 = workdir / "bm25.trec"
+    with timed(workdir, bm25):
+        if not bm25.exists():
+            write_bm25_run(data, bm25, split="test", depth=DEPTH)
+    made = []
+    for candidate in candidates:
+        with timed(workdir, candidate.folder / "retriever"):
+            _make_retriever(candidate, data, finetuning)
+            _search(candidate.folder, data)
+        made.append(candidate)
+    rows = _rows(workdir, data, made)
+    write_json(workdir / "results.json", [row._asdict() for row in rows])
     searcher = open_index(workdir / "index", workdir / "retriever")
-    return {
-        query: [
-            (score, passage.title or passage.id, passage.text)
-            for score, passage in search_text(searcher, query, k=3)
-        ]
-        for query in EXAMPLE_QUERIES
+    examples = {
+        query: [(score, p.title or p.id, p.text) for score, p in search_text(searcher, query, k=3)]
+        for query in queries
     }
+    places = f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"
+    program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"
+    command = f"{program} search {shlex.join(places)} --query={shlex.quote(queries[0])}"
+    runs = [(run.name, run) for run in dict.fromkeys(run for one in made for run in one.runs)]
+    runs += [(one.name, one.folder / "finetuning") for one in made]
+    outcome = Outcome(rows, summarise(rows), examples, command, workdir / "report.html")
+    sections = {
+        "Comparison": comparison_table(rows),
+        "Example searches": searches(examples, command),
+        **run_sections(runs),
+    }
+    write_page(outcome.report, title, outcome.summary, sections)
+    return outcome
+
+
+def _rows(workdir: Path, data: Path, candidates: Sequence[Candidate]) -> list[ResultRow]:
+    """Evaluates what BM25 and each model found, and tests each against the last."""
+    found = [("BM25", workdir / "bm25.trec", [workdir / "bm25.trec"], 0.0)]
+    for name, folder, _, runs, _ in candidates:
+        tokens = sum(map(_tokens, runs))
+        found.append((name, folder / "test.trec", [*runs, folder / "retriever"], tokens))
+    _, qrels = read_split(data, "test")
+    tested = [evaluate_run(qrels, read_run(run), MEASURES) for _, run, *_ in found]
+    seconds = read_json(workdir / "seconds.json")
+    rows = []
+    for (name, _, results, tokens), metrics in zip(found, tested, strict=True):
+        against = compare(tested[-1]["per_query"], metrics["per_query"])
+        p_values = {measure: test["randomisation_p"] for measure, test in against.items()}
+        spent = sum(seconds[result.relative_to(workdir).as_posix()] for result in results)
+        rows.append(ResultRow(name, metrics["mean"], p_values, tokens, spent))
+    return rows
+
+
+def pretrained(workdir: Path, config: ConfigDict, run: Path, model: Path, label: str) -> Path:
+    """Pre-trains and exports a model that is not there yet, and returns it."""
+    if not model.exists():
+        with timed(workdir, run):
+            pretrain(config, run, label=label)
+        export_run(run, model)
+    return model
+
+
+def can_train(data: Path) -> bool:
+    """Returns whether a data folder has judgments of `train`."""
+    with contextlib.suppress(UserError):
+        return judgments_file(data, "train").is_file()
+    return False
+
+
+def write_beir(
+    folder: Path,
+    passages: Mapping[str, str],
+    queries: Mapping[str, str],
+    judged: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Writes texts by id, and split → query → its relevant passage, in BEIR's layout."""
+    for name, texts in (("corpus", passages), ("queries", queries)):
+        write_lines(folder / f"{name}.jsonl", texts)
+    (folder / "qrels").mkdir()
+    for split, pairs in judged.items():
+        rows = "".join(f"{query}\t{passage}\t1\n" for query, passage in pairs.items())
+        write_text(folder / "qrels" / f"{split}.tsv", "query-id\tcorpus-id\tscore\n" + rows)
+
+
+def write_lines(path: Path, texts: Mapping[str, str]) -> None:
+    """Writes texts by id as JSON lines."""
+    lines = (json.dumps({"_id": name, "title": "", "text": text}) for name, text in texts.items())
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict) -> None:
+    """Makes `retriever` of a model, fine-tuned where there are judgments, else as it is."""
+    retriever, config = candidate.folder / "retriever", finetuning.copy_and_resolve_references()
+    if retriever.exists():
+        return
+    if not can_train(data):
+        lengths = config.query_length, config.passage_length
+        loaded = load_retriever(candidate.model, *lengths, candidate.pooling or None)
+        with new_folder(retriever) as folder:
+            loaded.save_pretrained(str(folder), create_model_card=False)
+        return
+    config.update(model=str(candidate.model), data=str(data), pooling=candidate.pooling)
+    trained = candidate.folder / "finetuning" / "retriever"
+    if not trained.exists():  # it does if a kill came between these lines
+        finetune(config, trained.parent)
+    trained.rename(retriever)
+
+
+def _search(folder: Path, data: Path) -> None:
+    """Indexes the passages with `retriever`, and searches for the test queries."""
+    retriever, index, run = (folder / name for name in ("retriever", "index", "test.trec"))
+    if not index.exists():
+        encode_corpus(retriever, data, folder / "embeddings")
+        build_index(folder / "embeddings", index)
+        shutil.rmtree(folder / "embeddings")
+    if not run.exists():
+        retrieve(index, retriever, data, run, split="test", depth=DEPTH)
+
+
+def _tokens(run: Path) -> float:
+    config = ConfigDict(read_json(run / "run.json")["config"])
+    return run_tokens(config, open_store(Path(config.data.store)))

@@ -1,84 +1,109 @@
-"""What the quickstart's report shows: its results, example searches, curves, and the run."""
+"""What reports show: a comparison of retrievers, curves and facts of runs."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cocondenser_jax.analysis.page import comparison, definitions, plots, searches, write_page
-from cocondenser_jax.analysis.plots import Curve, Panel, curve, read_metrics
-from cocondenser_jax.collection.folder import read_split
-from cocondenser_jax.files import read_json
+from cocondenser_jax.analysis.page import comparison, definitions, plots, write_page
+from cocondenser_jax.analysis.plots import Panel, curve, legend_names, read_metrics
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import read_object
+from cocondenser_jax.settings import PRETRAINING, declared_settings, flatten
 
-# query -> score, title and text of each passage found, best first
-Examples = Mapping[str, Sequence[tuple[float, str, str]]]
+# The file that says what a run decided, and the heading of such runs.
+_KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
+_NOT_DRAWN = {"step", "epoch", "tokens_per_second"}
+_NOTE = """p: randomisation test of {} against {}. Tokens: read in pre-training. Seconds:
+pre-training, fine-tuning, encoding and search."""
 
 
 class ResultRow(NamedTuple):
-    """A retriever of the comparison. The two metrics lie in [0, 1]."""
+    """A retriever of a comparison."""
 
     name: str
-    mrr_at_10: float
-    recall_at_100: float
+    metrics: Mapping[str, float]  # means, in [0, 1]
+    p_values: Mapping[str, float]  # of the randomisation test against the comparison's last row
+    tokens: float
     seconds: float
 
 
-def write_report(
-    workdir: Path, rows: Sequence[ResultRow], examples: Examples, search_command: str
-) -> Path:
-    """Writes `report.html` of a finished quickstart, and returns its path."""
-    run = read_json(workdir / "pretraining" / "cocondenser" / "run.json")
-    queries, _ = read_split(workdir / "data", "test")
-    note = (
-        f"{len(queries):,} held-out first paragraphs over all passages. Seconds:"
-        " pre-training, fine-tuning, encoding and search."
-    )
-    model, data = run["model"], run["data"]
-    facts = {
-        "pre-training text": f"{data['documents']:,} documents, {data['spans']:,} spans,"
-        f" {data['tokens']:,} tokens",
-        "model": f"{model['num_hidden_layers']} layers x {model['hidden_size']},"
-        f" vocabulary {model['vocab_size']:,}",
-        "seed": str(run["config"]["seed"]),
-        "data hash": data["sha256"],
-        "versions": ", ".join(f"{name} {number}" for name, number in run["versions"].items()),
-    }
-    sections = {
-        "Comparison": comparison(
-            ("MRR@10", "Recall@100"), [(name, metrics, s) for name, *metrics, s in rows], note
-        ),
-        "Example searches": searches(examples, search_command),
-        "Training": plots(_panels(workdir, run["config"]["data"]["batch_size"])),
-        "Run": definitions(facts),
-    }
-    summary = (
-        "A small coCondenser, pre-trained from scratch on the docstrings of this machine"
-        " and fine-tuned to find the passage that a docstring's first paragraph belongs to."
-    )
-    write_page(workdir / "report.html", "coCondenser quickstart", summary, sections)
-    return workdir / "report.html"
-
-
-def _panels(workdir: Path, n_documents: int) -> list[Panel]:
-    # coCondenser comes second in every panel, and so has one colour.
-    pretraining = {
-        "Condenser": workdir / "pretraining" / "condenser",
-        "coCondenser": workdir / "pretraining" / "cocondenser",
-    }
-    finetuning = {
-        "no pre-training": workdir / "compare" / "no-pretraining-0" / "finetuning",
-        "coCondenser": workdir / "finetuning",
+def other_columns(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
+    """Returns what a comparison shows beside the metrics: head → a text for each row."""
+    main = next(iter(rows[0].metrics))
+    return {
+        "p": [f"{row.p_values[main]:.2g}" for row in rows[:-1]] + [""],
+        "tokens": [f"{row.tokens:,.2g}" if row.tokens else "" for row in rows],
+        "seconds": [f"{row.seconds:,.0f}" for row in rows],
     }
 
-    def curves(runs: Mapping[str, Path], key: str) -> list[Curve]:
-        return [curve(name, read_metrics(run / "metrics.jsonl"), key) for name, run in runs.items()]
 
-    chance = (math.log(2 * n_documents - 1), "chance")
+def comparison_table(rows: Sequence[ResultRow]) -> str:
+    """Returns the HTML of a comparison."""
+    measures, others = [*rows[0].metrics], other_columns(rows)
+    texts = zip(*others.values(), strict=True)
+    shown = [(row.name, [*row.metrics.values()], own) for row, own in zip(rows, texts, strict=True)]
+    return comparison(measures, [*others], shown, _NOTE.format(measures[0], rows[-1].name))
+
+
+def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
+    """Writes a page on run folders of pre-training or fine-tuning."""
+    for folder in workdirs:
+        if not any((folder / name).is_file() for name in _KINDS):
+            raise UserError(f"{folder} is not a run folder: it has no {' and no '.join(_KINDS)}")
+    runs = legend_names(workdirs)
+    write_page(out, "Runs", ", ".join(runs), run_sections([*runs.items()]))
+
+
+def run_sections(runs: Sequence[tuple[str, Path]]) -> dict[str, str]:
+    """Returns the curves and the facts of runs, (name, folder), as sections of a page."""
+    sections = {}
+    for file, kind in _KINDS.items():
+        if found := {name: folder for name, folder in runs if (folder / file).is_file()}:
+            facts = {name: read_object(folder / file) for name, folder in found.items()}
+            sections[kind] = plots(_panels(found, facts))
+            sections |= {f"{kind}: {name}": definitions(_facts(facts[name])) for name in found}
+    return sections
+
+
+def _panels(runs: Mapping[str, Path], facts: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
+    """Returns a panel for each key that was logged; a run has the same colour in all."""
+    metrics = {name: read_metrics(folder / "metrics.jsonl") for name, folder in runs.items()}
+    logged = dict.fromkeys(key for run in metrics.values() for key in run if key not in _NOT_DRAWN)
+    pairs = [facts[name]["config"] for name, run in metrics.items() if "contrastive_loss" in run]
+    sizes = {config["data"]["batch_size"] for config in pairs}
+    chance = (math.log(2 * sizes.pop() - 1), "chance") if len(sizes) == 1 else None
     return [
-        Panel("MLM loss per masked token", curves(pretraining, "head_mlm_loss")),
         Panel(
-            "contrastive loss per span", curves(pretraining, "contrastive_loss"), reference=chance
-        ),
-        Panel("fine-tuning loss per query", curves(finetuning, "loss"), from_zero=True),
-        Panel("spans per second", curves(pretraining, "spans_per_second"), from_zero=True),
+            key.replace("/", ": ").replace("_", " "),
+            [curve(name, run, key) for name, run in metrics.items()],
+            from_zero=key.endswith("per_second"),
+            reference=chance if key == "contrastive_loss" else None,
+        )
+        # What is to be learned comes first, then how it went.
+        for key in sorted(logged, key=lambda key: (not key.endswith("loss"), "/" not in key))
     ]
+
+
+def _facts(run: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what a run's file says: settings that are not the default, data, sizes, versions."""
+    config = run.get("config", run)
+    defaults = declared_settings(config.get("task", PRETRAINING))
+    facts = {
+        name: str(value)
+        for name, value in flatten(config).items()
+        if name not in defaults or name == "seed" or value != defaults[name].default
+    }
+    if config is not run:
+        data, model, versions = run["data"], run["model"], run["versions"]
+        facts["text"] = (
+            f"{data['source']}: {data['documents']:,} documents, {data['spans']:,} spans,"
+            f" {data['tokens']:,} tokens"
+        )
+        facts["data hash"] = data["sha256"]
+        facts["network"] = (
+            f"{model['num_hidden_layers']} layers x {model['hidden_size']},"
+            f" vocabulary {model['vocab_size']:,}"
+        )
+        facts["versions"] = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return facts

@@ -58,7 +58,8 @@ def content(**changes: Any) -> dict[str, Any]:
             Panel("Contrastive loss", [Curve("stage 1", np.empty(0), np.empty(0))]),
         ],
         "metrics": ("MRR@10", "Recall@100"),
-        "rows": [("BM25", (0.4712, 0.9), 0.25), ("coCondenser", (0.24, 0.9001), 1512.74)],
+        "others": ("seconds",),
+        "rows": [("BM25", (0.4712, 0.9), ["0.2"]), ("coCondenser", (0.24, 0.9001), ["1,512.7"])],
         "note": "1,000 queries.",
         "found": {
             "sort an array": [(12.25, "numpy.sort", "Return a sorted copy.")],
@@ -73,7 +74,9 @@ def content(**changes: Any) -> dict[str, Any]:
 def written_page(folder: Path, **changes: Any) -> tuple[str, Page]:
     values, out = content(**changes), folder / "report.html"
     sections = {
-        "Comparison": comparison(values["metrics"], values["rows"], values["note"]),
+        "Comparison": comparison(
+            values["metrics"], values["others"], values["rows"], values["note"]
+        ),
         "Searches": searches(values["found"], values["command"]),
         values["heading"]: plots(values["panels"]),
         "Run": definitions(values["facts"]),
@@ -92,7 +95,7 @@ def test_page_shows_the_metrics_and_sets_the_best_of_each_column_in_bold(tmp_pat
         "Retriever",
         "MRR@10",
         "Recall@100",
-        "Seconds",
+        "seconds",
         "BM25",
         "coCondenser",
     ]
@@ -128,7 +131,8 @@ def hostile_content() -> dict[str, Any]:
             Panel(HOSTILE, [Curve(HOSTILE, np.ones(2), np.ones(2))], reference=(1, HOSTILE))
         ],
         "metrics": (HOSTILE,),
-        "rows": [(HOSTILE, (0.0,), 0.0)],
+        "others": (HOSTILE,),
+        "rows": [(HOSTILE, (0.0,), [HOSTILE])],
         "note": HOSTILE,
         "found": {HOSTILE: [(1.0, HOSTILE, HOSTILE)]},
         "command": HOSTILE,
@@ -155,9 +159,9 @@ def test_page_loads_nothing_and_runs_nothing(tmp_path: Path, changes: dict[str, 
 def test_text_comes_out_as_it_went_in(tmp_path: Path) -> None:
     _, page = written_page(tmp_path, **hostile_content())
     shown = [text for _, text in page.texts if text == HOSTILE]
-    # Title twice, summary, heading, fact twice, panel, curve, reference, metric, row, note, query,
-    # hit, passage, command.
-    assert len(shown) == 16
+    # Title twice, summary, heading, fact twice, panel, curve, reference, metric, column, row, cell,
+    # note, query, hit, passage, command.
+    assert len(shown) == 18
 
 
 def test_lone_surrogates_are_written(tmp_path: Path) -> None:

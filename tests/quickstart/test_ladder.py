@@ -25,13 +25,13 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import LOCK
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.quickstart import pipeline, task
-from cocondenser_jax.quickstart.pipeline import Outcome, quickstart
-from cocondenser_jax.quickstart.report import ResultRow
+from cocondenser_jax.quickstart import ladder, pipeline
+from cocondenser_jax.quickstart.ladder import quickstart
+from cocondenser_jax.quickstart.pipeline import Outcome
 from cocondenser_jax.retrieval.models import model_sha256
 
-SEEDS = range(3)
-pytestmark = pytest.mark.timeout(900)  # the first test pays for nine trainings
+NAMES = ("no-pretraining", "condenser", "cocondenser")
+pytestmark = pytest.mark.timeout(900)  # the first test pays for five trainings
 
 
 class Finished(NamedTuple):
@@ -39,28 +39,24 @@ class Finished(NamedTuple):
 
     Attributes:
       workdir: of the quickstart.
-      outcome: of a first call.
-      rows: of a second call, which compares everything.
-      results: of the second call, as its file has them: later calls write it anew.
-      page: the report of the second call.
+      outcome: what it returned.
+      results: as its file has them: later calls write it anew.
+      page: its report.
       warm_starts: folder and parameters that each run was given to start from, in their order.
     """
 
     workdir: Path
     outcome: Outcome
-    rows: list[ResultRow]
     results: list[dict[str, Any]]
     page: str
     warm_starts: list[tuple[Path, Any]]
 
-    def folder(self, model: str, seed: int) -> Path:
+    def folder(self, model: str) -> Path:
         """Returns where the `model`, retriever and index of a row are."""
-        if (model, seed) == ("cocondenser", 0):
-            return self.workdir
-        return self.workdir / "compare" / f"{model}-{seed}"
+        return self.workdir if model == "cocondenser" else self.workdir / "compare" / model
 
-    def run(self, stage: str, seed: int) -> Path:
-        return self.folder("cocondenser", seed) / "pretraining" / stage
+    def run(self, stage: str) -> Path:
+        return self.workdir / "pretraining" / stage
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -87,9 +83,9 @@ def small() -> Iterator[None]:
         return config.lock()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "read_docstrings", lambda: read_docstrings(["optax"]))
-        patch.setattr(task, "N_TEST_QUERIES", 30)
-        patch.setattr(pipeline, "VOCAB_SIZE", 600)
+        patch.setattr(ladder, "read_docstrings", lambda: read_docstrings(["optax"]))
+        patch.setattr(ladder, "N_TEST_QUERIES", 30)
+        patch.setattr(ladder, "VOCAB_SIZE", 600)
         patch.setattr(pretraining, "get_config", small)
         patch.setattr(finetuning, "get_config", short)
         yield
@@ -114,12 +110,11 @@ def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_start, "load_warm_start", recorded)
-        patch.setattr(pipeline, "quickstart", kept)
-        for flags in [], ["--compare=all"]:
-            assert main(["quickstart", f"--workdir={workdir}", *flags]) == 0
+        patch.setattr(ladder, "quickstart", kept)
+        assert main(["quickstart", f"--workdir={workdir}"]) == 0
     results = json.loads((workdir / "results.json").read_text())
-    page = outcomes[1].report.read_text()
-    return Finished(workdir, outcomes[0], outcomes[1].rows, results, page, warm_starts)
+    page = outcomes[0].report.read_text()
+    return Finished(workdir, outcomes[0], results, page, warm_starts)
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -136,74 +131,85 @@ def test_the_folder_holds_what_was_promised(finished: Finished) -> None:
     workdir, outcome = finished.workdir, finished.outcome
     for name in ("model/model.safetensors", "retriever/modules.json", "index/index.faiss"):
         assert (workdir / name).is_file()
-    assert [row.name for row in outcome.rows] == ["BM25", "no pre-training", "coCondenser"]
-    assert finished.results == [row._asdict() for row in finished.rows]
-    assert outcome.rows[0].mrr_at_10 > 0.2  # BM25 needs no training
-    assert all(row.seconds > 0.0 for row in finished.rows)
+    expected = ["BM25", "no pre-training", "Condenser", "coCondenser"]
+    assert [row.name for row in outcome.rows] == expected
+    assert finished.results == [row._asdict() for row in outcome.rows]
+    assert outcome.rows[0].metrics["MRR@10"] > 0.2  # BM25 needs no training
+    assert all(row.seconds > 0.0 for row in outcome.rows)
     assert f"<dd>{open_store(workdir / 'store').sha256}</dd>" in finished.page
-    assert finished.page.count('<th scope="row">') == len(finished.rows)
+    assert finished.page.count('<th scope="row">') == len(outcome.rows)
     assert "30 held-out first paragraphs" in finished.page
 
 
-@pytest.mark.effect("quickstart --workdir", "quickstart --compare")
+@pytest.mark.effect("quickstart --workdir")
 def test_rows_are_an_evaluation_of_the_run_files(finished: Finished) -> None:
     qrels = read_qrels(finished.workdir / "data" / "qrels" / "test.tsv")
-    names = ("no-pretraining", "condenser", "cocondenser")
-    files = [finished.folder(name, seed) / "test.trec" for seed in SEEDS for name in names]
-    for row, file in zip(finished.rows, [finished.workdir / "bm25.trec", *files], strict=True):
+    files = [finished.folder(name) / "test.trec" for name in NAMES]
+    rows = finished.outcome.rows
+    per_row = []
+    for row, file in zip(rows, [finished.workdir / "bm25.trec", *files], strict=True):
         found = defaultdict(list)
         for line in file.read_text().splitlines():
             query, _, passage, *_ = line.split()
             found[query].append(passage)
         # Each query has one relevant passage.
-        ranks = [
-            1 + found[query].index(passage) if passage in found[query] else 1000
-            for query, judged in qrels.items()
-            for passage in judged
-        ]
+        ranks = np.array(
+            [
+                1 + found[query].index(passage) if passage in found[query] else 1000
+                for query, judged in qrels.items()
+                for passage in judged
+            ]
+        )
         assert len(ranks) == 30
-        assert row.mrr_at_10 == pytest.approx(sum(1 / r for r in ranks if r <= 10) / 30)
-        assert row.recall_at_100 == pytest.approx(sum(r <= 100 for r in ranks) / 30)
-    for old, new in zip(finished.outcome.rows, [finished.rows[i] for i in (0, 1, 3)], strict=True):
-        assert old[1:3] == new[1:3]  # seed 0 was not trained again
-    expected = ("no pre-training", "Condenser", "coCondenser")
-    assert [row.name for row in finished.rows[1:]] == [
-        f"{name}, seed {seed}" for seed in SEEDS for name in expected
-    ]
+        expected = {
+            "MRR@10": np.where(ranks <= 10, 1 / ranks, 0.0),
+            "Recall@100": ranks <= 100,
+            "nDCG@10": np.where(ranks <= 10, 1 / np.log2(1 + ranks), 0.0),
+        }
+        assert row.metrics == pytest.approx({name: x.mean() for name, x in expected.items()})
+        per_row.append(expected["MRR@10"])
+    for row, values in zip(rows[:-1], per_row, strict=False):
+        # The signs of the differences, drawn 10,000 times.
+        rng = np.random.default_rng(1)
+        difference = values - per_row[-1]
+        drawn = np.abs(rng.choice([-1, 1], (10_000, 30)) @ difference)
+        p = (drawn >= abs(difference.sum()) - 1e-9).mean()
+        assert row.p_values["MRR@10"] == pytest.approx(p, abs=0.03)
+
+
+def test_tokens_are_those_of_the_pretraining(finished: Finished) -> None:
+    store = open_store(finished.workdir / "store")
+    per_span = store.n_tokens / store.n_spans + 2
+    of_stage = np.array([16, 32]) * 3 * per_span  # spans of a step, steps
+    tokens = [row.tokens for row in finished.outcome.rows]
+    assert tokens == pytest.approx([0.0, 0.0, of_stage[0], of_stage.sum()])
 
 
 def test_cocondenser_starts_from_the_condensers_weights(finished: Finished) -> None:
-    condensers = [finished.run("condenser", seed) for seed in SEEDS]
-    assert [folder for folder, _ in finished.warm_starts] == condensers  # once each
-    for seed, (folder, start) in enumerate(finished.warm_starts):
-        assert_same(start, load_run(folder)[1])
-        assert differ(start, load_run(finished.run("cocondenser", seed))[1])
+    [(folder, start)] = finished.warm_starts
+    assert folder == finished.run("condenser")
+    assert_same(start, load_run(folder)[1])
+    assert differ(start, load_run(finished.run("cocondenser"))[1])
 
 
 def test_each_exported_model_is_that_of_its_run(finished: Finished) -> None:
-    for seed in SEEDS:
-        for stage in ("condenser", "cocondenser"):
-            _, params, facts = load_run(finished.run(stage, seed))
-            assert facts["config"]["train"]["objective"] == stage
-            assert_same(load_folder(str(finished.folder(stage, seed) / "model"))[1], params)
+    for stage in ("condenser", "cocondenser"):
+        _, params, facts = load_run(finished.run(stage))
+        assert facts["config"]["train"]["objective"] == stage
+        assert_same(load_folder(str(finished.folder(stage) / "model"))[1], params)
 
 
 def test_each_retriever_is_tuned_from_the_model_beside_it(finished: Finished) -> None:
-    for seed in SEEDS:
-        for name in ("no-pretraining", "condenser", "cocondenser"):
-            folder = finished.folder(name, seed)
-            config = json.loads((folder / "finetuning" / "finetune.json").read_text())
-            assert (config["model"], config["seed"]) == (str(folder / "model"), seed)
-            manifest = json.loads((folder / "index" / "manifest.json").read_text())
-            assert manifest["model_sha256"] == model_sha256(folder / "retriever")
+    for name in NAMES:
+        folder = finished.folder(name)
+        config = json.loads((folder / "finetuning" / "finetune.json").read_text())
+        assert (config["model"], config["seed"]) == (str(folder / "model"), 0)
+        manifest = json.loads((folder / "index" / "manifest.json").read_text())
+        assert manifest["model_sha256"] == model_sha256(folder / "retriever")
 
 
-def test_the_seeds_and_the_models_of_a_seed_differ(finished: Finished) -> None:
-    params = {
-        (name, seed): load_folder(str(finished.folder(name, seed) / "model"))[1]
-        for name in ("no-pretraining", "condenser", "cocondenser")
-        for seed in SEEDS
-    }
+def test_the_models_differ(finished: Finished) -> None:
+    params = {name: load_folder(str(finished.folder(name) / "model"))[1] for name in NAMES}
     for left, right in combinations(params, 2):
         assert differ(params[left], params[right]), (left, right)
 
@@ -244,7 +250,8 @@ def test_held_out_first_paragraphs_are_in_no_training_text(
 def test_called_again_it_trains_nothing(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pretrain", "finetune", "encode_corpus", "build_store", "write_bm25_run"):
+    monkeypatch.delattr(ladder, "build_store")
+    for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):
         monkeypatch.delattr(pipeline, name)
     # As a kill between these two would leave it.
     retriever = finished.workdir / "retriever"
@@ -252,7 +259,7 @@ def test_called_again_it_trains_nothing(
     again = quickstart(finished.workdir)
     assert (retriever / "modules.json").is_file()
     for old, new in zip(finished.outcome.rows, again.rows, strict=True):
-        assert old[:3] == new[:3]
+        assert old[:-1] == new[:-1]
 
 
 def test_a_second_process_is_refused(

@@ -1,0 +1,149 @@
+"""The quickstart: from no pre-training to coCondenser, on docstrings of this machine's packages.
+
+A docstring's first paragraph says what a thing does, the rest explains it. Finding the rest, a
+passage, from the first paragraph is a retrieval task that every machine holds. Some docstrings are
+held out as test queries; their first paragraphs are in no training text.
+
+    DIR/data/          the task in BEIR layout, and pretrain.jsonl to pre-train on
+    DIR/tokenizer/     WordPiece vocabulary of that text
+    DIR/pretraining/   the run folders of the two stages
+
+The rest is that of every pipeline.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from cocondenser_jax.collection.folder import read_split
+from cocondenser_jax.configs import quickstart as pretraining
+from cocondenser_jax.configs import quickstart_finetune as finetuning
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.pydocs import read_docstrings
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.files import new_folder
+from cocondenser_jax.pretrain.loop import scratch_model
+from cocondenser_jax.pretrain.step import initial_params
+from cocondenser_jax.quickstart.pipeline import (
+    Candidate,
+    Outcome,
+    compare_models,
+    opened,
+    pretrained,
+    timed,
+    write_beir,
+    write_lines,
+)
+
+VOCAB_SIZE = 8192
+SEED = 0
+N_TEST_QUERIES = 1000
+MIN_QUERY_WORDS = 4  # "Examples:" and "See also" are not queries
+MIN_PASSAGE_WORDS = 10
+EXAMPLE_QUERIES = (
+    "solve a linear system with a triangular matrix",
+    "learning rate schedule that decays with a cosine",
+    "remove missing values from a table",
+)
+
+
+SUMMARY = (
+    "A small coCondenser, pre-trained from scratch on the docstrings of this machine and fine-tuned"
+    " to find the passage that a docstring's first paragraph belongs to."
+)
+
+
+def quickstart(workdir: Path) -> Outcome:
+    """Compares BM25, no pre-training, Condenser and coCondenser; resumes an earlier call.
+
+    `pipeline.py` and the head of this file say what `workdir` will hold.
+    """
+    with opened(workdir, {"command": "quickstart"}):
+        _make_store(workdir)
+        config = finetuning.get_config().unlock()
+        config.seed = SEED
+        data, title = workdir / "data", "coCondenser quickstart"
+        n_queries = len(read_split(data, "test")[0])
+        summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
+        candidates, queries = _candidates(workdir), EXAMPLE_QUERIES
+        return compare_models(
+            workdir, data, candidates, config, title, lambda rows: summary, queries
+        )
+
+
+def write_task(folder: Path) -> None:
+    """Writes the retrieval task in BEIR layout, and the text to pre-train on, into `folder`.
+
+    Queries are first paragraphs that belong to one docstring only. Pre-training sees all passages,
+    as it would see any corpus to be searched, but no first paragraph of a held-out docstring.
+    """
+    split = [(name, *text.split("\n\n", 1)) for name, text in read_docstrings()]
+    docs = [(name, " ".join(first.split()), rest.strip()) for name, first, rest in split]
+    docs = list({rest: (name, first, rest) for name, first, rest in reversed(docs)}.values())[::-1]
+    docs = [doc for doc in docs if len(doc[2].split()) >= MIN_PASSAGE_WORDS]
+    n_owners = Counter(first for _, first, _ in docs)
+    asks = [n_owners[first] == 1 and len(first.split()) >= MIN_QUERY_WORDS for _, first, _ in docs]
+    numbers = np.random.default_rng(0).permutation(np.flatnonzero(asks)).tolist()
+    names = [docs[i][0] for i in numbers]
+    test, train = names[:N_TEST_QUERIES], names[N_TEST_QUERIES:]
+    write_beir(
+        folder,
+        {name: rest for name, _, rest in docs},
+        {docs[i][0]: docs[i][1] for i in numbers},
+        {"test": dict(zip(test, test, strict=True)), "train": dict(zip(train, train, strict=True))},
+    )
+    held_out = set(test)
+    texts = {n: rest if n in held_out else f"{first}\n\n{rest}" for n, first, rest in docs}
+    write_lines(folder / "pretrain.jsonl", texts)
+
+
+def _make_store(workdir: Path) -> None:
+    """Makes the task, a vocabulary, and the store to pre-train on."""
+    data, tokenizer, store = (workdir / name for name in ("data", "tokenizer", "store"))
+    with timed(workdir, store):
+        if not data.exists():
+            with new_folder(data) as folder:
+                write_task(folder)
+        text = data / "pretrain.jsonl"
+        if not tokenizer.exists():
+            with new_folder(tokenizer) as folder, text.open(encoding="utf-8") as file:
+                texts = (json.loads(line)["text"] for line in file)
+                save_tokenizer(train_wordpiece(texts, VOCAB_SIZE), folder)
+        if not store.exists():
+            length = pretraining.get_config().data.length
+            build_store(str(text), str(tokenizer), store, max_tokens=length)
+
+
+def _candidates(workdir: Path) -> Iterator[Candidate]:
+    """Yields the models, each pre-trained and exported when its turn comes."""
+    store, compare = workdir / "store", workdir / "compare"
+    condenser, cocondenser = (workdir / "pretraining" / s for s in ("condenser", "cocondenser"))
+
+    none = compare / "no-pretraining"
+    if not (none / "model").exists():
+        shape = scratch_model(_config("condenser", store).model, open_store(store))
+        params = jax.tree.map(np.asarray, initial_params(shape, SEED))
+        facts = {"step": 0, "config": {"seed": SEED}}
+        export_folder(params, shape, workdir / "tokenizer", none / "model", facts)
+    yield Candidate("no pre-training", none, none / "model")
+
+    config, folder = _config("condenser", store), compare / "condenser"
+    model = pretrained(workdir, config, condenser, folder / "model", "Condenser")
+    yield Candidate("Condenser", folder, model, [condenser])
+
+    config = _config("cocondenser", store, warm_start=str(condenser))
+    model = pretrained(workdir, config, cocondenser, workdir / "model", "coCondenser")
+    yield Candidate("coCondenser", workdir, model, [condenser, cocondenser])
+
+
+def _config(stage: str, store: Path, warm_start: str = "") -> ConfigDict:
+    config = pretraining.get_config(stage).unlock()
+    config.data.store, config.seed, config.warm_start = str(store), SEED, warm_start
+    return config.lock()

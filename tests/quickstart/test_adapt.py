@@ -1,0 +1,365 @@
+"""`adapt` on tiny texts: without judgments (killed once), with those of test, and with training."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.collection.trec import read_qrels
+from cocondenser_jax.configs import adapt as proposals
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.corpus.held_out import held_out_documents
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.experiment import batch_spec
+from cocondenser_jax.pretrain.step import check_batch
+from cocondenser_jax.quickstart import adapt as adapting
+from cocondenser_jax.quickstart import pipeline
+from cocondenser_jax.quickstart.adapt import adapt, verdict
+from cocondenser_jax.quickstart.report import ResultRow
+from cocondenser_jax.retrieval.models import load_retriever, model_sha256
+from cocondenser_jax.settings import check
+
+pytestmark = pytest.mark.timeout(900)  # the first test pays for three trainings and a killed one
+N_TEXTS, N_STEPS = 60, 6
+SETTINGS = [f"--config.train.steps={N_STEPS}", "--config.data.length=16", "--config.log_every=1"]
+SETTINGS += ["--config.optimizer.learning_rate=0.01"]  # in so few steps, enough to be seen
+
+
+class Finished(NamedTuple):
+    """Three adaptations: model folder, corpus and work folder of the first; the others' work."""
+
+    model: Path
+    corpus: Path
+    unlabelled: Path
+    judged: Path
+    trained: Path
+    printed: dict[Path, str]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def by_id(path: Path) -> dict[str, str]:
+    return {line["_id"]: line["text"] for line in lines(path)}
+
+
+def kill_during_training(words: list[str], workdir: Path) -> None:
+    """Starts a command, and ends it with SIGKILL once a checkpoint is there."""
+    process = subprocess.Popen([sys.executable, "-m", "cocondenser_jax.cli", *words])
+    checkpoints = workdir / "pretraining" / "checkpoints"
+    while not (checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir())):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> Path:
+    """A folder of text files, each of forty words in sentences."""
+    folder, rng = tmp_path_factory.mktemp("texts"), np.random.default_rng(5)
+    for number in range(N_TEXTS):
+        # Words of its own make spans of a text belong together.
+        own = rng.choice(words, 8)
+        sentences = [" ".join(rng.choice(own, 4)) for _ in range(10)]
+        (folder / f"{number}.txt").write_text(". ".join(sentences) + ".\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def judged_data(tmp_path_factory: pytest.TempPathFactory, beir: Path) -> Path:
+    """The collection with judgments of test, and for training in `with-train`."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("test-only", "with-train"):
+        shutil.copytree(beir, folder / name)
+        judgments = (beir / "qrels" / "train.tsv").read_text().splitlines(keepends=True)
+        (folder / name / "qrels" / "test.tsv").write_text("".join(judgments[:1] + judgments[-8:]))
+        (folder / name / "qrels" / "train.tsv").write_text("".join(judgments[:-8]))
+    (folder / "test-only" / "qrels" / "train.tsv").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+    make_model: Callable[..., Path],
+    corpus: Path,
+    judged_data: Path,
+) -> Finished:
+    folder = tmp_path_factory.mktemp("adapt")
+    plain, model = make_model(), folder / "with-mean-pooling"
+    load_retriever(plain, pooling="mean").save_pretrained(str(model), create_model_card=False)
+    test_only, with_train = judged_data / "test-only", judged_data / "with-train"
+    asked = {
+        "unlabelled": [f"--corpus={corpus}", f"--model={model}"],
+        "judged": [f"--corpus={test_only}", f"--model={plain}", f"--data={test_only}"],
+        "trained": [f"--corpus={with_train}", f"--model={plain}", f"--data={with_train}"],
+    }
+    printed = {}
+    for name, words in asked.items():
+        workdir = folder / name
+        command = ["adapt", *words, f"--workdir={workdir}", *SETTINGS]
+        if name == "unlabelled":
+            kill_during_training(command, workdir)
+            assert not (workdir / "model").exists()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", out := (folder / f"{name}.out").open("w"))
+            assert main(command) == 0
+            out.close()
+        printed[workdir] = (folder / f"{name}.out").read_text()
+    return Finished(model, corpus, *(folder / name for name in asked), printed)
+
+
+def results(workdir: Path) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads((workdir / "results.json").read_text())}
+
+
+def mean_reciprocal_rank(model: Path, data: Path, pooling: str) -> float:
+    """Ranks all passages by inner product, with transformers alone."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModel.from_pretrained(model, add_pooling_layer=False)
+
+    def vectors(texts: list[str]) -> np.ndarray:
+        inputs = tokenizer(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
+        with torch.no_grad():
+            hidden = network(**inputs).last_hidden_state
+        mask = inputs["attention_mask"][:, :, None]
+        mean = (hidden * mask).sum(1) / mask.sum(1)
+        return (hidden[:, 0] if pooling == "cls" else mean).numpy()
+
+    passages = {
+        line["_id"]: f"{line['title']} {line['text']}".strip()
+        for line in lines(data / "corpus.jsonl")
+    }
+    queries, qrels = by_id(data / "queries.jsonl"), read_qrels(data / "qrels" / "test.tsv")
+    names = [*passages]
+    scores_QxN = vectors([queries[q] for q in qrels]) @ vectors([*passages.values()]).T
+    reciprocal = 0.0
+    for scores, judged in zip(scores_QxN, qrels.values(), strict=True):
+        [relevant] = judged
+        rank = 1 + int((scores > scores[names.index(relevant)]).sum())
+        reciprocal += 1 / rank if rank <= 10 else 0.0
+    return reciprocal / len(qrels)
+
+
+@pytest.mark.effect("adapt --corpus", "adapt --model", "adapt --workdir")
+def test_an_adaptation_that_was_killed_is_as_promised(finished: Finished) -> None:
+    workdir = finished.unlabelled
+    for name in ("model/model.safetensors", "retriever/modules.json", "index/index.faiss"):
+        assert (workdir / name).is_file()
+    logged = [line["step"] for line in lines(workdir / "pretraining" / "metrics.jsonl")]
+    assert logged == [*range(1, N_STEPS + 1)]  # none lost, none twice
+    _, params, facts = load_run(workdir / "pretraining")
+    assert facts["step"] == N_STEPS
+    jax.tree.map(np.testing.assert_array_equal, load_folder(str(workdir / "model"))[1], params)
+    assert facts["data"]["source"] == str(finished.corpus)
+    assert facts["config"]["warm_start"] == str(finished.model)
+    start = load_folder(str(finished.model), init_head_seed=0)[1]
+    pairs = zip(jax.tree.leaves(start), jax.tree.leaves(params), strict=True)
+    assert all((np.asarray(a) != np.asarray(b)).any() for a, b in pairs if np.ndim(a) > 1)
+    manifest = json.loads((workdir / "index" / "manifest.json").read_text())
+    assert manifest["model_sha256"] == model_sha256(workdir / "retriever")
+    page = (workdir / "report.html").read_text()
+    assert "Adapting " in page
+    assert page.count('<th scope="row">') == 4
+
+
+def test_without_judgments_spans_of_held_out_documents_search_for_each_other(
+    finished: Finished,
+) -> None:
+    data, store = finished.unlabelled / "data", open_store(finished.unlabelled / "store")
+    held_out = held_out_documents(store, 512)
+    assert len(held_out) == N_TEXTS // 10
+    qrels = read_qrels(data / "qrels" / "test.tsv")
+    passages, queries = by_id(data / "corpus.jsonl"), by_id(data / "queries.jsonl")
+
+    def document(span: str) -> int:
+        return int(np.searchsorted(store.first_span_D, int(span), side="right")) - 1
+
+    assert {document(query) for query in qrels} == set(held_out.tolist())
+    for query, judged in qrels.items():
+        [relevant] = judged
+        assert relevant != query
+        assert document(relevant) == document(query)
+        assert query not in passages
+        source = (
+            finished.corpus / store.document_id(document(query)).partition(":")[0]
+        ).read_text()
+        for text in (queries[query], passages[relevant]):
+            assert text.replace(" .", ".").strip(". ") in source
+    others = [d for d in range(store.n_documents) if d not in held_out]
+    n_others = sum(int(store.first_span_D[d + 1] - store.first_span_D[d]) for d in others)
+    assert len(passages) == len(held_out) + n_others
+
+
+def test_the_rows_are_what_plain_transformers_finds(finished: Finished) -> None:
+    rows = results(finished.unlabelled)
+    data = finished.unlabelled / "data"
+    assert [*rows] == ["BM25", "unadapted", "unadapted, mean pooling", "adapted"]
+    for name, model, pooling in (
+        ("unadapted", finished.model, "cls"),
+        ("unadapted, mean pooling", finished.model, "mean"),
+        ("adapted", finished.unlabelled / "model", "cls"),
+    ):
+        expected = mean_reciprocal_rank(model, data, pooling)
+        assert rows[name]["metrics"]["MRR@10"] == pytest.approx(expected), name
+    assert rows["adapted"]["tokens"] > 0 == rows["unadapted"]["tokens"]
+    assert all(row["seconds"] > 0 for row in rows.values())
+
+
+@pytest.mark.effect("adapt --data")
+def test_with_judgments_both_are_compared_on_them(finished: Finished, judged_data: Path) -> None:
+    rows = results(finished.judged)
+    assert [*rows] == ["BM25", "unadapted", "adapted"]  # its own pooling is that of CLS
+    assert not (finished.judged / "data").exists()
+    model = finished.judged / "model"
+    expected = mean_reciprocal_rank(model, judged_data / "test-only", "cls")
+    assert rows["adapted"]["metrics"]["MRR@10"] == pytest.approx(expected)
+    assert not (finished.judged / "finetuning").exists()
+    printed = finished.printed[finished.judged]
+    assert "Adapting " in printed
+    assert "test-only, without fine-tuning.\n" in printed
+    assert f"search --index={finished.judged / 'index'}" in printed
+
+
+def test_with_training_pairs_both_are_fine_tuned_in_the_same_way(finished: Finished) -> None:
+    folders = finished.trained / "compare" / "unadapted", finished.trained
+    before, after = (
+        json.loads((folder / "finetuning" / "finetune.json").read_text()) for folder in folders
+    )
+    assert after.pop("model") == str(finished.trained / "model") != before.pop("model")
+    assert before.pop("sha256")["model"] != after.pop("sha256")["model"]
+    assert before.pop("pooling") == "cls"
+    assert after.pop("pooling") == ""  # the exported folder says it
+    assert before == after
+    assert (before["batch_size"], before["epochs"], before["split"]) == (16, 3, "train")
+    assert "with-train, after the same fine-tuning.\n" in finished.printed[finished.trained]
+    assert "Fine-tuning: adapted" in (finished.trained / "report.html").read_text()
+
+
+def test_called_again_it_trains_nothing(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(adapting, "build_store")
+    for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):
+        monkeypatch.delattr(pipeline, name)
+    before = results(finished.unlabelled)
+    again = adapt(finished.unlabelled, str(finished.corpus), str(finished.model), None, SETTINGS)
+    assert [row.metrics for row in again.rows] == [row["metrics"] for row in before.values()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"corpus": "nowhere.txt"}, "no file nowhere.txt"),
+        ({"model": "gpt"}, "model_type is 'gpt2'; expected 'bert' or 'roberta'"),
+        ({"model": "empty"}, "cannot read empty/config.json"),
+        ({"data": "empty"}, "empty has no judgments of split 'test': expected qrels/test.tsv"),
+        ({"data": "nowhere"}, "nowhere does not exist: expected a folder of passages"),
+        ({"workdir": "gpt"}, "gpt already exists: choose a new folder"),
+        ({"config.train.step": "3"}, "no setting config.train.step; expected one of "),
+        ({"config.data.length": "65"}, "config.data.length is 65: "),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_made(
+    changes: dict[str, str],
+    said: str,
+    make_model: Callable[..., Path],
+    model_folder: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(model_folder, tmp_path / "gpt")
+    config = json.loads((tmp_path / "gpt" / "config.json").read_text()) | {"model_type": "gpt2"}
+    (tmp_path / "gpt" / "config.json").write_text(json.dumps(config))
+    given = {"corpus": str(corpus), "model": str(model_folder), "workdir": "new"} | changes
+    assert main(["adapt", *(f"--{name}={value}" for name, value in given.items())]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("cocondenser: ")
+    assert said in error
+    assert sorted(os.listdir()) == ["empty", "gpt"]
+    assert os.listdir("empty") == []
+
+
+def test_another_corpus_is_refused(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["adapt", f"--corpus={finished.corpus / '0.txt'}", f"--model={finished.model}"]
+    assert main([*words, f"--workdir={finished.unlabelled}", *SETTINGS]) == 2
+    assert f"{finished.unlabelled} was started with corpus=" in capsys.readouterr().err
+
+
+def rows_of(p_value: float, bm25: float, *mrr: float) -> list[ResultRow]:
+    names = ["unadapted", "unadapted, mean pooling", "adapted"]
+    values = [("BM25", bm25), *zip(names, mrr, strict=True)]
+    return [ResultRow(n, {"MRR@10": v}, {"MRR@10": p_value}, 0.0, 1.0) for n, v in values]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            rows_of(0.049, 0.2, 0.3, 0.2, 0.4),
+            "Adapting paid (MRR@10 0.400, unadapted 0.300, p = 0.049)",
+        ),
+        (
+            rows_of(0.05, 0.2, 0.3, 0.2, 0.4),
+            "Adapting did not pay: the difference is not more than chance"
+            " (MRR@10 0.400, unadapted 0.300, p = 0.05)",
+        ),
+        (
+            rows_of(0.0002, 0.6, 0.3, 0.5, 0.4),
+            "Adapting did not pay: it made the model worse"
+            " (MRR@10 0.400, unadapted, mean pooling 0.500, p = 0.0002); BM25 is ahead with 0.600",
+        ),
+    ],
+)
+def test_the_verdict_is_about_the_better_unadapted_row(rows: list[ResultRow], said: str) -> None:
+    assert verdict(rows) == said
+
+
+def test_the_proposals_are_what_was_measured_and_what_the_papers_have() -> None:
+    measured = proposals.propose(14_296, 6, 2, on_cpu=True)
+    assert (measured.data.batch_size, measured.data.length) == (32, 64)
+    assert measured.optimizer.learning_rate == 5e-5
+    assert measured.train.epochs * 14_296 / 32 == pytest.approx(450, rel=0.01)
+    assert (measured.train.dtype, measured.model.skip_from) == ("float32", 3)
+    papers = proposals.propose(3_213_835, 12, 8, on_cpu=False)
+    assert (papers.data.batch_size, papers.train.chunk_size) == (2048, 64)
+    assert (papers.optimizer.learning_rate, papers.model.skip_from) == (1e-4, 6)
+    assert papers.train.dtype == "bfloat16"
+    assert proposals.propose(100, 6, 1, on_cpu=True).train.epochs == 8.0
+    first, many = (proposals.propose_finetuning(n, 512) for n in (809, 2000))
+    assert (first.epochs, many.epochs, many.learning_rate) == (3, 1, 2e-5)
+    assert (many.batch_size, many.passage_length) == (32, 256)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu: bool) -> None:
+    for n_documents in (0, 1, 9, 31, 100, 5_000, 20_001, 10_000_000):
+        for n_devices in (1, 2, 3, 8, 32):
+            config = proposals.propose(n_documents, 12, n_devices, on_cpu)
+            check(config, complete=False)
+            spec = batch_spec(config)
+            check_batch(spec, config.train.chunk_size, 512, n_devices)
+            assert spec.batch_size <= max(n_documents, n_devices)
+    for n_queries in (0, 1, 5, 10_000):
+        check(proposals.propose_finetuning(n_queries, 24), complete=False)

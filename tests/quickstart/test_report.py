@@ -1,0 +1,88 @@
+"""The page on run folders, made here by hand."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.configs import default, finetune
+
+LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/partner_mrr": 0.5, "epoch": 1.0}
+
+
+def write_run(folder: Path, kind: str, facts: dict[str, Any], **last: float) -> Path:
+    """Writes a run folder that logged two steps."""
+    folder.mkdir()
+    (folder / kind).write_text(json.dumps(facts))
+    steps = [{"step": step, **last} for step in (10, 20)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    config = default.get_config().to_dict()
+    config["seed"] = 7
+    config["data"] |= {"batch_size": 32, "store": "stores/mine"}
+    facts = {
+        "config": config,
+        "model": {"num_hidden_layers": 6, "hidden_size": 384, "vocab_size": 30522},
+        "data": {"sha256": "5a1e", "source": "a<b.txt", "documents": 9, "spans": 20, "tokens": 999},
+        "versions": {"jax": "0.10.2"},
+    }
+    tuned = finetune.get_config().to_dict() | {"epochs": 2, "sha256": {"model": "ab12"}}
+    return [
+        write_run(tmp_path / "first", "run.json", facts, **LOGGED, spans_per_second=64.0),
+        write_run(tmp_path / "second", "run.json", facts, **LOGGED | {"contrastive_loss": 0.75}),
+        write_run(tmp_path / "tuned", "finetune.json", tuned, loss=0.375, pairs_per_second=3.0),
+    ]
+
+
+def facts_of(page: str, heading: str) -> dict[str, str]:
+    section = page[page.index(f"<h2>{heading}</h2>") :]
+    return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", section[: section.index("</dl>")]))
+
+
+@pytest.mark.effect("report --workdir", "report --out")
+def test_curves_and_facts_of_several_runs(runs: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert main(["report", *(f"--workdir={run}" for run in runs), f"--out={out}"]) == 0
+    page = out.read_text()
+    titles = re.findall("<h3>(.*?)</h3>", page)
+    pretraining = ["contrastive loss", "loss", "probe: partner mrr", "spans per second"]
+    assert sorted(titles) == sorted([*pretraining, "loss", "pairs per second"])
+    legends = dict(zip(titles, re.findall('<ul class="legend">(.*?)</ul>', page), strict=True))
+    values = re.findall(r"(\w+) <b>([\d.]+)</b>", legends["contrastive loss"])
+    chance = f"{math.log(2 * 32 - 1):.4g}"
+    assert values == [("first", "1.25"), ("second", "0.75"), ("chance", chance)]
+    assert "second" not in legends["spans per second"]
+
+    first = facts_of(page, "Pre-training: first")
+    assert first == {
+        "seed": "7",
+        "data.store": "stores/mine",
+        "data.batch_size": "32",
+        "text": "a&lt;b.txt: 9 documents, 20 spans, 999 tokens",
+        "data hash": "5a1e",
+        "network": "6 layers x 384, vocabulary 30,522",
+        "versions": "jax 0.10.2",
+    }
+    assert facts_of(page, "Fine-tuning: tuned") == {
+        "seed": "42",
+        "epochs": "2",
+        "sha256.model": "ab12",
+    }
+
+
+def test_a_folder_without_a_run_is_one_line(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.html"
+    assert main(["report", f"--workdir={runs[0]}", f"--workdir={tmp_path}", f"--out={out}"]) == 2
+    said = f"cocondenser: {tmp_path} is not a run folder: it has no run.json and no finetune.json\n"
+    assert capsys.readouterr().err == said
+    assert not out.exists()

@@ -28,23 +28,20 @@ def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str])
 
 
 def comparison(
-    metrics: Sequence[str],
-    others: Sequence[str],
-    rows: Sequence[tuple[str, Sequence[float], Sequence[str]]],
+    names: Sequence[str],
+    metrics: Mapping[str, Sequence[float]],
+    others: Mapping[str, Sequence[str]],
     note: str,
 ) -> str:
-    """Returns a table with the best value of each metric in bold, and a note below it.
+    """Returns a table of retrievers, the best value of each metric in bold, and a note below it.
 
-    Each row is a name, a value in [0, 1] for each metric, and a text for each other column.
+    Columns are head -> a value in [0, 1], or a text, for each of the named retrievers.
     """
-    best = [max(column) for column in zip(*(values for _, values, _ in rows), strict=True)]
     heads = "".join(f'<th scope="col">{escape(s)}</th>' for s in ("Retriever", *metrics, *others))
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        f"{''.join(map(_metric_cell, values, best))}"
-        f"{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>"
-        for name, values, texts in rows
-    )
+    columns = [[f'<th scope="row">{escape(name)}</th>' for name in names]]
+    columns += [[_metric_cell(x, max(values)) for x in values] for values in metrics.values()]
+    columns += [[f"<td>{escape(text)}</td>" for text in texts] for texts in others.values()]
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))
     return (
         f'<div class="wide"><table><thead><tr>{heads}</tr></thead>'
         f'<tbody>{body}</tbody></table></div><p class="note">{escape(note)}</p>'

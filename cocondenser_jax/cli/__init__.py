@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from cocondenser_jax import __version__
-from cocondenser_jax.cli import analysis, evaluation, finetuning, pretraining, quickstart, retrieval
+from cocondenser_jax.cli import evaluation, quickstart, retrieval, training
 from cocondenser_jax.cli.flags import LogFormatter, Parser
 from cocondenser_jax.errors import UserError
 
@@ -121,6 +121,6 @@ def _make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in (quickstart, pretraining, finetuning, retrieval, evaluation, analysis):
+    for module in (quickstart, training, retrieval, evaluation):
         module.add_commands(commands)
     return parser

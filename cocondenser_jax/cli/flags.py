@@ -41,6 +41,15 @@ class Parser(argparse.ArgumentParser):
         """Adds a flag for a file or folder."""
         self.add_argument(name, help=does, type=Path, required=required, **options)
 
+    def add_config(self) -> None:
+        """Adds --config; what follows as --config.KEY=VALUE is left in `arguments.overrides`."""
+        config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"
+        self.flag("--config", config, required=True)
+
+    def add_json_out(self) -> None:
+        """Adds --json_out, for commands that print results."""
+        self.path("--json_out", "also write the results to this JSON file", required=False)
+
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Ends after --help, once it is written: a full device can still be reported."""
         sys.stdout.flush()
@@ -116,22 +125,6 @@ def require_together(arguments: Arguments, **needed: str) -> None:
 def _is_given(arguments: Arguments, flag: str) -> bool:
     value = getattr(arguments, flag)
     return value is not None and value is not False
-
-
-def add_config(command: Parser) -> None:
-    """Adds --config; what follows as --config.KEY=VALUE is left in `arguments.overrides`."""
-    config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"
-    command.flag("--config", config, required=True)
-
-
-def add_workdir(command: Parser, does: str) -> None:
-    """Adds --workdir, for commands that resume."""
-    command.path("--workdir", does)
-
-
-def add_json_out(command: Parser) -> None:
-    """Adds --json_out, for commands that print results."""
-    command.path("--json_out", "also write the results to this JSON file", required=False)
 
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:

@@ -120,24 +120,18 @@ def make_pool(
     pool: Run = {}
     excluded = dict.fromkeys(exclusions, 0)
     for query in best[0]:
+        ranks: dict[str, int] = {}
+        for source in best:
+            for rank, passage in enumerate(source[query][skip_top:], start=skip_top + 1):
+                ranks[passage] = min(rank, ranks.get(passage, rank))
         pool[query] = {}
-        for passage, rank in _best_ranks([source[query] for source in best], skip_top):
-            for reason, holds in exclusions.items():
-                if holds(query, passage):
-                    excluded[reason] += 1
-                    break
+        for passage, rank in sorted(ranks.items(), key=itemgetter(1)):
+            reasons = (reason for reason, holds in exclusions.items() if holds(query, passage))
+            if first := next(reasons, None):
+                excluded[first] += 1
             else:
                 pool[query][passage] = 1 / rank
     return pool, excluded
-
-
-def _best_ranks(rankings: Sequence[Sequence[str]], skip_top: int) -> list[tuple[str, int]]:
-    """Returns the passages below rank `skip_top` and the best of their ranks, best first."""
-    ranks: dict[str, int] = {}
-    for ranking in rankings:
-        for rank, passage in enumerate(ranking[skip_top:], start=skip_top + 1):
-            ranks[passage] = min(rank, ranks.get(passage, rank))
-    return sorted(ranks.items(), key=itemgetter(1))
 
 
 def _answer_test(

@@ -126,7 +126,6 @@ def search_run(
     index: DenseIndex,
     queries: Mapping[str, str],
     depth: int = 100,
-    batch_size: int = 64,
     seconds: dict[str, float] | None = None,
 ) -> Run:
     """Finds the `depth` passages with the largest inner product for each query (id → text).
@@ -137,7 +136,7 @@ def search_run(
         raise UserError(f"depth={depth}: expected at least 1")
     if not queries:
         return {}
-    found_Q = _find(index, list(queries.values()), depth, batch_size, seconds)
+    found_Q = _find(index, list(queries.values()), depth, seconds)
     rows = (row for found in found_Q for _, row in found)
     ids = {row: passage.id for row, passage in read_rows(index.lines, rows)}
     return {
@@ -154,21 +153,20 @@ def search_text(
         raise UserError("the query is empty or not UTF-8: expected some words")
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
-    (found,) = _find(index, [query], k, 1, seconds)
+    (found,) = _find(index, [query], k, seconds)
     passages = dict(read_rows(index.lines, (row for _, row in found)))
     return [FoundPassage(score, passages[row]) for score, row in found]
 
 
 def _find(
-    index: DenseIndex, texts: list[str], k: int, batch_size: int, seconds: dict[str, float] | None
+    index: DenseIndex, texts: list[str], k: int, seconds: dict[str, float] | None
 ) -> list[list[tuple[float, int]]]:
     """Returns score and row of what was found for each text, best first."""
     start = time.perf_counter()
-    vectors_QxD = index.model.encode_query(
-        texts, batch_size=batch_size, show_progress_bar=False
-    ).astype(np.float32)
+    vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
     encoded = time.perf_counter()
-    scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, index.n_passages))
+    found = index.nearest(vectors_QxD.astype(np.float32), min(k, index.n_passages))
+    scores_QxK, rows_QxK = found
     if seconds is not None:
         seconds.update(encoding=encoded - start, search=time.perf_counter() - encoded)
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.

@@ -37,6 +37,13 @@ def first_three(names: Sequence[str]) -> str:
     return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
 
 
+def first_words(text: str, n: int) -> str:
+    """Returns the start of a text, of at most about `n` characters, on one line."""
+    # textwrap.shorten leaves nothing of a text without spaces, and reads all of a long one.
+    text = " ".join(text[: 10 * n].split())
+    return text if len(text) <= n else text[:n].rsplit(" ", 1)[0] + " …"
+
+
 def require_same(started: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises a UserError for the first value of `now` with which `started` was not started."""
     for key, value in now.items():

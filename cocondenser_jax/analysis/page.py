@@ -6,6 +6,7 @@ from pathlib import Path
 from string import Template
 
 from cocondenser_jax.analysis.plots import SERIES_COLOURS, Panel, final_value, panel_svg
+from cocondenser_jax.errors import first_words
 from cocondenser_jax.files import new_file
 
 _MAX_PASSAGE = 400  # characters of a passage that the page shows
@@ -70,17 +71,8 @@ def searches(found: Mapping[str, Sequence[tuple[float, str, str]]], command: str
 def _hit(score: float, title: str, text: str) -> str:
     return (
         f'<li><p><b>{escape(title)}</b><span class="score">{score:.2f}</span></p>'
-        f'<p class="passage">{escape(_first_words(text))}</p></li>'
+        f'<p class="passage">{escape(first_words(text, _MAX_PASSAGE))}</p></li>'
     )
-
-
-def _first_words(text: str) -> str:
-    """Returns the start of a passage, on one line."""
-    # textwrap.shorten drops text without spaces, and reads all of a long one.
-    text = " ".join(text[: 10 * _MAX_PASSAGE].split())
-    if len(text) <= _MAX_PASSAGE:
-        return text
-    return text[:_MAX_PASSAGE].rsplit(" ", 1)[0] + " …"
 
 
 def plots(panels: Sequence[Panel]) -> str:

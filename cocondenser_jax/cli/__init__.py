@@ -95,10 +95,9 @@ def _cleaned_up() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
         raise SystemExit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    can_hear = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if can_hear else ()
     heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    if threading.current_thread() is not threading.main_thread():  # only that can hear any
-        heard = []
     for number in heard:
         signal.signal(number, end)
     try:

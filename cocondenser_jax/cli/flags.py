@@ -3,12 +3,11 @@
 import argparse
 import logging
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.errors import UserError, first_words, visible
 from cocondenser_jax.files import write_json
 
 Arguments = argparse.Namespace
@@ -61,11 +60,8 @@ def add_command(
 ) -> Parser:
     """Declares a command, and returns its parser, to add its flags to.
 
-    Args:
-      commands: of the program's parser.
-      call: returns the exit status, None for 0. The last word of its name is the command's name,
-        its docstring the help.
-      example: arguments, for the help.
+    The last word of the name of `call` is the command's name, its docstring the help, and what it
+    returns the exit status, None for 0. The help ends with the example, some arguments.
     """
     added: Parser = commands.add_parser(
         call.__name__.rpartition("_")[2],
@@ -107,10 +103,7 @@ def numbers(text: str) -> list[float]:
 
 
 def chosen(arguments: Arguments, names: str) -> dict[str, Any]:
-    """Returns the flags that have a value, to be passed on as keyword arguments of the same names.
-
-    The names are separated by spaces.
-    """
+    """Returns those of the flags, named with spaces between, that have a value: to be passed on."""
     flags = {name: getattr(arguments, name) for name in names.split()}
     return {name: value for name, value in flags.items() if value is not None}
 
@@ -132,7 +125,7 @@ def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
     print(f'"{visible(query)}"')
     for score, title, text in hits:
         print(f"  {score:8.2f}  {visible(title)}")
-        print(f"{'':12}{visible(textwrap.shorten(text, 300, placeholder=' ...'))}")
+        print(f"{'':12}{visible(first_words(text, 300))}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -21,10 +21,7 @@ _WORTH_COMPILING = 50_000_000
 
 
 def write_bm25_run(
-    data_folder: Path,
-    run_out: Path,
-    split: str | None = None,
-    **options: Any,
+    data_folder: Path, run_out: Path, split: str | None = None, **options: Any
 ) -> dict[str, float]:
     """Ranks the passages of a data folder for its queries, or a split's, and writes a TREC run.
 

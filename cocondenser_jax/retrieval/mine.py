@@ -15,6 +15,7 @@ from cocondenser_jax.collection.folder import (
     read_best_passages,
     read_corpus,
     read_split,
+    require_known_passages,
     with_positives,
 )
 from cocondenser_jax.collection.layouts import read_answers
@@ -76,14 +77,14 @@ def mine(
     else:
         _, qrels = read_split(data_folder, split)
     qrels = with_positives(qrels)
-    best = [read_best_passages(source, qrels, depth) for source in sources]
+    best = {source: read_best_passages(source, qrels, depth) for source in sources}
     exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
     if answers:
         exclusions["with an answer"] = _answer_test(answers, data_folder, best)
     if denoise_run:
         exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})
         exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
-    pool, excluded = make_pool(best, exclusions, skip_top)
+    pool, excluded = make_pool([*best.values()], exclusions, skip_top)
     if pseudo_qrels:
         write_qrels(pseudo_qrels, qrels)
     write_run(out, pool, tag="negatives")
@@ -135,19 +136,15 @@ def make_pool(
 
 
 def _answer_test(
-    answers_file: Path, corpus: Path, best: Sequence[Mapping[str, Sequence[str]]]
+    answers_file: Path, corpus: Path, best: Mapping[Path, Mapping[str, Sequence[str]]]
 ) -> Excludes:
     """Returns whether a passage holds an answer; of the corpus, reads only what sources name."""
     matchers = {query: make_matcher(found) for query, found in read_answers(answers_file).items()}
-    named = {passage for source in best for passages in source.values() for passage in passages}
+    named = {p for found in best.values() for passages in found.values() for p in passages}
     texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in named}
-
-    def holds_answer(query: str, passage: str) -> bool:
-        if passage not in texts:
-            raise UserError(f"the corpus of {corpus} has no passage {passage!r}")
-        return query in matchers and matchers[query](texts[passage])
-
-    return holds_answer
+    for source, found in best.items():
+        require_known_passages(found, texts, source)
+    return lambda query, passage: query in matchers and matchers[query](texts[passage])
 
 
 def _logit(probability: float, name: str) -> float:

@@ -12,12 +12,7 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import (
-    Dense,
-    Pooling,
-    Router,
-    Transformer,
-)
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Router, Transformer
 
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object, size_limit
@@ -26,6 +21,7 @@ from cocondenser_jax.paths import plain_path
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run a folder's code.
 _NO_CODE = {"trust_remote_code": False}
+_NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": _NO_CODE, "processor_kwargs": _NO_CODE}
 # What vectors depend on beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
 
@@ -67,7 +63,7 @@ def load_retriever(
     model = _open(folder, pooling, device)
     if projection:
         _project(model, projection, seed, folder)
-    found = towers(model)
+    found: dict[str, Any] = dict(towers(model))
     if not found:
         raise UserError(f"{folder} does not start with a transformer: expected a BERT or RoBERTa")
     for name, tower in found.items():
@@ -88,10 +84,7 @@ def load_retriever(
 
 
 def load_cross_encoder(
-    folder: Path,
-    max_length: int | None = None,
-    head_seed: int | None = None,
-    device: str | None = None,
+    folder: Path, max_length: int | None = None, head_seed: int | None = None
 ) -> CrossEncoder:
     """Loads a cross-encoder: BERT or RoBERTa with a head that gives a pair of texts one logit.
 
@@ -103,7 +96,6 @@ def load_cross_encoder(
       max_length: tokens kept of a pair, including the three or four separators; None: what the
         folder says, else the model's limit.
       head_seed: of a random head for a folder that has none; None: such a folder is refused.
-      device: as in torch; None: a GPU if there is one.
 
     Raises:
       UserError: if the folder lacks something, has a head for another task, or the length exceeds
@@ -117,8 +109,11 @@ def load_cross_encoder(
             f"{folder} is not a cross-encoder: expected a model for sequence classification, such "
             "as cocondenser finetune makes with configs/cross_encoder.py"
         )
-    with _loading(folder, "cross-encoder"), new_parameters(head_seed or 0):
-        backbone = _transformer(folder, _NO_CODE, transformer_task="sequence-classification")
+    task: Any = "sequence-classification"
+    with _loading(folder, "cross-encoder") as plain, new_parameters(head_seed or 0):
+        backbone = Transformer(
+            str(plain), model_kwargs=_NO_CODE, transformer_task=task, **_NO_OTHER_CODE
+        )
     _require_weights(backbone.model, folder, ("classifier.", "pooler.") if new_head else ())
     if backbone.config.num_labels != 1:
         raise UserError(
@@ -128,9 +123,7 @@ def load_cross_encoder(
     if max_length is not None and not 8 <= max_length <= limit:
         raise UserError(f"max_length={max_length}: expected 8 to {limit} tokens for {folder}")
     backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
-    model = CrossEncoder(
-        modules=[backbone.float()], activation_fn=torch.nn.Identity(), device=device
-    )
+    model = CrossEncoder(modules=[backbone.float()], activation_fn=torch.nn.Identity())
     # Near 8, neighbouring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
@@ -193,12 +186,12 @@ def model_sha256(folder: Path) -> str:
 
 def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
-    with _loading(folder, "bi-encoder"), plain_path(folder) as plain:
+    with _loading(folder, "bi-encoder") as plain:
         if (folder / "modules.json").is_file() and pooling is None:
             return SentenceTransformer(
                 str(plain), device=device, local_files_only=True, model_kwargs=kwargs
             )
-        backbone = _transformer(folder, kwargs | _NO_CODE)
+        backbone = Transformer(str(plain), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
         return SentenceTransformer(
             modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
             prompts=_object(folder, "config_sentence_transformers.json").get("prompts"),
@@ -214,17 +207,6 @@ def _project(model: SentenceTransformer, size: int, seed: int, folder: Path) -> 
     with new_parameters(seed):
         dense = Dense(n_inputs, size, bias=False, activation_function=torch.nn.Identity())
     model.append(dense.to(model.device))
-
-
-def _transformer(folder: Path, model_kwargs: dict[str, bool], **kwargs: Any) -> Transformer:
-    with plain_path(folder) as plain:
-        return Transformer(
-            str(plain),
-            model_kwargs=model_kwargs,
-            config_kwargs=_NO_CODE,
-            processor_kwargs=_NO_CODE,
-            **kwargs,
-        )
 
 
 def _with_two_towers(model: SentenceTransformer, device: str | None) -> SentenceTransformer:
@@ -272,14 +254,15 @@ def _require_model(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _loading(folder: Path, kind: str) -> Iterator[None]:
-    """Keeps the libraries quiet, and turns what they raise into one line."""
+def _loading(folder: Path, kind: str) -> Iterator[Path]:
+    """Yields the plain path, keeps the libraries quiet, and turns what they raise into one line."""
     # Bars for an instant's work, and a report of every unused head, would hide what matters.
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
-        yield
+        with plain_path(folder) as plain:
+            yield plain
     except Exception as error:  # the libraries raise anything for a broken folder
         raise UserError(f"{folder} cannot be loaded as a {kind}: {first_line(error)}") from error
     finally:

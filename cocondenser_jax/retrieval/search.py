@@ -71,22 +71,16 @@ def open_index(
     Raises:
       UserError: also if the model is not the one that encoded the passages.
     """
-    manifest = read_manifest(folder, "encode the corpus (until it ends) and build the index first")
+    manifest = read_manifest(folder)
     is_index = "index_sha256" in manifest
     if parameters and not is_index:
         raise UserError(f"{folder} holds embeddings: only an index has parameters")
-    pooling = replaced_pooling(manifest)
-    model = load_retriever(model_folder, query_length, pooling=pooling, device=device)
-    dimension = model.get_embedding_dimension()
-    if dimension != manifest["dimension"]:
-        raise UserError(
-            f"{model_folder} gives vectors of {dimension} numbers, "
-            f"{folder} holds vectors of {manifest['dimension']}"
-        )
     if model_sha256(model_folder) != manifest["model_sha256"]:
         raise UserError(
             f"{folder} was built with another model ({manifest['model']}) than {model_folder}"
         )
+    pooling = replaced_pooling(manifest)
+    model = load_retriever(model_folder, query_length, pooling=pooling, device=device)
     if not is_index:
         shards, lines = open_shards(folder, manifest)
         return DenseIndex(model, partial(nearest, shards), manifest["passages"], lines)

@@ -112,9 +112,8 @@ def _evaluate_sentences(arguments: Arguments) -> dict[str, float]:
     from cocondenser_jax.retrieval.encode import encode_sentences
 
     encode = partial(encode_sentences, folder=arguments.model, pooling=arguments.pooling)
-    if arguments.triplets:
-        return evaluate_triplets(arguments.triplets, encode)
-    return evaluate_scored_pairs(arguments.sts, encode)
+    evaluate = evaluate_triplets if arguments.triplets else evaluate_scored_pairs
+    return evaluate(arguments.triplets or arguments.sts, encode)
 
 
 def _names(text: str) -> list[str]:

@@ -164,11 +164,9 @@ def _bm25(arguments: Arguments) -> None:
 def _add_dense_index(command: Parser) -> None:
     where = command.add_mutually_exclusive_group(required=True)
     index = "the folder that index wrote"
-    where.add_argument("--index", dest="folder", metavar="INDEX", type=Path, help=index)
+    where.add_argument("--index", dest="folder", type=Path, help=index)
     embeddings = "or the folder that encode wrote: exact, without an index, in little memory"
-    where.add_argument(
-        "--embeddings", dest="folder", metavar="EMBEDDINGS", type=Path, help=embeddings
-    )
+    where.add_argument("--embeddings", dest="folder", type=Path, help=embeddings)
     command.path("--model", "the retriever that encoded the passages")
     parameters = "of the index, as faiss writes them: nprobe=16 (IVF), efSearch=64 (HNSW)"
     command.add_argument("--parameters", default="", help=parameters)

@@ -158,9 +158,9 @@ def _find(
     """Returns score and row of what was found for each text, best first."""
     start = time.perf_counter()
     vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
+    vectors_QxD = vectors_QxD.astype(np.float32)
     encoded = time.perf_counter()
-    found = index.nearest(vectors_QxD.astype(np.float32), min(k, index.n_passages))
-    scores_QxK, rows_QxK = found
+    scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, index.n_passages))
     if seconds is not None:
         seconds.update(encoding=encoded - start, search=time.perf_counter() - encoded)
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.

@@ -165,10 +165,9 @@ def is_inside(path: str) -> bool:
 
 
 def size_limit(name: str) -> int:
-    """Returns the largest value to accept for a size in a `config.json`, such as `hidden_size`.
+    """Returns the largest value to accept for a size in `config.json`; published ones are below.
 
-    No published BERT or RoBERTa comes near it; more layers would fill the memory before anything
-    else could be found wrong with them.
+    More layers would fill the memory before anything else could be found wrong with them.
     """
     return 1_000 if name.endswith("layers") else 10_000_000
 

@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.manifest import FORMAT_VERSION
 from cocondenser_jax.corpus.sources import Document, read_documents, source_bytes
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
-from cocondenser_jax.corpus.store import shard_name
+from cocondenser_jax.corpus.store import FORMAT_VERSION, shard_name
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
@@ -120,14 +118,12 @@ def _kept_documents(
         unit_scale=bool(total),
         smoothing=0,  # tokenising comes in bursts
     )
-    on_bytes = bar.update if total else lambda n_bytes: None
-    start = time.monotonic()
     with bar, _digest_table(folder / "digests.sqlite") as is_new:
-        for number, document in enumerate(read_documents(source, on_bytes), start=1):
+        for number, document in enumerate(read_documents(source, bar.update), start=1):
             if not total:
                 bar.update()
             elif number % 256 == 0:
-                rate = number / (time.monotonic() - start)
+                rate = number / bar.format_dict["elapsed"]
                 bar.set_postfix_str(f"{number} documents, {rate:.0f}/s", refresh=False)
             digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
             if int.from_bytes(digest[:8], "big") % n_shards != index:

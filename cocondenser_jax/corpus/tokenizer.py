@@ -79,7 +79,13 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
     elif folder.exists():
         raise UserError(f"tokenizer {folder} is a file: expected the folder that holds it")
     else:
-        backend = _fetch(name_or_folder)
+        try:
+            backend = Tokenizer.from_pretrained(name_or_folder)
+        except Exception as error:  # the library passes on whatever the network raised
+            raise UserError(
+                f"no folder {folder}, and no tokenizer of that name from the Hugging Face hub: "
+                f"{first_line(error)}"
+            ) from error
     return span_tokenizer(backend, name_or_folder)
 
 
@@ -111,13 +117,12 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> SpanTokenizer:
 
 def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> tuple[list[str], list[str]]:
     """Returns the most frequent characters, and those of them that occur inside words."""
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(tokenizer.normalizer.normalize_str(text).split())
+    normalize, cut = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+    words = Counter(word for text in texts for word in normalize(text).split())
     counts: Counter[str] = Counter()
     inner: set[str] = set()
     for word, count in words.items():
-        for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(word):
+        for piece, _ in cut(word):
             inner.update(piece[1:])
             for letter in piece:
                 counts[letter] += count
@@ -290,13 +295,3 @@ def _add_special_tokens(tokenizer: Tokenizer, kind: Kind) -> None:
         )
     else:
         tokenizer.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
-
-
-def _fetch(name: str) -> Tokenizer:
-    try:
-        return Tokenizer.from_pretrained(name)
-    except Exception as error:  # the library passes on whatever the network raised
-        raise UserError(
-            f"no folder {name}, and no tokenizer of that name from the Hugging Face hub: "
-            f"{first_line(error)}"
-        ) from error

@@ -6,7 +6,6 @@ The declarations stand in `configs/`: `default.py` for pre-training, `finetune.p
 
 import ast
 import importlib
-import math
 import re
 import runpy
 import sys
@@ -201,7 +200,7 @@ def _load_experiment(path: Path) -> Any:
 
 
 def _apply(config: ConfigDict, overrides: Sequence[str]) -> None:
-    """Sets values; the type of each must be that of the value it replaces."""
+    """Sets values; `check` compares them with the declarations."""
     for word in overrides:
         key, equals, text = word.removeprefix(_OVERRIDE).partition("=")
         if not word.startswith(_OVERRIDE) or not equals:
@@ -213,23 +212,18 @@ def _apply(config: ConfigDict, overrides: Sequence[str]) -> None:
         if not isinstance(place, ConfigDict) or last not in place:
             known = ", ".join(sorted(place if isinstance(place, ConfigDict) else config))
             raise UserError(f"no setting config.{key}; expected one of {known}")
-        place[last] = _parse(key, text, place[last])
+        with place.ignore_type():
+            place[last] = _parse(key, text, place[last])
 
 
 def _parse(key: str, text: str, old: Any) -> Any:
+    """Reads a value as its type is written; whether it is allowed, `check` says."""
     if isinstance(old, str):
         return text
     if isinstance(old, ConfigDict):
         raise UserError(f"config.{key} is a section; set one of {', '.join(sorted(old))} in it")
-    wanted = type(old)
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = {"true": True, "false": False}.get(text.lower())
-    if wanted is float and type(value) is int and abs(value) < 1 << 53:
-        value = float(value)
-    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
-        raise UserError(
-            f"config.{key} is {text!r}; expected a value like {old!r} ({wanted.__name__})"
-        )
-    return value
+        return float(value) if type(old) is float and type(value) is int else value
+    except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
+        return {"true": True, "false": False}.get(text.lower(), text)

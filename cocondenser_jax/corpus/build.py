@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,12 +119,13 @@ def _kept_documents(
         unit_scale=bool(total),
         smoothing=0,  # tokenising comes in bursts
     )
+    start = time.monotonic()
     with bar, _digest_table(folder / "digests.sqlite") as is_new:
         for number, document in enumerate(read_documents(source, bar.update), start=1):
             if not total:
                 bar.update()
             elif number % 256 == 0:
-                rate = number / bar.format_dict["elapsed"]
+                rate = number / (time.monotonic() - start)
                 bar.set_postfix_str(f"{number} documents, {rate:.0f}/s", refresh=False)
             digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
             if int.from_bytes(digest[:8], "big") % n_shards != index:

@@ -47,24 +47,21 @@ def load_warm_start(
     The settings are the `network_sizes` of the experiment. A Condenser head or an MLM projection
     that is missing is drawn from `init_head_seed`; None forbids it.
     """
+    asked = {name: settings[name] for name in HEAD}
     if (Path(name_or_folder) / "run.json").is_file():
         model_config, params, _ = load_run(Path(name_or_folder))
         tokenizer = str(Path(name_or_folder) / "tokenizer")
     else:
-        asked = {name: settings[name] for name in HEAD}
         model_config, params = load_folder(name_or_folder, **asked, init_head_seed=init_head_seed)
         tokenizer = name_or_folder
     if not (settings["n_head_layers"] and model_config.n_head_layers):
-        model_config = dataclasses.replace(
-            model_config, late_mlm=True, **{name: settings[name] for name in HEAD}
-        )
+        model_config = dataclasses.replace(model_config, late_mlm=True, **asked)
         params = _with_head(params, model_config, init_head_seed, name_or_folder)
-    for name in HEAD:
-        found = getattr(model_config, name)
-        if found != settings[name]:
+    for name, wanted in asked.items():
+        if (found := getattr(model_config, name)) != wanted:
             raise UserError(
                 f"{name_or_folder}: its Condenser head has {name} {found}, but config.model.{name}"
-                f" is {settings[name]}"
+                f" is {wanted}"
             )
     of_store = load_tokenizer(str(open_store(store).tokenizer_folder))
     if load_tokenizer(tokenizer).backend.get_vocab() != of_store.backend.get_vocab():

@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs import adapt as proposals
 from cocondenser_jax.convert.from_torch import find_folder, load_folder
+from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.corpus.held_out import held_out_documents
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer

@@ -5,6 +5,7 @@ checkpoint. Both libraries store the same numbers; only the matrices of linear m
 (Flax `[in, out]`, PyTorch `[out, in]`).
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,73 +18,58 @@ from cocondenser_jax.pretrain.step import initial_params
 
 Params = dict[str, Any]  # the nested dict under "params" of a Flax checkpoint
 
+# Module by module; the last part of a name is that of `_LEAVES`.
 _EMBEDDINGS = {
-    "word/embedding": "word_embeddings.weight",
-    "position/embedding": "position_embeddings.weight",
-    "token_type/embedding": "token_type_embeddings.weight",
-    "norm/scale": "LayerNorm.weight",
-    "norm/bias": "LayerNorm.bias",
+    "word": "word_embeddings",
+    "position": "position_embeddings",
+    "token_type": "token_type_embeddings",
+    "norm": "LayerNorm",
 }
 _LAYER = {
-    "query/kernel": "attention.self.query.weight",
-    "query/bias": "attention.self.query.bias",
-    "key/kernel": "attention.self.key.weight",
-    "key/bias": "attention.self.key.bias",
-    "value/kernel": "attention.self.value.weight",
-    "value/bias": "attention.self.value.bias",
-    "output/kernel": "attention.output.dense.weight",
-    "output/bias": "attention.output.dense.bias",
-    "attention_norm/scale": "attention.output.LayerNorm.weight",
-    "attention_norm/bias": "attention.output.LayerNorm.bias",
-    "mlp_in/kernel": "intermediate.dense.weight",
-    "mlp_in/bias": "intermediate.dense.bias",
-    "mlp_out/kernel": "output.dense.weight",
-    "mlp_out/bias": "output.dense.bias",
-    "mlp_norm/scale": "output.LayerNorm.weight",
-    "mlp_norm/bias": "output.LayerNorm.bias",
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "mlp_in": "intermediate.dense",
+    "mlp_out": "output.dense",
+    "mlp_norm": "output.LayerNorm",
 }
 _MLM = {
     "bert": {
-        "dense/kernel": "cls.predictions.transform.dense.weight",
-        "dense/bias": "cls.predictions.transform.dense.bias",
-        "norm/scale": "cls.predictions.transform.LayerNorm.weight",
-        "norm/bias": "cls.predictions.transform.LayerNorm.bias",
-        "bias": "cls.predictions.bias",
+        "": "cls.predictions",  # a bias of its own
+        "dense": "cls.predictions.transform.dense",
+        "norm": "cls.predictions.transform.LayerNorm",
     },
-    "roberta": {
-        "dense/kernel": "lm_head.dense.weight",
-        "dense/bias": "lm_head.dense.bias",
-        "norm/scale": "lm_head.layer_norm.weight",
-        "norm/bias": "lm_head.layer_norm.bias",
-        "bias": "lm_head.bias",
-    },
+    "roberta": {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
 }
+_LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
+# The fields of `ModelConfig` that Hugging Face's config.json does not have.
+HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")
 HEAD_PREFIX = "c_head."  # of the Condenser head, as in the published research checkpoints
 
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """Returns {Flax path, joined by slashes: name of the PyTorch tensor} for a whole Condenser."""
-    backbone = config.model_type
-    blocks = {
+    return {path: _tensor_name(path, config.model_type) for path in _shapes(config)}
+
+
+def _tensor_name(path: str, backbone: str) -> str:
+    block, *module, leaf = path.split("/")
+    kind, _, index = block.partition("_")
+    prefix, modules = {
         "embeddings": (f"{backbone}.embeddings.", _EMBEDDINGS),
+        "layers": (f"{backbone}.encoder.layer.{index}.", _LAYER),
+        "head": (f"{HEAD_PREFIX}{index}.", _LAYER),
         "mlm": ("", _MLM[backbone]),
-    }
-    for index in range(config.num_hidden_layers):
-        blocks[f"layers_{index}"] = (f"{backbone}.encoder.layer.{index}.", _LAYER)
-    for index in range(config.n_head_layers):
-        blocks[f"head_{index}"] = (f"{HEAD_PREFIX}{index}.", _LAYER)
-    return {
-        f"{block}/{path}": prefix + name
-        for block, (prefix, table) in blocks.items()
-        for path, name in table.items()
-    }
+    }[kind]
+    return f"{prefix}{modules['/'.join(module)]}.{_LEAVES[leaf]}"
 
 
 def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
     """Returns the PyTorch tensors of a Flax parameter tree, float32, by their PyTorch names."""
     flat = flatten_dict(params, sep="/")
-    shapes = {path: tuple(leaf.shape) for path, leaf in flat.items()}
-    expected = {path: tuple(leaf.shape) for path, leaf in _flat_shapes(config).items()}
+    shapes, expected = {path: tuple(leaf.shape) for path, leaf in flat.items()}, _shapes(config)
     if shapes != expected:
         wrong = sorted(path for path, _ in shapes.items() ^ expected.items())
         raise ValueError(f"the parameters are not those of the model's config: {wrong}")
@@ -106,9 +92,9 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Para
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns {name: shape} of the PyTorch tensors that `from_tensors` reads."""
-    shapes = _flat_shapes(config)
+    shapes = _shapes(config)
     return {
-        name: shapes[path].shape[::-1] if path.endswith("/kernel") else shapes[path].shape
+        name: shapes[path][::-1] if path.endswith("/kernel") else shapes[path]
         for path, name in tensor_names(config).items()
     }
 
@@ -118,5 +104,7 @@ def _transpose_kernel(path: str, value: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(value.T) if path.endswith("/kernel") else value
 
 
-def _flat_shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    return flatten_dict(jax.eval_shape(lambda: initial_params(config, 0)), sep="/")
+@functools.cache
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    params = jax.eval_shape(lambda: initial_params(config, 0))
+    return {path: leaf.shape for path, leaf in flatten_dict(params, sep="/").items()}

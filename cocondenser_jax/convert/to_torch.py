@@ -14,14 +14,13 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
+from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, to_tensors
 from cocondenser_jax.errors import UserError, first_line, visible
 from cocondenser_jax.files import new_folder, read_object, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 
 ARCHITECTURES = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}
-HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")  # not part of Hugging Face's config.json
 _TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt"
     " vocab.json merges.txt"

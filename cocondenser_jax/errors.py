@@ -45,10 +45,14 @@ def first_words(text: str, n: int) -> str:
 
 
 def require_same(started: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises a UserError for the first value of `now` with which `started` was not started."""
-    for key, value in now.items():
-        if earlier.get(key) != value:
-            raise UserError(
-                f"{started} was started with {key}={earlier.get(key)!r}, now it is {value!r}: "
-                "choose a new folder, or remove it first"
-            )
+    """Raises a UserError naming the values of `now` with which `started` was not started."""
+    differences = [
+        f"{key}={earlier.get(key)!r}, now it is {value!r}"
+        for key, value in now.items()
+        if earlier.get(key) != value
+    ]
+    if differences:
+        raise UserError(
+            f"{started} was started with {'; '.join(differences)}: choose a new folder, or remove"
+            " it first"
+        )

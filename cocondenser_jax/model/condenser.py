@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
-from cocondenser_jax.model.encoder import Embeddings, TransformerLayer, take_rows
-from cocondenser_jax.model.heads import MaskedLMHead
+from cocondenser_jax.model.encoder import Embeddings, MaskedLMHead, TransformerLayer, take_rows
 
 
 class CondenserOutput(NamedTuple):

@@ -173,13 +173,13 @@ def run(
         step = _newest_intact(checkpoints)
     trainer.remove_callback(PrinterCallback)
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context(metrics_log(workdir, step)) if is_main_process() else None
         loss: Any = trainer.loss
         if (own := checkpoints / f"checkpoint-{step}" / _LOSS).exists():
             loss.load_state_dict(load_file(own), strict=False)
         saving = _Checkpoints(loss, patience)
         trainer.add_callback(saving)
-        trainer.add_callback(_Metrics(log))
+        if is_main_process():
+            trainer.add_callback(_Metrics(stack.enter_context(metrics_log(workdir, step))))
         stack.enter_context(_one_line_errors(checkpoints, saving))
         plain = stack.enter_context(plain_path(checkpoints))
         trainer.args.output_dir = str(plain)
@@ -223,9 +223,9 @@ class EachEpoch(TrainerCallback):
 
 
 class _Metrics(ProgressCallback):
-    """Logs metrics and shows the progress bar, in the main process."""
+    """Logs metrics and shows the progress bar."""
 
-    def __init__(self, log: Log | None) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 
@@ -233,29 +233,18 @@ class _Metrics(ProgressCallback):
         super().on_train_begin(args, state, control, **kwargs)
         self._since = (state.global_step, time.perf_counter())
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_step_end(args, state, control, **kwargs)
-        # Also a run that is shorter than `log_every`, or ends between two logs, has a last loss.
-        # Every process asks for it, for the loss is their mean.
-        control.should_log |= state.global_step >= state.max_steps
-
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if "eval_loss" in logs and self._log:
+        if "eval_loss" in logs:
             names = ("eval_loss", args.metric_for_best_model)
             self._log(state.global_step, {name: logs[name] for name in names})
-        if "loss" not in logs or not self._log:
+        if "loss" not in logs:
             return
         step, now = state.global_step, time.perf_counter()
         steps, seconds = step - self._since[0], now - self._since[1]
         self._since = (step, now)
-        values = {
-            "epoch": state.epoch or 0.0,
-            "loss": logs["loss"],
-            "learning_rate": logs["learning_rate"],
-            "grad_norm": logs["grad_norm"],
-            "pairs_per_second": steps * args.per_device_train_batch_size / seconds,
-        }
-        self._log(step, values)
+        values = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm")}
+        rate = {"pairs_per_second": steps * args.per_device_train_batch_size / seconds}
+        self._log(step, {"epoch": state.epoch or 0.0} | values | rate)
         bar: Any = self.training_bar
         bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
 
@@ -280,7 +269,9 @@ class _Checkpoints(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The mean of a log starts anew where a run resumes: so it does where no run was killed.
-        control.should_log |= control.should_save or control.should_evaluate
+        # And a run that ends between two logs has a last loss. It is the mean of all processes.
+        is_last = state.global_step >= state.max_steps
+        control.should_log |= control.should_save or control.should_evaluate or is_last
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.is_writing = control.should_save and not control.should_evaluate  # next
@@ -328,11 +319,8 @@ def _one_line_errors(target: Path, checkpoints: _Checkpoints | None = None) -> I
 def _newest_intact(folder: Path) -> int:
     """Returns the step of the newest checkpoint that is intact, and deletes later ones.
 
-    Returns:
-      0 if no checkpoint was completed.
-
-    Raises:
-      UserError: if some were, but all are damaged; they then stay as they are.
+    It is 0 if no checkpoint was completed. If some were, but all are damaged, they stay as they
+    are, and this raises a UserError.
     """
     # transformers (5.23) would take the newest, also one that a kill cut short:
     # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.

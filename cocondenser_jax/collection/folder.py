@@ -224,8 +224,7 @@ def _find(folder: Path, *names: str) -> Path:
 
 def _only(found: Sequence[Path], folder: Path) -> Path:
     if len(found) > 1:
-        names = [plain_name(path) for path in found]
-        splits = [name.rpartition(".")[0] for name in names]
+        splits = [plain_name(path).rpartition(".")[0] for path in found]
         raise UserError(
             f"{folder} holds several files of questions: name one of the splits "
             f"{first_three(splits)}"

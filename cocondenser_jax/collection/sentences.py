@@ -80,20 +80,18 @@ def read_labelled_pairs(path: Path) -> list[tuple[str, str, int]]:
       Two sentences (`sentence1`, `sentence2`), and the number in `LABELS` of what the first says
       about the second (`label`, in .jsonl `gold_label`).
     """
-    pairs, header = [], None
-    is_tsv = plain_name(path).endswith(".tsv")
-    for number, line in numbered_lines(path):
-        if is_tsv and header is None:
-            header = line.split("\t")
-            continue
+    pairs: list[tuple[str, str, int]] = []
+    lines, name = numbered_lines(path), "gold_label"
+    if is_tsv := plain_name(path).endswith(".tsv"):
+        columns, name = next(lines, (1, ""))[1].split("\t"), "label"
+    for number, line in lines:
         where = f"{path}:{number}"
-        if header is None:
-            record = parse_object(line, where)
-        else:
-            record = dict(zip(header, line.split("\t"), strict=False))
+        if is_tsv:
+            record = dict(zip(columns, line.split("\t"), strict=False))
             if record.get("split") in ("dev", "test"):
                 continue
-        name = "label" if is_tsv else "gold_label"
+        else:
+            record = parse_object(line, where)
         first, second, label = (record.get(key) for key in ("sentence1", "sentence2", name))
         if label == "-":
             continue

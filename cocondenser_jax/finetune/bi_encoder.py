@@ -106,12 +106,13 @@ def _planner(
         return lambda epoch: sequential_plan(n, batch_size), []
     if config.batches == "random":
         return partial(random_plan, n, batch_size, seed), []
-    pairs = data.pairs.with_format(None)[:]
+    queries, positives = data.pairs.with_format(None)[:].values()
+    texts = [data.queries[query] for query in queries], [data.passages[p] for p in positives]
     planner = HardPlans(
         folder,
         model,
-        data.texts,
-        (pairs["query_id"], pairs["positive_id"]),
+        texts,
+        (queries, positives),
         batch_size,
         seed=seed,
         scores=config.batch_scores,

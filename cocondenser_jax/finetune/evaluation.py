@@ -37,11 +37,7 @@ class DevSearch(BaseEvaluator):
     """
 
     def __init__(self, config: ConfigDict, data: TrainingData) -> None:
-        """Reads the split, and adds its files to those of the run.
-
-        Raises:
-          UserError: for a split that cannot be read or does not fit the collection.
-        """
+        """Reads the split, and adds its files to those of the run."""
         super().__init__()
         folder, split = Path(config.data), config.eval_split
         queries, qrels = read_split(folder, split)

@@ -136,8 +136,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
 
         Args:
           sentence_features: tokens of the queries, then of the passages at each place of a group.
-          labels: labels_Qx1G, the numbers of each query and the passages of its group, see
-            `Judgments`.
+          labels: [Q, 1 + G], the numbers in `Judgments` of each query and its group's passages.
         """
         if self.mini_batch_size:
             return self.forward_cached(sentence_features, labels)

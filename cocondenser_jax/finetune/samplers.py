@@ -93,20 +93,18 @@ class HardPlans(TrainerCallback):
     def plan(self, epoch: int) -> np.ndarray:
         """Returns batches_MxB: the first epoch is planned now, others were in the epoch before.
 
-        One that is lost or damaged is made again, with the encoder as it is by now.
+        A plan that is lost or damaged is made again, with the encoder as it is by now.
         """
         state = PartialState()
         if state.is_main_process:
             self._wait()
-            if epoch == 0:
-                self._start(0)
-            else:
-                try:
-                    load_plan(self._path(epoch))
-                except UserError as error:
+            try:
+                load_plan(self._path(epoch))
+            except UserError as error:
+                if epoch > 0:
                     logger.warning("%s; planning this epoch again", error)
-                    self._start(epoch)
-            self._wait()
+                self._start(epoch)
+                self._wait()
         state.wait_for_everyone()
         return load_plan(self._path(epoch))
 

@@ -37,11 +37,7 @@ class Candidates(NamedTuple):
 
 
 def pair_scores(candidates: Candidates) -> scipy.sparse.csr_array:
-    """Returns the symmetric matrix s(q_i, p_j) + s(q_j, p_i), shifted as above, diagonal empty.
-
-    Raises:
-      UserError: for scores that are not finite.
-    """
+    """Returns the symmetric matrix s(q_i, p_j) + s(q_j, p_i), shifted as above, diagonal empty."""
     passages_NxK, scores_NxK = candidates
     n = len(passages_NxK)
     known_NxK = passages_NxK >= 0
@@ -94,15 +90,14 @@ def hard_plan(
     """Plans hard batches: greedy exchanges improve a random plan.
 
     In a sweep, each pair is exchanged for the pair that raises Σ h most, of those in the batches
-    that it has scores with. Of 100,000 pairs in batches of 64, batches grown by beam search and
-    improved by exchanges for the least attached pair had 547 times a random plan's Σ h, with a beam
-    of 1 or of 4; these exchanges alone have 606 times (benchmarks/README.md).
+    that it has scores with. Of 100,000 pairs in batches of 64, that gives 606 times a random plan's
+    Σ h; batches grown by beam search first had 547 times (benchmarks/README.md).
 
     Args:
       candidates: the passages scored for each query.
       batch_size: pairs per batch.
-      seed: of the random plan.
-      epoch: of the random plan.
+      seed: of the random plan, like `epoch`.
+      epoch: from 0.
       conflicts: symmetric; pairs that must not meet, as `false_negatives` returns. They meet only
         where no exchange of two pairs leaves fewer conflicts. If conflicts are disjoint groups,
         none with more pairs than there are batches, and no pair is left out, they never meet.
@@ -133,11 +128,7 @@ def save_plan(path: Path, batches_MxB: np.ndarray) -> None:
 
 
 def load_plan(path: Path) -> np.ndarray:
-    """Reads a plan.
-
-    Raises:
-      UserError: if the file cannot be read.
-    """
+    """Reads a plan, batches_MxB."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             batches_MxB: np.ndarray = arrays["batches"]

@@ -61,15 +61,12 @@ def start_or_resume(
 ) -> None:
     """Prepares `workdir`, or makes sure that the run started there has the same settings and data.
 
-    Args:
-      config: the run's; what its paths lead to may have moved since the run was started.
-      workdir: the run folder.
-      n_rows: to train on.
-      files: what the run reads beside the model, by what it is.
+    What the config's paths lead to may have moved since then. `files` is what the run reads beside
+    the model, by what it is.
 
     Raises:
-      UserError: for fewer training rows than a batch, a folder that cannot be made or holds
-        something else, or a run with other settings, data or model.
+      UserError: for fewer rows to train on than a batch has, a folder that holds something else, or
+        a run with other settings, data or model.
     """
     if n_rows < config.batch_size:
         raise UserError(
@@ -87,8 +84,7 @@ def start_or_resume(
         write_json(path, config.to_dict() | {"sha256": checksums})
     earlier = read_object(path)
     require_same(f"the run in {workdir}", earlier, settings)
-    before = earlier.get("sha256")
-    before = before if isinstance(before, dict) else {}
+    before = earlier.get("sha256") or {}
     names = checksums | before
     if changed := [name for name in names if checksums.get(name) != before.get(name)]:
         raise UserError(
@@ -101,11 +97,7 @@ def arguments(config: ConfigDict, workdir: Path, measure: str = "") -> dict[str,
     """Returns the training arguments that all tasks share.
 
     A step is `batch_size` rows however many processes share it: each takes its slice of them.
-
-    Args:
-      config: the run's.
-      workdir: the run folder.
-      measure: of the evaluator's metrics, the one to maximise; "": there is no evaluation.
+    `measure` is that of the evaluator's metrics to maximise; "": there is no evaluation.
     """
     on_gpu = torch.cuda.is_available()
     return {
@@ -152,16 +144,14 @@ def run(
     """Trains to the end, from the newest checkpoint if there is one, and saves the model.
 
     Args:
-      trainer: with the `arguments` above, of a model that has `save_pretrained`. If it has an
-        evaluator, the model saved is that of the best evaluation.
-      workdir: gets the folder `result`, `metrics.jsonl`, TensorBoard events, and checkpoints until
-        the run ends.
-      result: name of the folder for the trained model.
+      trainer: with the `arguments` above. If it has an evaluator, the model saved is that of the
+        best evaluation.
+      workdir: the run folder, see `tasks.finetune`.
+      result: name of the folder in it for the trained model.
       patience: evaluations without a gain after which training ends; 0: it never does.
 
     Returns:
-      result (its path), steps, seconds, the mean loss of the last logged steps, and after
-      evaluations the step and the value of the best.
+      What `tasks.finetune` returns, without the number of rows.
 
     Raises:
       UserError: if there are checkpoints but none is intact, or something cannot be written.
@@ -279,9 +269,8 @@ class _Checkpoints(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        is_best = (
-            state.best_metric is None or metrics[args.metric_for_best_model] > state.best_metric
-        )
+        best, measure = state.best_metric, args.metric_for_best_model
+        is_best = best is None or metrics[measure] > best
         best_step = state.global_step if is_best else state.best_global_step
         if self._patience and state.global_step - best_step >= self._patience * args.eval_steps:
             logger.info("step %d: no gain since step %d", state.global_step, best_step)

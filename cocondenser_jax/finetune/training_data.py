@@ -40,7 +40,7 @@ class TrainingData(NamedTuple):
     pairs: datasets.Dataset  # `query_id` and `positive_id`; read through the epoch's `fill_rows`
     fill: Callable[..., dict[str, list[Any]]]  # `fill_rows`, lacking only the epoch
     judgments: Judgments
-    texts: tuple[list[str], list[str]]  # of the pairs' queries and passages
+    queries: Mapping[str, str]  # id → text
     passages: Mapping[str, str]  # id → text, of the whole collection
     files: dict[str, Path]  # what was read, by what it is
 
@@ -56,8 +56,8 @@ def draw_negatives(data: TrainingData, epoch: int) -> None:
 def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]:
     """Draws `n` of `n_rows` rows, for a training set with few labels; 0 keeps all of them.
 
-    With the same seed, a larger sample holds the smaller one. `setting` and `what` is drawn are for
-    the message.
+    With the same seed, a larger sample holds the smaller one. The name of the setting and what the
+    rows are, are for the message.
 
     Returns:
       Numbers of rows, ascending.
@@ -88,8 +88,8 @@ def to_judgments(relevant: Qrels, teacher: Run | None = None) -> Judgments:
 def training_pairs(relevant: Qrels) -> datasets.Dataset:
     """Lists every query and passage relevant to it as one row (`query_id`, `positive_id`)."""
     pairs = [(query, passage) for query, passages in relevant.items() for passage in passages]
-    columns = zip(("query_id", "positive_id"), zip(*pairs, strict=True), strict=True)
-    return datasets.Dataset.from_dict({name: list(ids) for name, ids in columns})
+    queries, positives = map(list, zip(*pairs, strict=True))
+    return datasets.Dataset.from_dict({"query_id": queries, "positive_id": positives})
 
 
 def fill_rows(
@@ -114,8 +114,8 @@ def fill_rows(
       passages: id → text as the encoder reads it.
       candidates: query id → ids of passages to draw from. Not read if `n_negatives` is 0.
       n_negatives: per row.
-      seed: of the draw.
-      epoch: of the draw.
+      seed: of the draw, like `epoch`.
+      epoch: from 0.
       judgments: number the queries and passages of the labels.
 
     Returns:
@@ -126,7 +126,10 @@ def fill_rows(
     groups = [[passage] for _, passage in pairs]
     if n_negatives:
         for (query, passage), group in zip(pairs, groups, strict=True):
-            group += _draw(candidates[query], n_negatives, f"{query} {passage}", seed, epoch)
+            found = candidates[query]
+            rng = np.random.default_rng((seed, epoch, zlib.crc32(f"{query} {passage}".encode())))
+            chosen = rng.choice(len(found), n_negatives, replace=len(found) < n_negatives)
+            group += [found[i] for i in chosen]
     columns: dict[str, list[Any]] = {"query": [queries[query] for query, _ in pairs]}
     for i, column in enumerate(zip(*groups, strict=True)):
         columns[f"negative_{i}" if i else "positive"] = [passages[passage] for passage in column]
@@ -136,12 +139,6 @@ def fill_rows(
             for (query, _), group in zip(pairs, groups, strict=True)
         ]
     return columns
-
-
-def _draw(candidates: Sequence[str], n: int, row: str, seed: int, epoch: int) -> list[str]:
-    rng = np.random.default_rng((seed, epoch, zlib.crc32(row.encode())))
-    chosen = rng.choice(len(candidates), n, replace=len(candidates) < n)
-    return [candidates[i] for i in chosen]
 
 
 def read_training(config: ConfigDict, teacher_run: Path | None = None) -> TrainingData:
@@ -187,11 +184,7 @@ def read_training(config: ConfigDict, teacher_run: Path | None = None) -> Traini
         seed=config.seed,
         judgments=judgments,
     )
-    texts = (
-        [queries[query] for query in pairs["query_id"]],
-        [passages[passage] for passage in pairs["positive_id"]],
-    )
-    data = TrainingData(pairs, fill, judgments, texts, passages, files)
+    data = TrainingData(pairs, fill, judgments, queries, passages, files)
     draw_negatives(data, epoch=0)
     return data
 

@@ -20,7 +20,7 @@ from cocondenser_jax.collection.folder import (
 from cocondenser_jax.collection.layouts import read_answers
 from cocondenser_jax.collection.trec import Run, read_run, write_qrels, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.answers import make_matcher
+from cocondenser_jax.evaluation.answers import make_matcher, prepare
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
 Excludes = Callable[[str, str], bool]
@@ -146,7 +146,7 @@ def _answer_test(
     """Returns whether a passage holds an answer; of the corpus, reads only what sources name."""
     matchers = {query: make_matcher(found) for query, found in read_answers(answers_file).items()}
     named = {passage for source in best for passages in source.values() for passage in passages}
-    texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in named}
+    texts = {p.id: prepare(p.text) for p in read_corpus(corpus) if p.id in named}
 
     def holds_answer(query: str, passage: str) -> bool:
         if passage not in texts:

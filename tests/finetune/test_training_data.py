@@ -42,7 +42,7 @@ def test_no_epoch_makes_a_copy_of_the_collection():
     epochs = functools.partial(
         lambda rows, passages, epoch: {"epoch": [epoch]}, passages=Passages()
     )
-    data = TrainingData(pairs, epochs, Judgments({}, {}, None), ([], []), Passages(), {})
+    data = TrainingData(pairs, epochs, Judgments({}, {}, None), {}, Passages(), {})
     for epoch in (0, 1):
         with warnings.catch_warnings(action="error"):
             draw_negatives(data, epoch)

@@ -21,7 +21,7 @@ from cocondenser_jax.collection.folder import (
 from cocondenser_jax.collection.layouts import read_answers
 from cocondenser_jax.collection.trec import Run, read_run, write_qrels, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.answers import make_matcher
+from cocondenser_jax.evaluation.answers import make_matcher, prepare
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
 Excludes = Callable[[str, str], bool]
@@ -141,7 +141,7 @@ def _answer_test(
     """Returns whether a passage holds an answer; of the corpus, reads only what sources name."""
     matchers = {query: make_matcher(found) for query, found in read_answers(answers_file).items()}
     named = {p for found in best.values() for passages in found.values() for p in passages}
-    texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in named}
+    texts = {p.id: prepare(p.text) for p in read_corpus(corpus) if p.id in named}
     for source, found in best.items():
         require_known_passages(found, texts, source)
     return lambda query, passage: query in matchers and matchers[query](texts[passage])

@@ -79,7 +79,7 @@ fetch_run() {
   [[ -z $steps ]] || stop 2 "no checkpoint in $bucket/$1 is whole"
 }
 
-# Prints the newest step of the run, or nothing. Orbax renames a checkpoint when it is complete.
+# Prints the newest step of the run, or nothing. A checkpoint is renamed when it is complete.
 newest_step() {
   [[ -d runs/$run/checkpoints ]] || return 0
   find "runs/$run/checkpoints" -maxdepth 1 -name '[0-9]*' -not -name '*[^0-9]*' -printf '%f\n' |

@@ -276,7 +276,8 @@ def _write(workdir: Path, step: int, items: dict[str, Any]) -> None:
         with new_folder(checkpoints / str(step)) as folder, plain_path(folder) as plain:
             for item, tree in items.items():
                 (folder / item).mkdir()
-                _orbax().save(plain / item, args=ocp.args.PyTreeSave(tree))
+                arrays = jax.tree.map(np.asarray, tree)
+                _orbax().save(plain / item, args=ocp.args.PyTreeSave(arrays))
                 write_checksums(folder / item)
     except (OSError, ValueError, UserError) as error:
         raise UserError(

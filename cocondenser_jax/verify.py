@@ -6,6 +6,7 @@ with the same masks. PyTorch's are computed by transformers' modules, and share 
 
 import dataclasses
 import functools
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,13 +174,10 @@ def _torch_side(
     losses["contrastive_loss"] = contrastive_loss(cls_SxD)
     losses["loss"] = mlm + losses["contrastive_loss"]
     losses["loss"].backward()
-    gradients = {
-        name.removeprefix("lm."): parameter.grad.numpy()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
     return Computed(
-        {name: value.item() for name, value in losses.items()}, cls_SxD.detach().numpy(), gradients
+        {name: value.item() for name, value in losses.items()},
+        cls_SxD.detach().numpy(),
+        model.gradients(),
     )
 
 
@@ -215,8 +213,8 @@ def _part(tensor_name: str) -> str:
     words = tensor_name.split(".")
     if words[0] == "c_head":
         return f"head layer {words[1]}"
-    if "layer" in words:
-        return f"layer {words[words.index('layer') + 1]}"
+    if layer := re.search(r"\.layers?\.(\d+)\.", tensor_name):
+        return f"layer {layer[1]}"
     return "embeddings" if "embeddings" in words else "MLM projection"
 
 

@@ -31,7 +31,9 @@ SETTINGS = {
     ),
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
-    "model.model_type": Setting("bert", ("bert", "roberta"), "", "architecture"),
+    "model.model_type": Setting(
+        "bert", ("bert", "roberta", "xlm-roberta", "modernbert"), "", "architecture"
+    ),
     "model.hidden_size": Setting(768, "[1, ∞)", "", "width of the network"),
     "model.num_hidden_layers": Setting(12, "[1, ∞)", "layers", "depth of the backbone"),
     "model.num_attention_heads": Setting(12, "[1, ∞)", "heads", "must divide the hidden size"),

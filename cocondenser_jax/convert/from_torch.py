@@ -11,7 +11,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from cocondenser_jax.convert.names import (
+    BACKBONES,
     HEAD_PREFIX,
+    MODERN_CONFIG,
     Params,
     expected_shapes,
     from_tensors,
@@ -20,7 +22,7 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import read_object
-from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.config import MODEL_TYPES, ModelConfig
 from cocondenser_jax.paths import plain_path
 from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.step import initial_params
@@ -28,21 +30,28 @@ from cocondenser_jax.pretrain.step import initial_params
 logger = logging.getLogger(__name__)
 
 # What config.json may say besides sizes; any other value means another network.
-_SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+_SUPPORTED = {
+    **{"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False},
+    # ModernBERT's
+    **{"hidden_activation": "gelu", "classifier_activation": "gelu", "decoder_bias": True},
+    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
+}
 _SIZES = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
     " max_position_embeddings"
 ).split()
 _OPTIONAL = (
     "type_vocab_size layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob pad_token_id"
-    " initializer_range"
+    " initializer_range local_attention global_attn_every_n_layers global_rope_theta"
+    " local_rope_theta"
 ).split()
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
 
 
 def import_folder(name_or_folder: str, out: Path, *, init_head: bool = False) -> None:
-    """Writes a BERT or RoBERTa as a run folder that pre-training can start from.
+    """Writes a published model as a run folder that pre-training can start from.
 
     With `init_head`, a Condenser head or an MLM projection that is missing is drawn with seed 0.
     """
@@ -57,7 +66,7 @@ def load_folder(
     skip_from: int | None = None,
     init_head_seed: int | None = None,
 ) -> tuple[ModelConfig, Params]:
-    """Reads a BERT or RoBERTa and its Condenser head.
+    """Reads a BERT, RoBERTa, XLM-R or ModernBERT and its Condenser head.
 
     Args:
       name_or_folder: a folder with `config.json` and weights (safetensors or PyTorch, in one file
@@ -75,7 +84,7 @@ def load_folder(
     """
     folder = find_folder(name_or_folder)
     backbone = _read_backbone_config(folder)
-    tensors = _canonical(_read_weights(folder), backbone["model_type"], folder)
+    tensors = _canonical(_read_weights(folder), BACKBONES[backbone["model_type"]], folder)
     tensors |= _read_head(folder)
     n_found = len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
     asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
@@ -141,16 +150,45 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     values = read_object(path)
     model_type = values.get("model_type")
-    if model_type not in ("bert", "roberta"):
-        raise UserError(f"{path}: model_type is {model_type!r}; expected 'bert' or 'roberta'")
+    if model_type not in MODEL_TYPES:
+        expected = " or ".join(MODEL_TYPES)
+        raise UserError(f"{path}: model_type is {model_type!r}; expected {expected}")
     for key, supported in _SUPPORTED.items():
         if values.get(key, supported) != supported:
             raise UserError(f"{path}: {key} is {values[key]!r}; only {supported!r} is supported")
     for key in _SIZES:
         if type(values.get(key)) is not int:
             raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
+    pad = {"pad_token_id": int("roberta" in model_type)}
+    if model_type == "modernbert":
+        values = _modern_values(values, path)
     fields = {key: values[key] for key in (*_SIZES, *_OPTIONAL) if values.get(key) is not None}
-    return {"model_type": model_type, "pad_token_id": int(model_type == "roberta"), **fields}
+    return {"model_type": model_type, **pad, **fields}
+
+
+def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the values of a ModernBERT's config.json, old or new, under the names of ours."""
+    from transformers import ModernBertConfig
+
+    try:
+        config = ModernBertConfig(**values)
+    except Exception as error:  # of each release another
+        raise UserError(f"{path}: {first_line(error)}") from error
+    kinds, ropes = config.layer_types, config.rope_parameters
+    every = [*kinds[1:], _GLOBAL].index(_GLOBAL) + 1
+    if kinds != [_LOCAL if i % every else _GLOBAL for i in range(len(kinds))]:
+        raise UserError(f"{path}: layer_types is {kinds}; expected {_GLOBAL} in every n-th from 0")
+    for rope in ropes.values():
+        if rope["rope_type"] != "default":
+            raise UserError(f"{path}: rope_type is {rope['rope_type']!r}; expected 'default'")
+    read = config.to_dict()
+    return {
+        **read,
+        **{ours: read[theirs] for ours, theirs in MODERN_CONFIG.items()},
+        "global_attn_every_n_layers": every,
+        "global_rope_theta": ropes[_GLOBAL]["rope_theta"],
+        "local_rope_theta": ropes[_LOCAL]["rope_theta"],
+    }
 
 
 def _read_head_config(folder: Path) -> dict[str, Any]:
@@ -222,19 +260,20 @@ def _canonical(
     for name, value in tensors.items():
         name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
         name = re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
-        if name.startswith(("embeddings.", "encoder.", "pooler.")):
+        if name.startswith(("embeddings.", "encoder.", "pooler.", "layers.", "final_norm.")):
             name = f"{backbone}.{name}"
         renamed[name] = value
-    words = renamed.get(f"{backbone}.embeddings.word_embeddings.weight")
-    for projection in ("cls.predictions", "lm_head"):
-        decoder = renamed.get(f"{projection}.decoder.weight")
+    table = "tok_embeddings" if backbone == "model" else "word_embeddings"
+    words = renamed.get(f"{backbone}.embeddings.{table}.weight")
+    for prefix in ("cls.predictions.", "lm_head.", ""):
+        decoder = renamed.get(f"{prefix}decoder.weight")
         if decoder is not None and words is not None and not np.array_equal(decoder, words):
             raise UserError(
-                f"{folder}: {projection}.decoder.weight differs from the word embeddings;"
+                f"{folder}: {prefix}decoder.weight differs from the word embeddings;"
                 " only tied MLM projections are supported"
             )
-        if f"{projection}.decoder.bias" in renamed:
-            renamed.setdefault(f"{projection}.bias", renamed[f"{projection}.decoder.bias"])
+        if prefix and f"{prefix}decoder.bias" in renamed:
+            renamed.setdefault(f"{prefix}bias", renamed[f"{prefix}decoder.bias"])
     return renamed
 
 
@@ -243,7 +282,8 @@ def _new_heads(
 ) -> dict[str, np.ndarray]:
     """Returns new tensors for the head or the MLM projection, where one is missing altogether."""
     head = {name for name in expected if name.startswith(HEAD_PREFIX)}
-    mlm = {name for name in expected if not name.startswith((HEAD_PREFIX, config.model_type))}
+    backbone = BACKBONES[config.model_type]
+    mlm = {name for name in expected if not name.startswith((HEAD_PREFIX, f"{backbone}."))}
     drawn: set[str] = set()
     for part, names in (("Condenser head", head), ("MLM projection", mlm)):
         if names & found or not names:

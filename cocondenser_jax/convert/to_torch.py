@@ -14,14 +14,22 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
+from cocondenser_jax.convert.names import HEAD_PREFIX, MODERN_CONFIG, to_tensors
 from cocondenser_jax.errors import UserError, first_line, visible
 from cocondenser_jax.files import new_folder, read_object, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 
-ARCHITECTURES = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}
+ARCHITECTURES = {
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+    "modernbert": "ModernBertForMaskedLM",
+}
 HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")  # not part of Hugging Face's config.json
+MODERN_FIELDS = (
+    "local_attention global_attn_every_n_layers global_rope_theta local_rope_theta"
+).split()
 _TOKENIZER_FILES = (
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt"
     " vocab.json merges.txt"
@@ -116,11 +124,18 @@ def _limit_tokens(path: Path, length: int) -> None:
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:
     sizes = {k: v for k, v in config.to_dict().items() if k not in HEAD_FIELDS}
+    if config.is_modern:
+        del sizes["type_vocab_size"]
+        sizes = {MODERN_CONFIG.get(name, name): value for name, value in sizes.items()}
+        sizes["embedding_dropout"] = config.hidden_dropout_prob
+        # Else transformers takes the published model's, which may be beyond the vocabulary.
+        sizes |= dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "cls", "sep"))
+    else:
+        sizes = {k: v for k, v in sizes.items() if k not in MODERN_FIELDS}
+        sizes |= {"hidden_act": "gelu", "position_embedding_type": "absolute"}
     return {
         "architectures": [ARCHITECTURES[config.model_type]],
         **sizes,
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     }

@@ -1,4 +1,4 @@
-"""Tokenizers of BERT (WordPiece) and RoBERTa (byte-level BPE): load, train, save, identify."""
+"""Tokenizers of BERT, RoBERTa, XLM-R and ModernBERT: load, train, save, identify."""
 
 import dataclasses
 import hashlib
@@ -24,18 +24,24 @@ from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import read_object, write_json
 from cocondenser_jax.paths import plain_path
 
-Kind = Literal["bert", "roberta"]
+Kind = Literal["bert", "roberta", "xlm-roberta", "modernbert"]
 
-# Types of model, normalizer and pre-tokenizer.
+# Types of model, normalizer and pre-tokenizer. XLM-R's is SentencePiece's, with any normalizer.
 _KINDS: dict[tuple[str | None, ...], Kind] = {
     ("WordPiece", "BertNormalizer", "BertPreTokenizer"): "bert",
     ("BPE", None, "ByteLevel"): "roberta",
+    ("BPE", "NFC", "ByteLevel"): "modernbert",
+    ("Unigram", "Metaspace"): "xlm-roberta",
 }
 
 # Role -> spelling, in the order in which a new vocabulary numbers them.
+_BERTS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_ROBERTAS = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 SPECIAL_TOKENS: dict[Kind, dict[str, str]] = {
-    "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-    "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
+    "bert": _BERTS,
+    "roberta": _ROBERTAS,
+    "xlm-roberta": _ROBERTAS,
+    "modernbert": _BERTS,
 }
 # A vocabulary learnt from text in many scripts has at most this many single characters.
 ALPHABET_SIZE = 1000
@@ -47,7 +53,7 @@ class SpanTokenizer:
 
     Attributes:
       backend: neither pads nor truncates, and reads "[MASK]" in a text as text.
-      kind: `bert` is WordPiece, `roberta` is byte-level BPE.
+      kind: `bert` is WordPiece, `roberta` and `modernbert` byte-level BPE, `xlm-roberta` unigrams.
       vocab_size: highest token id + 1.
       special_ids: ids that stand for no text (and the unknown token), ascending.
       sha256: equal for two tokenizers exactly when their entries and rules are, however their
@@ -64,9 +70,14 @@ class SpanTokenizer:
     special_ids: tuple[int, ...]
     sha256: str
 
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether the space before a word is part of its first token."""
+        return self.kind in ("roberta", "modernbert")
+
 
 def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
-    """Loads a BERT or RoBERTa tokenizer.
+    """Loads a tokenizer of BERT, RoBERTa, XLM-R or ModernBERT.
 
     Args:
       name_or_folder: a folder with `tokenizer.json`, with `vocab.txt` (WordPiece; lower-casing
@@ -143,6 +154,8 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
             "strip_accents": state["normalizer"]["strip_accents"],
             "tokenize_chinese_chars": state["normalizer"]["handle_chinese_chars"],
         }
+    elif kind != "roberta":
+        rules = {"tokenizer_class": "PreTrainedTokenizerFast"}
     else:
         tokens |= {"bos_token": "<s>", "eos_token": "</s>"}
         rules = {
@@ -161,12 +174,12 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
     backend.encode_special_tokens = True
     state = json.loads(backend.to_str())
-    parts = [(state[part] or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")]
-    kind = _KINDS.get(tuple(parts))
+    parts = [_part_type(state[part]) for part in ("model", "normalizer", "pre_tokenizer")]
+    kind = _KINDS.get(tuple(parts)) or _KINDS.get((parts[0], parts[2]))
     if kind is None:
         raise UserError(
-            f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}): "
-            "expected BERT's WordPiece or RoBERTa's byte-level BPE"
+            f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}):"
+            f" expected one of {', '.join(_KINDS.values())}"
         )
     ids: dict[str, int] = {}
     for role, token in SPECIAL_TOKENS[kind].items():
@@ -189,11 +202,20 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     )
 
 
+def _part_type(part: dict[str, Any] | None) -> str | None:
+    """Returns the type of a tokenizer's part; of a sequence of pre-tokenizers that of the last."""
+    if part is None:
+        return None
+    steps = part.get("pretokenizers") or [part]
+    return str(steps[-1]["type"])
+
+
 def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
     """Hashes what decides the ids of a text, which layout, decoder and template do not."""
     rules = {
         "entries": entries,
         "merges": state["model"].get("merges"),
+        **({"scores": state["model"]["vocab"]} if state["model"]["type"] == "Unigram" else {}),
         "normalizer": state["normalizer"],
         "pre_tokenizer": {
             key: value

@@ -37,5 +37,5 @@ def _layer(config: ModelConfig, length: int, rows: int) -> int:
     keys_and_values = 2 * length * 2 * size * size
     queries_and_output = 2 * rows * 2 * size * size
     attention = 2 * rows * length * 2 * size
-    feed_forward = 2 * rows * 2 * size * inner
+    feed_forward = 2 * rows * (3 if config.is_modern else 2) * size * inner
     return keys_and_values + queries_and_output + attention + feed_forward

@@ -40,7 +40,12 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 WHOLE_RUN = "roofline, whole run (hours)"
-VOCABULARIES = {"bert": (30522, 0), "roberta": (50265, 1)}  # published size, id of padding
+VOCABULARIES = {  # published size, id of padding
+    "bert": (30522, 0),
+    "roberta": (50265, 1),
+    "xlm-roberta": (250002, 1),
+    "modernbert": (50368, 50283),
+}
 
 
 class Core(NamedTuple):
@@ -80,7 +85,7 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
     """Compiles the training step of an experiment for a TPU and says what it needs.
 
     Args:
-      config: the experiment; its network gets the vocabulary of the published BERT or RoBERTa. The
+      config: the experiment; its network gets the vocabulary of the published model. The
         whole run is reckoned if it names its store, or its steps.
       topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
       search_chunk: whether to find the largest `config.train.chunk_size` that fits.

@@ -369,7 +369,8 @@ def _require_inside(folder: Path, path: Any, name: str) -> None:
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:
     model_type = _read_config(folder).get("model_type")
-    return {"add_pooling_layer": False} if model_type in ("bert", "roberta") else {}
+    has_pooler = model_type in ("bert", "roberta", "xlm-roberta")
+    return {"add_pooling_layer": False} if has_pooler else {}
 
 
 def _is_classifier(folder: Path) -> bool:
@@ -390,7 +391,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _max_tokens(backbone: Transformer) -> int:
     limit = backbone.config.max_position_embeddings
-    if backbone.config.model_type == "roberta":
+    if "roberta" in backbone.config.model_type:
         # RoBERTa counts positions from its padding id + 1.
         limit -= backbone.config.pad_token_id + 1
     return int(limit)

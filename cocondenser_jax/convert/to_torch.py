@@ -82,7 +82,7 @@ def export_folder(
     lm = {name: value for name, value in tensors.items() if name not in head}
 
     with new_folder(out) as folder:
-        files = _sentence_transformers_files(config.hidden_size, length)
+        files = _sentence_transformers_files(config, length)
         files["config.json"] = _transformers_config(config)
         if head:
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
@@ -141,7 +141,7 @@ def _transformers_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _sentence_transformers_files(hidden_size: int, length: int) -> dict[str, Any]:
+def _sentence_transformers_files(config: ModelConfig, length: int) -> dict[str, Any]:
     """CLS pooling and inner product, in the form that every release of the library reads."""
     package = "sentence_transformers.models"
     return {
@@ -150,7 +150,7 @@ def _sentence_transformers_files(hidden_size: int, length: int) -> dict[str, Any
             {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"},
         ],
         "1_Pooling/config.json": {
-            "word_embedding_dimension": hidden_size,
+            "word_embedding_dimension": config.hidden_size,
             "pooling_mode_cls_token": True,
             "pooling_mode_mean_tokens": False,
             "pooling_mode_max_tokens": False,
@@ -160,7 +160,7 @@ def _sentence_transformers_files(hidden_size: int, length: int) -> dict[str, Any
             "max_seq_length": length,
             "do_lower_case": False,
             # A CLS vector needs no pooler, and the folder has no weights for one.
-            "model_args": {"add_pooling_layer": False},
+            "model_args": {} if config.is_modern else {"add_pooling_layer": False},
         },
         "config_sentence_transformers.json": {
             "model_type": "SentenceTransformer",
@@ -185,6 +185,7 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     values = {
         **config.to_dict(),
+        "options": "" if config.is_modern else ", add_pooling_layer=False",
         "training": "pre-trained",
         "title": html.escape(visible(name), quote=False),
         "literal": json.dumps(name, ensure_ascii=False),

@@ -181,6 +181,9 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
             f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}):"
             f" expected one of {', '.join(_KINDS.values())}"
         )
+    if kind == "xlm-roberta":
+        backend.model = _never_in_text(state["model"], set(SPECIAL_TOKENS[kind].values()))
+        state = json.loads(backend.to_str())
     ids: dict[str, int] = {}
     for role, token in SPECIAL_TOKENS[kind].items():
         number = backend.token_to_id(token)
@@ -202,6 +205,16 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     )
 
 
+def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
+    """Makes special tokens the worst of all pieces: in a text, the library prefers them to others.
+
+    SentencePiece never reads "</s>" in a text as the special token.
+    """
+    worst = min(score for piece, score in model["vocab"] if piece not in special) - 100.0
+    pieces = [(piece, worst if piece in special else score) for piece, score in model["vocab"]]
+    return models.Unigram(pieces, model["unk_id"], model.get("byte_fallback", False))
+
+
 def _part_type(part: dict[str, Any] | None) -> str | None:
     """Returns the type of a tokenizer's part; of a sequence of pre-tokenizers that of the last."""
     if part is None:
@@ -212,10 +225,12 @@ def _part_type(part: dict[str, Any] | None) -> str | None:
 
 def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
     """Hashes what decides the ids of a text, which layout, decoder and template do not."""
+    vocab = state["model"]["vocab"]
     rules = {
         "entries": entries,
         "merges": state["model"].get("merges"),
-        **({"scores": state["model"]["vocab"]} if state["model"]["type"] == "Unigram" else {}),
+        # Unigrams have scores; tokenizers reads and writes them inexactly.
+        **({"scores": [round(score, 6) for _, score in vocab]} if isinstance(vocab, list) else {}),
         "normalizer": state["normalizer"],
         "pre_tokenizer": {
             key: value

@@ -42,7 +42,7 @@ def test_masked_lm_gets_the_tensors_that_were_read(exported, research_folder):
     assert model.state_dict().keys() == original.keys()
     for name, value in model.state_dict().items():
         assert torch.equal(value, original[name]), name
-    assert type(model).__name__ in ("BertForMaskedLM", "RobertaForMaskedLM")
+    assert type(model) is type(AutoModelForMaskedLM.from_pretrained(research_folder))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
@@ -61,8 +61,9 @@ def test_a_full_disk_ends_in_one_line(exported, tmp_path, small_disk, monkeypatc
 
 def test_auto_model_lacks_nothing_but_the_pooler(exported):
     _, report = AutoModel.from_pretrained(exported[0], output_loading_info=True)
-    assert {name.split(".")[0] for name in report["missing_keys"]} == {"pooler"}
-    assert {name.split(".")[0] for name in report["unexpected_keys"]} <= {"cls", "lm_head"}
+    assert {name.split(".")[0] for name in report["missing_keys"]} <= {"pooler"}
+    projections = {"cls", "lm_head", "head", "decoder"}
+    assert {name.split(".")[0] for name in report["unexpected_keys"]} <= projections
     assert not report["mismatched_keys"]
 
 

@@ -86,7 +86,8 @@ def test_transformers_loads_what_was_saved(tokenizer: SpanTokenizer, tmp_path: P
     save_tokenizer(tokenizer, tmp_path, model_max_length=77)
     reference = AutoTokenizer.from_pretrained(tmp_path)
     assert reference.is_fast
-    assert type(reference).__name__ in ("BertTokenizer", "RobertaTokenizer")
+    classes = {"bert": "BertTokenizer", "roberta": "RobertaTokenizer"}
+    assert type(reference).__name__ == classes.get(tokenizer.kind, "TokenizersBackend")
     assert reference.model_max_length == 77
     assert_same_ids(tokenizer, reference)
     for role in ("cls", "sep", "pad", "mask"):

@@ -20,9 +20,8 @@ KEYWORDS_LEFT_OUT = {"desc", "encoding", "flush", "strict"}  # texts, and guards
 TESTS = {
     "model/condenser.py": ["tests/model/test_condenser.py", "tests/model/test_parity.py"],
     "model/encoder.py": ["tests/model/test_condenser.py", "tests/model/test_parity.py"],
-    "model/heads.py": ["tests/model/test_parity.py"],
     "collection/folder.py": ["tests/collection/test_folder.py", "tests/collection/test_layouts.py"],
-    "corpus/manifest.py": ["tests/corpus/test_store.py"],
+    "corpus/store.py": ["tests/corpus/test_store.py"],
     "pretrain/manager.py": ["tests/pretrain/test_checkpoint.py", "tests/pretrain/test_hosts.py"],
     "convert/reference.py": ["tests/test_verify.py"],
     "finetune/schedule.py": ["tests/finetune/test_schedule.py", "tests/finetune/test_fuzz.py"],

@@ -37,11 +37,22 @@ def first_three(names: Sequence[str]) -> str:
     return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
 
 
+def first_words(text: str, n: int) -> str:
+    """Returns the start of a text, of at most about `n` characters, on one line."""
+    # textwrap.shorten leaves nothing of a text without spaces, and reads all of a long one.
+    text = " ".join(text[: 10 * n].split())
+    return text if len(text) <= n else text[:n].rsplit(" ", 1)[0] + " …"
+
+
 def require_same(started: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises a UserError for the first value of `now` with which `started` was not started."""
-    for key, value in now.items():
-        if earlier.get(key) != value:
-            raise UserError(
-                f"{started} was started with {key}={earlier.get(key)!r}, now it is {value!r}: "
-                "choose a new folder, or remove it first"
-            )
+    """Raises a UserError naming the values of `now` with which `started` was not started."""
+    differences = [
+        f"{key}={earlier.get(key)!r}, now it is {value!r}"
+        for key, value in now.items()
+        if earlier.get(key) != value
+    ]
+    if differences:
+        raise UserError(
+            f"{started} was started with {'; '.join(differences)}: choose a new folder, or remove"
+            " it first"
+        )

@@ -38,8 +38,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdErro
 
 def read_lines(
     path: Path,
-    *,
-    max_bytes: int | None = None,
+    max_bytes: int = MAX_LINE_BYTES,
     on_bytes: OnBytes = lambda n_bytes: None,
 ) -> Iterator[tuple[int, str]]:
     """Yields number, from 1, and text, without its end, of every line.
@@ -56,9 +55,9 @@ def read_lines(
     number = consumed = 0
     try:
         with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-            while data := file.readline(-1 if max_bytes is None else max_bytes + 1):
+            while data := file.readline(max_bytes + 1):
                 number += 1
-                if max_bytes is not None and len(data) > max_bytes:
+                if len(data) > max_bytes:
                     raise UserError(
                         f"{path}:{number}: a line is larger than {max_bytes // 1_000_000} MB; "
                         "split it first"
@@ -80,8 +79,7 @@ def read_lines(
 
 def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
     """Yields what `read_lines` does, without blank lines; raises the same errors."""
-    lines = read_lines(path, max_bytes=max_bytes)
-    return ((number, line) for number, line in lines if line.strip())
+    return ((number, line) for number, line in read_lines(path, max_bytes) if line.strip())
 
 
 @contextlib.contextmanager
@@ -167,10 +165,9 @@ def is_inside(path: str) -> bool:
 
 
 def size_limit(name: str) -> int:
-    """Returns the largest value to accept for a size in a `config.json`, such as `hidden_size`.
+    """Returns the largest value to accept for a size in `config.json`; published ones are below.
 
-    No published BERT or RoBERTa comes near it; more layers would fill the memory before anything
-    else could be found wrong with them.
+    More layers would fill the memory before anything else could be found wrong with them.
     """
     return 1_000 if name.endswith("layers") else 10_000_000
 
@@ -225,8 +222,8 @@ def _items(read: Callable[[int], str], path: Path) -> Iterator[Any]:
                 start, expected = first, ","
                 continue
             item, end = decoder.raw_decode(text, first)
-            _skip_space(text, end)  # the number 12 may be the beginning of 123
-        except (IndexError, json.JSONDecodeError):
+            text[end]  # the number 12 may be the beginning of 123
+        except (IndexError, json.JSONDecodeError):  # it is not whole: read on
             size = len(text) - start
             _require_small(size, f"{path}: an item of the list")
             more = read(min(max(_TEXT_PIECE, size), MAX_LINE_BYTES + 1 - size))
@@ -244,10 +241,7 @@ def _items(read: Callable[[int], str], path: Path) -> Iterator[Any]:
 
 
 def _skip_space(text: str, start: int) -> int:
-    """Returns where something else than white space follows; raises IndexError if nothing does."""
-    at = _SPACE.match(text, start).end()  # type: ignore[union-attr]
-    text[at]
-    return at
+    return _SPACE.match(text, start).end()  # type: ignore[union-attr]
 
 
 def _require_small(size: int, what: str) -> None:
@@ -317,64 +311,54 @@ def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
         case ".gz":
             return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
         case ".xz":
-            return _members(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0")
+            text = _members(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0")
         case ".zst":
-            return _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj())
+            text = _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), b"")
         case _:
             return raw
+    return io.BufferedReader(_Pieces(text), 1 << 20)
 
 
-def _members(raw: IO[bytes], new_member: Callable[[], Any], padding: bytes = b"") -> IO[bytes]:
-    return io.BufferedReader(_Members(raw, new_member, padding), 1 << 20)
-
-
-class _Members(io.RawIOBase):
-    """Reads compressed members end to end, and refuses anything else between and after them.
+def _members(raw: IO[bytes], new_member: Callable[[], Any], padding: bytes) -> Iterator[memoryview]:
+    """Decompresses members end to end, and refuses anything else between and after them.
 
     Python's LZMAFile (3.11, 3.12) takes a damaged second member, and padding, for the end of the
     file (https://github.com/python/cpython/issues/88300); zstandard 0.25's reader takes a truncated
-    file for a whole one.
-
-    Bytes of `padding` may follow a member, in multiples of four.
+    file for a whole one. Bytes of `padding` may follow a member, in multiples of four.
     """
+    member, n_padding, data = new_member(), 0, b""
+    while data := data or raw.read(_PIECE_BYTES):
+        if member.eof:
+            n_bytes = len(data)
+            data = data.lstrip(padding)
+            n_padding += n_bytes - len(data)
+            if not data:
+                continue
+            if n_padding % 4:
+                break
+            member, n_padding = new_member(), 0
+        yield memoryview(member.decompress(data))
+        data = member.unused_data
+    if n_padding % 4:
+        raise EOFError(f"{n_padding} bytes of padding, expected a multiple of 4")
+    if not member.eof:
+        raise EOFError("the file ends within a member")
 
-    def __init__(self, raw: IO[bytes], new_member: Callable[[], Any], padding: bytes):
-        self._raw = raw
-        self._new_member = new_member
-        self._padding = padding
-        self._member = new_member()
-        self._compressed, self._text = b"", memoryview(b"")
+
+class _Pieces(io.RawIOBase):
+    def __init__(self, pieces: Iterator[memoryview]):
+        self._pieces = filter(len, pieces)
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._text:
-            self._compressed = self._compressed or self._raw.read(_PIECE_BYTES)
-            if self._member.eof:
-                self._skip_padding()
-                if not self._compressed:
-                    return 0
-                self._member = self._new_member()
-            if not self._compressed:
-                raise EOFError("the file ends within a member")
-            self._text = memoryview(self._member.decompress(self._compressed))
-            self._compressed = self._member.unused_data
-        size = min(len(buffer), len(self._text))
-        buffer[:size] = self._text[:size]
-        self._text = self._text[size:]
+        piece = self._rest or next(self._pieces, self._rest)
+        size = min(len(buffer), len(piece))
+        buffer[:size] = piece[:size]
+        self._rest = piece[size:]
         return size
-
-    def _skip_padding(self) -> None:
-        n_bytes = 0
-        while self._compressed:
-            rest = self._compressed.lstrip(self._padding)
-            n_bytes += len(self._compressed) - len(rest)
-            self._compressed = rest or self._raw.read(_PIECE_BYTES)
-            if rest:
-                break
-        if n_bytes % 4:
-            raise EOFError(f"{n_bytes} bytes of padding, expected a multiple of 4")
 
 
 def _reason(error: Exception) -> str:

@@ -23,8 +23,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 def held(folder: Path) -> Iterator[None]:
     """Keeps every other process that calls this out of a folder that grows; creates the folder.
 
-    The lock is on a file in it, and the operating system releases it however the process
-    ends. Children of the process do not inherit it, and the process itself is not kept out.
+    Children of the process do not inherit the lock, and the process itself is not kept out.
 
     Raises:
       UserError: at once, naming the process that holds the folder; or if it cannot be written to.

@@ -6,9 +6,8 @@ The declarations stand in `configs/`: `default.py` for pre-training, `finetune.p
 
 import ast
 import importlib
-import importlib.util
-import math
 import re
+import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,17 +81,16 @@ def load_config(
       complete: whether the settings that have no default must be set.
     """
     name, argument = _split(spec)
-    module = _load_module(_find(name))
+    get_config = _load_experiment(_find(name))
     try:
-        config = module.get_config(*[argument] if argument else [])
+        config = get_config(*[argument] if argument else [])
     except UserError:
         raise
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"{spec}: get_config failed: {error!r}") from error
     if not isinstance(config, ConfigDict):
         raise UserError(f"{spec}: get_config did not return a ConfigDict")
-    for word in overrides:
-        _apply(config, word)
+    _apply(config, overrides)
     task = config.get("task", PRETRAINING)
     if task not in tasks:
         raise UserError(f"{spec} is for the task {task!r}; expected {' or '.join(tasks)}")
@@ -103,8 +101,7 @@ def load_config(
 def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     """Returns a copy with settings changed as `--config.a.b=value` says, checked and locked."""
     changed = config.copy_and_resolve_references()
-    for word in overrides:
-        _apply(changed, word)
+    _apply(changed, overrides)
     check(changed, complete=False)
     return changed.lock()
 
@@ -185,57 +182,48 @@ def _find(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    package = importlib.util.find_spec("cocondenser_jax.configs")
-    for folder in (package and package.submodule_search_locations) or []:
+    for folder in importlib.import_module("cocondenser_jax.configs").__path__:
         shipped = Path(folder) / path.name
         if path.parent == Path("configs") and shipped.is_file():
             return shipped
     raise UserError(f"no config file {name}: expected a path such as configs/cocondenser.py")
 
 
-def _load_module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"experiment_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
+def _load_experiment(path: Path) -> Any:
     try:
-        spec.loader.exec_module(module)
+        names = runpy.run_path(str(path))
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"{path} cannot be loaded: {error}") from error
-    if not hasattr(module, "get_config"):
+    if "get_config" not in names:
         raise UserError(f"{path} has no function get_config")
-    return module
+    return names["get_config"]
 
 
-def _apply(config: ConfigDict, word: str) -> None:
-    """Sets one value; its type must be that of the value it replaces."""
-    key, equals, text = word.removeprefix(_OVERRIDE).partition("=")
-    if not word.startswith(_OVERRIDE) or not equals:
-        raise UserError(f"unknown argument {word!r}: settings are given as --config.key=value")
-    *sections, last = key.split(".")
-    section: Any = config
-    for name in sections:
-        section = section.get(name) if isinstance(section, ConfigDict) else None
-    if not isinstance(section, ConfigDict) or last not in section:
-        known = ", ".join(sorted(section if isinstance(section, ConfigDict) else config))
-        raise UserError(f"no setting config.{key}; expected one of {known}")
-    section[last] = _parse(key, text, section[last])
+def _apply(config: ConfigDict, overrides: Sequence[str]) -> None:
+    """Sets values; `check` compares them with the declarations."""
+    for word in overrides:
+        key, equals, text = word.removeprefix(_OVERRIDE).partition("=")
+        if not word.startswith(_OVERRIDE) or not equals:
+            raise UserError(f"unknown argument {word!r}: settings are given as --config.key=value")
+        *sections, last = key.split(".")
+        place: Any = config
+        for name in sections:
+            place = place.get(name) if isinstance(place, ConfigDict) else None
+        if not isinstance(place, ConfigDict) or last not in place:
+            known = ", ".join(sorted(place if isinstance(place, ConfigDict) else config))
+            raise UserError(f"no setting config.{key}; expected one of {known}")
+        with place.ignore_type():
+            place[last] = _parse(key, text, place[last])
 
 
 def _parse(key: str, text: str, old: Any) -> Any:
+    """Reads a value as its type is written; whether it is allowed, `check` says."""
     if isinstance(old, str):
         return text
     if isinstance(old, ConfigDict):
         raise UserError(f"config.{key} is a section; set one of {', '.join(sorted(old))} in it")
-    wanted = type(old)
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = {"true": True, "false": False}.get(text.lower())
-    if wanted is float and type(value) is int and abs(value) < 1 << 53:
-        value = float(value)
-    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
-        raise UserError(
-            f"config.{key} is {text!r}; expected a value like {old!r} ({wanted.__name__})"
-        )
-    return value
+        return float(value) if type(old) is float and type(value) is int else value
+    except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
+        return {"true": True, "false": False}.get(text.lower(), text)

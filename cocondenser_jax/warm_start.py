@@ -7,7 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.from_torch import complete, load_folder
+from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
@@ -15,7 +16,6 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import network_sizes
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.pretrain.step import initial_params
 
 
 def pretrain(config: ConfigDict, workdir: Path, *, label: str = "pretrain") -> None:
@@ -47,24 +47,22 @@ def load_warm_start(
     The settings are the `network_sizes` of the experiment. A Condenser head or an MLM projection
     that is missing is drawn from `init_head_seed`; None forbids it.
     """
+    asked = {name: settings[name] for name in HEAD}
     if (Path(name_or_folder) / "run.json").is_file():
         model_config, params, _ = load_run(Path(name_or_folder))
         tokenizer = str(Path(name_or_folder) / "tokenizer")
     else:
-        asked = {name: settings[name] for name in HEAD}
         model_config, params = load_folder(name_or_folder, **asked, init_head_seed=init_head_seed)
         tokenizer = name_or_folder
     if not (settings["n_head_layers"] and model_config.n_head_layers):
-        model_config = dataclasses.replace(
-            model_config, late_mlm=True, **{name: settings[name] for name in HEAD}
-        )
-        params = _with_head(params, model_config, init_head_seed, name_or_folder)
-    for name in HEAD:
-        found = getattr(model_config, name)
-        if found != settings[name]:
+        tensors = to_tensors(params, model_config)
+        model_config = dataclasses.replace(model_config, late_mlm=True, **asked)
+        params = complete(name_or_folder, tensors, model_config, init_head_seed)
+    for name, wanted in asked.items():
+        if (found := getattr(model_config, name)) != wanted:
             raise UserError(
                 f"{name_or_folder}: its Condenser head has {name} {found}, but config.model.{name}"
-                f" is {settings[name]}"
+                f" is {wanted}"
             )
     of_store = load_tokenizer(str(open_store(store).tokenizer_folder))
     if load_tokenizer(tokenizer).backend.get_vocab() != of_store.backend.get_vocab():
@@ -74,14 +72,3 @@ def load_warm_start(
         )
     kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
     return dataclasses.replace(model_config, **{name: settings[name] for name in kept}), params
-
-
-def _with_head(params: Any, model_config: ModelConfig, seed: int | None, name: str) -> Any:
-    """Returns the parameters with the Condenser head that the model has: a new one, or none."""
-    body = {key: value for key, value in params.items() if not key.startswith("head_")}
-    if not model_config.n_head_layers:
-        return body
-    if seed is None:
-        raise UserError(f"{name} has no Condenser head; config.init_head starts with a new one")
-    new = initial_params(model_config, seed)
-    return body | {key: value for key, value in new.items() if key.startswith("head_")}

@@ -62,9 +62,9 @@ def test_no_other_file_is_too_long() -> None:
         ("verify.py", "x = 1\n" * 401, "verify.py: 401 lines, more than 400"),
         ("corpus/utils.py", "", "corpus/utils.py: a catch-all; name it after what it does"),
         (
-            "model/heads.py",
+            "model/encoder.py",
             "from jax import pmap\n",
-            "model/heads.py: pmap belongs in pretrain/step.py",
+            "model/encoder.py: pmap belongs in pretrain/step.py",
         ),
         (
             "pretrain/loop.py",

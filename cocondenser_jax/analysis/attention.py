@@ -26,15 +26,10 @@ _MAX_WEIGHTS = 1 << 19
 
 
 class LayerEntropies(NamedTuple):
-    """Entropies (nats), averaged over heads and texts.
+    """Entropies (nats), averaged over heads and texts."""
 
-    Attributes:
-      entropy: of each layer, from the one above the embeddings.
-      uniform: of uniform attention, the mean of log(number of tokens). No layer can exceed it.
-    """
-
-    entropy: list[float]
-    uniform: float
+    entropy: list[float]  # of each layer, from the one above the embeddings
+    uniform: float  # of uniform attention, the mean of log(tokens): no layer can exceed it
 
 
 def compare_models(

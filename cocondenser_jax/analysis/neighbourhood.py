@@ -40,16 +40,12 @@ def _read_rankings(path: Path) -> Rankings:
 
 
 def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarray:
-    """Returns nb-recall_n@k = |{stage-1 top k} ∩ {stage-2 top n}| / n for every k, [K].
+    """Returns nb-recall_n@k = |{stage-1 top k} ∩ {stage-2 top n}| / n for k = 1, 2, ..., [K].
 
     The mean is over the queries of stage 2. A query that stage 1 lacks, or the part of its ranking
     that is missing at depth k, counts as not found; queries of stage 1 alone take no part. Where
     stage 2 has fewer than n passages for a query, their number takes the place of n: 1.0 means that
-    its whole neighbourhood was found.
-
-    Returns:
-      Recall in [0, 1]; position k - 1 is that of depth k. It never falls. K is the length of the
-      longest ranking of stage 1.
+    its whole neighbourhood was found. K is the length of the longest ranking of stage 1.
 
     Raises:
       UserError: if no query has n passages in stage 2, or none is in both stages.

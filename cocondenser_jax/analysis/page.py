@@ -6,6 +6,7 @@ from pathlib import Path
 from string import Template
 
 from cocondenser_jax.analysis.plots import SERIES_COLOURS, Panel, final_value, panel_svg
+from cocondenser_jax.errors import first_words
 from cocondenser_jax.files import new_file
 
 _MAX_PASSAGE = 400  # characters of a passage that the page shows
@@ -28,23 +29,20 @@ def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str])
 
 
 def comparison(
-    metrics: Sequence[str],
-    others: Sequence[str],
-    rows: Sequence[tuple[str, Sequence[float], Sequence[str]]],
+    names: Sequence[str],
+    metrics: Mapping[str, Sequence[float]],
+    others: Mapping[str, Sequence[str]],
     note: str,
 ) -> str:
-    """Returns a table with the best value of each metric in bold, and a note below it.
+    """Returns a table of retrievers, the best value of each metric in bold, and a note below it.
 
-    Each row is a name, a value in [0, 1] for each metric, and a text for each other column.
+    Columns are head -> a value in [0, 1], or a text, for each of the named retrievers.
     """
-    best = [max(column) for column in zip(*(values for _, values, _ in rows), strict=True)]
     heads = "".join(f'<th scope="col">{escape(s)}</th>' for s in ("Retriever", *metrics, *others))
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        f"{''.join(map(_metric_cell, values, best))}"
-        f"{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>"
-        for name, values, texts in rows
-    )
+    columns = [[f'<th scope="row">{escape(name)}</th>' for name in names]]
+    columns += [[_metric_cell(x, max(values)) for x in values] for values in metrics.values()]
+    columns += [[f"<td>{escape(text)}</td>" for text in texts] for texts in others.values()]
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))
     return (
         f'<div class="wide"><table><thead><tr>{heads}</tr></thead>'
         f'<tbody>{body}</tbody></table></div><p class="note">{escape(note)}</p>'
@@ -73,17 +71,8 @@ def searches(found: Mapping[str, Sequence[tuple[float, str, str]]], command: str
 def _hit(score: float, title: str, text: str) -> str:
     return (
         f'<li><p><b>{escape(title)}</b><span class="score">{score:.2f}</span></p>'
-        f'<p class="passage">{escape(_first_words(text))}</p></li>'
+        f'<p class="passage">{escape(first_words(text, _MAX_PASSAGE))}</p></li>'
     )
-
-
-def _first_words(text: str) -> str:
-    """Returns the start of a passage, on one line."""
-    # textwrap.shorten drops text without spaces, and reads all of a long one.
-    text = " ".join(text[: 10 * _MAX_PASSAGE].split())
-    if len(text) <= _MAX_PASSAGE:
-        return text
-    return text[:_MAX_PASSAGE].rsplit(" ", 1)[0] + " …"
 
 
 def plots(panels: Sequence[Panel]) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from cocondenser_jax import __version__
-from cocondenser_jax.cli import analysis, evaluation, finetuning, pretraining, quickstart, retrieval
+from cocondenser_jax.cli import evaluation, quickstart, retrieval, training
 from cocondenser_jax.cli.flags import LogFormatter, Parser
 from cocondenser_jax.errors import UserError
 
@@ -95,10 +95,9 @@ def _cleaned_up() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
         raise SystemExit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    can_hear = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if can_hear else ()
     heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    if threading.current_thread() is not threading.main_thread():  # only that can hear any
-        heard = []
     for number in heard:
         signal.signal(number, end)
     try:
@@ -121,6 +120,6 @@ def _make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in (quickstart, pretraining, finetuning, retrieval, evaluation, analysis):
+    for module in (quickstart, training, retrieval, evaluation):
         module.add_commands(commands)
     return parser

@@ -3,12 +3,11 @@
 import argparse
 import logging
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.errors import UserError, first_words, visible
 from cocondenser_jax.files import write_json
 
 Arguments = argparse.Namespace
@@ -41,6 +40,15 @@ class Parser(argparse.ArgumentParser):
         """Adds a flag for a file or folder."""
         self.add_argument(name, help=does, type=Path, required=required, **options)
 
+    def add_config(self) -> None:
+        """Adds --config; what follows as --config.KEY=VALUE is left in `arguments.overrides`."""
+        config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"
+        self.flag("--config", config, required=True)
+
+    def add_json_out(self) -> None:
+        """Adds --json_out, for commands that print results."""
+        self.path("--json_out", "also write the results to this JSON file", required=False)
+
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Ends after --help, once it is written: a full device can still be reported."""
         sys.stdout.flush()
@@ -52,11 +60,8 @@ def add_command(
 ) -> Parser:
     """Declares a command, and returns its parser, to add its flags to.
 
-    Args:
-      commands: of the program's parser.
-      call: returns the exit status, None for 0. The last word of its name is the command's name,
-        its docstring the help.
-      example: arguments, for the help.
+    The last word of the name of `call` is the command's name, its docstring the help, and what it
+    returns the exit status, None for 0. The help ends with the example, some arguments.
     """
     added: Parser = commands.add_parser(
         call.__name__.rpartition("_")[2],
@@ -98,10 +103,7 @@ def numbers(text: str) -> list[float]:
 
 
 def chosen(arguments: Arguments, names: str) -> dict[str, Any]:
-    """Returns the flags that have a value, to be passed on as keyword arguments of the same names.
-
-    The names are separated by spaces.
-    """
+    """Returns those of the flags, named with spaces between, that have a value: to be passed on."""
     flags = {name: getattr(arguments, name) for name in names.split()}
     return {name: value for name, value in flags.items() if value is not None}
 
@@ -118,28 +120,12 @@ def _is_given(arguments: Arguments, flag: str) -> bool:
     return value is not None and value is not False
 
 
-def add_config(command: Parser) -> None:
-    """Adds --config; what follows as --config.KEY=VALUE is left in `arguments.overrides`."""
-    config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"
-    command.flag("--config", config, required=True)
-
-
-def add_workdir(command: Parser, does: str) -> None:
-    """Adds --workdir, for commands that resume."""
-    command.path("--workdir", does)
-
-
-def add_json_out(command: Parser) -> None:
-    """Adds --json_out, for commands that print results."""
-    command.path("--json_out", "also write the results to this JSON file", required=False)
-
-
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
     """Prints a query and what was found for it: score, title and text of each passage."""
     print(f'"{visible(query)}"')
     for score, title, text in hits:
         print(f"  {score:8.2f}  {visible(title)}")
-        print(f"{'':12}{visible(textwrap.shorten(text, 300, placeholder=' ...'))}")
+        print(f"{'':12}{visible(first_words(text, 300))}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

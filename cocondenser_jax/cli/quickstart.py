@@ -11,8 +11,6 @@ from cocondenser_jax.cli.flags import (
     Arguments,
     Commands,
     add_command,
-    add_json_out,
-    add_workdir,
     chosen,
     print_search,
     print_table,
@@ -23,15 +21,13 @@ from cocondenser_jax.files import write_json
 
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_quickstart(commands)
-    _add_adapt(commands)
-    _add_report(commands)
-    _add_reproduce(commands)
+    for add in (_add_quickstart, _add_adapt, _add_report, _add_reproduce):
+        add(commands)
 
 
 def _add_quickstart(commands: Commands) -> None:
     command = add_command(commands, _quickstart, "--workdir=runs/quickstart")
-    add_workdir(command, "the folder to work in")
+    command.path("--workdir", "the folder to work in")
 
 
 def _quickstart(arguments: Arguments) -> None:
@@ -46,7 +42,7 @@ def _add_adapt(commands: Commands) -> None:
     command = add_command(commands, _adapt, example)
     command.flag("--corpus", "your documents: whatever corpus --source takes", required=True)
     command.flag("--model", "BERT or RoBERTa: a folder or hub name", required=True)
-    add_workdir(command, "the folder to work in")
+    command.path("--workdir", "the folder to work in")
     data = (
         "a folder of passages, queries and judgments of test to compare on, after fine-tuning if it"
         " has some of train (default: held-out spans of the corpus)"
@@ -66,11 +62,12 @@ def _adapt(arguments: Arguments) -> None:
 def _print_outcome(outcome: Any) -> None:
     from cocondenser_jax.quickstart.report import other_columns
 
-    rows, others = outcome.rows, other_columns(outcome.rows)
-    metrics = ([f"{value:.3f}" for value in row.metrics.values()] for row in rows)
-    cells = zip(rows, metrics, zip(*others.values(), strict=True), strict=True)
+    rows = outcome.rows
+    columns = {name: [f"{row.metrics[name]:.3f}" for row in rows] for name in rows[0].metrics}
+    columns |= other_columns(rows)
     print()
-    print_table(("", *rows[0].metrics, *others), [(row.name, *m, *own) for row, m, own in cells])
+    cells = zip([row.name for row in rows], *columns.values(), strict=True)
+    print_table(("", *columns), [*cells])
     for query, hits in outcome.examples.items():
         print()
         print_search(query, hits)
@@ -104,7 +101,7 @@ def _add_reproduce(commands: Commands) -> None:
     workdir = "what is made; what is there is not made again"
     command.flag("--workdir", workdir, Path("runs/papers"))
     command.flag("--data", "the folder of the data that --dry_run names", Path("data"))
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _reproduce(arguments: Arguments) -> None:

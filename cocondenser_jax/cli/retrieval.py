@@ -9,7 +9,6 @@ from cocondenser_jax.cli.flags import (
     Commands,
     Parser,
     add_command,
-    add_json_out,
     chosen,
     numbers,
     print_metrics,
@@ -22,14 +21,10 @@ from cocondenser_jax.files import write_json
 
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_encode(commands)
-    _add_index(commands)
-    _add_search(commands)
-    _add_retrieve(commands)
-    _add_bm25(commands)
-    _add_fuse(commands)
-    _add_rerank(commands)
-    _add_mine(commands)
+    for add in (_add_encode, _add_index, _add_search, _add_retrieve):
+        add(commands)
+    for add in (_add_bm25, _add_fuse, _add_rerank, _add_mine):
+        add(commands)
 
 
 def _add_encode(commands: Commands) -> None:
@@ -53,7 +48,7 @@ def _add_encode(commands: Commands) -> None:
     command.flag("--pooling", pooling, choices=("cls", "mean"))
     parquet = "also write ids and vectors to this file, for a vector database"
     command.path("--parquet", parquet, required=False, metavar="FILE")
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _encode(arguments: Arguments) -> None:
@@ -72,7 +67,7 @@ def _add_index(commands: Commands) -> None:
     command.path("--out", "the folder for the index")
     factory = "faiss index string, such as IVF1024,Flat or HNSW32; Flat is exact"
     command.flag("--factory", factory, "Flat")
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _index(arguments: Arguments) -> None:
@@ -90,7 +85,7 @@ def _add_search(commands: Commands) -> None:
     query = "the text to search for (default: every line of standard input, until Ctrl-D)"
     command.flag("--query", query)
     command.flag("--top_k", "passages printed", 10)
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _search(arguments: Arguments) -> None:
@@ -169,11 +164,9 @@ def _bm25(arguments: Arguments) -> None:
 def _add_dense_index(command: Parser) -> None:
     where = command.add_mutually_exclusive_group(required=True)
     index = "the folder that index wrote"
-    where.add_argument("--index", dest="folder", metavar="INDEX", type=Path, help=index)
+    where.add_argument("--index", dest="folder", type=Path, help=index)
     embeddings = "or the folder that encode wrote: exact, without an index, in little memory"
-    where.add_argument(
-        "--embeddings", dest="folder", metavar="EMBEDDINGS", type=Path, help=embeddings
-    )
+    where.add_argument("--embeddings", dest="folder", type=Path, help=embeddings)
     command.path("--model", "the retriever that encoded the passages")
     parameters = "of the index, as faiss writes them: nprobe=16 (IVF), efSearch=64 (HNSW)"
     command.add_argument("--parameters", default="", help=parameters)
@@ -184,7 +177,7 @@ def _add_run_out(command: Parser) -> None:
     command.flag("--split", "the judgments whose queries to search for (default: all queries)")
     command.path("--run_out", "TREC run to write")
     command.flag("--depth", "passages per query", 100)
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _add_precision(command: Parser) -> None:
@@ -205,7 +198,7 @@ def _add_fuse(commands: Commands) -> None:
     weights = "of the runs, in their order, separated by commas (default: 1 each)"
     command.flag("--weights", weights, type=numbers, metavar="W")
     command.flag("--depth", "passages per query", 100)
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _fuse(arguments: Arguments) -> None:
@@ -278,7 +271,7 @@ def _add_mine(commands: Commands) -> None:
     command.path("--pseudo_qrels", pseudo, required=False, metavar="FILE")
     above = "with --pseudo_qrels: a probability (default: 0.9)"
     command.flag("--pseudo_above", above, type=float, metavar="P")
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _mine(arguments: Arguments) -> None:

@@ -9,8 +9,6 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.layouts import Passage, matching_files
 from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_run
@@ -109,12 +107,13 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
 
 
 def with_positives(qrels: Qrels, strict: bool = False) -> Qrels:
-    """Keeps the queries that have a relevant passage; only they can be trained on.
+    """Keeps the relevant passages of the queries that have some: they can be trained on.
 
     Raises:
       UserError: if no query is left or, where `strict`, one has to go.
     """
-    kept = {query: grades for query, grades in qrels.items() if max(grades.values(), default=0) > 0}
+    relevant = {q: {p: grade for p, grade in qrels[q].items() if grade > 0} for q in qrels}
+    kept = {query: passages for query, passages in relevant.items() if passages}
     if without := [query for query in qrels if query not in kept]:
         message = f"{len(without)} of {len(qrels)} queries have no positive"
         if strict:
@@ -123,23 +122,6 @@ def with_positives(qrels: Qrels, strict: bool = False) -> Qrels:
     if not kept:
         raise UserError("no judgment has a score above 0: there is no positive to train on")
     return kept
-
-
-def sample_queries(qrels: Qrels, n: int, seed: int) -> Qrels:
-    """Draws `n` queries, for a training set with few labels; 0 keeps all of them.
-
-    With the same seed, a larger sample holds the smaller one.
-    """
-    if not n:
-        return qrels
-    if not 0 < n <= len(qrels):
-        raise UserError(
-            f"config.train_queries is {n}: expected 1 to {len(qrels)}, the number of queries with "
-            "a positive, or 0 for all of them"
-        )
-    queries = list(qrels)
-    order = np.random.default_rng(seed).permutation(len(queries))
-    return {queries[i]: qrels[queries[i]] for i in sorted(order[:n])}
 
 
 def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list[str]]:
@@ -242,8 +224,7 @@ def _find(folder: Path, *names: str) -> Path:
 
 def _only(found: Sequence[Path], folder: Path) -> Path:
     if len(found) > 1:
-        names = [plain_name(path) for path in found]
-        splits = [name.rpartition(".")[0] for name in names]
+        splits = [plain_name(path).rpartition(".")[0] for path in found]
         raise UserError(
             f"{folder} holds several files of questions: name one of the splits "
             f"{first_three(splits)}"

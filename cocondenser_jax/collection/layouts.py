@@ -59,28 +59,23 @@ def read_passages(path: Path) -> Iterator[Passage]:
     that of Xiong et al., "Approximate Nearest Neighbor Negative Contrastive Learning for Dense Text
     Retrieval" (arXiv 2007.00808), and of Gao et al., "Rethink Training of BERT Rerankers in
     Multi-Stage Retrieval Pipeline" (arXiv 2101.08751), who put separators between them.
-
-    Raises:
-      UserError: with file and line, for a missing, damaged or empty file, a line of another form,
-        or an id that occurs twice.
     """
     seen: set[str] = set()
-    for where, passage in _parsed_passages(path):
+    lines = numbered_lines(path)
+    if plain_name(path).endswith(".tsv"):
+        found = (
+            (where, Passage(row["id"], f"{row['url']} {row['title']}".strip(), row["text"]))
+            for where, row in read_rows(path, lines)
+        )
+    else:
+        places = ((f"{path}:{number}", line) for number, line in lines)
+        found = ((where, parse_passage(line, where)) for where, line in places)
+    for where, passage in found:
         _require_new(passage.id, seen, where)
         seen.add(passage.id)
         yield passage
     if not seen:
         raise UserError(f"{path} is empty")
-
-
-def _parsed_passages(path: Path) -> Iterator[tuple[str, Passage]]:
-    lines = numbered_lines(path)
-    if not plain_name(path).endswith(".tsv"):
-        for number, line in lines:
-            yield f"{path}:{number}", parse_passage(line, f"{path}:{number}")
-        return
-    for where, row in read_rows(path, lines):
-        yield where, Passage(row["id"], f"{row['url']} {row['title']}".strip(), row["text"])
 
 
 def parse_passage(line: str | bytes, where: str) -> Passage:

@@ -22,11 +22,7 @@ Qrels = dict[str, dict[str, int]]
 def read_qrels(path: Path) -> Qrels:
     """Reads judgments, BEIR (`query-id<TAB>corpus-id<TAB>score`) or TREC (`query 0 passage grade`).
 
-    BEIR's header line is optional.
-
-    Raises:
-      UserError: with file and line, for a missing or empty file, a malformed line, or a passage
-        that a query has twice with different grades.
+    BEIR's header line is optional. A query must not have a passage twice with different grades.
     """
     qrels: Qrels = {}
     for number, line in _lines_of_ids(path):
@@ -66,9 +62,7 @@ def write_qrels(path: Path, qrels: Qrels) -> None:
 def read_run(path: Path) -> Run:
     """Reads a TREC run: `query Q0 passage rank score tag`, one result a line.
 
-    Raises:
-      UserError: with file and line, for a missing file, a malformed line, a score that is not
-        a finite number, or a passage that a query has twice.
+    Scores must be finite numbers, and a query must not have a passage twice.
     """
     run: Run = {}
     for number, line in _lines_of_ids(path):

@@ -1,8 +1,9 @@
 """A Hugging Face folder or hub model → Flax parameters. Nothing in it is executed."""
 
+import dataclasses
 import logging
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from cocondenser_jax.convert.names import (
-    BACKBONES,
+    HEAD_FIELDS,
     HEAD_PREFIX,
     MODERN_CONFIG,
     Params,
+    backbone_prefix,
     expected_shapes,
     from_tensors,
+    tensor_names,
     to_tensors,
 )
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
@@ -36,16 +39,11 @@ _SUPPORTED = {
     **{"hidden_activation": "gelu", "classifier_activation": "gelu", "decoder_bias": True},
     **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
 }
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _SIZES = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
     " max_position_embeddings"
 ).split()
-_OPTIONAL = (
-    "type_vocab_size layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob pad_token_id"
-    " initializer_range local_attention global_attn_every_n_layers global_rope_theta"
-    " local_rope_theta"
-).split()
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
 
@@ -84,7 +82,7 @@ def load_folder(
     """
     folder = find_folder(name_or_folder)
     backbone = _read_backbone_config(folder)
-    tensors = _canonical(_read_weights(folder), BACKBONES[backbone["model_type"]], folder)
+    tensors = _canonical(_read_weights(folder), ModelConfig(**backbone), folder)
     tensors |= _read_head(folder)
     n_found = len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
     asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
@@ -95,13 +93,46 @@ def load_folder(
         config = ModelConfig(**backbone, **middle | (asked | found if n_found else found | asked))
     except (TypeError, UserError) as error:
         raise UserError(f"{folder}: {error}") from error
-    shapes = expected_shapes(config)
-    tensors |= _new_heads(folder, config, shapes.keys(), tensors.keys(), init_head_seed)
-    _check_shapes(folder, tensors, shapes)
-    unused = sorted(name for name in tensors.keys() - shapes.keys() if not _IGNORED.search(name))
-    if unused:
+    params = complete(folder, tensors, config, init_head_seed)
+    others = tensors.keys() - tensor_names(config).values()
+    if unused := sorted(name for name in others if not _IGNORED.search(name)):
         logger.warning("%s: %d tensors are not used: %s", folder, len(unused), first_three(unused))
-    return config, from_tensors(tensors, config)
+    return config, params
+
+
+def complete(
+    source: object, tensors: Mapping[str, np.ndarray], config: ModelConfig, seed: int | None
+) -> Params:
+    """Returns the Flax parameters of a model, of tensors by their PyTorch names.
+
+    A Condenser head or an MLM projection that is missing altogether is drawn from the seed; None
+    forbids it. What the model does not have is left out.
+    """
+    shapes = expected_shapes(config)
+    head = {name for name in shapes if name.startswith(HEAD_PREFIX)}
+    mlm = {name for name in shapes if not name.startswith((HEAD_PREFIX, backbone_prefix(config)))}
+    for part, names in (("Condenser head", head), ("MLM projection", mlm)):
+        if names & tensors.keys() or not names:
+            continue
+        if seed is None:
+            raise UserError(
+                f"{source} has no {part}; --init_head (of pretrain: --config.init_head=true)"
+                " starts with a new, random one"
+            )
+        logger.warning("%s has no %s: a new one is drawn from seed %d", source, part, seed)
+        new = to_tensors(initial_params(config, seed), config)
+        tensors = {**tensors, **{name: new[name] for name in names}}
+    missing = [name for name in shapes if name not in tensors]
+    if missing:
+        raise UserError(f"{source}: {len(missing)} tensors are missing: {first_three(missing)}")
+    wrong = [
+        f"{name} is {tensors[name].shape}, expected {shape}"
+        for name, shape in shapes.items()
+        if tensors[name].shape != shape
+    ]
+    if wrong:
+        raise UserError(f"{source}: {len(wrong)} tensors have another shape: {first_three(wrong)}")
+    return from_tensors(tensors, config)
 
 
 def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
@@ -159,11 +190,11 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
     for key in _SIZES:
         if type(values.get(key)) is not int:
             raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
-    pad = {"pad_token_id": int("roberta" in model_type)}
     if model_type == "modernbert":
         values = _modern_values(values, path)
-    fields = {key: values[key] for key in (*_SIZES, *_OPTIONAL) if values.get(key) is not None}
-    return {"model_type": model_type, **pad, **fields}
+    names = {field.name for field in dataclasses.fields(ModelConfig)} - set(HEAD_FIELDS)
+    fields = {name: values[name] for name in names if values.get(name) is not None}
+    return {"pad_token_id": int("roberta" in model_type), **fields}
 
 
 def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -253,18 +284,17 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _canonical(
-    tensors: Mapping[str, np.ndarray], backbone: str, folder: Path
+    tensors: Mapping[str, np.ndarray], config: ModelConfig, folder: Path
 ) -> dict[str, np.ndarray]:
     """Gives tensors of older files, and of models without an MLM projection, today's names."""
-    renamed: dict[str, np.ndarray] = {}
+    backbone, renamed = backbone_prefix(config), dict[str, np.ndarray]()
     for name, value in tensors.items():
         name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
         name = re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
         if name.startswith(("embeddings.", "encoder.", "pooler.", "layers.", "final_norm.")):
-            name = f"{backbone}.{name}"
+            name = backbone + name
         renamed[name] = value
-    table = "tok_embeddings" if backbone == "model" else "word_embeddings"
-    words = renamed.get(f"{backbone}.embeddings.{table}.weight")
+    words = renamed.get(tensor_names(config)["embeddings/word/embedding"])
     for prefix in ("cls.predictions.", "lm_head.", ""):
         decoder = renamed.get(f"{prefix}decoder.weight")
         if decoder is not None and words is not None and not np.array_equal(decoder, words):
@@ -275,39 +305,3 @@ def _canonical(
         if prefix and f"{prefix}decoder.bias" in renamed:
             renamed.setdefault(f"{prefix}bias", renamed[f"{prefix}decoder.bias"])
     return renamed
-
-
-def _new_heads(
-    folder: Path, config: ModelConfig, expected: Set[str], found: Set[str], seed: int | None
-) -> dict[str, np.ndarray]:
-    """Returns new tensors for the head or the MLM projection, where one is missing altogether."""
-    head = {name for name in expected if name.startswith(HEAD_PREFIX)}
-    backbone = BACKBONES[config.model_type]
-    mlm = {name for name in expected if not name.startswith((HEAD_PREFIX, f"{backbone}."))}
-    drawn: set[str] = set()
-    for part, names in (("Condenser head", head), ("MLM projection", mlm)):
-        if names & found or not names:
-            continue
-        if seed is None:
-            raise UserError(f"{folder} has no {part}; --init_head starts with a new, random one")
-        logger.warning("%s has no %s: a new one is drawn from seed %d", folder, part, seed)
-        drawn |= names
-    if not drawn or seed is None:
-        return {}
-    new = to_tensors(initial_params(config, seed), config)
-    return {name: new[name] for name in drawn}
-
-
-def _check_shapes(
-    folder: Path, tensors: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    missing = [name for name in shapes if name not in tensors]
-    if missing:
-        raise UserError(f"{folder}: {len(missing)} tensors are missing: {first_three(missing)}")
-    wrong = [
-        f"{name} is {tensors[name].shape}, expected {shape}"
-        for name, shape in shapes.items()
-        if tensors[name].shape != shape
-    ]
-    if wrong:
-        raise UserError(f"{folder}: {len(wrong)} tensors have another shape: {first_three(wrong)}")

@@ -5,8 +5,9 @@ checkpoint. Both libraries store the same numbers; only the matrices of linear m
 (Flax `[in, out]`, PyTorch `[out, in]`), and ModernBERT stacks those of queries, keys and values.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,71 +18,84 @@ from cocondenser_jax.pretrain.step import initial_params
 
 Params = dict[str, Any]  # the nested dict under "params" of a Flax checkpoint
 
+# Module by module; the last part of a name is that of `_LEAVES`.
 _EMBEDDINGS = {
-    "word/embedding": "word_embeddings.weight",
-    "position/embedding": "position_embeddings.weight",
-    "token_type/embedding": "token_type_embeddings.weight",
-    "norm/scale": "LayerNorm.weight",
-    "norm/bias": "LayerNorm.bias",
+    "word": "word_embeddings",
+    "position": "position_embeddings",
+    "token_type": "token_type_embeddings",
+    "norm": "LayerNorm",
 }
 _LAYER = {
-    "query/kernel": "attention.self.query.weight",
-    "query/bias": "attention.self.query.bias",
-    "key/kernel": "attention.self.key.weight",
-    "key/bias": "attention.self.key.bias",
-    "value/kernel": "attention.self.value.weight",
-    "value/bias": "attention.self.value.bias",
-    "output/kernel": "attention.output.dense.weight",
-    "output/bias": "attention.output.dense.bias",
-    "attention_norm/scale": "attention.output.LayerNorm.weight",
-    "attention_norm/bias": "attention.output.LayerNorm.bias",
-    "mlp_in/kernel": "intermediate.dense.weight",
-    "mlp_in/bias": "intermediate.dense.bias",
-    "mlp_out/kernel": "output.dense.weight",
-    "mlp_out/bias": "output.dense.bias",
-    "mlp_norm/scale": "output.LayerNorm.weight",
-    "mlp_norm/bias": "output.LayerNorm.bias",
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "mlp_in": "intermediate.dense",
+    "mlp_out": "output.dense",
+    "mlp_norm": "output.LayerNorm",
 }
-_MLM = {
-    "bert": {
-        "dense/kernel": "cls.predictions.transform.dense.weight",
-        "dense/bias": "cls.predictions.transform.dense.bias",
-        "norm/scale": "cls.predictions.transform.LayerNorm.weight",
-        "norm/bias": "cls.predictions.transform.LayerNorm.bias",
-        "bias": "cls.predictions.bias",
-    },
-    "roberta": {
-        "dense/kernel": "lm_head.dense.weight",
-        "dense/bias": "lm_head.dense.bias",
-        "norm/scale": "lm_head.layer_norm.weight",
-        "norm/bias": "lm_head.layer_norm.bias",
-        "bias": "lm_head.bias",
-    },
-}
-_MODERN_EMBEDDINGS = {"word/embedding": "tok_embeddings.weight", "norm/scale": "norm.weight"}
 _MODERN_LAYER = {
-    "attention_norm/scale": "attn_norm.weight",
-    "query/kernel": "attn.Wqkv.weight",
-    "key/kernel": "attn.Wqkv.weight",
-    "value/kernel": "attn.Wqkv.weight",
-    "output/kernel": "attn.Wo.weight",
-    "mlp_norm/scale": "mlp_norm.weight",
-    "mlp_in/kernel": "mlp.Wi.weight",
-    "mlp_out/kernel": "mlp.Wo.weight",
+    **{"attention_norm": "attn_norm", "query": "attn.Wqkv", "key": "attn.Wqkv"},
+    **{"value": "attn.Wqkv", "output": "attn.Wo"},
+    **{"mlp_norm": "mlp_norm", "mlp_in": "mlp.Wi", "mlp_out": "mlp.Wo"},
 }
-_MODERN_MLM = {
-    "dense/kernel": "head.dense.weight",
-    "norm/scale": "head.norm.weight",
-    "bias": "decoder.bias",
+
+
+class _Names(NamedTuple):
+    """What a family of models calls its parts."""
+
+    backbone: str
+    layers: str
+    layer: dict[str, str]
+    embeddings: dict[str, str]
+    mlm: dict[str, str]  # "": where its bias is
+
+
+_ROBERTA = _Names(
+    "roberta.",
+    "roberta.encoder.layer.",
+    _LAYER,
+    _EMBEDDINGS,
+    {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
+)
+_NAMES = {
+    "bert": _Names(
+        "bert.",
+        "bert.encoder.layer.",
+        _LAYER,
+        _EMBEDDINGS,
+        {
+            "": "cls.predictions",
+            "dense": "cls.predictions.transform.dense",
+            "norm": "cls.predictions.transform.LayerNorm",
+        },
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "modernbert": _Names(
+        "model.",
+        "model.layers.",
+        _MODERN_LAYER,
+        {"word": "tok_embeddings", "norm": "norm"},
+        {"": "decoder", "dense": "head.dense", "norm": "head.norm"},
+    ),
 }
-# ModelConfig's names -> those of ModernBERT's config.json
+# ModelConfig's names -> those of ModernBERT's config.json, where they differ.
 MODERN_CONFIG = {
     "layer_norm_eps": "norm_eps",
     "hidden_dropout_prob": "mlp_dropout",
     "attention_probs_dropout_prob": "attention_dropout",
 }
-BACKBONES = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta", "modernbert": "model"}
+_LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
+# The fields of `ModelConfig` that Hugging Face's config.json does not have.
+HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")
 HEAD_PREFIX = "c_head."  # of the Condenser head, as in the published research checkpoints
+
+
+def backbone_prefix(config: ModelConfig) -> str:
+    """Returns how the names of all tensors of the backbone start."""
+    return _NAMES[config.model_type].backbone
 
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
@@ -89,35 +103,27 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
 
     Where several paths have one name, the tensor is theirs, stacked in that order.
     """
-    backbone, layer = BACKBONES[config.model_type], _LAYER
-    encoder = f"{backbone}.encoder.layer."
-    blocks = {
-        "embeddings": (f"{backbone}.embeddings.", _EMBEDDINGS),
-        "mlm": ("", _MLM.get(backbone, _MODERN_MLM)),
-    }
-    if config.is_modern:
-        encoder, layer = f"{backbone}.layers.", _MODERN_LAYER
-        blocks["embeddings"] = (f"{backbone}.embeddings.", _MODERN_EMBEDDINGS)
-        blocks["final_norm"] = (f"{backbone}.", {"scale": "final_norm.weight"})
-    for index in range(config.num_hidden_layers):
-        blocks[f"layers_{index}"] = (f"{encoder}{index}.", layer)
-    for index in range(config.n_head_layers):
-        blocks[f"head_{index}"] = (f"{HEAD_PREFIX}{index}.", layer)
-    names = {
-        f"{block}/{path}": prefix + name
-        for block, (prefix, table) in blocks.items()
-        for path, name in table.items()
-    }
-    if config.is_modern:
-        del names["layers_0/attention_norm/scale"]  # it reads the embeddings' own
-    return names
+    names = _NAMES[config.model_type]
+    return {path: _tensor_name(path, names) for path in _shapes(config)}
+
+
+def _tensor_name(path: str, names: _Names) -> str:
+    block, *module, leaf = path.split("/")
+    kind, _, index = block.partition("_")
+    prefix, modules = {
+        "embeddings": (f"{names.backbone}embeddings.", names.embeddings),
+        "layers": (f"{names.layers}{index}.", names.layer),
+        "head": (f"{HEAD_PREFIX}{index}.", names.layer),
+        "final": (names.backbone, {"": "final_norm"}),
+        "mlm": ("", names.mlm),
+    }[kind]
+    return f"{prefix}{modules['/'.join(module)]}.{_LEAVES[leaf]}"
 
 
 def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
     """Returns the PyTorch tensors of a Flax parameter tree, float32, by their PyTorch names."""
     flat = flatten_dict(params, sep="/")
-    shapes = {path: tuple(leaf.shape) for path, leaf in flat.items()}
-    expected = {path: tuple(leaf.shape) for path, leaf in _flat_shapes(config).items()}
+    shapes, expected = {path: tuple(leaf.shape) for path, leaf in flat.items()}, _shapes(config)
     if shapes != expected:
         wrong = sorted(path for path, _ in shapes.items() ^ expected.items())
         raise ValueError(f"the parameters are not those of the model's config: {wrong}")
@@ -141,21 +147,21 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Para
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns {name: shape} of the PyTorch tensors that `from_tensors` reads."""
-    flat = _flat_shapes(config)
+    shapes = _shapes(config)
 
-    def shape(paths: Sequence[str]) -> tuple[int, ...]:
-        rows, *others = flat[paths[0]].shape[:: -1 if paths[0].endswith("/kernel") else 1]
-        return len(paths) * rows, *others
+    def stacked(paths: list[str]) -> tuple[int, ...]:
+        rows, *columns = shapes[paths[0]][:: -1 if paths[0].endswith("/kernel") else 1]
+        return len(paths) * rows, *columns
 
-    return {name: shape(paths) for name, paths in _paths(config).items()}
+    return {name: stacked(paths) for name, paths in _paths(config).items()}
 
 
 def _paths(config: ModelConfig) -> dict[str, list[str]]:
     """Returns {name of the PyTorch tensor: Flax paths of its parts}."""
-    parts: dict[str, list[str]] = {}
+    paths: dict[str, list[str]] = {}
     for path, name in tensor_names(config).items():
-        parts.setdefault(name, []).append(path)
-    return parts
+        paths.setdefault(name, []).append(path)
+    return paths
 
 
 def _transpose_kernel(path: str, value: Any) -> np.ndarray:
@@ -164,5 +170,7 @@ def _transpose_kernel(path: str, value: Any) -> np.ndarray:
     return np.ascontiguousarray(value.T) if path.endswith("/kernel") else value
 
 
-def _flat_shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    return flatten_dict(jax.eval_shape(lambda: initial_params(config, 0)), sep="/")
+@functools.cache
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    params = jax.eval_shape(lambda: initial_params(config, 0))
+    return {path: leaf.shape for path, leaf in flatten_dict(params, sep="/").items()}

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from cocondenser_jax.convert.names import HEAD_PREFIX, MODERN_CONFIG, to_tensors
+from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, MODERN_CONFIG, to_tensors
 from cocondenser_jax.errors import UserError, first_line, visible
 from cocondenser_jax.files import new_folder, read_object, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
@@ -26,7 +26,6 @@ ARCHITECTURES = {
     "xlm-roberta": "XLMRobertaForMaskedLM",
     "modernbert": "ModernBertForMaskedLM",
 }
-HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")  # not part of Hugging Face's config.json
 MODERN_FIELDS = (
     "local_attention global_attn_every_n_layers global_rope_theta local_rope_theta"
 ).split()

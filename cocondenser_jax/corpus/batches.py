@@ -4,13 +4,13 @@ A batch is a pure function of the data, the seed and the step: a run that resume
 other state, and every host computes its own rows of a batch that all hosts agree on.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import grain
 import numpy as np
 
-from cocondenser_jax.corpus.held_out import held_out_documents
 from cocondenser_jax.corpus.masking import (
     MASK_PROBABILITY,
     draws_per_span,
@@ -21,6 +21,7 @@ from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError
 
+_DOCUMENTS_AT_ONCE = 10_000  # hashed to choose those to hold out
 SENTENCE_STAYS = 0.1  # probability that the sentence of a cloze is left in its span
 
 
@@ -111,6 +112,34 @@ def make_batch(
     return _rows_of(store, spec, examples_I, (spec.seed, step), first_row)
 
 
+@functools.lru_cache(maxsize=8)
+def held_out_documents(store: TokenStore, n: int) -> np.ndarray:
+    """Returns the numbers of the `n` documents, at most a tenth of them, that are never drawn.
+
+    They have two spans, and are those whose first and last spans have the lowest hashes, in that
+    order: the same ones however a store is sharded, and identical texts together. Where no document
+    has two spans, they have one.
+    """
+    documents_D = store.documents_of_pairs
+    if not len(documents_D):
+        documents_D = np.arange(store.n_documents)
+    n = min(n, len(documents_D) // 10)
+    if not n:
+        return np.zeros(0, np.int64)
+    parts = np.array_split(documents_D, -(-len(documents_D) // _DOCUMENTS_AT_ONCE))
+    hashes_D = np.concatenate([_hashes(store, part) for part in parts])
+    order_D = np.argsort(hashes_D, kind="stable")
+    return documents_D[order_D[: np.sum(hashes_D <= hashes_D[order_D[n - 1]])]]
+
+
+def _hashes(store: TokenStore, documents_D: np.ndarray) -> np.ndarray:
+    """Returns 64 bits of each document: the sum of its tokens times a random factor per place."""
+    ends = store.first_span_D[documents_D], store.first_span_D[documents_D + 1] - 1
+    ids = [store.read_spans(spans_D, store.max_tokens - 2)[0] for spans_D in ends]
+    ids_DxL = np.concatenate(ids, axis=1).astype(np.uint64)
+    return ids_DxL @ np.random.Philox(key=0).random_raw(ids_DxL.shape[1])
+
+
 def held_out_batch(store: TokenStore, spec: BatchSpec) -> Batch:
     """Returns two spans of each held-out document, or one where none has two.
 
@@ -148,7 +177,7 @@ def _rows_of(
         n_tokens_S,
         masks_SxR,
         mask_id=store.mask_id,
-        ordinary_ids=ordinary_ids(store),
+        ordinary_ids=np.delete(np.arange(store.vocab_size, dtype=np.int32), store.special_ids),
         capacity=capacity,
         probability=MASK_PROBABILITY if spec.masked else 0.0,
     )
@@ -187,11 +216,6 @@ def read_batches(
     steps = grain.MapDataset.range(first_step, n_steps)
     batches = steps.map(lambda step: make_batch(store, spec, int(step), host=host, n_hosts=n_hosts))
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
-
-
-def ordinary_ids(store: TokenStore) -> np.ndarray:
-    """Returns every token id of the vocabulary that is not special."""
-    return np.delete(np.arange(store.vocab_size, dtype=np.int32), store.special_ids)
 
 
 def split_sentence(

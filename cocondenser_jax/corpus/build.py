@@ -13,10 +13,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.manifest import FORMAT_VERSION
 from cocondenser_jax.corpus.sources import Document, read_documents, source_bytes
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
-from cocondenser_jax.corpus.store import shard_name
+from cocondenser_jax.corpus.store import FORMAT_VERSION, shard_name
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
@@ -120,10 +119,9 @@ def _kept_documents(
         unit_scale=bool(total),
         smoothing=0,  # tokenising comes in bursts
     )
-    on_bytes = bar.update if total else lambda n_bytes: None
     start = time.monotonic()
     with bar, _digest_table(folder / "digests.sqlite") as is_new:
-        for number, document in enumerate(read_documents(source, on_bytes), start=1):
+        for number, document in enumerate(read_documents(source, bar.update), start=1):
             if not total:
                 bar.update()
             elif number % 256 == 0:

@@ -68,8 +68,8 @@ def mask_whole_words(
     capacity = min(capacity, content)
     column_C = np.arange(content, dtype=np.uint64)
     inside_NxC = column_C < n_tokens_N[:, None].astype(np.uint64)
-    choice_N, order_NxC, action_NxM = np.split(
-        draws_NxR[:, : 1 + content + capacity], [1, 1 + content], 1
+    choice_Nx1, order_NxC, action_NxM, _ = np.split(
+        draws_NxR, np.cumsum([1, content, capacity]), axis=1
     )
 
     # One integer per token: the random rank of its word, where the word starts, where it is.
@@ -84,7 +84,7 @@ def mask_whole_words(
     begins_NxS = np.ones((n_spans, capacity + 1), bool)
     begins_NxS[:, 1:content] = front_NxS[:, 1:] != front_NxS[:, :-1]
 
-    n_masked_N = _count_masked(begins_NxS, n_tokens_N, choice_N[:, 0] / 2.0**64, probability)
+    n_masked_N = _count_masked(begins_NxS, n_tokens_N, choice_Nx1[:, 0] / 2.0**64, probability)
     used_NxM = np.arange(capacity) < n_masked_N[:, None]
     columns_NxM = (packed_NxC[:, :capacity] & np.uint64(0xFFFF)).astype(np.int64)
     positions_NxM = np.where(used_NxM, columns_NxM, 0)

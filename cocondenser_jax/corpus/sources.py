@@ -56,12 +56,11 @@ def read_documents(source: str, on_bytes: OnBytes = lambda n_bytes: None) -> Ite
       UserError: if the source is missing, empty or of an unknown form, or a document is broken,
         not UTF-8, without text, or larger than MAX_DOCUMENT_BYTES.
     """
-    documents = _open_source(source, on_bytes)
-    first = next(documents, None)
-    if first is None:
+    document = None
+    for document in _open_source(source, on_bytes):
+        yield document
+    if document is None:
         raise UserError(f"{source} holds no documents")
-    yield first
-    yield from documents
 
 
 def source_bytes(source: str) -> int | None:
@@ -140,21 +139,17 @@ def read_file(
 def _text_documents(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document]:
     """Yields a document per line, or per block of lines if blank lines separate any."""
     has_blocks = _has_blank_lines(path)
-
-    def block(line: tuple[int, str]) -> int:
-        number, text = line
-        return bool(text.strip()) and (1 if has_blocks else number)
-
-    for is_text, lines in groupby(_lines(path, on_bytes), block):
-        if not is_text:
-            continue
-        first, texts, size = 0, [], 0
-        for number, text in lines:
+    first, size, texts = 0, 0, []
+    for number, text in chain(_lines(path, on_bytes), [(0, "")]):
+        has_text = bool(text.strip())
+        if has_text:
             first = first or number
-            texts.append(text)
             size += len(text.encode())
             _check_size(size, f"{path}:{first}")
-        yield Document(f"{prefix}{first}", "\n".join(texts))
+            texts.append(text)
+        if texts and not (has_text and has_blocks):
+            yield Document(f"{prefix}{first}", "\n".join(texts))
+            first, size, texts = 0, 0, []
 
 
 def _has_blank_lines(path: Path) -> bool:
@@ -183,8 +178,11 @@ def _lines(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> Iterator[tup
 
 
 def _records(source: str, records: Iterable[dict[str, Any]]) -> Iterator[Document]:
-    for number, record in enumerate(records, start=1):
-        yield _to_document(record, str(number), f"{source}, record {number}")
+    try:
+        for number, record in enumerate(records, start=1):
+            yield _to_document(record, str(number), f"{source}, record {number}")
+    except _DATASET_ERRORS as error:
+        raise UserError(f"{source}: {first_line(error)}") from error
 
 
 def _to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
@@ -229,16 +227,13 @@ def _huggingface_records(name: str) -> Iterator[dict[str, Any]]:
     split = split or "train"
     import datasets  # slow to import, and needed for this source only
 
-    try:
-        with plain_path(Path(path)) if os.path.isdir(path) else nullcontext(path) as plain:
-            found = str(plain)
-            if any(Path(found, file).exists() for file in ("state.json", "dataset_dict.json")):
-                saved = datasets.load_from_disk(found)
-                yield from saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-            else:  # where a folder's name has a `[`, datasets (5.2.0) finds nothing in it
-                yield from datasets.load_dataset(found, config or None, split=split, streaming=True)
-    except _DATASET_ERRORS as error:
-        raise UserError(f"hf:{name}: {first_line(error)}") from error
+    with plain_path(Path(path)) if os.path.isdir(path) else nullcontext(path) as plain:
+        found = str(plain)
+        if any(Path(found, file).exists() for file in ("state.json", "dataset_dict.json")):
+            saved = datasets.load_from_disk(found)
+            yield from saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+        else:  # where a folder's name has a `[`, datasets (5.2.0) finds nothing in it
+            yield from datasets.load_dataset(found, config or None, split=split, streaming=True)
 
 
 def _tensorflow_records(name: str) -> Iterator[dict[str, Any]]:
@@ -247,13 +242,11 @@ def _tensorflow_records(name: str) -> Iterator[dict[str, Any]]:
     if parts is None:
         raise UserError("tfds: expected a dataset's name, as in tfds:lm1b:train")
     path, split = (name, None) if os.path.isdir(name) else parts.groups()
+    split = split or "train"
     import tensorflow_datasets as tfds  # slow to import, and needed for this source only
 
-    try:
-        if os.path.isdir(path):
-            with plain_path(Path(path)) as plain:
-                yield from tfds.builder_from_directory(plain).as_data_source(split=split or "train")
-        else:
-            yield from tfds.data_source(path, split=split or "train")
-    except _DATASET_ERRORS as error:
-        raise UserError(f"tfds:{name}: {first_line(error)}") from error
+    if os.path.isdir(path):
+        with plain_path(Path(path)) as plain:
+            yield from tfds.builder_from_directory(plain).as_data_source(split=split)
+    else:
+        yield from tfds.data_source(path, split=split)

@@ -18,7 +18,7 @@ import numpy as np
 
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
-from cocondenser_jax.corpus.words import WordTable, tokenize_words
+from cocondenser_jax.corpus.words import Tokens, WordTable, tokenize_words
 
 # A span with fewer content tokens says too little to be recognised: it is dropped.
 MIN_TOKENS = 8
@@ -143,23 +143,21 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
     backend = tokenizer.backend
     follows_space = np.zeros(tokenizer.vocab_size, bool)
     follows_space[[i for token, i in backend.get_vocab().items() if token.startswith("Ġ")]] = True
-    known: dict[bytes, Span] = {}
+
+    @functools.lru_cache(KNOWN_WORDS)
+    def first_word(tokens: bytes) -> Tokens:
+        ids = np.frombuffer(tokens, np.uint32).tolist()
+        text = backend.decode(ids, skip_special_tokens=False).strip()
+        return tokenize_words(backend, [text])
 
     def as_first(span: Span) -> Span:
         if not len(span.tokens) or not follows_space[span.tokens[0]]:
             return span
         spaces = np.flatnonzero(follows_space[span.tokens[1:]])
         stop = int(spaces[0]) + 1 if len(spaces) else len(span.tokens)
-        word = span.tokens[:stop]
-        if word.tobytes() not in known:
-            if len(known) >= KNOWN_WORDS:
-                known.clear()
-            text = backend.decode(word.tolist(), skip_special_tokens=False).strip()
-            ids, starts, _ = tokenize_words(backend, [text])
-            known[word.tobytes()] = Span(ids, starts.astype(np.uint8))
-        first = known[word.tobytes()]
-        first = first._replace(starts=np.append(span.starts[:1], first.starts[1:]))
-        return _join([first, Span(span.tokens[stop:], span.starts[stop:])])
+        ids, word_starts, _ = first_word(span.tokens[:stop].tobytes())
+        starts = np.append(span.starts[:1], word_starts[1:].astype(np.uint8))
+        return _join([Span(ids, starts), Span(span.tokens[stop:], span.starts[stop:])])
 
     return as_first
 

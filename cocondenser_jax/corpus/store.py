@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cocondenser_jax.corpus.manifest import TOKENIZER_SIZES, read_manifest
 from cocondenser_jax.corpus.token_files import (
+    FILE_NAMES,
     TokenFiles,
     are_consistent,
     map_files,
@@ -30,8 +30,12 @@ from cocondenser_jax.corpus.token_files import (
     read_windows,
 )
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.files import file_sha256
+from cocondenser_jax.files import file_sha256, is_inside, read_object
 
+FORMAT_VERSION = 2
+# Facts about its tokenizer that a store is opened by: each a whole number.
+_TOKENIZER_SIZES = ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id")
+_LONGEST_NAME = 200  # a file name that no file system takes would raise an error of its own
 _SPANS_AT_ONCE = 10_000  # read to count their tokens
 
 
@@ -153,7 +157,7 @@ def open_store(path: Path) -> TokenStore:
     """
     path = Path(path)
     weighted = _weighted_folders(path)
-    opened = [_open_parts(folder) for _, folder in weighted]
+    opened = [list(map(_open_part, _part_folders(folder))) for _, folder in weighted]
     folders, manifests, parts = zip(*chain.from_iterable(opened), strict=True)
     _check_kind(folders, manifests)
     n_documents_S = [sum(len(files.first_span) - 1 for *_, files in part) for part in opened]
@@ -176,7 +180,7 @@ def open_store(path: Path) -> TokenStore:
         n_tokens=sum(manifest["counts"]["tokens"] for manifest in manifests),
         first_span_D=first_span_D,
         max_tokens=manifests[0]["max_tokens"],
-        **{name: tokenizer[name] for name in TOKENIZER_SIZES},
+        **{name: tokenizer[name] for name in _TOKENIZER_SIZES},
         special_ids=tuple(tokenizer["special_ids"]),
         tokenizer_sha256=tokenizer["sha256"],
         sha256=hashlib.sha256(checksums.encode()).hexdigest(),
@@ -190,11 +194,10 @@ def verify_store(path: Path) -> None:
     open_store(path)
     for _, store in _weighted_folders(Path(path)):
         for folder in _part_folders(store):
-            for name, facts in read_manifest(folder)["files"].items():
-                if file_sha256(folder / name) != facts["sha256"]:
-                    raise UserError(
-                        f"{folder / name} has changed: its checksum is not the manifest's"
-                    )
+            for name, facts in _read_manifest(folder)["files"].items():
+                file = folder / name
+                if file_sha256(file) != facts["sha256"]:
+                    raise UserError(f"{file} has changed: its checksum is not the manifest's")
 
 
 def shard_name(index: int, n_shards: int) -> str:
@@ -218,31 +221,19 @@ def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
 
 
 def _part_folders(path: Path) -> list[Path]:
+    """Returns the folder of a store, or of one shard of it; or those of all shards in a folder."""
     if not path.is_dir():
         raise UserError(f"no store {path}: expected a folder made by `cocondenser corpus`")
-    return sorted(path.glob("shard-*-of-*[0-9]")) or [path]
-
-
-def _open_parts(path: Path) -> list[tuple[Path, dict[str, Any], TokenFiles]]:
-    """Returns (folder, manifest, files) of a store, or of each of its shards."""
-    folders = _part_folders(path)
-    manifests = list(map(read_manifest, folders))
-    _check_shards(path, folders, manifests)
-    return list(zip(folders, manifests, map(_open_part, folders, manifests), strict=True))
-
-
-def _check_shards(path: Path, folders: list[Path], manifests: list[dict[str, Any]]) -> None:
-    if folders == [path]:
-        return  # one store, or one shard opened by itself
-    n_shards = max(manifest["shard"][1] for manifest in manifests)
-    if n_shards > 99_999:  # the names of shards have five digits
-        raise UserError(f"{path} is damaged: a manifest counts {n_shards} shards")
-    present = {folder.name for folder in folders}
-    expected = {shard_name(index, n_shards) for index in range(n_shards)}
-    if missing := sorted(expected - present):
+    present = {folder.name for folder in path.glob("shard-*-of-" + "[0-9]" * 5)}
+    if not present:
+        return [path]
+    n_shards = max(int(name[-5:]) for name in present)
+    expected = [shard_name(index, n_shards) for index in range(n_shards)]
+    if missing := [name for name in expected if name not in present]:
         raise UserError(f"{path} lacks {first_three(missing)}")
-    if alien := sorted(present - expected):
+    if alien := sorted(present.difference(expected)):
         raise UserError(f"{path} also holds {first_three(alien)}, from a different sharding")
+    return [path / name for name in expected]
 
 
 def _check_kind(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
@@ -252,7 +243,9 @@ def _check_kind(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) ->
                 raise UserError(f"{folder} differs from {folders[0]} in its {what}")
 
 
-def _open_part(folder: Path, manifest: dict[str, Any]) -> TokenFiles:
+def _open_part(folder: Path) -> tuple[Path, dict[str, Any], TokenFiles]:
+    """Returns folder, manifest and files of a store, or of one shard."""
+    manifest = _read_manifest(folder)
     for name, facts in manifest["files"].items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else None
         if size != facts["bytes"]:
@@ -264,4 +257,51 @@ def _open_part(folder: Path, manifest: dict[str, Any]) -> TokenFiles:
         raise UserError(f"{folder} is damaged: {error}") from error
     if not are_consistent(files, manifest["counts"], manifest["max_tokens"]):
         raise UserError(f"{folder} is damaged: its files do not hold what manifest.json counts")
-    return files
+    return folder, manifest, files
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """Reads the manifest of a store, or of one shard; checks what is used of it."""
+    file = folder / "manifest.json"
+    if not file.exists():
+        raise UserError(f"{folder} is not a store, or is unfinished: it has no manifest.json")
+    manifest = read_object(file)
+    version = manifest.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{file} has format version {version}, expected {FORMAT_VERSION}: make the store anew"
+        )
+    if wrong := _wrong_part(manifest):
+        raise UserError(f"{file} is damaged: its {wrong!r} is not what `corpus` writes")
+    return manifest
+
+
+def _wrong_part(manifest: dict[str, Any]) -> str | None:
+    """Returns the name of a part that cannot be used; None if all can."""
+    tokenizer, counts, files = (
+        value if isinstance(value := manifest.get(key), dict) else {}
+        for key in ("tokenizer", "counts", "files")
+    )
+    parts = {
+        "source": isinstance(manifest.get("source"), str),
+        "max_tokens": _is_count(manifest.get("max_tokens"), 1),
+        "tokenizer": all(_is_count(tokenizer.get(name)) for name in _TOKENIZER_SIZES)
+        and isinstance(tokenizer.get("special_ids"), list)
+        and all(map(_is_count, tokenizer["special_ids"]))
+        and isinstance(tokenizer.get("sha256"), str),
+        "counts": all(_is_count(counts.get(name), 1) for name in ("documents", "spans", "tokens")),
+        "files": files.keys() >= set(FILE_NAMES)
+        and all(
+            isinstance(facts, dict)
+            and _is_count(facts.get("bytes"))
+            and isinstance(facts.get("sha256"), str)
+            and len(name) <= _LONGEST_NAME
+            and is_inside(name)
+            for name, facts in files.items()
+        ),
+    }
+    return next((name for name, is_right in parts.items() if not is_right), None)
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value < 1 << 63

@@ -23,21 +23,12 @@ import numpy as np
 
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE, Span
 
-FILE_NAMES = (
-    "tokens.bin",
-    "word_starts.bin",
-    "sentence_starts.bin",
-    "span_offsets.bin",
-    "first_span.bin",
-    "ids.txt",
-    "id_offsets.bin",
-)
 INT64 = np.dtype("<i8")
 _PADDING = 8  # beyond `max_tokens`: whole bytes of word starts are read
 
 
 class TokenFiles(NamedTuple):
-    """The mapped files of one folder, in the order of FILE_NAMES."""
+    """The mapped files of one folder."""
 
     tokens: np.ndarray  # [T + max_tokens + 8] uint16 or uint32
     word_starts: np.ndarray  # uint8, eight tokens each
@@ -46,6 +37,9 @@ class TokenFiles(NamedTuple):
     first_span: np.ndarray  # [D + 1] int64
     ids: np.ndarray  # uint8
     id_offsets: np.ndarray  # [D + 1] int64
+
+
+FILE_NAMES = [f"{name}.txt" if name == "ids" else f"{name}.bin" for name in TokenFiles._fields]
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -68,21 +62,19 @@ class TokenWriter:
         self._padding = Span(np.zeros(n_padding, np.uint32), np.zeros(n_padding, np.uint8))
         self._waiting = np.zeros(0, np.uint8)  # starts of fewer than eight tokens: no byte yet
         self._stack = contextlib.ExitStack()
-        tokens, words, sentences, spans, documents, ids, id_ends = (
-            self._stack.enter_context((folder / name).open("wb")) for name in FILE_NAMES
-        )
-        self._tokens, self._words, self._sentences, self._ids = tokens, words, sentences, ids
-        self._span_ends, self._document_ends, self._id_ends = spans, documents, id_ends
-        for file in (spans, documents, id_ends):
-            file.write(np.zeros(1, INT64).tobytes())
+        self._files = {
+            name: self._stack.enter_context((folder / name).open("wb")) for name in FILE_NAMES
+        }
+        for name in ("span_offsets.bin", "first_span.bin", "id_offsets.bin"):
+            self._append(name, np.zeros(1, INT64))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         with self._stack:
-            self._append([self._padding])
-            self._write_starts(self._waiting)
+            self._append_spans([self._padding])
+            self._append_starts(self._waiting)
 
     def write(self, documents: Sequence[tuple[str, Sequence[Span]]]) -> None:
         """Appends documents, each a name and its spans."""
@@ -95,26 +87,29 @@ class TokenWriter:
         document_ends = n_spans + np.cumsum([len(document) for _, document in documents])
         id_ends = self._n_id_bytes + np.cumsum([len(name) for name in ids])
 
-        self._append(spans)
-        self._ids.write(b"".join(ids))
-        self._span_ends.write(span_ends.astype(INT64).tobytes())
-        self._document_ends.write(document_ends.astype(INT64).tobytes())
-        self._id_ends.write(id_ends.astype(INT64).tobytes())
+        self._append_spans(spans)
+        self._append("span_offsets.bin", span_ends.astype(INT64))
+        self._append("first_span.bin", document_ends.astype(INT64))
+        self._append("ids.txt", np.frombuffer(b"".join(ids), np.uint8))
+        self._append("id_offsets.bin", id_ends.astype(INT64))
         self.counts["documents"] += len(documents)
         self.counts |= {"spans": int(document_ends[-1]), "tokens": int(span_ends[-1])}
         self._n_id_bytes = int(id_ends[-1])
 
-    def _append(self, spans: Sequence[Span]) -> None:
+    def _append_spans(self, spans: Sequence[Span]) -> None:
         tokens = np.concatenate([span.tokens for span in spans])
-        self._tokens.write(tokens.astype(self._dtype).tobytes())
+        self._append("tokens.bin", tokens.astype(self._dtype))
         starts = np.concatenate([self._waiting, *(span.starts for span in spans)])
         whole = len(starts) // 8 * 8
-        self._write_starts(starts[:whole])
+        self._append_starts(starts[:whole])
         self._waiting = starts[whole:]
 
-    def _write_starts(self, starts: np.ndarray) -> None:
-        self._words.write(np.packbits(starts).tobytes())
-        self._sentences.write(np.packbits(starts == STARTS_SENTENCE).tobytes())
+    def _append_starts(self, starts: np.ndarray) -> None:
+        self._append("word_starts.bin", np.packbits(starts))
+        self._append("sentence_starts.bin", np.packbits(starts == STARTS_SENTENCE))
+
+    def _append(self, name: str, values: np.ndarray) -> None:
+        self._files[name].write(values.tobytes())
 
 
 def map_files(folder: Path, vocab_size: int) -> TokenFiles:

@@ -90,7 +90,13 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
     elif folder.exists():
         raise UserError(f"tokenizer {folder} is a file: expected the folder that holds it")
     else:
-        backend = _fetch(name_or_folder)
+        try:
+            backend = Tokenizer.from_pretrained(name_or_folder)
+        except Exception as error:  # the library passes on whatever the network raised
+            raise UserError(
+                f"no folder {folder}, and no tokenizer of that name from the Hugging Face hub: "
+                f"{first_line(error)}"
+            ) from error
     return span_tokenizer(backend, name_or_folder)
 
 
@@ -122,13 +128,12 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> SpanTokenizer:
 
 def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> tuple[list[str], list[str]]:
     """Returns the most frequent characters, and those of them that occur inside words."""
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(tokenizer.normalizer.normalize_str(text).split())
+    normalize, cut = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+    words = Counter(word for text in texts for word in normalize(text).split())
     counts: Counter[str] = Counter()
     inner: set[str] = set()
     for word, count in words.items():
-        for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(word):
+        for piece, _ in cut(word):
             inner.update(piece[1:])
             for letter in piece:
                 counts[letter] += count
@@ -184,22 +189,17 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     if kind == "xlm-roberta":
         backend.model = _never_in_text(state["model"], set(SPECIAL_TOKENS[kind].values()))
         state = json.loads(backend.to_str())
-    ids: dict[str, int] = {}
-    for role, token in SPECIAL_TOKENS[kind].items():
-        number = backend.token_to_id(token)
-        if number is None:
-            raise UserError(f"tokenizer {name} has no {token}, which {kind} models need")
-        ids[role] = number
-    added = backend.get_added_tokens_decoder()
     entries = backend.get_vocab(with_added_tokens=True)
+    for token in SPECIAL_TOKENS[kind].values():
+        if token not in entries:
+            raise UserError(f"tokenizer {name} has no {token}, which {kind} models need")
+    ids = {role: entries[token] for role, token in SPECIAL_TOKENS[kind].items()}
+    added = backend.get_added_tokens_decoder()
     return SpanTokenizer(
         backend=backend,
         kind=kind,
         vocab_size=max(entries.values()) + 1,
-        cls_id=ids["cls"],
-        sep_id=ids["sep"],
-        pad_id=ids["pad"],
-        mask_id=ids["mask"],
+        **{f"{role}_id": ids[role] for role in ("cls", "sep", "pad", "mask")},
         special_ids=tuple(sorted({*ids.values(), *(i for i, t in added.items() if t.special)})),
         sha256=_checksum(entries, state),
     )
@@ -226,46 +226,46 @@ def _part_type(part: dict[str, Any] | None) -> str | None:
 def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
     """Hashes what decides the ids of a text, which layout, decoder and template do not."""
     vocab = state["model"]["vocab"]
+    state["pre_tokenizer"].pop("trim_offsets", None)  # changes character positions only
     rules = {
         "entries": entries,
         "merges": state["model"].get("merges"),
         # Unigrams have scores; tokenizers reads and writes them inexactly.
         **({"scores": [round(score, 6) for _, score in vocab]} if isinstance(vocab, list) else {}),
         "normalizer": state["normalizer"],
-        "pre_tokenizer": {
-            key: value
-            for key, value in state["pre_tokenizer"].items()
-            if key != "trim_offsets"  # changes character positions only
-        },
+        "pre_tokenizer": state["pre_tokenizer"],
     }
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
 
 def _read_folder(folder: Path) -> Tokenizer:
-    if (folder / "tokenizer.json").exists():
-        try:
-            return Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(
-                f"{folder / 'tokenizer.json'} is not a tokenizer: {first_line(error)}"
-            ) from error
-    if (folder / "vocab.txt").exists():
-        return _read_wordpiece(folder)
-    if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
-        return _read_byte_level(folder)
-    raise UserError(
-        f"no tokenizer in {folder}: expected tokenizer.json, vocab.txt, "
-        "or vocab.json with merges.txt"
-    )
-
-
-def _read_wordpiece(folder: Path) -> Tokenizer:
+    for names in (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")):
+        if all((folder / name).exists() for name in names):
+            break
+    else:
+        raise UserError(
+            f"no tokenizer in {folder}: expected tokenizer.json, vocab.txt, "
+            "or vocab.json with merges.txt"
+        )
     try:
-        lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {folder / 'vocab.txt'} as UTF-8: {error}") from error
+        with plain_path(folder) as plain:
+            match names[0]:
+                case "tokenizer.json":
+                    return Tokenizer.from_file(f"{plain}/tokenizer.json")
+                case "vocab.txt":
+                    return _read_wordpiece(plain, _read_config(folder))
+                case _:
+                    return _read_byte_level(plain, _read_config(folder))
+    except UserError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        wrong = " with ".join(names)
+        raise UserError(f"{folder}: {wrong} is not a tokenizer: {first_line(error)}") from error
+
+
+def _read_wordpiece(folder: Path, config: dict[str, Any]) -> Tokenizer:
+    lines = (folder / "vocab.txt").read_text("utf-8").splitlines()
     entries = {line: number for number, line in enumerate(lines)}
-    config = _read_config(folder)
     special = set(SPECIAL_TOKENS["bert"].values())
     cased = any(re.search("[A-Z]", entry) for entry in entries.keys() - special)
     return _bert_tokenizer(
@@ -276,16 +276,8 @@ def _read_wordpiece(folder: Path) -> Tokenizer:
     )
 
 
-def _read_byte_level(folder: Path) -> Tokenizer:
-    try:
-        with plain_path(folder) as plain:
-            model = models.BPE.from_file(f"{plain}/vocab.json", f"{plain}/merges.txt")
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"cannot read vocab.json and merges.txt in {folder}: {first_line(error)}"
-        ) from error
-    config = _read_config(folder)
-    tokenizer = Tokenizer(model)
+def _read_byte_level(folder: Path, config: dict[str, Any]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE.from_file(f"{folder}/vocab.json", f"{folder}/merges.txt"))
     prefix = config.get("add_prefix_space", False)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
@@ -340,13 +332,3 @@ def _add_special_tokens(tokenizer: Tokenizer, kind: Kind) -> None:
         )
     else:
         tokenizer.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
-
-
-def _fetch(name: str) -> Tokenizer:
-    try:
-        return Tokenizer.from_pretrained(name)
-    except Exception as error:  # the library passes on whatever the network raised
-        raise UserError(
-            f"no folder {name}, and no tokenizer of that name from the Hugging Face hub: "
-            f"{first_line(error)}"
-        ) from error

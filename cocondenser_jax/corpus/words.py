@@ -61,7 +61,8 @@ class WordTable:
 
     def _forget(self) -> None:
         self._rows: dict[str, int] = {}
-        self._known = Tokens(np.zeros(0, np.uint32), np.zeros(0, bool), np.zeros(0, np.int64))
+        self._ids, self._starts = np.zeros(0, np.uint32), np.zeros(0, bool)
+        self._borders = np.zeros(1, np.int64)  # of the words, in the order of their rows
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Returns the tokens of texts as they read after a space.
@@ -69,31 +70,27 @@ class WordTable:
         Args:
           texts: at least one, each of words separated by single spaces.
         """
-        if len(self._known.ids) > KNOWN_TOKENS:
+        if len(self._ids) > KNOWN_TOKENS:
             self._forget()
         words = " ".join(texts).split(" ")
         self._learn(list(set(words).difference(self._rows)))
         rows = np.fromiter(map(self._rows.__getitem__, words), np.int64, len(words))
-        known_starts = self._word_offsets[rows]
-        lengths = self._known.ends[rows] - known_starts
+        known_starts = self._borders[rows]
+        lengths = self._borders[rows + 1] - known_starts
         ends = np.cumsum(lengths)
         # A token is as far from the start of its word in the table as in the text.
         places = np.arange(ends[-1]) + np.repeat(known_starts - (ends - lengths), lengths)
-        n_words = [text.count(" ") + 1 for text in texts]
-        last_words = np.cumsum(n_words) - 1
-        return Tokens(self._known.ids[places], self._known.word_starts[places], ends[last_words])
+        last_words = np.cumsum([text.count(" ") + 1 for text in texts]) - 1
+        return Tokens(self._ids[places], self._starts[places], ends[last_words])
 
     def _learn(self, words: Sequence[str]) -> None:
         if not words:
             return
-        old, new = self._known, tokenize_words(self._tokenizer, words, self._space)
-        self._rows.update(zip(words, count(len(old.ends))))
-        self._known = Tokens(
-            np.concatenate([old.ids, new.ids]),
-            np.concatenate([old.word_starts, new.word_starts]),
-            np.concatenate([old.ends, len(old.ids) + new.ends]),
-        )
-        self._word_offsets = np.concatenate([[0], self._known.ends[:-1]])
+        new = tokenize_words(self._tokenizer, words, self._space)
+        self._rows.update(zip(words, count(len(self._rows))))
+        self._borders = np.concatenate([self._borders, len(self._ids) + new.ends])
+        self._ids = np.concatenate([self._ids, new.ids])
+        self._starts = np.concatenate([self._starts, new.word_starts])
 
 
 def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") -> Tokens:

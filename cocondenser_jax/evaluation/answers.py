@@ -3,21 +3,16 @@
 import functools
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import regex as re  # Python's own re has neither \p{...} nor a time limit
 
-from cocondenser_jax.collection.folder import read_corpus, require_known_passages
+from cocondenser_jax.collection.folder import read_corpus, require_known
 from cocondenser_jax.collection.layouts import read_answers
 from cocondenser_jax.collection.trec import Run, first_passages, read_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import (
-    Metrics,
-    mean_over_queries,
-    require_results,
-    warn_of_short_rankings,
-)
+from cocondenser_jax.evaluation.ranking import Metrics, check_results, mean_over_queries
 
 # Words of letters, digits and marks, or one other character that is neither space nor control.
 _TOKEN = re.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
@@ -37,13 +32,16 @@ def evaluate_answers(
 
     Of the corpus, only the passages that the runs rank high are held in memory.
     """
-    answers = read_answers(answers_file)
+    answers, depth = read_answers(answers_file), max(top_k)
     runs = [read_run(file) for file in run_files]
-    first = [_first_passages(run, answers, max(top_k)) for run in runs]
-    wanted = {passage for found in first for passages in found.values() for passage in passages}
+    named = [
+        {passage: None for name in answers for passage in first_passages(run.get(name, {}), depth)}
+        for run in runs
+    ]
+    wanted = set().union(*named)
     texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in wanted}
-    for file, found in zip(run_files, first, strict=True):
-        require_known_passages(found, texts, file)
+    for file, passages in zip(run_files, named, strict=True):
+        require_known(passages, texts, "passages", file)
     return [answer_accuracy(run, answers, texts, top_k, regex) for run in runs]
 
 
@@ -75,30 +73,20 @@ def answer_accuracy(
         not one or takes too long.
     """
     asked = {question: found for question, found in answers.items() if found}
-    require_results(run, asked, "answered")
-    warn_of_short_rankings(run, {f"Accuracy@{k}": k for k in top_k})
-    first = _first_passages(run, asked, max(top_k))
-    prepare = functools.cache(lambda passage: _prepare(passages[passage], regex))
+    check_results(run, asked, "answered", {f"Accuracy@{k}": k for k in top_k})
+    text_of = functools.cache(lambda passage: prepare(passages[passage], regex))
     per_query = {}
     for question, found in asked.items():
-        holds = _answer_test(found, regex)
-        ranks = (
-            rank
-            for rank, passage in enumerate(first.get(question, []), start=1)
-            if holds(prepare(passage))
-        )
+        holds = make_matcher(found, regex)
+        first = first_passages(run.get(question, {}), max(top_k))
+        ranks = (rank for rank, name in enumerate(first, start=1) if holds(text_of(name)))
         first_hit = next(ranks, math.inf)
         per_query[question] = {f"Accuracy@{k}": float(first_hit <= k) for k in top_k}
     return {"mean": mean_over_queries(per_query), "per_query": per_query}
 
 
-def _first_passages(run: Run, questions: Iterable[str], depth: int) -> dict[str, list[str]]:
-    """Lists the first `depth` passages of each question that has results, best first."""
-    return {name: first_passages(run[name], depth) for name in questions if run.get(name)}
-
-
 def make_matcher(answers: Sequence[str], regex: bool = False) -> Callable[[str], bool]:
-    """Returns the test whether a passage holds one of the answers to a question.
+    """Returns the test whether a passage, as `prepare` returns it, holds one of the answers.
 
     A passage holds an answer if its tokens contain the answer's, in order and without a gap, both
     in Unicode's NFD form and in lower case. A token is a sequence of letters, digits and marks, or
@@ -109,25 +97,19 @@ def make_matcher(answers: Sequence[str], regex: bool = False) -> Callable[[str],
       UserError: for an answer that is not a regular expression; from the test, for one that takes
         too long.
     """
-    holds = _answer_test(answers, regex)
-    return lambda passage: holds(_prepare(passage, regex))
-
-
-def _prepare(text: str, regex: bool) -> str:
-    """Returns a text in the form in which answers are searched for."""
-    normal = unicodedata.normalize("NFD", text)
-    # Tokens hold no space: between spaces, a substring matches whole tokens only.
-    return normal if regex else f" {' '.join(_TOKEN.findall(normal))} ".lower()
-
-
-def _answer_test(answers: Sequence[str], regex: bool) -> Callable[[str], bool]:
-    """Returns the test whether a prepared text holds one of the answers."""
-    prepared = [_prepare(answer, regex) for answer in answers]
+    prepared = [prepare(answer, regex) for answer in answers]
     if regex:
         patterns = [_compile(answer) for answer in prepared]
         return lambda text: any(_search(pattern, text) for pattern in patterns)
     tokens = [answer for answer in prepared if answer.strip()]
     return lambda text: any(answer in text for answer in tokens)
+
+
+def prepare(text: str, regex: bool = False) -> str:
+    """Returns a text in the form in which answers are searched for."""
+    normal = unicodedata.normalize("NFD", text)
+    # Tokens hold no space: between spaces, a substring matches whole tokens only.
+    return normal if regex else f" {' '.join(_TOKEN.findall(normal))} ".lower()
 
 
 def _compile(answer: str) -> re.Pattern[str]:

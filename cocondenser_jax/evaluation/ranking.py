@@ -49,10 +49,8 @@ def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASU
         unknown measure.
     """
     names = {_parse(name): name for name in measures}
-    require_results(run, qrels, "judged")
-    warn_of_short_rankings(
-        run, {name: int(measure.params.get("cutoff", 0)) for measure, name in names.items()}
-    )
+    cutoffs = {name: int(measure.params.get("cutoff", 0)) for measure, name in names.items()}
+    check_results(run, qrels, "judged", cutoffs)
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
     by_rank = {
         query: {passage: -float(rank) for rank, (passage, _) in enumerate(ranked(run[query]))}
@@ -80,10 +78,13 @@ def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str,
     }
 
 
-def require_results(run: Run, queries: Collection[str], having: str) -> None:
-    """Warns of queries without results: they count as if nothing relevant had been found.
+def check_results(
+    run: Run, queries: Collection[str], having: str, cutoffs: Mapping[str, int]
+) -> None:
+    """Warns of queries without results, which count as if nothing relevant had been found.
 
-    `having` is "judged" or "answered", for the messages.
+    And of measures (name → cutoff) that look deeper than any ranking of the run reaches. `having`
+    is "judged" or "answered", for the messages.
 
     Raises:
       UserError: if there is no query, or if the run has results for other queries only.
@@ -100,10 +101,6 @@ def require_results(run: Run, queries: Collection[str], having: str) -> None:
         logger.warning(
             "%d of %d %s queries have no result: they count 0", without, len(queries), having
         )
-
-
-def warn_of_short_rankings(run: Run, cutoffs: Mapping[str, int]) -> None:
-    """Warns of measures (name → cutoff) that look deeper than any ranking of the run reaches."""
     longest = max(map(len, run.values()), default=0)
     if cut := [name for name, cutoff in cutoffs.items() if cutoff > longest > 0]:
         logger.warning("no query has more than %d results: %s stop there", longest, ", ".join(cut))
@@ -115,8 +112,8 @@ def _parse(name: str) -> ir_measures.Measure:
         measure = ir_measures.parse_measure(_ALIASES.get(head, head) + at + cutoff)
         # ir-measures lets through 0, at which trec_eval ends the process, and what it cannot count.
         numbers = [measure.params.get(name, 1) for name in ("cutoff", "rel")]
-        known = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)
-        known = known and _PROVIDER.supports(measure)
+        in_range = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)
+        known = in_range and _PROVIDER.supports(measure)
     except (AssertionError, KeyError, NameError, SyntaxError, ValueError):
         known = False
     if not known:

@@ -1,9 +1,11 @@
 """Contrastive fine-tuning of a bi-encoder, on sentence-transformers' trainer."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 from sentence_transformers import (
     SentenceTransformer,
@@ -22,16 +24,15 @@ from cocondenser_jax.finetune.training_data import TrainingData, draw_negatives,
 from cocondenser_jax.retrieval.models import load_retriever, new_parameters
 
 
-def train_bi_encoder(config: ConfigDict, workdir: Path) -> dict[str, Any]:
-    """Trains a bi-encoder on (query, relevant passage) pairs.
+def bi_encoder_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformerTrainer:
+    """Returns the trainer of a bi-encoder on (query, relevant passage) pairs.
 
     A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: each query has its
     relevant passage, sampled negatives, and the passages of the other queries. `config.loss` says
     what is computed from the scores, `config.batches` which pairs share a step.
 
-    Arguments, result and errors as of `tasks.finetune`; see configs/finetune.py.
+    Arguments and errors as of `tasks.finetune`; see configs/finetune.py.
     """
-    trainer.require_startable(config.batch_size, workdir / "retriever")
     if config.negatives_per_query and not config.negatives_run:
         raise UserError(
             f"config.negatives_per_query is {config.negatives_per_query}, but there is no "
@@ -58,7 +59,8 @@ def train_bi_encoder(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     # Which task a column belongs to decides how many tokens of its texts are kept.
     negatives = [f"negative_{i + 1}" for i in range(config.negatives_per_query)]
     columns = {"query": "query"} | dict.fromkeys(["positive", *negatives], "document")
-    batches, planner = _plan_batches(config, data, model, workdir / "plans")
+    plan, planners = _planner(config, data, model, workdir / "plans")
+    batches = PlannedBatches(plan, len(data.pairs) // config.batch_size, config.batch_size)
     with new_parameters(config.seed):
         loss = InBatchLoss(model, config.loss, data.judgments, config.scale, config.chunk_size)
     hf_trainer = _Trainer(
@@ -74,12 +76,11 @@ def train_bi_encoder(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         callbacks=[
             trainer.EachEpoch(partial(draw_negatives, data)),
             trainer.EachEpoch(batches.start_epoch),
-            *planner,
+            *planners,
         ],
     )
     hf_trainer.batches = batches
-    result = trainer.run(hf_trainer, workdir, "retriever", config.patience)
-    return result | {"pairs": len(data.pairs)}
+    return hf_trainer
 
 
 class _Trainer(SentenceTransformerTrainer):
@@ -96,25 +97,25 @@ class _Trainer(SentenceTransformerTrainer):
         return []
 
 
-def _plan_batches(
+def _planner(
     config: ConfigDict, data: TrainingData, model: SentenceTransformer, folder: Path
-) -> tuple[PlannedBatches, list[TrainerCallback]]:
-    """Returns the batches of every epoch, and for "hard" ones the callback that plans them."""
-    n, batch_size = len(data.pairs), config.batch_size
-    if config.batches == "hard":
-        ids = data.pairs.with_format(None)
-        planner = HardPlans(
-            folder,
-            model,
-            data.texts,
-            (list(ids["query_id"]), list(ids["positive_id"])),
-            batch_size,
-            seed=config.seed,
-            scores=config.batch_scores,
-            depth=config.batch_depth,
-        )
-        return PlannedBatches(planner.plan, n, batch_size), [planner]
+) -> tuple[Callable[[int], np.ndarray], list[TrainerCallback]]:
+    """Returns the plan of each epoch, and for "hard" ones the callback that makes it in time."""
+    n, batch_size, seed = len(data.pairs), config.batch_size, config.seed
     if config.batches == "sequential":
-        return PlannedBatches(lambda epoch: sequential_plan(n, batch_size), n, batch_size), []
-    plan = partial(random_plan, n, batch_size, seed=config.seed)
-    return PlannedBatches(lambda epoch: plan(epoch=epoch), n, batch_size), []
+        return lambda epoch: sequential_plan(n, batch_size), []
+    if config.batches == "random":
+        return partial(random_plan, n, batch_size, seed), []
+    queries, positives = data.pairs.with_format(None)[:].values()
+    texts = [data.queries[query] for query in queries], [data.passages[p] for p in positives]
+    planner = HardPlans(
+        folder,
+        model,
+        texts,
+        (queries, positives),
+        batch_size,
+        seed=seed,
+        scores=config.batch_scores,
+        depth=config.batch_depth,
+    )
+    return planner.plan, [planner]

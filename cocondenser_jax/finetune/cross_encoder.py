@@ -7,38 +7,34 @@ BERT" (arXiv 1901.04085): slow, but better than a bi-encoder. `rerank` scores pa
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from ml_collections import ConfigDict
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.util import batch_to_device
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.training_data import draw_negatives, read_training
 from cocondenser_jax.retrieval.models import load_cross_encoder
 
 
-def train_cross_encoder(config: ConfigDict, workdir: Path) -> dict[str, Any]:
-    """Trains a cross-encoder: of each pair and its negatives, `group_loss` compares the scores.
+def cross_encoder_trainer(config: ConfigDict, workdir: Path) -> CrossEncoderTrainer:
+    """Returns the trainer: of each pair and its negatives, `group_loss` compares the scores.
 
-    Arguments, result and errors as of `tasks.finetune`; see configs/cross_encoder.py.
+    Arguments and errors as of `tasks.finetune`; see configs/cross_encoder.py.
     """
-    trainer.require_startable(config.batch_size, workdir / "cross_encoder")
     data = read_training(config)
     model = load_cross_encoder(Path(config.model), config.max_length, head_seed=config.seed)
     trainer.start_or_resume(config, workdir, len(data.pairs), data.files)
-    hf_trainer = CrossEncoderTrainer(
+    return CrossEncoderTrainer(
         model,
         CrossEncoderTrainingArguments(**trainer.arguments(config, workdir)),
         data.pairs,
         loss=_GroupLoss(model, config.loss),
         callbacks=[trainer.EachEpoch(partial(draw_negatives, data))],
     )
-    result = trainer.run(hf_trainer, workdir, "cross_encoder")
-    return result | {"pairs": len(data.pairs)}
 
 
 def group_loss(scores_QxP: torch.Tensor, loss: str) -> torch.Tensor:
@@ -58,8 +54,7 @@ def group_loss(scores_QxP: torch.Tensor, loss: str) -> torch.Tensor:
       loss: "softmax" or "binary".
     """
     if loss == "softmax":
-        first_Q = torch.zeros(len(scores_QxP), dtype=torch.long, device=scores_QxP.device)
-        return cross_entropy(scores_QxP, first_Q)
+        return -scores_QxP.log_softmax(1)[:, 0].mean()
     relevant_QxP = torch.zeros_like(scores_QxP)
     relevant_QxP[:, 0] = 1
     return binary_cross_entropy_with_logits(scores_QxP, relevant_QxP)

@@ -1,7 +1,7 @@
 """Evaluation during fine-tuning: how the model as it is ranks passages for held-out queries."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,27 +37,20 @@ class DevSearch(BaseEvaluator):
     """
 
     def __init__(self, config: ConfigDict, data: TrainingData) -> None:
-        """Reads the split, and adds its files to those of the run.
-
-        Raises:
-          UserError: for a split that cannot be read or does not fit the collection.
-        """
+        """Reads the split, and adds its files to those of the run."""
         super().__init__()
         folder, split = Path(config.data), config.eval_split
         queries, qrels = read_split(folder, split)
         require_known_passages(qrels, data.passages, judgments_file(folder, split))
         files = split_files(folder, split)
         data.files.update({f"eval_{name}": files[name] for name in files if name != "corpus"})
-        names, n, qrels = list(data.passages), config.eval_candidates, with_positives(qrels)
-        relevant = {q: [p for p, g in grades.items() if g > 0] for q, grades in qrels.items()}
+        names, n, relevant = list(data.passages), config.eval_candidates, with_positives(qrels)
         drawn = {q: _draw(names, n, known, (config.seed, q)) for q, known in relevant.items()}
         if n:
             names = list(dict.fromkeys(chain(*relevant.values(), *drawn.values())))
         rows = {passage: row for row, passage in enumerate(names)}
-        self._queries, self._passages = (
-            [queries[q] for q in qrels],
-            [data.passages[p] for p in rows],
-        )
+        self._queries = [queries[query] for query in relevant]
+        self._passages = [data.passages[passage] for passage in rows]
         self._relevant_Q = [[rows[p] for p in known] for known in relevant.values()]
         self._others_Q = [[rows[p] for p in found] or slice(None) for found in drawn.values()]
         self._scale, self._bfloat16 = config.scale, uses_bfloat16(config.precision)
@@ -84,7 +77,7 @@ class DevSearch(BaseEvaluator):
         return {"loss": float(np.mean(losses)), f"MRR@{self._cutoff}": float(mrr)}
 
 
-def _draw(names: Sequence[str], n: int, known: Sequence[str], key: tuple[int, str]) -> list[str]:
+def _draw(names: Sequence[str], n: int, known: Collection[str], key: tuple[int, str]) -> list[str]:
     """Draws `n` passages that are not known, fewer if there are not so many."""
     rng = np.random.default_rng((key[0], zlib.crc32(key[1].encode())))
     numbers = rng.choice(len(names), min(n + len(known), len(names)), replace=False)

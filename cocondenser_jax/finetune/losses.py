@@ -1,14 +1,13 @@
 """Losses of a bi-encoder over the scores of all queries and passages of a step.
 
 Shapes: Q queries, each with its own group of G passages, the positive first, P = Q·G passages in
-all; D, the size of an embedding. A row of scores belongs to a query, a column to a passage, and
-query i's group is the columns i·G to i·G + G − 1. A column that must not count holds −inf.
+all; D, the size of an embedding. A row of scores belongs to a query, a column to a passage;
+`own_QxG` has the columns of each query's group. A column that must not count holds −inf.
 """
 
 from collections.abc import Iterable
 from typing import Literal
 
-import numpy as np
 import scipy.sparse
 import torch
 from sentence_transformers import SentenceTransformer
@@ -38,13 +37,8 @@ def learned_scores(
     """Returns scores_QxP, σ(W{q, d} + b), {q, d} being the two vectors side by side.
 
     With `contrastive`, this is the learning-to-rank loss (equation 14) of the study of Condenser
-    with adaptive batches. The scorer is trained with the model, and discarded: what is exported
-    scores by the inner product.
-
-    Args:
-      queries_QxD: q.
-      passages_PxD: d.
-      scorer: W and b, from 2·D numbers to one.
+    with adaptive batches. The scorer, W and b, is trained with the model, and discarded: what is
+    exported scores by the inner product.
     """
     with torch.autocast(queries_QxD.device.type, enabled=False):
         of_query_D, of_passage_D = scorer.weight[0].chunk(2)
@@ -52,33 +46,32 @@ def learned_scores(
         return torch.sigmoid(from_query_Qx1 + passages_PxD.float() @ of_passage_D)
 
 
-def contrastive(scores_QxP: torch.Tensor, group_size: int, first: int = 0) -> torch.Tensor:
+def contrastive(scores_QxP: torch.Tensor, own_QxG: torch.Tensor) -> torch.Tensor:
     """Returns −1/Q Σ_q log( exp s(q, d⁺_q) / Σ_d exp s(q, d) ), over all passages of the step.
 
     Gao & Callan, arXiv 2108.05540, the equation in section 3.4.
-
-    Args:
-      scores_QxP: s, of some queries of the step with all its passages.
-      group_size: passages per query.
-      first: which query of the step the first row is.
     """
-    return functional.cross_entropy(scores_QxP, _positives(scores_QxP, group_size, first))
+    return functional.cross_entropy(scores_QxP, own_QxG[:, 0])
 
 
-def pairwise(scores_QxP: torch.Tensor, group_size: int, first: int = 0) -> torch.Tensor:
+def pairwise(scores_QxP: torch.Tensor, own_QxG: torch.Tensor) -> torch.Tensor:
     """Returns the mean over q and d ≠ d⁺_q of log(1 + exp(s(q, d) − s(q, d⁺_q))): RankNet.
 
     The learning-to-rank loss of Burges et al., *Learning to rank using gradient descent* (ICML
-    2005), over all passages of the step. Arguments as `contrastive`'s.
+    2005), over all passages of the step.
     """
-    own_Qx1 = _positives(scores_QxP, group_size, first)[:, None]
-    margins_QxP = scores_QxP - scores_QxP.gather(1, own_Qx1)
-    losses_QxP = functional.softplus(margins_QxP.scatter(1, own_Qx1, -torch.inf))
+    positive_Qx1 = own_QxG[:, :1]
+    margins_QxP = scores_QxP - scores_QxP.gather(1, positive_Qx1)
+    losses_QxP = functional.softplus(margins_QxP.scatter(1, positive_Qx1, -torch.inf))
     return losses_QxP.sum() / (losses_QxP.numel() - len(losses_QxP))
 
 
 def soft_labels(
-    scores_QxP: torch.Tensor, teacher_QxG: torch.Tensor, first: int = 0, *, group_only: bool = False
+    scores_QxP: torch.Tensor,
+    own_QxG: torch.Tensor,
+    teacher_QxG: torch.Tensor,
+    *,
+    group_only: bool = False,
 ) -> torch.Tensor:
     """Returns 1/Q Σ_q KL(T_q ‖ S_q), the distillation of a cross-encoder.
 
@@ -88,18 +81,15 @@ def soft_labels(
     with adaptive batches prints it: S_q is nowhere 0, so that diverges wherever T_q is.
 
     Args:
-      scores_QxP: as in `contrastive`; the group of a query must be finite.
+      scores_QxP: s; the group of a query must be finite.
+      own_QxG: as above.
       teacher_QxG: the teacher's scores of each query's group.
-      first: as in `contrastive`.
       group_only: S_q, too, is a softmax over the group alone.
     """
-    n_queries, group_size = teacher_QxG.shape
-    rows = torch.arange(n_queries, device=scores_QxP.device)[:, None]
-    columns = (first + rows) * group_size + torch.arange(group_size, device=rows.device)
     if group_only:
-        log_student_QxG = scores_QxP[rows, columns].log_softmax(1)
+        log_student_QxG = scores_QxP.gather(1, own_QxG).log_softmax(1)
     else:
-        log_student_QxG = scores_QxP.log_softmax(1)[rows, columns]
+        log_student_QxG = scores_QxP.log_softmax(1).gather(1, own_QxG)
     log_teacher_QxG = teacher_QxG.log_softmax(1)
     return functional.kl_div(
         log_student_QxG, log_teacher_QxG, reduction="batchmean", log_target=True
@@ -146,8 +136,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
 
         Args:
           sentence_features: tokens of the queries, then of the passages at each place of a group.
-          labels: labels_Qx1G, the numbers of each query and the passages of its group, see
-            `Judgments`.
+          labels: [Q, 1 + G], the numbers in `Judgments` of each query and its group's passages.
         """
         if self.mini_batch_size:
             return self.forward_cached(sentence_features, labels)
@@ -171,8 +160,9 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     def _loss(self, embeddings: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
         queries_QxD, groups_QxGxD = embeddings[0], torch.stack(embeddings[1:], dim=1)
         n_queries, group_size = groups_QxGxD.shape[:2]
-        first = get_rank() * n_queries
         passages_PxD = all_gather_with_grad(groups_QxGxD).flatten(0, 1)
+        columns_P = torch.arange(len(passages_PxD), device=queries_QxD.device)
+        own_QxG = columns_P.view(-1, group_size)[get_rank() * n_queries :][:n_queries]
         numbers_P = all_gather(labels[:, 1:].contiguous()).flatten()
         if self.scorer:
             scores_QxP = learned_scores(queries_QxD, passages_PxD, self.scorer)
@@ -180,22 +170,18 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
             scores_QxP = inner_products(queries_QxD, passages_PxD)
         scores_QxP = self._scale * scores_QxP
         relevant_QxP = _look_up(self._judgments.relevant, labels[:, 0], numbers_P)
-        own_Qx1 = _positives(scores_QxP, group_size, first)[:, None]
-        scores_QxP = scores_QxP.masked_fill(relevant_QxP.scatter(1, own_Qx1, False), -torch.inf)
+        others_QxP = relevant_QxP.scatter(1, own_QxG[:, :1], False)
+        scores_QxP = scores_QxP.masked_fill(others_QxP, -torch.inf)
         if self._name in ("contrastive", "learning_to_rank"):
-            return contrastive(scores_QxP, group_size, first)
+            return contrastive(scores_QxP, own_QxG)
         if self._name == "pairwise":
-            return pairwise(scores_QxP, group_size, first)
-        assert self._judgments.teacher is not None  # `train_bi_encoder` requires one
-        teacher_QxG = _look_up_groups(self._judgments.teacher, labels)
+            return pairwise(scores_QxP, own_QxG)
+        assert self._judgments.teacher is not None  # `bi_encoder_trainer` requires one
+        teacher_QxP = _look_up(self._judgments.teacher, labels[:, 0], numbers_P)
         group_only = self._name == "soft_labels_group"
-        return soft_labels(scores_QxP, teacher_QxG, first, group_only=group_only)
-
-
-def _positives(scores_QxP: torch.Tensor, group_size: int, first: int) -> torch.Tensor:
-    """Returns the column of each row's positive."""
-    rows_Q = torch.arange(len(scores_QxP), device=scores_QxP.device)
-    return (first + rows_Q) * group_size
+        return soft_labels(
+            scores_QxP, own_QxG, teacher_QxP.gather(1, own_QxG), group_only=group_only
+        )
 
 
 def _look_up(
@@ -204,10 +190,3 @@ def _look_up(
     """Returns values_QxP, the matrix's for each of the queries with each of the passages."""
     rows_QxN = matrix[queries_Q.cpu().numpy()]
     return torch.from_numpy(rows_QxN[:, passages_P.cpu().numpy()].toarray()).to(queries_Q.device)
-
-
-def _look_up_groups(matrix: scipy.sparse.csr_array, labels_Qx1G: torch.Tensor) -> torch.Tensor:
-    """Returns values_QxG, the matrix's for each query with its own group."""
-    queries_Qx1, passages_QxG = np.split(labels_Qx1G.cpu().numpy(), [1], axis=1)
-    values_QxG = matrix[np.broadcast_to(queries_Qx1, passages_QxG.shape), passages_QxG].toarray()
-    return torch.from_numpy(values_QxG).float().to(labels_Qx1G.device)

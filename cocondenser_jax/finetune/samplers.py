@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 class PlannedBatches(BatchSampler):
     """Yields the batches of an epoch's plan, in its order."""
 
-    def __init__(self, plan: Callable[[int], np.ndarray], n_pairs: int, batch_size: int) -> None:
-        self._plan, self._n_batches = plan, n_pairs // batch_size
+    def __init__(self, plan: Callable[[int], np.ndarray], n_batches: int, batch_size: int) -> None:
+        self._plan, self._n_batches = plan, n_batches
         self.batch_size, self.drop_last = batch_size, True
         self._epoch = 0
 
@@ -86,25 +86,25 @@ class HardPlans(TrainerCallback):
         self._batch_size, self._seed = batch_size, seed
         self._scores, self._depth = scores, depth
         self._bm25 = functools.cache(functools.partial(bm25_candidates, *texts, depth))
+        # A thread: the compiled loops of `hard_plan` leave the interpreter to the training.
+        self._background = concurrent.futures.ThreadPoolExecutor(1)
         self._pending: concurrent.futures.Future[None] | None = None
 
     def plan(self, epoch: int) -> np.ndarray:
         """Returns batches_MxB: the first epoch is planned now, others were in the epoch before.
 
-        One that is lost or damaged is made again, with the encoder as it is by now.
+        A plan that is lost or damaged is made again, with the encoder as it is by now.
         """
         state = PartialState()
         if state.is_main_process:
             self._wait()
-            if epoch == 0:
-                self._start(0)
-            else:
-                try:
-                    load_plan(self._path(epoch))
-                except UserError as error:
+            try:
+                load_plan(self._path(epoch))
+            except UserError as error:
+                if epoch > 0:
                     logger.warning("%s; planning this epoch again", error)
-                    self._start(epoch)
-            self._wait()
+                self._start(epoch)
+                self._wait()
         state.wait_for_everyone()
         return load_plan(self._path(epoch))
 
@@ -120,16 +120,12 @@ class HardPlans(TrainerCallback):
             self._wait()
 
     def _start(self, epoch: int) -> None:
-        self._wait()
         if epoch == 0 or self._scores == "bm25":
             candidates = self._bm25()
         else:
             logger.info("scoring all pairs for the batches of epoch %d", epoch + 1)
             candidates = encoder_candidates(self._model, *self._texts, self._depth)
-        # A thread: the compiled loops of `hard_plan` leave the interpreter to the training.
-        executor = concurrent.futures.ThreadPoolExecutor(1)
-        self._pending = executor.submit(self._plan_and_save, epoch, candidates)
-        executor.shutdown(wait=False)
+        self._pending = self._background.submit(self._plan_and_save, epoch, candidates)
 
     def _wait(self) -> None:
         if self._pending:
@@ -166,7 +162,6 @@ def encoder_candidates(
     queries_NxD = model.encode_query(list(queries), show_progress_bar=False)
     passages_NxD = model.encode_document(list(passages), show_progress_bar=False)
     model.train(training)
-    index = faiss.IndexFlatIP(passages_NxD.shape[1])
-    index.add(passages_NxD)
-    scores_NxK, passages_NxK = index.search(queries_NxD, min(depth, len(passages)))
+    k, metric = min(depth, len(passages)), faiss.METRIC_INNER_PRODUCT
+    scores_NxK, passages_NxK = faiss.knn(queries_NxD, passages_NxD, k, metric)
     return Candidates(passages_NxK, scores_NxK)

@@ -37,23 +37,18 @@ class Candidates(NamedTuple):
 
 
 def pair_scores(candidates: Candidates) -> scipy.sparse.csr_array:
-    """Returns the symmetric matrix s(q_i, p_j) + s(q_j, p_i), shifted as above, diagonal empty.
-
-    Raises:
-      UserError: for scores that are not finite.
-    """
+    """Returns the symmetric matrix s(q_i, p_j) + s(q_j, p_i), shifted as above, diagonal empty."""
     passages_NxK, scores_NxK = candidates
     n = len(passages_NxK)
-    keep_NxK = passages_NxK >= 0
-    if not np.isfinite(scores_NxK[keep_NxK]).all():
+    known_NxK = passages_NxK >= 0
+    query_E, passage_E = known_NxK.nonzero()[0], passages_NxK[known_NxK]
+    score_E = scores_NxK[known_NxK].astype(np.float64)
+    if not np.isfinite(score_E).all():
         raise UserError("the scores of candidates must be finite")
-    known_NxK = scores_NxK.astype(np.float64)
-    smallest_Nx1 = known_NxK.min(axis=1, keepdims=True, where=keep_NxK, initial=np.inf)
-    shifted_NxK = np.subtract(known_NxK, smallest_Nx1, out=known_NxK, where=keep_NxK)
-    queries_NxK = np.broadcast_to(np.arange(n)[:, None], keep_NxK.shape)
-    keep_NxK &= passages_NxK != queries_NxK
-    cells = queries_NxK[keep_NxK], passages_NxK[keep_NxK]
-    matrix = scipy.sparse.csr_array((shifted_NxK[keep_NxK], cells), shape=(n, n))
+    smallest_N = np.full(n, np.inf)
+    np.minimum.at(smallest_N, query_E, score_E)
+    score_E = np.where(query_E == passage_E, 0.0, score_E - smallest_N[query_E])
+    matrix = scipy.sparse.csr_array((score_E, (query_E, passage_E)), shape=(n, n))
     both = scipy.sparse.csr_array(matrix + matrix.T)
     both.eliminate_zeros()
     return both
@@ -63,11 +58,7 @@ def false_negatives(queries: Sequence[str], passages: Sequence[str]) -> scipy.sp
     """Returns which pairs must not meet: the passage of one is relevant to the query of the other.
 
     A passage is relevant to a query if they are a pair, so two pairs of one query, or of one
-    passage, must not meet either.
-
-    Args:
-      queries: ids, one per pair.
-      passages: ids, one per pair.
+    passage, must not meet either. `queries` and `passages` are ids, one per pair.
     """
     _, query_N = np.unique(np.asarray(queries), return_inverse=True)
     _, passage_N = np.unique(np.asarray(passages), return_inverse=True)
@@ -76,14 +67,8 @@ def false_negatives(queries: Sequence[str], passages: Sequence[str]) -> scipy.sp
     return scipy.sparse.csr_array(answers + answers.T)
 
 
-def random_plan(n_pairs: int, batch_size: int, *, seed: int, epoch: int = 0) -> np.ndarray:
-    """Plans batches at random, by seed and epoch.
-
-    Raises:
-      UserError: for fewer pairs than a batch holds.
-    """
-    if n_pairs < batch_size:
-        raise UserError(f"{n_pairs} pairs do not fill one batch of {batch_size}")
+def random_plan(n_pairs: int, batch_size: int, seed: int, epoch: int = 0) -> np.ndarray:
+    """Plans batches at random, by seed and epoch."""
     order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
     return order_N[: n_pairs - n_pairs % batch_size].reshape(-1, batch_size)
 
@@ -105,15 +90,14 @@ def hard_plan(
     """Plans hard batches: greedy exchanges improve a random plan.
 
     In a sweep, each pair is exchanged for the pair that raises Σ h most, of those in the batches
-    that it has scores with. Of 100,000 pairs in batches of 64, batches grown by beam search and
-    improved by exchanges for the least attached pair had 547 times a random plan's Σ h, with a beam
-    of 1 or of 4; these exchanges alone have 606 times (benchmarks/README.md).
+    that it has scores with. Of 100,000 pairs in batches of 64, that gives 606 times a random plan's
+    Σ h; batches grown by beam search first had 547 times (benchmarks/README.md).
 
     Args:
       candidates: the passages scored for each query.
       batch_size: pairs per batch.
-      seed: of the random plan.
-      epoch: of the random plan.
+      seed: of the random plan, like `epoch`.
+      epoch: from 0.
       conflicts: symmetric; pairs that must not meet, as `false_negatives` returns. They meet only
         where no exchange of two pairs leaves fewer conflicts. If conflicts are disjoint groups,
         none with more pairs than there are batches, and no pair is left out, they never meet.
@@ -123,7 +107,7 @@ def hard_plan(
       batches_MxB.
 
     Raises:
-      UserError: for fewer pairs than a batch holds, or scores that are not finite.
+      UserError: for scores that are not finite.
     """
     n_pairs = len(candidates.passages_NxK)
     batches_MxB = random_plan(n_pairs, batch_size, seed=seed, epoch=epoch)
@@ -131,7 +115,8 @@ def hard_plan(
     # Twice what the scores in two batches can add up to, so that no conflict is ever worth them.
     penalty = 2.0 * batch_size**2 * (scores.data.max(initial=0) or 1)
     if conflicts is not None:
-        scores = _penalised(scores, conflicts, penalty)
+        above = scipy.sparse.triu(conflicts, 1)  # without the diagonal
+        scores = scipy.sparse.csr_array(scores - penalty * (above + above.T))
     _exchange((scores.indptr, scores.indices, scores.data), batches_MxB, sweeps, penalty)
     return batches_MxB
 
@@ -143,11 +128,7 @@ def save_plan(path: Path, batches_MxB: np.ndarray) -> None:
 
 
 def load_plan(path: Path) -> np.ndarray:
-    """Reads a plan.
-
-    Raises:
-      UserError: if the file cannot be read.
-    """
+    """Reads a plan, batches_MxB."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             batches_MxB: np.ndarray = arrays["batches"]
@@ -156,16 +137,6 @@ def load_plan(path: Path) -> np.ndarray:
     if batches_MxB.ndim != 2 or batches_MxB.dtype.kind != "i":
         raise UserError(f"{path} is not a plan: expected batches of pair numbers")
     return batches_MxB
-
-
-def _penalised(
-    scores: scipy.sparse.csr_array, conflicts: scipy.sparse.csr_array, penalty: float
-) -> scipy.sparse.csr_array:
-    rows_E, columns_E = conflicts.nonzero()
-    apart_E = rows_E != columns_E
-    cells = rows_E[apart_E], columns_E[apart_E]
-    costs = scipy.sparse.csr_array((np.full(len(cells[0]), penalty), cells), scores.shape)
-    return scipy.sparse.csr_array(scores - costs)
 
 
 @njit(cache=True, nogil=True)

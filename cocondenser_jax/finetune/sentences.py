@@ -1,11 +1,10 @@
 """Sentence encoders: fine-tuning on scored pairs or triplets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
 from ml_collections import ConfigDict
 from sentence_transformers import (
@@ -25,13 +24,13 @@ from cocondenser_jax.collection.sentences import (
     read_scored_pairs,
     read_triplets,
 )
-from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
+from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.retrieval.models import load_retriever, new_parameters
 
 
-def train_sentences(config: ConfigDict, workdir: Path) -> dict[str, Any]:
-    """Trains a sentence encoder.
+def sentences_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformerTrainer:
+    """Returns the trainer of a sentence encoder.
 
     Over the rows of a step, the loss is the mean of
 
@@ -43,20 +42,14 @@ def train_sentences(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     without inference before, and on sections of Wikipedia (arXiv 2104.08253). W and b are trained
     with the encoder, and discarded.
 
-    Arguments, result and errors as of `tasks.finetune`; see configs/sentences.py.
+    Arguments and errors as of `tasks.finetune`; see configs/sentences.py.
     """
-    trainer.require_startable(config.batch_size, workdir / "encoder")
     rows = _read_rows(Path(config.data), config.loss, config.train_rows, config.seed)
     model = load_retriever(Path(config.model), config.length, config.length, config.pooling or None)
     model.max_seq_length = config.length
     trainer.start_or_resume(config, workdir, len(rows), {"data": Path(config.data)})
-    hf_trainer = SentenceTransformerTrainer(
-        model,
-        SentenceTransformerTrainingArguments(**trainer.arguments(config, workdir)),
-        rows,
-        loss=_make_loss(config, model),
-    )
-    return trainer.run(hf_trainer, workdir, "encoder") | {"rows": len(rows)}
+    arguments = SentenceTransformerTrainingArguments(**trainer.arguments(config, workdir))
+    return SentenceTransformerTrainer(model, arguments, rows, loss=_make_loss(config, model))
 
 
 def _make_loss(config: ConfigDict, model: SentenceTransformer) -> torch.nn.Module:
@@ -70,22 +63,13 @@ def _make_loss(config: ConfigDict, model: SentenceTransformer) -> torch.nn.Modul
 
 def _read_rows(path: Path, loss: str, n_rows: int, seed: int) -> datasets.Dataset:
     """Returns a sample of `n_rows` rows to train on, all for 0; the first columns are the texts."""
-    readers: dict[str, Callable[[Path], Sequence[Any]]] = {
-        "cosine": read_scored_pairs,
-        "triplet": read_triplets,
-        "softmax": read_labelled_pairs,
-    }
-    found = [row._asdict() for row in readers[loss](path)]
+    found: Sequence[tuple[Any, ...]]
     if loss == "cosine":
-        found = [row | {"score": row["score"] / 5} for row in found]
-    rows = datasets.Dataset.from_list(found)
-    if not n_rows:
-        return rows
-    if n_rows > len(rows):
-        raise UserError(
-            f"config.train_rows is {n_rows}: expected 1 to {len(rows)}, the rows of {path}, or 0 "
-            "for all of them"
-        )
-    # With the same seed, a larger sample holds the smaller one.
-    order = np.random.default_rng(seed).permutation(len(rows))
-    return rows.select(sorted(order[:n_rows].tolist()))
+        names = ("first", "second", "score")
+        found = [(first, second, score / 5) for first, second, score in read_scored_pairs(path)]
+    elif loss == "triplet":
+        names, found = ("anchor", "positive", "negative"), read_triplets(path)
+    else:
+        names, found = ("first", "second", "label"), read_labelled_pairs(path)
+    drawn = sample(n_rows, len(found), seed, "config.train_rows", f"the rows of {path}")
+    return datasets.Dataset.from_list([dict(zip(names, found[i], strict=True)) for i in drawn])

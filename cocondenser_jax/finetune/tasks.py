@@ -1,21 +1,23 @@
 """The entry to fine-tuning."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.finetune.bi_encoder import train_bi_encoder
-from cocondenser_jax.finetune.cross_encoder import train_cross_encoder
-from cocondenser_jax.finetune.sentences import train_sentences
-from cocondenser_jax.finetune.trainer import is_main_process
+from cocondenser_jax.finetune import trainer
+from cocondenser_jax.finetune.bi_encoder import bi_encoder_trainer
+from cocondenser_jax.finetune.cross_encoder import cross_encoder_trainer
+from cocondenser_jax.finetune.sentences import sentences_trainer
 from cocondenser_jax.locks import held
 
-_TASKS = {
-    "retriever": train_bi_encoder,
-    "cross_encoder": train_cross_encoder,
-    "sentences": train_sentences,
+# What makes the trainer, the folder of what is trained, and what that is trained on.
+_TASKS: dict[str, tuple[Callable[[ConfigDict, Path], Any], str, str]] = {
+    "retriever": (bi_encoder_trainer, "retriever", "pairs"),
+    "cross_encoder": (cross_encoder_trainer, "cross_encoder", "pairs"),
+    "sentences": (sentences_trainer, "encoder", "rows"),
 }
 
 
@@ -36,5 +38,9 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
       UserError: for data, a model or settings that cannot be used, or a workdir that holds
         something else or is in use.
     """
-    with held(workdir) if is_main_process() else contextlib.nullcontext():
-        return _TASKS[config.task](config, workdir)
+    make_trainer, result, rows = _TASKS[config.task]
+    with held(workdir) if trainer.is_main_process() else contextlib.nullcontext():
+        trainer.require_startable(config.batch_size, workdir / result)
+        hf_trainer = make_trainer(config, workdir)
+        outcome = trainer.run(hf_trainer, workdir, result, config.get("patience", 0))
+        return outcome | {rows: len(hf_trainer.train_dataset)}

@@ -61,15 +61,12 @@ def start_or_resume(
 ) -> None:
     """Prepares `workdir`, or makes sure that the run started there has the same settings and data.
 
-    Args:
-      config: the run's; what its paths lead to may have moved since the run was started.
-      workdir: the run folder.
-      n_rows: to train on.
-      files: what the run reads beside the model, by what it is.
+    What the config's paths lead to may have moved since then. `files` is what the run reads beside
+    the model, by what it is.
 
     Raises:
-      UserError: for fewer training rows than a batch, a folder that cannot be made or holds
-        something else, or a run with other settings, data or model.
+      UserError: for fewer rows to train on than a batch has, a folder that holds something else, or
+        a run with other settings, data or model.
     """
     if n_rows < config.batch_size:
         raise UserError(
@@ -87,8 +84,7 @@ def start_or_resume(
         write_json(path, config.to_dict() | {"sha256": checksums})
     earlier = read_object(path)
     require_same(f"the run in {workdir}", earlier, settings)
-    before = earlier.get("sha256")
-    before = before if isinstance(before, dict) else {}
+    before = earlier.get("sha256") or {}
     names = checksums | before
     if changed := [name for name in names if checksums.get(name) != before.get(name)]:
         raise UserError(
@@ -101,11 +97,7 @@ def arguments(config: ConfigDict, workdir: Path, measure: str = "") -> dict[str,
     """Returns the training arguments that all tasks share.
 
     A step is `batch_size` rows however many processes share it: each takes its slice of them.
-
-    Args:
-      config: the run's.
-      workdir: the run folder.
-      measure: of the evaluator's metrics, the one to maximise; "": there is no evaluation.
+    `measure` is that of the evaluator's metrics to maximise; "": there is no evaluation.
     """
     on_gpu = torch.cuda.is_available()
     return {
@@ -152,16 +144,14 @@ def run(
     """Trains to the end, from the newest checkpoint if there is one, and saves the model.
 
     Args:
-      trainer: with the `arguments` above, of a model that has `save_pretrained`. If it has an
-        evaluator, the model saved is that of the best evaluation.
-      workdir: gets the folder `result`, `metrics.jsonl`, TensorBoard events, and checkpoints until
-        the run ends.
-      result: name of the folder for the trained model.
+      trainer: with the `arguments` above. If it has an evaluator, the model saved is that of the
+        best evaluation.
+      workdir: the run folder, see `tasks.finetune`.
+      result: name of the folder in it for the trained model.
       patience: evaluations without a gain after which training ends; 0: it never does.
 
     Returns:
-      result (its path), steps, seconds, the mean loss of the last logged steps, and after
-      evaluations the step and the value of the best.
+      What `tasks.finetune` returns, without the number of rows.
 
     Raises:
       UserError: if there are checkpoints but none is intact, or something cannot be written.
@@ -173,13 +163,13 @@ def run(
         step = _newest_intact(checkpoints)
     trainer.remove_callback(PrinterCallback)
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context(metrics_log(workdir, step)) if is_main_process() else None
         loss: Any = trainer.loss
         if (own := checkpoints / f"checkpoint-{step}" / _LOSS).exists():
             loss.load_state_dict(load_file(own), strict=False)
         saving = _Checkpoints(loss, patience)
         trainer.add_callback(saving)
-        trainer.add_callback(_Metrics(log))
+        if is_main_process():
+            trainer.add_callback(_Metrics(stack.enter_context(metrics_log(workdir, step))))
         stack.enter_context(_one_line_errors(checkpoints, saving))
         plain = stack.enter_context(plain_path(checkpoints))
         trainer.args.output_dir = str(plain)
@@ -223,9 +213,9 @@ class EachEpoch(TrainerCallback):
 
 
 class _Metrics(ProgressCallback):
-    """Logs metrics and shows the progress bar, in the main process."""
+    """Logs metrics and shows the progress bar."""
 
-    def __init__(self, log: Log | None) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 
@@ -233,29 +223,18 @@ class _Metrics(ProgressCallback):
         super().on_train_begin(args, state, control, **kwargs)
         self._since = (state.global_step, time.perf_counter())
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_step_end(args, state, control, **kwargs)
-        # Also a run that is shorter than `log_every`, or ends between two logs, has a last loss.
-        # Every process asks for it, for the loss is their mean.
-        control.should_log |= state.global_step >= state.max_steps
-
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if "eval_loss" in logs and self._log:
+        if "eval_loss" in logs:
             names = ("eval_loss", args.metric_for_best_model)
             self._log(state.global_step, {name: logs[name] for name in names})
-        if "loss" not in logs or not self._log:
+        if "loss" not in logs:
             return
         step, now = state.global_step, time.perf_counter()
         steps, seconds = step - self._since[0], now - self._since[1]
         self._since = (step, now)
-        values = {
-            "epoch": state.epoch or 0.0,
-            "loss": logs["loss"],
-            "learning_rate": logs["learning_rate"],
-            "grad_norm": logs["grad_norm"],
-            "pairs_per_second": steps * args.per_device_train_batch_size / seconds,
-        }
-        self._log(step, values)
+        values = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm")}
+        rate = {"pairs_per_second": steps * args.per_device_train_batch_size / seconds}
+        self._log(step, {"epoch": state.epoch or 0.0} | values | rate)
         bar: Any = self.training_bar
         bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
 
@@ -280,7 +259,9 @@ class _Checkpoints(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The mean of a log starts anew where a run resumes: so it does where no run was killed.
-        control.should_log |= control.should_save or control.should_evaluate
+        # And a run that ends between two logs has a last loss. It is the mean of all processes.
+        is_last = state.global_step >= state.max_steps
+        control.should_log |= control.should_save or control.should_evaluate or is_last
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.is_writing = control.should_save and not control.should_evaluate  # next
@@ -288,9 +269,8 @@ class _Checkpoints(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
-        is_best = (
-            state.best_metric is None or metrics[args.metric_for_best_model] > state.best_metric
-        )
+        best, measure = state.best_metric, args.metric_for_best_model
+        is_best = best is None or metrics[measure] > best
         best_step = state.global_step if is_best else state.best_global_step
         if self._patience and state.global_step - best_step >= self._patience * args.eval_steps:
             logger.info("step %d: no gain since step %d", state.global_step, best_step)
@@ -328,11 +308,8 @@ def _one_line_errors(target: Path, checkpoints: _Checkpoints | None = None) -> I
 def _newest_intact(folder: Path) -> int:
     """Returns the step of the newest checkpoint that is intact, and deletes later ones.
 
-    Returns:
-      0 if no checkpoint was completed.
-
-    Raises:
-      UserError: if some were, but all are damaged; they then stay as they are.
+    It is 0 if no checkpoint was completed. If some were, but all are damaged, they stay as they
+    are, and this raises a UserError.
     """
     # transformers (5.23) would take the newest, also one that a kill cut short:
     # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.

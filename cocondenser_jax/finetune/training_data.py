@@ -18,7 +18,6 @@ from cocondenser_jax.collection.folder import (
     read_corpus,
     read_split,
     require_known_passages,
-    sample_queries,
     split_files,
     with_positives,
 )
@@ -32,7 +31,7 @@ class Judgments(NamedTuple):
     queries: dict[str, int]
     passages: dict[str, int]  # from 1; any other passage has number 0
     relevant: scipy.sparse.csr_array  # of bool, (queries, passages + 1)
-    teacher: scipy.sparse.csr_array | None = None  # a cross-encoder's scores, the same shape
+    teacher: scipy.sparse.csr_array | None = None  # of float32, the same shape
 
 
 class TrainingData(NamedTuple):
@@ -41,52 +40,56 @@ class TrainingData(NamedTuple):
     pairs: datasets.Dataset  # `query_id` and `positive_id`; read through the epoch's `fill_rows`
     fill: Callable[..., dict[str, list[Any]]]  # `fill_rows`, lacking only the epoch
     judgments: Judgments
-    texts: tuple[list[str], list[str]]  # of the pairs' queries and passages
+    queries: Mapping[str, str]  # id → text
     passages: Mapping[str, str]  # id → text, of the whole collection
     files: dict[str, Path]  # what was read, by what it is
 
 
 def draw_negatives(data: TrainingData, epoch: int) -> None:
     """Sets the dataset of pairs to yield the texts and negatives of an epoch."""
-    data.pairs.set_transform(functools.partial(data.fill, epoch=epoch))
+    transform = functools.partial(data.fill, epoch=epoch)
+    # `set_transform` of datasets 5.2 would pickle all passages, minutes for a large collection, to
+    # make a fingerprint for its cache; below its decorator, nothing does.
+    datasets.Dataset.set_format.__wrapped__(data.pairs, "custom", transform=transform)
 
 
-def to_judgments(qrels: Qrels, teacher: Run | None = None) -> Judgments:
-    """Numbers the queries of the judgments, and the passages judged relevant or scored.
+def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]:
+    """Draws `n` of `n_rows` rows, for a training set with few labels; 0 keeps all of them.
 
-    Args:
-      qrels: the judgments.
-      teacher: scores for the same queries.
+    With the same seed, a larger sample holds the smaller one. The name of the setting and what the
+    rows are, are for the message.
+
+    Returns:
+      Numbers of rows, ascending.
     """
-    relevant = {
-        query: {passage: 1.0 for passage, grade in grades.items() if grade > 0}
-        for query, grades in qrels.items()
-    }
-    scores = {query: teacher[query] for query in qrels} if teacher else {}
-    queries = {query: i for i, query in enumerate(qrels)}
+    if not 0 <= n <= n_rows:
+        raise UserError(f"{setting} is {n}: expected 1 to {n_rows}, {what}, or 0 for all of them")
+    order = np.random.default_rng(seed).permutation(n_rows)
+    return sorted(order[: n or n_rows].tolist())
+
+
+def to_judgments(relevant: Qrels, teacher: Run | None = None) -> Judgments:
+    """Numbers the queries, and the passages relevant to them or scored for them by the teacher."""
+    scores = {query: teacher[query] for query in relevant} if teacher else {}
+    queries = {query: i for i, query in enumerate(relevant)}
     named = dict.fromkeys(p for table in (relevant, scores) for row in table.values() for p in row)
     passages = {passage: i for i, passage in enumerate(named, start=1)}
 
-    def to_matrix(table: Mapping[str, Mapping[str, float]]) -> scipy.sparse.csr_array:
+    def to_matrix(table: Mapping[str, Mapping[str, float]], dtype: type) -> scipy.sparse.csr_array:
         cells = [(queries[q], passages[p], v) for q, row in table.items() for p, v in row.items()]
         rows, columns, values = zip(*cells, strict=True)
         shape = len(queries), len(passages) + 1
-        return scipy.sparse.csr_array((np.array(values), (rows, columns)), shape=shape)
+        return scipy.sparse.csr_array((np.array(values, dtype), (rows, columns)), shape=shape)
 
-    teacher_scores = to_matrix(scores) if teacher else None
-    return Judgments(queries, passages, to_matrix(relevant).astype(bool), teacher_scores)
+    teacher_scores = to_matrix(scores, np.float32) if teacher else None
+    return Judgments(queries, passages, to_matrix(relevant, bool), teacher_scores)
 
 
-def training_pairs(qrels: Qrels) -> datasets.Dataset:
-    """Lists every relevant judgment as one row (`query_id`, `positive_id`)."""
-    rows = [
-        (query, passage)
-        for query, grades in qrels.items()
-        for passage, grade in grades.items()
-        if grade > 0
-    ]
-    queries, passages = zip(*rows, strict=True)
-    return datasets.Dataset.from_dict({"query_id": list(queries), "positive_id": list(passages)})
+def training_pairs(relevant: Qrels) -> datasets.Dataset:
+    """Lists every query and passage relevant to it as one row (`query_id`, `positive_id`)."""
+    pairs = [(query, passage) for query, passages in relevant.items() for passage in passages]
+    queries, positives = map(list, zip(*pairs, strict=True))
+    return datasets.Dataset.from_dict({"query_id": queries, "positive_id": positives})
 
 
 def fill_rows(
@@ -111,8 +114,8 @@ def fill_rows(
       passages: id → text as the encoder reads it.
       candidates: query id → ids of passages to draw from. Not read if `n_negatives` is 0.
       n_negatives: per row.
-      seed: of the draw.
-      epoch: of the draw.
+      seed: of the draw, like `epoch`.
+      epoch: from 0.
       judgments: number the queries and passages of the labels.
 
     Returns:
@@ -123,7 +126,10 @@ def fill_rows(
     groups = [[passage] for _, passage in pairs]
     if n_negatives:
         for (query, passage), group in zip(pairs, groups, strict=True):
-            group += _draw(candidates[query], n_negatives, f"{query} {passage}", seed, epoch)
+            found = candidates[query]
+            rng = np.random.default_rng((seed, epoch, zlib.crc32(f"{query} {passage}".encode())))
+            chosen = rng.choice(len(found), n_negatives, replace=len(found) < n_negatives)
+            group += [found[i] for i in chosen]
     columns: dict[str, list[Any]] = {"query": [queries[query] for query, _ in pairs]}
     for i, column in enumerate(zip(*groups, strict=True)):
         columns[f"negative_{i}" if i else "positive"] = [passages[passage] for passage in column]
@@ -133,12 +139,6 @@ def fill_rows(
             for (query, _), group in zip(pairs, groups, strict=True)
         ]
     return columns
-
-
-def _draw(candidates: Sequence[str], n: int, row: str, seed: int, epoch: int) -> list[str]:
-    rng = np.random.default_rng((seed, epoch, zlib.crc32(row.encode())))
-    chosen = rng.choice(len(candidates), n, replace=len(candidates) < n)
-    return [candidates[i] for i in chosen]
 
 
 def read_training(config: ConfigDict, teacher_run: Path | None = None) -> TrainingData:
@@ -158,20 +158,23 @@ def read_training(config: ConfigDict, teacher_run: Path | None = None) -> Traini
     queries, qrels = read_split(folder, split)
     passages = {p.id: passage_text(p) for p in read_corpus(folder)}
     require_known_passages(qrels, passages, judgments_file(folder, split))
-    qrels = sample_queries(with_positives(qrels, config.strict), config.train_queries, config.seed)
+    found = list(with_positives(qrels, config.strict).items())
+    name, what = "config.train_queries", "the number of queries with a positive"
+    drawn = sample(config.train_queries, len(found), config.seed, name, what)
+    relevant = dict(found[i] for i in drawn)
     candidates: Mapping[str, Sequence[str]] = {}
     if n_negatives and config.negatives_run:
         files["negatives_run"] = Path(config.negatives_run)
-        found = read_candidates(files["negatives_run"], qrels, passages, config.negatives_depth)
+        best = read_candidates(files["negatives_run"], relevant, passages, config.negatives_depth)
         everything = list(passages)
-        candidates = {query: best or everything for query, best in found.items()}
+        candidates = {query: found or everything for query, found in best.items()}
     teacher = None
     if teacher_run:
         files["teacher_run"] = teacher_run
         teacher = read_run(teacher_run)
-        candidates = _scored_candidates(candidates, qrels, teacher, teacher_run)
-    pairs = training_pairs(qrels)
-    judgments = to_judgments(qrels, teacher)
+        candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
+    pairs = training_pairs(relevant)
+    judgments = to_judgments(relevant, teacher)
     fill = functools.partial(
         fill_rows,
         queries=queries,
@@ -181,24 +184,20 @@ def read_training(config: ConfigDict, teacher_run: Path | None = None) -> Traini
         seed=config.seed,
         judgments=judgments,
     )
-    texts = (
-        [queries[query] for query in pairs["query_id"]],
-        [passages[passage] for passage in pairs["positive_id"]],
-    )
-    data = TrainingData(pairs, fill, judgments, texts, passages, files)
+    data = TrainingData(pairs, fill, judgments, queries, passages, files)
     draw_negatives(data, epoch=0)
     return data
 
 
 def _scored_candidates(
-    candidates: Mapping[str, Sequence[str]], qrels: Qrels, teacher: Run, source: Path
+    candidates: Mapping[str, Sequence[str]], relevant: Qrels, teacher: Run, source: Path
 ) -> dict[str, list[str]]:
     """Keeps the candidates that the teacher has scored; it must have scored every positive."""
     if without := [
         f"{query} {passage}"
-        for query, grades in qrels.items()
-        for passage, grade in grades.items()
-        if grade > 0 and passage not in teacher.get(query, {})
+        for query, passages in relevant.items()
+        for passage in passages
+        if passage not in teacher.get(query, {})
     ]:
         raise UserError(
             f"{source} has no score for {len(without)} relevant passages (query, passage): "

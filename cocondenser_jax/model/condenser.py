@@ -16,8 +16,13 @@ import jax.numpy as jnp
 
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
-from cocondenser_jax.model.encoder import Embeddings, TransformerLayer, layer_norm, take_rows
-from cocondenser_jax.model.heads import MaskedLMHead
+from cocondenser_jax.model.encoder import (
+    Embeddings,
+    MaskedLMHead,
+    TransformerLayer,
+    layer_norm,
+    take_rows,
+)
 
 
 class CondenserOutput(NamedTuple):

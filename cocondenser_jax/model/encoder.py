@@ -1,4 +1,4 @@
-"""The transformer layer of BERT, RoBERTa and ModernBERT, and their embeddings.
+"""The parts of BERT, RoBERTa and ModernBERT: embeddings, transformer layer, MLM projection.
 
 Shape legend of the model: B spans, L tokens of a span, Q requested rows of a span,
 D hidden size, N attention heads, H size of a head, F intermediate size, V vocabulary,
@@ -211,3 +211,20 @@ class TransformerLayer(nn.Module):
         else:
             inner_BxQxF = gelu(inner)
         return dense(config, config.hidden_size, self.dtype, "mlp_out")(inner_BxQxF)
+
+
+class MaskedLMHead(nn.Module):
+    """Dense, GELU, LayerNorm, then the transposed word embeddings and a bias."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, hidden_BxMxD: jax.Array, words_VxD: jax.Array) -> jax.Array:
+        """Returns `logits_BxMxV` for the rows given, with `words_VxD` as the output matrix."""
+        config = self.config
+        hidden_BxMxD = gelu(dense(config, config.hidden_size, self.dtype, "dense")(hidden_BxMxD))
+        hidden_BxMxD = layer_norm(config, self.dtype, "norm")(hidden_BxMxD)
+        bias_V = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
+        logits_BxMxV = jnp.einsum("bmd,vd->bmv", hidden_BxMxD, words_VxD.astype(self.dtype))
+        return logits_BxMxV + bias_V.astype(self.dtype)[None, None]

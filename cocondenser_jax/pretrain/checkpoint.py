@@ -29,7 +29,7 @@ from orbax.checkpoint import checkpoint_managers as managers
 
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, require_same
 from cocondenser_jax.files import damaged_file, new_folder, read_object, require_absent, write_json
 from cocondenser_jax.metrics import logged_lines
 from cocondenser_jax.model.config import ModelConfig
@@ -83,7 +83,14 @@ def open_run(
     }
     path = workdir / "run.json"
     if path.exists():
-        _require_same(read_object(path), run)
+        saved = read_object(path)
+        if "config" not in saved:
+            raise UserError(
+                "this folder holds a converted model: start from it with --config.warm_start, in a"
+                " new folder"
+            )
+        before = _fixed(saved)
+        require_same(f"the run in {workdir}", before, dict.fromkeys(before) | _fixed(run))
     else:
         require_absent(workdir, path.name)
         write_json(path, run)
@@ -95,8 +102,8 @@ def open_run(
 
 def started_model(workdir: Path) -> ModelConfig | None:
     """Returns the model of a run that has a checkpoint to resume from; None where it has none."""
-    run = workdir / "run.json"
-    return _model_of(run, read_object(run)) if run.is_file() and _steps(workdir) else None
+    is_run = (workdir / "run.json").is_file() and _steps(workdir)
+    return _read_run(workdir)[0] if is_run else None
 
 
 @contextlib.contextmanager
@@ -214,8 +221,7 @@ def load_run(
     """
     if not (workdir / "run.json").is_file():
         raise UserError(f"{workdir} is not a run folder: it has no run.json")
-    run = read_object(workdir / "run.json")
-    model_config = _model_of(workdir / "run.json", run)
+    model_config, run = _read_run(workdir)
     steps = _steps(workdir)
     if not steps:
         raise UserError(f"{workdir} holds no checkpoint yet")
@@ -286,32 +292,19 @@ def _steps(workdir: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def _model_of(path: Path, run: dict[str, Any]) -> ModelConfig:
-    """Returns the shape that a `run.json` says its model has."""
+def _read_run(workdir: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Returns the shape of a run's model, and all that `run.json` says."""
+    path = workdir / "run.json"
+    run = read_object(path)
     try:
-        return ModelConfig(**run["model"])
+        return ModelConfig(**run["model"]), run
     except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{path} is damaged: it lacks the shape of a model ({error})") from error
 
 
-def _require_same(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises a UserError naming the settings in which two runs differ."""
-    if "config" not in saved:
-        raise UserError(
-            "this folder holds a converted model: start from it with --config.warm_start, in a"
-            " new folder"
-        )
-    old, new = (
-        flatten_dict({name: run.get(name) for name in ("config", "model")}, sep=".")
-        for run in (saved, now)
-    )
-    differences = [
-        f"{name} was {old.get(name)!r}, is {new.get(name)!r}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and not name.startswith(FREE_SETTINGS)
-    ]
-    data = saved.get("data")
-    if not isinstance(data, dict) or data.get("sha256") != now["data"]["sha256"]:
-        differences.append("the data are not the same")
-    if differences:
-        raise UserError(f"this run folder belongs to another experiment: {'; '.join(differences)}")
+def _fixed(run: dict[str, Any]) -> dict[str, Any]:
+    """Returns what of a `run.json` stays as it is when the run resumes, by name."""
+    flat = flatten_dict({"config": run.get("config"), "model": run.get("model")}, sep=".")
+    fixed = {name: value for name, value in flat.items() if not name.startswith(FREE_SETTINGS)}
+    data = run.get("data")
+    return fixed | {"data.sha256": data.get("sha256") if isinstance(data, dict) else None}

@@ -102,7 +102,7 @@ def train(
 
         bar = tqdm(total=n_steps, initial=first_step, desc=label, unit="step", disable=log is None)
         stack.enter_context(bar)
-        throughput = _Throughput(spec.n_rows)
+        throughput = _Throughput()
         report = functools.partial(report_step, workdir, store, spec, settings.skip_nonfinite)
 
         def read(step: int, metrics: Metrics) -> None:
@@ -245,19 +245,18 @@ def _initial_or_restored(
 class _Throughput:
     """Rates since they were last read, and the share of time spent waiting for input."""
 
-    def __init__(self, spans_per_step: int) -> None:
-        self._spans_per_step = spans_per_step
+    def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
-        self._started, self._waited, self._steps, self._tokens = time.perf_counter(), 0.0, 0, 0
+        self._started, self._waited, self._spans, self._tokens = time.perf_counter(), 0.0, 0, 0
 
     def next(self, batches: Iterator[Batch]) -> Batch:
         """Takes the next batch and counts how long that took."""
         before = time.perf_counter()
         batch = next(batches)
         self._waited += time.perf_counter() - before
-        self._steps += 1
+        self._spans += len(batch.attention_mask_SxL) * jax.process_count()
         self._tokens += int(batch.attention_mask_SxL.sum()) * jax.process_count()
         return batch
 
@@ -265,7 +264,7 @@ class _Throughput:
         """Returns the rates since the last reading; tokens are counted without padding."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         rates = {
-            "spans_per_second": self._steps * self._spans_per_step / seconds,
+            "spans_per_second": self._spans / seconds,
             "tokens_per_second": self._tokens / seconds,
             "input_wait_share": self._waited / seconds,
         }

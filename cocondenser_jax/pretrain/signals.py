@@ -7,7 +7,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 2  # signals that wait for the step to end: whoever presses Ctrl-C twice loses nothing
@@ -28,22 +27,16 @@ def postponed() -> Iterator[Callable[[], bool]]:
     heard: list[int] = []
     stepped = threading.Event()
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-        if len(heard) == PATIENCE:
-            for each in before:
-                signal.signal(each, signal.SIG_DFL)
-
     def is_to_stop() -> bool:
         stepped.set()
         return bool(heard)
 
-    before = {each: signal.signal(each, hear) for each in not_ignored()}
+    handlers = {each: signal.signal(each, lambda n, _: heard.append(n)) for each in not_ignored()}
     try:
         with _answers(stepped):
             yield is_to_stop
     finally:
-        for each, handler in before.items():
+        for each, handler in handlers.items():
             signal.signal(each, handler)
 
 
@@ -55,7 +48,7 @@ def not_ignored() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def _answers(stepped: threading.Event) -> Iterator[None]:
-    """Answers each signal at once: ends the process before the event, else says what comes.
+    """Answers each signal at once: ends the process before the event, or says what comes.
 
     The first step is compiled for minutes, and a later one may take as long; meanwhile Python runs
     no handler. But it writes a byte to the wake-up descriptor at once, which a thread can read.

@@ -14,14 +14,14 @@ from ml_collections import ConfigDict
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs import adapt as proposals
 from cocondenser_jax.convert.from_torch import find_folder, load_folder
+from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.corpus.held_out import held_out_documents
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_folder
-from cocondenser_jax.pretrain.experiment import run_length
+from cocondenser_jax.pretrain.experiment import batch_spec, run_length
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
     Outcome,
@@ -36,7 +36,6 @@ from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, pooling_of
 from cocondenser_jax.settings import override
 
-N_HELD_OUT = 512  # documents, where the probe does not say
 MAX_PASSAGES = 20_000  # held-out spans and those of other documents
 CHANCE = 0.05  # a difference whose p-value is not below it counts as none
 
@@ -127,9 +126,7 @@ def _pretraining(
     config = proposals.propose(n_documents, n_layers, jax.device_count(), on_cpu).unlock()
     config.data.store, config.warm_start = str(store.path), start
     every = max(run_length(override(config, overrides), store) // 10, 1)
-    config.checkpoint.every = every
-    if "probe" in config:
-        config.probe.every = every
+    config.checkpoint.every = config.probe.every = every
     return override(config, overrides)
 
 
@@ -138,10 +135,8 @@ def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None
 
     The passages are these other spans and those of all other documents, or a sample of them.
     """
-    n = N_HELD_OUT
-    if "probe" in config:  # what is not held out is trained on
-        n = config.probe.documents if config.probe.every else 0
-    documents_Q, n_pairs = held_out_documents(store, n), len(store.documents_of_pairs)
+    documents_Q = held_out_documents(store, batch_spec(config).held_out)
+    n_pairs = len(store.documents_of_pairs)
     if len(documents_Q) < 2 or not n_pairs:
         raise UserError(
             f"{store.path} has only {n_pairs} documents of two spans, too few"

@@ -52,8 +52,6 @@ EXAMPLE_QUERIES = (
     "learning rate schedule that decays with a cosine",
     "remove missing values from a table",
 )
-
-
 SUMMARY = (
     "A small coCondenser, pre-trained from scratch on the docstrings of this machine and fine-tuned"
     " to find the passage that a docstring's first paragraph belongs to."

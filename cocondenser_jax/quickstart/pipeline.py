@@ -33,13 +33,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, require_same
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.files import (
-    new_folder,
-    read_json,
-    require_absent,
-    write_json,
-    write_text,
-)
+from cocondenser_jax.files import new_folder, read_json, require_absent, write_json, write_text
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.locks import held
 from cocondenser_jax.pretrain.experiment import run_tokens

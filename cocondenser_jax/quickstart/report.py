@@ -40,10 +40,9 @@ def other_columns(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
 
 def comparison_table(rows: Sequence[ResultRow]) -> str:
     """Returns the HTML of a comparison."""
-    measures, others = [*rows[0].metrics], other_columns(rows)
-    texts = zip(*others.values(), strict=True)
-    shown = [(row.name, [*row.metrics.values()], own) for row, own in zip(rows, texts, strict=True)]
-    return comparison(measures, [*others], shown, _NOTE.format(measures[0], rows[-1].name))
+    metrics = {name: [row.metrics[name] for row in rows] for name in rows[0].metrics}
+    note = _NOTE.format(next(iter(metrics)), rows[-1].name)
+    return comparison([row.name for row in rows], metrics, other_columns(rows), note)
 
 
 def write_run_report(workdirs: Sequence[Path], out: Path) -> None:

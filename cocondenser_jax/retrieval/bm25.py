@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import Stemmer
 from tqdm import tqdm
@@ -20,22 +21,18 @@ _WORTH_COMPILING = 50_000_000
 
 
 def write_bm25_run(
-    data_folder: Path,
-    run_out: Path,
-    *,
-    split: str | None = None,
-    depth: int = 100,
-    k1: float = 0.9,
-    b: float = 0.4,
+    data_folder: Path, run_out: Path, split: str | None = None, **options: Any
 ) -> dict[str, float]:
     """Ranks the passages of a data folder for its queries, or a split's, and writes a TREC run.
+
+    Options are those of `bm25_run`.
 
     Returns:
       How many queries there are, and how long indexing and searching took.
     """
     queries = read_queries(data_folder, split)
     start = time.perf_counter()
-    run = bm25_run(read_corpus(data_folder), queries, depth, k1, b)
+    run = bm25_run(read_corpus(data_folder), queries, **options)
     seconds = time.perf_counter() - start
     write_run(run_out, run)
     return {"queries": len(queries), "seconds_with_indexing": seconds}

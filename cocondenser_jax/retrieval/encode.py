@@ -176,10 +176,9 @@ def _start_or_resume(out: Path, settings: dict[str, Any]) -> None:
         require_absent(out, path.name)
         write_json(path, settings)
         return
-    earlier = read_object(path)
     # Model and corpus may have moved; their content must be the same.
     contents = {key: value for key, value in settings.items() if key not in ("model", "corpus")}
-    require_same(str(out), earlier, contents)
+    require_same(str(out), read_object(path), contents)
     logger.info("resuming with the shards in %s", out)
 
 

@@ -15,12 +15,13 @@ from cocondenser_jax.collection.folder import (
     read_best_passages,
     read_corpus,
     read_split,
+    require_known_passages,
     with_positives,
 )
 from cocondenser_jax.collection.layouts import read_answers
 from cocondenser_jax.collection.trec import Run, read_run, write_qrels, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.answers import make_matcher
+from cocondenser_jax.evaluation.answers import make_matcher, prepare
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
 Excludes = Callable[[str, str], bool]
@@ -76,14 +77,14 @@ def mine(
     else:
         _, qrels = read_split(data_folder, split)
     qrels = with_positives(qrels)
-    best = [read_best_passages(source, qrels, depth) for source in sources]
+    best = {source: read_best_passages(source, qrels, depth) for source in sources}
     exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
     if answers:
         exclusions["with an answer"] = _answer_test(answers, data_folder, best)
     if denoise_run:
         exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})
         exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
-    pool, excluded = make_pool(best, exclusions, skip_top)
+    pool, excluded = make_pool([*best.values()], exclusions, skip_top)
     if pseudo_qrels:
         write_qrels(pseudo_qrels, qrels)
     write_run(out, pool, tag="negatives")
@@ -120,40 +121,30 @@ def make_pool(
     pool: Run = {}
     excluded = dict.fromkeys(exclusions, 0)
     for query in best[0]:
+        ranks: dict[str, int] = {}
+        for source in best:
+            for rank, passage in enumerate(source[query][skip_top:], start=skip_top + 1):
+                ranks[passage] = min(rank, ranks.get(passage, rank))
         pool[query] = {}
-        for passage, rank in _best_ranks([source[query] for source in best], skip_top):
-            for reason, holds in exclusions.items():
-                if holds(query, passage):
-                    excluded[reason] += 1
-                    break
+        for passage, rank in sorted(ranks.items(), key=itemgetter(1)):
+            reasons = (reason for reason, holds in exclusions.items() if holds(query, passage))
+            if first := next(reasons, None):
+                excluded[first] += 1
             else:
                 pool[query][passage] = 1 / rank
     return pool, excluded
 
 
-def _best_ranks(rankings: Sequence[Sequence[str]], skip_top: int) -> list[tuple[str, int]]:
-    """Returns the passages below rank `skip_top` and the best of their ranks, best first."""
-    ranks: dict[str, int] = {}
-    for ranking in rankings:
-        for rank, passage in enumerate(ranking[skip_top:], start=skip_top + 1):
-            ranks[passage] = min(rank, ranks.get(passage, rank))
-    return sorted(ranks.items(), key=itemgetter(1))
-
-
 def _answer_test(
-    answers_file: Path, corpus: Path, best: Sequence[Mapping[str, Sequence[str]]]
+    answers_file: Path, corpus: Path, best: Mapping[Path, Mapping[str, Sequence[str]]]
 ) -> Excludes:
     """Returns whether a passage holds an answer; of the corpus, reads only what sources name."""
     matchers = {query: make_matcher(found) for query, found in read_answers(answers_file).items()}
-    named = {passage for source in best for passages in source.values() for passage in passages}
-    texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in named}
-
-    def holds_answer(query: str, passage: str) -> bool:
-        if passage not in texts:
-            raise UserError(f"the corpus of {corpus} has no passage {passage!r}")
-        return query in matchers and matchers[query](texts[passage])
-
-    return holds_answer
+    named = {p for found in best.values() for passages in found.values() for p in passages}
+    texts = {p.id: prepare(p.text) for p in read_corpus(corpus) if p.id in named}
+    for source, found in best.items():
+        require_known_passages(found, texts, source)
+    return lambda query, passage: query in matchers and matchers[query](texts[passage])
 
 
 def _logit(probability: float, name: str) -> float:

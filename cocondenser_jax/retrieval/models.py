@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,7 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import (
-    Dense,
-    Pooling,
-    Router,
-    Transformer,
-)
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Router, Transformer
 
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object, size_limit
@@ -27,7 +21,7 @@ from cocondenser_jax.paths import plain_path
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run a folder's code.
 _NO_CODE = {"trust_remote_code": False}
-PRECISIONS = ("auto", "float32", "bfloat16")  # see `uses_bfloat16`
+_NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": _NO_CODE, "processor_kwargs": _NO_CODE}
 # What vectors depend on beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
 
@@ -69,26 +63,28 @@ def load_retriever(
     model = _open(folder, pooling, device)
     if projection:
         _project(model, projection, seed, folder)
-    found = towers(model)
+    found: dict[str, Any] = dict(towers(model))
     if not found:
         raise UserError(f"{folder} does not start with a transformer: expected a BERT or RoBERTa")
     for name, tower in found.items():
         tower_folder = folder / f"{name}_0_Transformer" if name else folder
         _require_weights(tower.model, tower_folder)
-        _save_kwargs(tower, _model_kwargs(tower_folder))
+        # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
+        # there: other programs would load what is saved with a random pooler.
+        tower.model_kwargs = _model_kwargs(tower_folder)
+        tower.config_keys = [*tower.config_keys, "model_kwargs"]
         _limit_tokens(tower, query_length, passage_length, folder)
     with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
         model.encode_document("a word")
         model.encode_query("a word")
+    if two_towers and "" in found:
+        model = _with_two_towers(model, device)
     _without_model_card(model)
-    return _with_two_towers(model, device) if two_towers and "" in found else model
+    return model
 
 
 def load_cross_encoder(
-    folder: Path,
-    max_length: int | None = None,
-    head_seed: int | None = None,
-    device: str | None = None,
+    folder: Path, max_length: int | None = None, head_seed: int | None = None
 ) -> CrossEncoder:
     """Loads a cross-encoder: BERT or RoBERTa with a head that gives a pair of texts one logit.
 
@@ -100,21 +96,24 @@ def load_cross_encoder(
       max_length: tokens kept of a pair, including the three or four separators; None: what the
         folder says, else the model's limit.
       head_seed: of a random head for a folder that has none; None: such a folder is refused.
-      device: as in torch; None: a GPU if there is one.
 
     Raises:
       UserError: if the folder lacks something, has a head for another task, or the length exceeds
         the model's limit.
     """
     _require_model(folder)
-    new_head = not _is_classifier(folder)
+    architectures = _object(folder, "config.json").get("architectures")
+    new_head = "ForSequenceClassification" not in str(architectures)
     if new_head and head_seed is None:
         raise UserError(
             f"{folder} is not a cross-encoder: expected a model for sequence classification, such "
             "as cocondenser finetune makes with configs/cross_encoder.py"
         )
-    with _loading(folder, "cross-encoder"), new_parameters(head_seed or 0):
-        backbone = _transformer(folder, _NO_CODE, transformer_task="sequence-classification")
+    task: Any = "sequence-classification"
+    with _loading(folder, "cross-encoder") as plain, new_parameters(head_seed or 0):
+        backbone = Transformer(
+            str(plain), model_kwargs=_NO_CODE, transformer_task=task, **_NO_OTHER_CODE
+        )
     _require_weights(backbone.model, folder, ("classifier.", "pooler.") if new_head else ())
     if backbone.config.num_labels != 1:
         raise UserError(
@@ -124,9 +123,7 @@ def load_cross_encoder(
     if max_length is not None and not 8 <= max_length <= limit:
         raise UserError(f"max_length={max_length}: expected 8 to {limit} tokens for {folder}")
     backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
-    model = CrossEncoder(
-        modules=[backbone.float()], activation_fn=torch.nn.Identity(), device=device
-    )
+    model = CrossEncoder(modules=[backbone.float()], activation_fn=torch.nn.Identity())
     # Near 8, neighbouring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
@@ -189,12 +186,12 @@ def model_sha256(folder: Path) -> str:
 
 def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
-    with _loading(folder, "bi-encoder"), plain_path(folder) as plain:
+    with _loading(folder, "bi-encoder") as plain:
         if (folder / "modules.json").is_file() and pooling is None:
             return SentenceTransformer(
                 str(plain), device=device, local_files_only=True, model_kwargs=kwargs
             )
-        backbone = _transformer(folder, kwargs | _NO_CODE)
+        backbone = Transformer(str(plain), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
         return SentenceTransformer(
             modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
             prompts=_object(folder, "config_sentence_transformers.json").get("prompts"),
@@ -212,27 +209,14 @@ def _project(model: SentenceTransformer, size: int, seed: int, folder: Path) -> 
     model.append(dense.to(model.device))
 
 
-def _transformer(folder: Path, model_kwargs: dict[str, bool], **kwargs: Any) -> Transformer:
-    with plain_path(folder) as plain:
-        return Transformer(
-            str(plain),
-            model_kwargs=model_kwargs,
-            config_kwargs=_NO_CODE,
-            processor_kwargs=_NO_CODE,
-            **kwargs,
-        )
-
-
 def _with_two_towers(model: SentenceTransformer, device: str | None) -> SentenceTransformer:
     """Returns a model whose queries and passages have a copy each of the given modules."""
-    split = SentenceTransformer(
+    return SentenceTransformer(
         modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
         prompts={task: prompt for task, prompt in model.prompts.items() if prompt},
         similarity_fn_name=model.similarity_fn_name,
         device=device,
     )
-    _without_model_card(split)
-    return split
 
 
 def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
@@ -241,26 +225,15 @@ def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
     model.model_card_data.generate_widget_examples = False
 
 
-def _save_kwargs(tower: Any, kwargs: dict[str, bool]) -> None:
-    """Saves the arguments with the model: other programs then load it without a random pooler.
-
-    sentence-transformers 6.2.0 reads `model_kwargs` from a module's config, but does not write it.
-    """
-    tower.model_kwargs = kwargs
-    tower.config_keys = [*tower.config_keys, "model_kwargs"]
-
-
 def _limit_tokens(
     tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
 ) -> None:
     limit = _max_tokens(tower)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
-        if length is not None and not 3 <= length <= limit:
-            raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
-    if query_length is not None:
-        tower.query_length = query_length
-    if passage_length is not None:
-        tower.document_length = passage_length
+        if length is not None:
+            if not 3 <= length <= limit:
+                raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
+            setattr(tower, name.replace("passage", "document"), length)
 
 
 def _require_model(folder: Path) -> None:
@@ -268,7 +241,10 @@ def _require_model(folder: Path) -> None:
         raise UserError(f"{folder} is not a folder: expected one with config.json and weights")
     _require_own_modules(folder)
     for path in folder.rglob("config.json"):
-        _require_bounded(path)
+        for name, value in read_object(path).items():
+            limit = size_limit(name)  # more would fill memory before anything is found wrong
+            if type(value) is int and value > limit:
+                raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
     if (folder / "router_config.json").is_file():
         return  # two towers, each in a folder of its own
     if not (folder / "config.json").is_file():
@@ -278,14 +254,15 @@ def _require_model(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _loading(folder: Path, kind: str) -> Iterator[None]:
-    """Keeps the libraries quiet, and turns what they raise into one line."""
+def _loading(folder: Path, kind: str) -> Iterator[Path]:
+    """Yields the plain path, keeps the libraries quiet, and turns what they raise into one line."""
     # Bars for an instant's work, and a report of every unused head, would hide what matters.
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
-        yield
+        with plain_path(folder) as plain:
+            yield plain
     except Exception as error:  # the libraries raise anything for a broken folder
         raise UserError(f"{folder} cannot be loaded as a {kind}: {first_line(error)}") from error
     finally:
@@ -300,11 +277,14 @@ def _require_weights(
     Those whose names start as in `new` are to be random.
     """
     prefix = f"{model.base_model_prefix}."
-    stored = {
-        name.removeprefix(prefix)
-        for path in folder.glob("*.safetensors")
-        for name in _stored_names(path)
-    }
+    stored: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        try:
+            with plain_path(path) as plain:
+                names = safe_open(plain, "pt").keys()
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+        stored |= {name.removeprefix(prefix) for name in names}
     if not stored:
         return  # the names in pytorch_model.bin are known only by reading all of it
     # Checkpoints converted from TensorFlow, such as bert-base-uncased, say gamma and beta.
@@ -316,14 +296,6 @@ def _require_weights(
             f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
             f"{first_three(missing)}"
         )
-
-
-def _stored_names(path: Path) -> list[str]:
-    try:
-        with plain_path(path) as plain:
-            return list(safe_open(plain, "pt").keys())
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
 
 
 def _require_own_modules(folder: Path) -> None:
@@ -350,14 +322,6 @@ def _require_own_modules(folder: Path) -> None:
             _require_inside(folder, part, name)
 
 
-def _require_bounded(path: Path) -> None:
-    """Raises a UserError for sizes that no model has: building its layers would fill memory."""
-    for name, value in _read_config(path.parent).items():
-        limit = size_limit(name)
-        if type(value) is int and value > limit:
-            raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
-
-
 def _object(folder: Path, name: str) -> dict[str, Any]:
     return read_object(folder / name) if (folder / name).is_file() else {}
 
@@ -368,25 +332,9 @@ def _require_inside(folder: Path, path: Any, name: str) -> None:
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:
-    model_type = _read_config(folder).get("model_type")
+    model_type = _object(folder, "config.json").get("model_type")
     has_pooler = model_type in ("bert", "roberta", "xlm-roberta")
     return {"add_pooling_layer": False} if has_pooler else {}
-
-
-def _is_classifier(folder: Path) -> bool:
-    """Returns whether a folder's weights have a head that classifies texts."""
-    architectures = _read_config(folder).get("architectures")
-    return isinstance(architectures, list) and any(
-        str(name).endswith("ForSequenceClassification") for name in architectures
-    )
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """Returns `config.json`, or nothing if it is missing or broken: then loading says why."""
-    try:
-        return dict(json.loads((folder / "config.json").read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
 
 
 def _max_tokens(backbone: Transformer) -> int:

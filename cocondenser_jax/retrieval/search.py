@@ -71,22 +71,16 @@ def open_index(
     Raises:
       UserError: also if the model is not the one that encoded the passages.
     """
-    manifest = read_manifest(folder, "encode the corpus (until it ends) and build the index first")
+    manifest = read_manifest(folder)
     is_index = "index_sha256" in manifest
     if parameters and not is_index:
         raise UserError(f"{folder} holds embeddings: only an index has parameters")
-    pooling = replaced_pooling(manifest)
-    model = load_retriever(model_folder, query_length, pooling=pooling, device=device)
-    dimension = model.get_embedding_dimension()
-    if dimension != manifest["dimension"]:
-        raise UserError(
-            f"{model_folder} gives vectors of {dimension} numbers, "
-            f"{folder} holds vectors of {manifest['dimension']}"
-        )
     if model_sha256(model_folder) != manifest["model_sha256"]:
         raise UserError(
             f"{folder} was built with another model ({manifest['model']}) than {model_folder}"
         )
+    pooling = replaced_pooling(manifest)
+    model = load_retriever(model_folder, query_length, pooling=pooling, device=device)
     if not is_index:
         shards, lines = open_shards(folder, manifest)
         return DenseIndex(model, partial(nearest, shards), manifest["passages"], lines)
@@ -126,7 +120,6 @@ def search_run(
     index: DenseIndex,
     queries: Mapping[str, str],
     depth: int = 100,
-    batch_size: int = 64,
     seconds: dict[str, float] | None = None,
 ) -> Run:
     """Finds the `depth` passages with the largest inner product for each query (id → text).
@@ -137,7 +130,7 @@ def search_run(
         raise UserError(f"depth={depth}: expected at least 1")
     if not queries:
         return {}
-    found_Q = _find(index, list(queries.values()), depth, batch_size, seconds)
+    found_Q = _find(index, list(queries.values()), depth, seconds)
     rows = (row for found in found_Q for _, row in found)
     ids = {row: passage.id for row, passage in read_rows(index.lines, rows)}
     return {
@@ -154,19 +147,18 @@ def search_text(
         raise UserError("the query is empty or not UTF-8: expected some words")
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
-    (found,) = _find(index, [query], k, 1, seconds)
+    (found,) = _find(index, [query], k, seconds)
     passages = dict(read_rows(index.lines, (row for _, row in found)))
     return [FoundPassage(score, passages[row]) for score, row in found]
 
 
 def _find(
-    index: DenseIndex, texts: list[str], k: int, batch_size: int, seconds: dict[str, float] | None
+    index: DenseIndex, texts: list[str], k: int, seconds: dict[str, float] | None
 ) -> list[list[tuple[float, int]]]:
     """Returns score and row of what was found for each text, best first."""
     start = time.perf_counter()
-    vectors_QxD = index.model.encode_query(
-        texts, batch_size=batch_size, show_progress_bar=False
-    ).astype(np.float32)
+    vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
+    vectors_QxD = vectors_QxD.astype(np.float32)
     encoded = time.perf_counter()
     scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, index.n_passages))
     if seconds is not None:

@@ -22,7 +22,6 @@ MANIFEST = "manifest.json"
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
 BLOCK_ROWS = 65_536
 _DAMAGED = "is missing or damaged: encode again with the same flags, which renews such shards only"
-_INCOMPLETE = "encode the corpus first, or again until it ends"
 # What the manifests of embeddings and of an index both hold.
 _KINDS = {
     "model": str,
@@ -48,11 +47,7 @@ def shard_files(folder: Path, shard: int) -> tuple[Path, Path]:
 
 
 def save_array(path: Path, array_NxD: np.ndarray) -> None:
-    """Writes an .npy file.
-
-    Not by `np.save`, which does not notice that the last block of a file could not be written (seen
-    with NumPy 2.4).
-    """
+    """Writes an .npy file, or fails: `np.save` (NumPy 2.4) does not notice a lost last block."""
     array_NxD = np.ascontiguousarray(array_NxD)
     with path.open("wb") as file:
         header = np.lib.format.header_data_from_array_1_0(array_NxD)
@@ -71,14 +66,15 @@ def map_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray | No
         return None
 
 
-def read_manifest(folder: Path, advice: str = _INCOMPLETE) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """Reads the manifest of a folder of embeddings or of an index.
 
     Raises:
-      UserError: if there is none, with the advice, or it lacks something or contradicts itself.
+      UserError: if there is none, or it lacks something or contradicts itself.
     """
     path = folder / MANIFEST
     if not path.is_file():
+        advice = "encode the corpus first, until it ends, then build the index"
         raise UserError(f"{folder} holds no {MANIFEST}: {advice}")
     manifest = read_object(path)
     for key, kind in _KINDS.items():

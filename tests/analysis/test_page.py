@@ -57,9 +57,9 @@ def content(**changes: Any) -> dict[str, Any]:
             Panel("MLM loss", [Curve("stage 1", steps, np.array([3.0, 2.0, 1.25]))]),
             Panel("Contrastive loss", [Curve("stage 1", np.empty(0), np.empty(0))]),
         ],
-        "metrics": ("MRR@10", "Recall@100"),
-        "others": ("seconds",),
-        "rows": [("BM25", (0.4712, 0.9), ["0.2"]), ("coCondenser", (0.24, 0.9001), ["1,512.7"])],
+        "names": ["BM25", "coCondenser"],
+        "metrics": {"MRR@10": [0.4712, 0.24], "Recall@100": [0.9, 0.9001]},
+        "others": {"seconds": ["0.2", "1,512.7"]},
         "note": "1,000 queries.",
         "found": {
             "sort an array": [(12.25, "numpy.sort", "Return a sorted copy.")],
@@ -75,7 +75,7 @@ def written_page(folder: Path, **changes: Any) -> tuple[str, Page]:
     values, out = content(**changes), folder / "report.html"
     sections = {
         "Comparison": comparison(
-            values["metrics"], values["others"], values["rows"], values["note"]
+            values["names"], values["metrics"], values["others"], values["note"]
         ),
         "Searches": searches(values["found"], values["command"]),
         values["heading"]: plots(values["panels"]),
@@ -130,9 +130,9 @@ def hostile_content() -> dict[str, Any]:
         "panels": [
             Panel(HOSTILE, [Curve(HOSTILE, np.ones(2), np.ones(2))], reference=(1, HOSTILE))
         ],
-        "metrics": (HOSTILE,),
-        "others": (HOSTILE,),
-        "rows": [(HOSTILE, (0.0,), [HOSTILE])],
+        "names": [HOSTILE],
+        "metrics": {HOSTILE: [0.0]},
+        "others": {HOSTILE: [HOSTILE]},
         "note": HOSTILE,
         "found": {HOSTILE: [(1.0, HOSTILE, HOSTILE)]},
         "command": HOSTILE,

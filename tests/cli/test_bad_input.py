@@ -56,7 +56,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "bad shard": ([*corpus("pydocs"), "--shard=3/2"], "0 <= i < n"),
         "chunk size": (pretrain("--config.train.chunk_size=3"), "chunk_size 3 does not divide"),
         "unknown key": (pretrain("--config.train.stepz=3"), "no setting config.train.stepz"),
-        "wrong type": (pretrain("--config.train.steps=many"), "expected a value like"),
+        "wrong type": (pretrain("--config.train.steps=many"), "steps is 'many'; expected a whole"),
         "unknown flag": (pretrain("--steps=3"), "unknown argument '--steps=3'"),
         "no store": (
             pretrain("--config.data.store="),

@@ -96,7 +96,7 @@ def test_passages_with_an_answer_are_no_negatives(
     write_lines(run, ["0 Q0 nobody 1 1.0 x"])
     command = ["mine", f"--run={run}", f"--data={data}", f"--out={out}", f"--answers={answers}"]
     assert main(command) == 2
-    assert "has no passage 'nobody'" in capsys.readouterr().err
+    assert f"{run} names 1 passages that the data does not have: nobody" in capsys.readouterr().err
 
 
 @pytest.mark.effect("mine --data", "mine --split", "mine --depth", "mine --skip_top")

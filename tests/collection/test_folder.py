@@ -14,7 +14,6 @@ from cocondenser_jax.collection.folder import (
     read_queries,
     read_split,
     require_known_passages,
-    sample_queries,
     with_positives,
 )
 from cocondenser_jax.errors import UserError
@@ -90,29 +89,13 @@ def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
 def test_queries_without_a_positive_are_counted_or_refused(caplog):
     qrels = {"q1": {"a": 0}, "q2": {"a": 2, "b": 0}, "q3": {}, "q4": {"c": 1}}
     kept = with_positives(qrels)
-    assert list(kept.items()) == [("q2", {"a": 2, "b": 0}), ("q4", {"c": 1})]
+    assert list(kept.items()) == [("q2", {"a": 2}), ("q4", {"c": 1})]
     assert "2 of 4 queries have no positive" in caplog.text
     with pytest.raises(UserError, match="2 of 4 queries have no positive: q1, q3 "):
         with_positives(qrels, strict=True)
     assert with_positives(kept, strict=True) == kept
     with pytest.raises(UserError, match="no positive to train on"):
         with_positives({"q1": {"a": 0}})
-
-
-def test_samples_of_queries_grow_with_their_size_and_follow_the_seed():
-    qrels = {f"q{i}": {f"d{i}": 1} for i in range(200)}
-    samples = [sample_queries(qrels, n, seed=3) for n in (10, 50, 200)]
-    assert [len(sample) for sample in samples] == [10, 50, 200]
-    assert samples[0].items() < samples[1].items() < samples[2].items()
-    assert list(samples[2].items()) == list(qrels.items()) == [*sample_queries(qrels, 0, 3).items()]
-    assert list(samples[1]) == [query for query in qrels if query in samples[1]]
-    assert sample_queries(qrels, 50, seed=3) == samples[1]
-    # Two samples of 50 of 200 by chance share 12.5, with a standard deviation of 2.7.
-    shared = samples[1].keys() & sample_queries(qrels, 50, seed=4).keys()
-    assert len(shared) < 30
-    for n in (-1, 201):
-        with pytest.raises(UserError, match=rf"train_queries is {n}: expected 1 to 200"):
-            sample_queries(qrels, n, seed=3)
 
 
 def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):

@@ -16,12 +16,12 @@ from cocondenser_jax.corpus.batches import (
     cut_short,
     epoch_examples,
     held_out_batch,
+    held_out_documents,
     make_batch,
     read_batches,
     split_sentence,
 )
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.corpus.held_out import held_out_documents
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 

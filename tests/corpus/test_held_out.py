@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.corpus.held_out import held_out_documents
 from cocondenser_jax.corpus.store import TokenStore, open_store
 
 

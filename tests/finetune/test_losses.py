@@ -1,5 +1,6 @@
 """The losses against their formulas, written out with NumPy; the gradient cache."""
 
+import functools
 import math
 from typing import get_args
 
@@ -13,6 +14,7 @@ from cocondenser_jax.finetune.training_data import to_judgments
 from cocondenser_jax.retrieval import models
 
 Q, G = 4, 3
+OWN_QxG = torch.arange(Q * G).view(Q, G)  # the columns of each query's group
 
 
 @pytest.fixture
@@ -65,9 +67,9 @@ def test_contrastive_and_pairwise_are_their_formulas(scores_QxP):
         (losses.contrastive, contrastive_by_hand),
         (losses.pairwise, pairwise_by_hand),
     ):
-        assert loss(scores, G).item() == pytest.approx(by_hand(scores_QxP), rel=1e-12)
+        assert loss(scores, OWN_QxG).item() == pytest.approx(by_hand(scores_QxP), rel=1e-12)
         # Two processes have half the queries each, and all passages.
-        halves = [loss(scores[:2], G, 0).item(), loss(scores[2:], G, 2).item()]
+        halves = [loss(scores[half], OWN_QxG[half]).item() for half in (slice(2), slice(2, 4))]
         assert np.mean(halves) == pytest.approx(by_hand(scores_QxP), rel=1e-12)
 
 
@@ -79,7 +81,7 @@ def test_learning_to_rank_is_its_formula():
     with torch.autocast("cpu", torch.bfloat16):
         scores = losses.learned_scores(torch.tensor(queries), torch.tensor(passages), scorer)
     expected = learning_to_rank_by_hand(queries, passages, weights, bias)
-    assert losses.contrastive(scores, G).item() == pytest.approx(expected, rel=1e-6)
+    assert losses.contrastive(scores, OWN_QxG).item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("group_only", [False, True])
@@ -87,18 +89,17 @@ def test_soft_labels_are_their_formula(scores_QxP, group_only):
     teacher_QxG = np.random.default_rng(1).normal(0, 2, (Q, G))
     scores, teacher = torch.tensor(scores_QxP), torch.tensor(teacher_QxG)
     expected = soft_labels_by_hand(scores_QxP, teacher_QxG, group_only)
-    loss = losses.soft_labels(scores, teacher, group_only=group_only).item()
-    assert loss == pytest.approx(expected, rel=1e-12)
+    loss = functools.partial(losses.soft_labels, group_only=group_only)
+    assert loss(scores, OWN_QxG, teacher).item() == pytest.approx(expected, rel=1e-12)
     halves = [
-        losses.soft_labels(scores[i : i + 2], teacher[i : i + 2], i, group_only=group_only).item()
-        for i in (0, 2)
+        loss(scores[half], OWN_QxG[half], teacher[half]).item() for half in (slice(2), slice(2, 4))
     ]
     assert np.mean(halves) == pytest.approx(expected, rel=1e-12)
     # A student that agrees with its teacher, and gives nothing to the rest, has nothing to learn.
     agreeing = torch.full((Q, Q * G), -1e4, dtype=torch.float64)
     for q in range(Q):
         agreeing[q, q * G : (q + 1) * G] = teacher[q] + 5
-    assert losses.soft_labels(agreeing, teacher, group_only=group_only).item() == pytest.approx(0)
+    assert loss(agreeing, OWN_QxG, teacher).item() == pytest.approx(0)
 
 
 def test_scores_stay_in_single_precision_under_autocast():

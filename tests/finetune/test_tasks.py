@@ -7,16 +7,12 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from cocondenser_jax.collection.folder import (
-    passage_text,
-    read_corpus,
-    read_queries,
-    sample_queries,
-)
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
+from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.retrieval.models import load_retriever
 from configs import cross_encoder, sentences
 from configs import finetune as retriever
@@ -212,9 +208,9 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
     made = made_trainer(monkeypatch, config, tmp_path / "run")
     passages = {passage_text(p): p.id for p in read_corpus(data / "data")}
     queries = {text: name for name, text in read_queries(data / "data").items()}
-    judged = {f"q{i}": {f"d{i}": 1} for i in range(10)}
     rows = made.train_dataset[:]
-    assert [queries[text] for text in rows["query"]] == list(sample_queries(judged, 7, seed=7))
+    drawn = [f"q{i}" for i in sample(7, 10, 7, "", "")]
+    assert [queries[text] for text in rows["query"]] == drawn
     assert "negative_2" in rows
     assert "negative_3" not in rows
     drawn = []

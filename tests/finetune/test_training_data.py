@@ -3,13 +3,56 @@
 import functools
 
 import numpy as np
+import pytest
 import scipy.sparse
 
-from cocondenser_jax.finetune.training_data import fill_rows, to_judgments, training_pairs
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune.training_data import (
+    Judgments,
+    TrainingData,
+    draw_negatives,
+    fill_rows,
+    sample,
+    to_judgments,
+    training_pairs,
+)
+
+
+def test_samples_grow_with_their_size_and_follow_the_seed():
+    draw = functools.partial(sample, setting="config.train_queries", what="the queries")
+    samples = [draw(n, 200, 3) for n in (10, 50, 200)]
+    assert [len(rows) for rows in samples] == [10, 50, 200]
+    assert set(samples[0]) < set(samples[1]) < set(samples[2])
+    assert samples[2] == [*range(200)] == draw(0, 200, 3)
+    assert samples[1] == sorted(samples[1]) == draw(50, 200, 3)
+    # Two samples of 50 of 200 by chance share 12.5, with a standard deviation of 2.7.
+    assert len(set(samples[1]) & set(draw(50, 200, 4))) < 30
+    for n in (-1, 201):
+        with pytest.raises(UserError, match=rf"train_queries is {n}: expected 1 to 200, the que"):
+            draw(n, 200, 3)
+
+
+def test_no_epoch_makes_a_copy_of_the_collection():
+    copies = []
+
+    class Passages(dict):
+        def __reduce_ex__(self, protocol):
+            copies.append(protocol)
+            return super().__reduce_ex__(protocol)
+
+    pairs = training_pairs({"q1": {"d1": 1}})
+    epochs = functools.partial(
+        lambda rows, passages, epoch: {"epoch": [epoch]}, passages=Passages()
+    )
+    data = TrainingData(pairs, epochs, Judgments({}, {}, None), {}, Passages(), {})
+    for epoch in (0, 1):
+        draw_negatives(data, epoch)
+        assert data.pairs[:] == {"epoch": [epoch]}
+    assert not copies
 
 
 def test_pairs_are_the_relevant_judgments():
-    pairs = training_pairs({"q1": {"a": 2, "b": 0, "c": 1}, "q2": {"b": 1}})
+    pairs = training_pairs({"q1": {"a": 2, "c": 1}, "q2": {"b": 1}})
     assert pairs.to_dict() == {"query_id": ["q1", "q1", "q2"], "positive_id": ["a", "c", "b"]}
 
 
@@ -56,7 +99,7 @@ def test_rows_without_negatives():
 
 
 def test_labels_lead_to_what_is_known():
-    qrels = {"q1": {"d3": 1, "d4": 0}, "q2": {"d5": 2, "d3": 1}}
+    qrels = {"q1": {"d3": 1}, "q2": {"d5": 2, "d3": 1}}
     teacher = {"q1": {"d3": 4.0, "d6": -1.0}, "q2": {"d5": 3.0, "d7": 2.0}, "other": {"d9": 1.0}}
     judgments = to_judgments(qrels, teacher)
     labels = fill(0, {"q1": ["d6", "d8"], "q2": ["d7"]}, 2, judgments=judgments)(
@@ -65,7 +108,7 @@ def test_labels_lead_to_what_is_known():
     names = {number: passage for passage, number in judgments.passages.items()}
     assert [row[0] for row in labels] == [judgments.queries["q2"], judgments.queries["q1"]]
     assert [names[number] for number in labels[0][1:]] == ["d3", "d7", "d7"]
-    # Nothing is known of d8, d9 and d4.
+    # Nothing is known of d8 and d9.
     assert sorted(names.get(number, "") for number in labels[1][1:]) == ["", "d3", "d6"]
     assert 0 not in names
     assert set(names.values()) == {"d3", "d5", "d6", "d7"}

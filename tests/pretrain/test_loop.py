@@ -266,7 +266,7 @@ def test_a_finished_run_holds_everything_it_decided(
     # Another experiment may not resume in its folder ...
     other = unusual.config.copy_and_resolve_references().unlock()
     other.seed = 1
-    with pytest.raises(UserError, match=r"config\.seed was 5, is 1"):
+    with pytest.raises(UserError, match=r"config\.seed=5, now it is 1"):
         train(other, tmp_path / "run")
     # ... but how a step is cut, or how often it is saved, may change.
     other.seed = 5

@@ -23,21 +23,6 @@ import json
 from ml_collections import ConfigDict
 get_config = lambda: ConfigDict(json.loads({!r}))
 """
-# Listens as the loop does, but never gets beyond the step after its first.
-HANGS = """
-import signal, time
-from cocondenser_jax.pretrain.signals import postponed
-signal.alarm(60)
-with postponed() as is_to_stop:
-    while not is_to_stop():
-        print("ready", flush=True)
-        time.sleep(0.01)
-    print("heard", flush=True)
-    while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # until the second one is heard
-        time.sleep(0.01)
-    print("saved", flush=True)
-    time.sleep(600)
-"""
 # As a compilation does, the hash gives up the interpreter's lock and calls no handler.
 COMPILES = """
 import hashlib, logging
@@ -61,24 +46,6 @@ def test_a_signal_is_heard_and_handlers_come_back(number: signal.Signals) -> Non
 
 
 @pytest.mark.parametrize("number", signals.HEARD)
-def test_the_third_signal_ends_it_at_once(number: signal.Signals) -> None:
-    process = subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    try:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        while (line := process.stdout.readline()) == "ready\n":
-            pass
-        assert line == "heard\n"
-        process.send_signal(number)
-        assert process.stdout.readline() == "saved\n"
-        process.send_signal(number)
-        assert process.wait(timeout=60) == -number
-    finally:
-        process.kill()
-
-
-@pytest.mark.parametrize("number", signals.HEARD)
 def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number: signal.Signals) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", COMPILES], **pipes)
@@ -93,7 +60,8 @@ def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number: signal.Sign
     assert printed == "stopped before its first step: there was nothing to save\n"
 
 
-def test_a_signal_during_a_step_is_answered_at_once() -> None:
+@pytest.mark.parametrize("number", signals.HEARD)
+def test_signals_during_a_step_are_answered_and_the_third_ends_it(number: signal.Signals) -> None:
     program = COMPILES.replace('print("ready"', 'is_to_stop(); print("ready"')
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", program], **pipes)
@@ -105,8 +73,8 @@ def test_a_signal_during_a_step_is_answered_at_once() -> None:
             process.send_signal(signal.SIGINT)
             answer = f"stops and saves after this step; signal {more} to stop now\n"
             assert process.stderr.readline() == answer
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 128 + number
     finally:
         process.kill()
 

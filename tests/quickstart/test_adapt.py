@@ -19,7 +19,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels
 from cocondenser_jax.configs import adapt as proposals
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.corpus.held_out import held_out_documents
+from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import batch_spec

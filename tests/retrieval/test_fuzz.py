@@ -186,7 +186,7 @@ def encode_with(folder):
 
 
 def score_with(folder):
-    models.load_cross_encoder(folder, device="cpu").predict([(TEXT, TEXT)])
+    models.load_cross_encoder(folder).predict([(TEXT, TEXT)])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Commands from a corpus to a checkpoint and its PyTorch folder."""
+"""Commands from a corpus to a checkpoint, its PyTorch folder, and what is fine-tuned of it."""
 
 import argparse
 
@@ -7,12 +7,10 @@ from cocondenser_jax.cli.flags import (
     Commands,
     add_command,
     add_command_group,
-    add_config,
-    add_json_out,
-    add_workdir,
     at_least,
     chosen,
     print_metrics,
+    print_table,
     require_together,
 )
 from cocondenser_jax.errors import UserError, visible
@@ -21,11 +19,8 @@ from cocondenser_jax.files import write_json
 
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    _add_corpus(commands)
-    _add_pretrain(commands)
-    _add_plan(commands)
-    _add_convert(commands)
-    _add_verify(commands)
+    for add in (_add_corpus, _add_pretrain, _add_plan, _add_convert, _add_verify, _add_finetune):
+        add(commands)
 
 
 def _add_corpus(commands: Commands) -> None:
@@ -42,7 +37,7 @@ def _add_corpus(commands: Commands) -> None:
     command.flag("--max_tokens", "of a span", 128)
     shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"
     command.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help=shard)
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _corpus(arguments: Arguments) -> None:
@@ -69,8 +64,8 @@ def _add_pretrain(commands: Commands) -> None:
         "--config=configs/cocondenser.py --workdir=runs/cocondenser"
         " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
     )
-    add_config(command)
-    add_workdir(command, "the run folder: checkpoints, metrics, what the run decided")
+    command.add_config()
+    command.path("--workdir", "the run folder: checkpoints, metrics, what the run decided")
     coordinator = (
         "on several hosts: HOST:PORT of the first, the same on all; auto: ask the TPU pod, Slurm or"
         " Open MPI. Exit status 3 where another host was lost"
@@ -97,12 +92,12 @@ def _pretrain(arguments: Arguments) -> int:
 
 def _add_plan(commands: Commands) -> None:
     command = add_command(commands, _plan, "--config=configs/cocondenser.py --topology=v3-8")
-    add_config(command)
+    command.add_config()
     topology = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or a slice of more hosts such as v3:4x4"
     command.flag("--topology", topology, required=True)
     search_chunk = "find the largest train.chunk_size that fits (several compilations)"
     command.flag("--search_chunk", search_chunk, action="store_true")
-    add_json_out(command)
+    command.add_json_out()
 
 
 def _plan(arguments: Arguments) -> None:
@@ -162,7 +157,7 @@ def _add_verify(commands: Commands) -> None:
     command.flag("--documents", "size of the batch", 8)
     batch_out = "write inputs, labels, losses, vectors and gradient norms to this .npz file"
     command.path("--batch_out", batch_out, required=False)
-    add_json_out(command)
+    command.add_json_out()
 
     command = add_command(group, _verify_store, "--store=stores/wiki")
     command.path("--store", "a folder made by corpus")
@@ -174,11 +169,10 @@ def _verify_checkpoint(arguments: Arguments) -> int:
 
     options = chosen(arguments, "step pytorch_folder store batch_out")
     rows = verify_checkpoint(arguments.checkpoint, n_documents=arguments.documents, **options)
-    print(f"{'':<26}{'two-pass':>12}{'direct':>12}{'PyTorch':>12}   relative differences")
-    for row in rows:
-        values = f"{row.two_pass:12.6g}{row.direct:12.6g}{row.pytorch:12.6g}"
-        errors = f"{row.two_pass_error:12.1e}{row.pytorch_error:12.1e}"
-        print(f"{row.name:<26}{values}{errors}{'' if row.passes else '   TOO LARGE'}")
+    forms = (".6g", ".6g", ".6g", ".1e", ".1e")
+    cells = ((*map(format, row[1:], forms), "" if row.passes else "TOO LARGE") for row in rows)
+    head = ("", "two-pass", "direct", "PyTorch", "two-pass differs", "PyTorch differs", "")
+    print_table(head, [(row.name, *shown) for row, shown in zip(rows, cells, strict=True)])
     if arguments.json_out:
         write_json(arguments.json_out, [row._asdict() for row in rows])
     return int(not all(row.passes for row in rows))
@@ -190,3 +184,28 @@ def _verify_store(arguments: Arguments) -> None:
 
     verify_store(arguments.store)
     print(f"{visible(str(arguments.store))}: every file is as it was written")
+
+
+def _add_finetune(commands: Commands) -> None:
+    command = add_command(
+        commands,
+        _finetune,
+        "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
+        " --config.data=data/msmarco",
+    )
+    command.add_config()
+    result = "retriever/, cross_encoder/ or encoder/"
+    command.path("--workdir", f"gets {result}, metrics and, while running, checkpoints")
+    command.add_json_out()
+
+
+def _finetune(arguments: Arguments) -> None:
+    """Fine-tune a retriever, a cross-encoder or a sentence encoder."""
+    from cocondenser_jax.finetune.tasks import finetune
+    from cocondenser_jax.finetune.trainer import is_main_process
+    from cocondenser_jax.settings import FINE_TUNING, load_config
+
+    config = load_config(arguments.config, arguments.overrides, tasks=FINE_TUNING)
+    result = finetune(config, arguments.workdir)
+    if is_main_process():
+        print_metrics(result, arguments.json_out)

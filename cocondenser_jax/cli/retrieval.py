@@ -46,6 +46,8 @@ def _add_encode(commands: Commands) -> None:
     _add_precision(command)
     pooling = "instead of the folder's own; a plain folder has cls"
     command.flag("--pooling", pooling, choices=("cls", "mean"))
+    backend = "what runs the transformer; jax: on a TPU, all devices of this host"
+    command.flag("--backend", backend, "torch", choices=("torch", "jax"))
     parquet = "also write ids and vectors to this file, for a vector database"
     command.path("--parquet", parquet, required=False, metavar="FILE")
     command.add_json_out()
@@ -57,6 +59,10 @@ def _encode(arguments: Arguments) -> None:
 
     options = chosen(arguments, "batch_size passage_length shard_size dtype precision")
     options |= chosen(arguments, "pooling parquet")
+    if arguments.backend == "jax":
+        from cocondenser_jax.flax_encoder import run_in_flax
+
+        options["backend"] = run_in_flax
     manifest = encode_corpus(arguments.model, arguments.corpus, arguments.out, **options)
     print_metrics(manifest, arguments.json_out)
 

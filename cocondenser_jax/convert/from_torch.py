@@ -15,8 +15,9 @@ from cocondenser_jax.convert.names import (
     HEAD_FIELDS,
     HEAD_PREFIX,
     MODERN_CONFIG,
+    NAMES,
+    Names,
     Params,
-    backbone_prefix,
     expected_shapes,
     from_tensors,
     tensor_names,
@@ -82,7 +83,7 @@ def load_folder(
     """
     folder = find_folder(name_or_folder)
     backbone = _read_backbone_config(folder)
-    tensors = _canonical(_read_weights(folder), ModelConfig(**backbone), folder)
+    tensors = _canonical(_read_weights(folder), NAMES[backbone["model_type"]], folder)
     tensors |= _read_head(folder)
     n_found = len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
     asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
@@ -110,7 +111,8 @@ def complete(
     """
     shapes = expected_shapes(config)
     head = {name for name in shapes if name.startswith(HEAD_PREFIX)}
-    mlm = {name for name in shapes if not name.startswith((HEAD_PREFIX, backbone_prefix(config)))}
+    others = HEAD_PREFIX, NAMES[config.model_type].backbone
+    mlm = {name for name in shapes if not name.startswith(others)}
     for part, names in (("Condenser head", head), ("MLM projection", mlm)):
         if names & tensors.keys() or not names:
             continue
@@ -284,17 +286,17 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _canonical(
-    tensors: Mapping[str, np.ndarray], config: ModelConfig, folder: Path
+    tensors: Mapping[str, np.ndarray], names: Names, folder: Path
 ) -> dict[str, np.ndarray]:
     """Gives tensors of older files, and of models without an MLM projection, today's names."""
-    backbone, renamed = backbone_prefix(config), dict[str, np.ndarray]()
+    renamed: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
         name = re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
         if name.startswith(("embeddings.", "encoder.", "pooler.", "layers.", "final_norm.")):
-            name = backbone + name
+            name = names.backbone + name
         renamed[name] = value
-    words = renamed.get(tensor_names(config)["embeddings/word/embedding"])
+    words = renamed.get(f"{names.backbone}embeddings.{names.embeddings['word']}.weight")
     for prefix in ("cls.predictions.", "lm_head.", ""):
         decoder = renamed.get(f"{prefix}decoder.weight")
         if decoder is not None and words is not None and not np.array_equal(decoder, words):

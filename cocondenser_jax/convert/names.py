@@ -35,14 +35,14 @@ _LAYER = {
     "mlp_out": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
-_MODERN_LAYER = {
+_MODERN_LAYER = {  # queries, keys and values in the order in which they are stacked
     **{"attention_norm": "attn_norm", "query": "attn.Wqkv", "key": "attn.Wqkv"},
     **{"value": "attn.Wqkv", "output": "attn.Wo"},
     **{"mlp_norm": "mlp_norm", "mlp_in": "mlp.Wi", "mlp_out": "mlp.Wo"},
 }
 
 
-class _Names(NamedTuple):
+class Names(NamedTuple):
     """What a family of models calls its parts."""
 
     backbone: str
@@ -52,15 +52,15 @@ class _Names(NamedTuple):
     mlm: dict[str, str]  # "": where its bias is
 
 
-_ROBERTA = _Names(
+_ROBERTA = Names(
     "roberta.",
     "roberta.encoder.layer.",
     _LAYER,
     _EMBEDDINGS,
     {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
 )
-_NAMES = {
-    "bert": _Names(
+NAMES = {
+    "bert": Names(
         "bert.",
         "bert.encoder.layer.",
         _LAYER,
@@ -73,7 +73,7 @@ _NAMES = {
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "modernbert": _Names(
+    "modernbert": Names(
         "model.",
         "model.layers.",
         _MODERN_LAYER,
@@ -93,21 +93,16 @@ HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")
 HEAD_PREFIX = "c_head."  # of the Condenser head, as in the published research checkpoints
 
 
-def backbone_prefix(config: ModelConfig) -> str:
-    """Returns how the names of all tensors of the backbone start."""
-    return _NAMES[config.model_type].backbone
-
-
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """Returns {Flax path, joined by slashes: name of the PyTorch tensor} for a whole Condenser.
 
-    Where several paths have one name, the tensor is theirs, stacked in that order.
+    Where several paths have one name, the tensor is theirs, stacked.
     """
-    names = _NAMES[config.model_type]
+    names = NAMES[config.model_type]
     return {path: _tensor_name(path, names) for path in _shapes(config)}
 
 
-def _tensor_name(path: str, names: _Names) -> str:
+def _tensor_name(path: str, names: Names) -> str:
     block, *module, leaf = path.split("/")
     kind, _, index = block.partition("_")
     prefix, modules = {
@@ -157,11 +152,16 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _paths(config: ModelConfig) -> dict[str, list[str]]:
-    """Returns {name of the PyTorch tensor: Flax paths of its parts}."""
+    """Returns {name of the PyTorch tensor: Flax paths of its parts, in their order}."""
     paths: dict[str, list[str]] = {}
     for path, name in tensor_names(config).items():
         paths.setdefault(name, []).append(path)
-    return paths
+    order = list(NAMES[config.model_type].layer)
+    stacked = {name: parts for name, parts in paths.items() if len(parts) > 1}
+    return paths | {
+        name: sorted(parts, key=lambda path: order.index(path.split("/")[1]))
+        for name, parts in stacked.items()
+    }
 
 
 def _transpose_kernel(path: str, value: Any) -> np.ndarray:

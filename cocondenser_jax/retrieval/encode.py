@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,10 @@ from cocondenser_jax.retrieval.shards import (
 
 logger = logging.getLogger(__name__)
 
+# Replaces what computes the transformer of a retriever: of a folder, for batches of a size, with
+# matrix products of a precision.
+Backend = Callable[[SentenceTransformer, Path, int, str], None]
+
 # Above it, a shard would not fit in memory.
 _LARGEST = 10_000_000
 # Written before the first shard: what a resumed run must agree with.
@@ -51,6 +55,7 @@ def encode_corpus(
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
     parquet: Path | None = None,
+    backend: Backend | None = None,
 ) -> dict[str, Any]:
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
@@ -70,6 +75,7 @@ def encode_corpus(
         processor has it, and changes a vector by about 0.4 % of its length.
       pooling: see `models.load_retriever`.
       parquet: a file for ids and vectors, see `shards.write_parquet`.
+      backend: what runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
 
     Returns:
       The manifest: model, its hash, dimension, number of passages and the settings above.
@@ -98,8 +104,11 @@ def encode_corpus(
             "shard_size": shard_size,
             "dtype": dtype,
             "precision": "bfloat16" if uses_bfloat16(precision) else "float32",
+            "backend": "jax" if backend else "torch",
         }
         _start_or_resume(out, settings)
+        if backend:
+            backend(model, model_folder, batch_size, settings["precision"])
         dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
         passages = read_corpus(source)
         with (

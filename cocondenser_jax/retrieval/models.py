@@ -67,11 +67,11 @@ def load_retriever(
     if not found:
         raise UserError(f"{folder} does not start with a transformer: expected a BERT or RoBERTa")
     for name, tower in found.items():
-        tower_folder = folder / f"{name}_0_Transformer" if name else folder
-        _require_weights(tower.model, tower_folder)
+        of_tower = tower_folder(folder, name)
+        _require_weights(tower.model, of_tower)
         # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
         # there: other programs would load what is saved with a random pooler.
-        tower.model_kwargs = _model_kwargs(tower_folder)
+        tower.model_kwargs = _model_kwargs(of_tower)
         tower.config_keys = [*tower.config_keys, "model_kwargs"]
         _limit_tokens(tower, query_length, passage_length, folder)
     with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
@@ -160,6 +160,11 @@ def towers(model: SentenceTransformer) -> dict[str, Transformer]:
     return first if all(isinstance(tower, Transformer) for tower in first.values()) else {}
 
 
+def tower_folder(folder: Path, name: str) -> Path:
+    """Returns where the weights of an encoder that `towers` names are."""
+    return folder / f"{name}_0_Transformer" if name else folder
+
+
 def pooling_of(model: SentenceTransformer) -> str | None:
     """Returns how passages are pooled, such as "cls" or "mean"; None without a pooling module."""
     modes = [layer.pooling_mode for layer in model.modules() if isinstance(layer, Pooling)]
@@ -229,6 +234,7 @@ def _limit_tokens(
     tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
 ) -> None:
     limit = _max_tokens(tower)
+    tower.max_seq_length = min(tower.max_seq_length or limit, limit)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None:
             if not 3 <= length <= limit:

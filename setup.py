@@ -28,7 +28,6 @@ setup(
         "flax>=0.12",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12",
-        "tensorstore",
         "grain>=0.2.18",
         "ml_collections>=1.1",
         "numpy>=2",

@@ -240,7 +240,7 @@ def _written(workdir: Path) -> int:
 
 
 def _is_saving(workdir: Path) -> bool:
-    return any((workdir / "checkpoints").glob("*tmp*"))
+    return any((workdir / "checkpoints").glob("*.partial"))
 
 
 def _steps(workdir: Path) -> list[int]:

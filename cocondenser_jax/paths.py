@@ -11,8 +11,7 @@ from pathlib import Path
 def plain_path(path: Path) -> Iterator[Path]:
     """Yields a path of the same place without special characters: itself, or a link for a while.
 
-    Orbax (0.12.8) takes `[` for a pattern; TensorStore, tokenizers, safetensors, faiss and datasets
-    accept UTF-8 only.
+    TensorStore, tokenizers, safetensors, faiss and datasets accept UTF-8 only.
     """
     absolute = path.absolute()
     if re.fullmatch(r"[\w/.-]+", str(absolute), re.ASCII):

@@ -1,7 +1,7 @@
-"""A run folder: what the run decided (`run.json`) and its checkpoints (Orbax).
+"""A run folder: what the run decided (`run.json`) and its checkpoints.
 
 run.json            config, model, data hash, seed, versions
-checkpoints/<step>/ parameters, optimizer state, and the checksums of their files
+checkpoints/<step>/ params/ and optimizer/, each Orbax's files and their checksums
 damaged/<step>/     checkpoints that were found damaged when the run resumed from an earlier one
 tokenizer/          the store's tokenizer, so that the run folder is all that `convert` needs
 metrics.jsonl       see ../metrics.py
@@ -12,11 +12,10 @@ import contextlib
 import importlib.metadata
 import logging
 import math
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -25,22 +24,29 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
-from orbax.checkpoint import checkpoint_managers as managers
 
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, first_line, require_same
-from cocondenser_jax.files import damaged_file, new_folder, read_object, require_absent, write_json
+from cocondenser_jax.files import (
+    damaged_file,
+    new_folder,
+    read_object,
+    require_absent,
+    write_checksums,
+    write_json,
+)
 from cocondenser_jax.metrics import logged_lines
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.manager import UNSAVED, in_daemon, open_manager, without_closed_loops
+from cocondenser_jax.paths import plain_path
 from cocondenser_jax.pretrain.nonfinite import count_batches
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 
 logger = logging.getLogger(__name__)
 
 LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-UNREADABLE = (OSError, ValueError, KeyError)  # what Orbax raises when a file is broken
+# What Orbax and TensorStore raise when a file is broken.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 # Settings that may differ when a run resumes: they change how it is computed or stored, not what.
 FREE_SETTINGS = (
     "config.train.chunk_size",
@@ -107,37 +113,50 @@ def started_model(workdir: Path) -> ModelConfig | None:
 
 
 @contextlib.contextmanager
-def checkpoint_manager(
-    workdir: Path, *, every: int, keep: int, keep_every: int
-) -> Iterator[ocp.CheckpointManager]:
-    """Opens the checkpoints of a run for writing; saving happens in the background.
+def checkpoint_writer(
+    workdir: Path, *, keep: int, keep_every: int
+) -> Iterator[Callable[[TrainState], None]]:
+    """Yields a function that saves a state under its step, in the background.
 
-    An earlier checkpoint is deleted when its successor is complete on the disk, not before. The
-    arguments are the settings of `config.checkpoint`. That of the best probe is kept, too.
+    It does nothing where that step is saved already. An earlier checkpoint is deleted when its
+    successor is complete on the disk, not before. The latest `keep` stay, those of multiples of
+    `keep_every` (0: none), and that of the best probe.
 
     Raises:
-      UserError: at the end, if the last of them could not be saved.
+      UserError: when the next state is saved, or at the end, if the last one could not be.
     """
 
-    def are_best(checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        steps = [saved.step for saved in checkpoints]
-        best = best_probe(workdir, steps)
-        return [best is not None and step == best.step for step in steps]
+    def write(step: int, items: dict[str, Any]) -> None:
+        _write(workdir, step, items)
+        steps, best = _steps(workdir), best_probe(workdir)
+        for earlier in steps[:-keep]:
+            is_multiple = keep_every and earlier % keep_every == 0
+            if not is_multiple and not (best and earlier == best.step):
+                shutil.rmtree(workdir / "checkpoints" / str(earlier))
 
-    kept = [managers.LatestN(keep), SimpleNamespace(should_preserve=are_best)]
-    kept += [managers.EveryNSteps(keep_every)] if keep_every else []
-    options = {
-        "save_interval_steps": every,
-        "preservation_policy": managers.AnyPreservationPolicy(kept),
-        "enable_async_checkpointing": True,
-    }
-    with without_closed_loops(), open_manager(workdir / "checkpoints", **options) as manager:
-        yield manager
-        with _one_line_errors(manager):
-            manager.wait_until_finished()
+    with ThreadPoolExecutor(1) as pool:
+        last = pool.submit(_remove_unfinished, workdir)
+
+        def save(state: TrainState) -> None:
+            nonlocal last
+            last.result()
+            step = int(state.step)
+            if step not in _steps(workdir):
+                items = {"params": state.params, "optimizer": state.optimizer_state}
+                # Copied, for the next step overwrites the state.
+                last = pool.submit(write, step, jax.tree.map(np.array, items))
+
+        yield save
+        last.result()
 
 
-def best_probe(workdir: Path, steps: Sequence[int] | None = None) -> BestProbe | None:
+def _remove_unfinished(workdir: Path) -> None:
+    """Removes what a run that was killed had begun to save."""
+    for folder in (workdir / "checkpoints").glob("*.partial"):
+        shutil.rmtree(folder)
+
+
+def best_probe(workdir: Path, steps: Container[int] | None = None) -> BestProbe | None:
     """Returns the best probe that a run has logged, by its `probe.metric`; None without any.
 
     Only those of these steps count, or of the checkpoints that are there.
@@ -153,58 +172,25 @@ def best_probe(workdir: Path, steps: Sequence[int] | None = None) -> BestProbe |
     steps = _steps(workdir) if steps is None else steps
     for metric in [asked] if asked else DEFAULT_METRICS:
         sign, name = -1 if metric == LOWER_IS_BETTER else 1, f"probe/{metric}"
-        probes = {x["step"]: x[name] for x in logged if math.isfinite(x.get(name, math.nan))}
+        probes = {int(x["step"]): x[name] for x in logged if math.isfinite(x.get(name, math.nan))}
         if saved := [step for step in probes if step in steps]:
             step = max(saved, key=lambda step: (sign * probes[step], -step))
             n_later = sum(later > step for later in probes)
-            return BestProbe(int(step), metric, probes[step], n_later)
+            return BestProbe(step, metric, probes[step], n_later)
     return None
 
 
-@contextlib.contextmanager
-def _one_line_errors(manager: ocp.CheckpointManager) -> Iterator[None]:
-    """Turns what Orbax raises when it cannot write into a UserError."""
-    try:
-        yield
-    except UNSAVED as error:
-        folder = os.path.realpath(manager.directory)
-        raise UserError(
-            f"cannot save a checkpoint in {folder}: {first_line(error)}; earlier ones are unchanged"
-        ) from error
-
-
-def save(manager: ocp.CheckpointManager, state: TrainState) -> None:
-    """Saves a state under its step, whatever the manager's interval.
-
-    Does nothing where that step is saved already.
-
-    Raises:
-      UserError: if the checkpoint before this one could not be saved.
-    """
-    if int(state.step) in manager.all_steps():
-        return
-    host_state = jax.tree.map(np.asarray, state)
-    items = ocp.args.Composite(
-        params=ocp.args.StandardSave(host_state.params),
-        optimizer=ocp.args.StandardSave(host_state.optimizer_state),
-    )
-    with _one_line_errors(manager):
-        in_daemon(lambda: manager.save(int(state.step), args=items, force=True))
-
-
-def restore_latest(manager: ocp.CheckpointManager, workdir: Path, like: TrainState) -> TrainState:
+def restore_latest(workdir: Path, like: TrainState) -> TrainState:
     """Returns a run's latest intact state, with NumPy arrays of the shapes of `like`.
 
     Later ones that are damaged are moved out of the way, to `damaged/` in the run folder.
     """
-    step, restored = _newest_intact(
-        manager, workdir, params=like.params, optimizer=like.optimizer_state
-    )
+    items = {"params": like.params, "optimizer": like.optimizer_state}
+    step, restored = _newest_intact(workdir, items)
     for later in (str(later) for later in _steps(workdir) if later > step):
         shutil.rmtree(workdir / "damaged" / later, ignore_errors=True)
         (workdir / "damaged").mkdir(exist_ok=True)
         (workdir / "checkpoints" / later).rename(workdir / "damaged" / later)
-    manager.reload()
     counts = jnp.int32(step), jnp.int32(count_batches(workdir, step))
     return TrainState(counts[0], restored["params"], restored["optimizer"], counts[1])
 
@@ -229,12 +215,11 @@ def load_run(
         step = best.step
     if step is not None and step not in steps:
         raise UserError(f"{workdir} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
-    like = jax.eval_shape(lambda: initial_params(model_config, 0))
-    with open_manager(workdir / "checkpoints") as manager:
-        if step is None:
-            step, restored = _newest_intact(manager, workdir, params=like)
-        else:
-            restored = _restore(manager, workdir, step, params=like)
+    like = {"params": jax.eval_shape(lambda: initial_params(model_config, 0))}
+    if step is None:
+        step, restored = _newest_intact(workdir, like)
+    else:
+        restored = _restore(workdir, step, like)
     return model_config, restored["params"], {**run, "step": step}
 
 
@@ -245,21 +230,16 @@ def save_converted(
     with new_folder(out) as folder:
         (folder / "tokenizer").mkdir()
         save_tokenizer(tokenizer, folder / "tokenizer", model_config.max_length)
-        items = ocp.args.Composite(params=ocp.args.StandardSave(params))
-        with open_manager(folder / "checkpoints") as manager, _one_line_errors(manager):
-            in_daemon(lambda: manager.save(0, args=items))
-            manager.wait_until_finished()
+        _write(folder, 0, {"params": params})
         write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
 
 
-def _newest_intact(
-    manager: ocp.CheckpointManager, workdir: Path, **like: Any
-) -> tuple[int, dict[str, Any]]:
+def _newest_intact(workdir: Path, like: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Restores the newest checkpoint that is intact, with a warning for each that is not."""
     steps = _steps(workdir)
     for step in reversed(steps):
         try:
-            return step, _restore(manager, workdir, step, **like)
+            return step, _restore(workdir, step, like)
         except UserError as error:
             logger.warning("%s; trying an earlier one", error)
     raise UserError(
@@ -268,9 +248,7 @@ def _newest_intact(
     )
 
 
-def _restore(
-    manager: ocp.CheckpointManager, workdir: Path, step: int, **like: Any
-) -> dict[str, Any]:
+def _restore(workdir: Path, step: int, like: dict[str, Any]) -> dict[str, Any]:
     """Reads items of an intact checkpoint as NumPy arrays of the shapes of `like`."""
     folder = workdir / "checkpoints" / str(step)
     for item in like:
@@ -278,12 +256,46 @@ def _restore(
             raise UserError(f"checkpoint {folder} is damaged ({item}/{name} is not what was saved)")
     # Orbax restores into what it is shown: NumPy arrays give NumPy arrays.
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-    targets = {name: ocp.args.StandardRestore(tree) for name, tree in zeros.items()}
     try:
-        restored = manager.restore(step, args=ocp.args.Composite(**targets))
+        with plain_path(folder) as plain:
+            restored = {
+                item: _orbax().restore(plain / item, args=ocp.args.PyTreeRestore(item=tree))
+                for item, tree in zeros.items()
+            }
+        if jax.tree.map(np.shape, restored) != jax.tree.map(np.shape, zeros):
+            raise ValueError("its arrays have other shapes than those of the model")
+        return restored
     except UNREADABLE as error:
         raise UserError(f"checkpoint {folder} is damaged ({first_line(error)})") from error
-    return {name: restored[name] for name in like}
+
+
+def _write(workdir: Path, step: int, items: dict[str, Any]) -> None:
+    """Writes the arrays of trees as a checkpoint, whole or not at all."""
+    checkpoints = workdir / "checkpoints"
+    try:
+        with new_folder(checkpoints / str(step)) as folder, plain_path(folder) as plain:
+            for item, tree in items.items():
+                (folder / item).mkdir()
+                arrays = jax.tree.map(np.asarray, tree)
+                _orbax().save(plain / item, args=ocp.args.PyTreeSave(arrays))
+                write_checksums(folder / item)
+    except (OSError, ValueError, UserError) as error:
+        raise UserError(
+            f"cannot save a checkpoint in {checkpoints}: {first_line(error)}; earlier ones are"
+            " unchanged"
+        ) from error
+
+
+def _orbax() -> ocp.PyTreeCheckpointHandler:
+    """Returns what writes and reads a tree of arrays, on one host that waits for no other.
+
+    Without OCDBT, whose merged files Orbax (0.12.8) does not write where a path holds `[`.
+    """
+    host = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=host, active_processes={host}, barrier_sync_key_prefix=f"host{host}"
+    )
+    return ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone)
 
 
 def _steps(workdir: Path) -> list[int]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -74,13 +73,13 @@ def train(
         train_step = mapped_step(model_config, settings)
         probe = open_probe(config, store, model_config)
 
-        manager = log = None
+        save = log = None
         if hosts.is_first():
             checkpoint.open_run(workdir, config, model_config, store)
-            manager = stack.enter_context(
-                checkpoint.checkpoint_manager(workdir, **config.checkpoint)
-            )
-        state = _initial_or_restored(model_config, settings, params, manager, workdir)
+            keep, keep_every = config.checkpoint.keep, config.checkpoint.keep_every
+            writer = checkpoint.checkpoint_writer(workdir, keep=keep, keep_every=keep_every)
+            save = stack.enter_context(writer)
+        state = _initial_or_restored(model_config, settings, params, workdir)
         first_step, n_skipped = int(state.step), int(state.skipped)
         batches = read_batches(
             store,
@@ -131,18 +130,18 @@ def train(
                     # Read first: once it is saved, no later run logs this step again.
                     read(step, metrics)
                     unread = None
-                if probed and log is not None and manager is not None:
+                if probed and log is not None:
                     log(step, probed)
-                    best = checkpoint.best_probe(workdir, [*manager.all_steps(), step])
+                    best = checkpoint.best_probe(workdir, range(step + 1))
                     is_saved |= best is not None and best.step == step
-                if is_saved and manager is not None:
-                    checkpoint.save(manager, state)
+                if is_saved and save is not None:
+                    save(state)
                 bar.update()
                 if stopped:
                     break
         except NonFiniteError:
-            if manager is not None:
-                checkpoint.save(manager, state)
+            if save is not None:
+                save(state)
             raise
     if stopped:
         logger.info("%s: stopped and saved after step %d", workdir, step)
@@ -224,15 +223,14 @@ def _initial_or_restored(
     model_config: ModelConfig,
     settings: StepSettings,
     params: Any | None,
-    manager: ocp.CheckpointManager | None,
     workdir: Path,
 ) -> TrainState:
     """Returns the state of `params`, else of the newest checkpoint, as host 0 has it."""
     state = state_shapes(model_config, settings.optimizer)
     if params is not None:
         state = initial_state(params, settings.optimizer)
-    elif manager is not None:
-        state = checkpoint.restore_latest(manager, workdir, state)
+    elif hosts.is_first():
+        state = checkpoint.restore_latest(workdir, state)
     state = hosts.from_first(state)
     if int(state.skipped) > settings.skip_nonfinite:
         raise UserError(

@@ -234,6 +234,7 @@ def _limit_tokens(
     tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
 ) -> None:
     limit = _max_tokens(tower)
+    # sentence-transformers counts RoBERTa's two unused positions where the tokenizer has no limit.
     tower.max_seq_length = min(tower.max_seq_length or limit, limit)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None:

@@ -239,7 +239,7 @@ def test_which_probe_is_the_best(tmp_path: Path) -> None:
 
 def test_the_best_of_many_checkpoints_stays(tmp_path: Path) -> None:
     log_probes(tmp_path, partner_mrr=[0.1, 0.5, 0.4, 0.3, 0.2])
-    save_all(tmp_path, {"every": 2, "keep": 2, "keep_every": 0}, (2, 4, 6, 8, 10))
+    save_all(tmp_path, {"keep": 2, "keep_every": 0}, (2, 4, 6, 8, 10))
     kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
     assert kept == [4, 8, 10]
 

@@ -92,15 +92,15 @@ def test_nohup_is_respected() -> None:
 def test_the_last_checkpoint_is_saved_whatever_comes(
     config: ConfigDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    managed = checkpoint.checkpoint_manager
+    written = checkpoint.checkpoint_writer
 
     @contextlib.contextmanager
     def interrupted(*arguments: Any, **settings: int) -> Iterator[Any]:
-        with managed(*arguments, **settings) as manager:
-            yield manager
+        with written(*arguments, **settings) as save:
+            yield save
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(checkpoint, "checkpoint_manager", interrupted)
+    monkeypatch.setattr(checkpoint, "checkpoint_writer", interrupted)
     train(config, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / str(config.train.steps)).is_dir()
 

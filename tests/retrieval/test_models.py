@@ -274,3 +274,9 @@ def test_pairs_beyond_the_positions_are_cut_or_refused(make_cross_encoder, kind,
     for length in (7, limit + 1):
         with pytest.raises(UserError, match=f"max_length={length}: expected 8 to {limit}"):
             models.load_cross_encoder(folder, max_length=length)
+
+
+def test_a_long_text_is_cut_to_the_positions_that_roberta_has(research_folders):
+    model = models.load_retriever(research_folders["roberta"])  # whose tokenizer says no limit
+    assert model.max_seq_length == 24
+    assert np.isfinite(model.encode_document("a word " * 100)).all()

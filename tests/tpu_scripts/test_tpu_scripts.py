@@ -192,6 +192,19 @@ def test_a_run_that_was_stopped_is_not_done(cloud: Cloud) -> None:
     assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "4.tar").is_file()
 
 
+def test_a_checkpoint_that_is_removed_late_leaves_the_bucket(cloud: Cloud) -> None:
+    """As pretrain does it: an earlier one goes after the last has its place, and may be saved."""
+    steps = 'echo \'{"config": {"train": {"steps": 4}}}\' >runs/first/run.json'
+    wait = "until [ -e ../../../jobs/pretrain-first/saved/{} ]; do sleep 0.1; done"
+    program = (
+        f"mkdir -p runs/first/checkpoints && {steps} && cd runs/first/checkpoints && mkdir 2"
+        f" && {wait.format(2)} && mkdir 4 && {wait.format(4)} && rmdir 2"
+    )
+    set_up(cloud, program)
+    cloud.run("pretrain", "first", "--config=x")
+    assert [x.name for x in (cloud.folder / "buckets/b/runs/first").glob("*.tar")] == ["4.tar"]
+
+
 def test_every_worker_trains(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, workers=2)
     homes = set_up(cloud, 'echo "$@" >arguments')

@@ -79,7 +79,7 @@ fetch_run() {
   [[ -z $steps ]] || stop 2 "no checkpoint in $bucket/$1 is whole"
 }
 
-# Prints the newest step of the run, or nothing. Orbax renames a checkpoint when it is complete.
+# Prints the newest step of the run, or nothing. A checkpoint is renamed when it is complete.
 newest_step() {
   [[ -d runs/$run/checkpoints ]] || return 0
   find "runs/$run/checkpoints" -maxdepth 1 -name '[0-9]*' -not -name '*[^0-9]*' -printf '%f\n' |
@@ -94,10 +94,9 @@ has_ended() {
     "runs/$run/run.json")" ]]
 }
 
-# Copies the newest checkpoint to the bucket, and the log; removes those that pretrain removed.
-save() {
-  local step archive=$job/saved.tar mark
-  gcloud storage cp "$job/log" "$bucket/runs/$run/logs/$log_name" || return
+# Copies the newest checkpoint to the bucket.
+save_newest() {
+  local step archive=$job/saved.tar
   step=$(newest_step)
   [[ -n $step && ! -e $saved/$step ]] || return 0
   # Status 1: a file grew meanwhile, as the metrics do; resuming cuts them back to the checkpoint.
@@ -107,9 +106,17 @@ save() {
   gcloud storage cp "$archive" "$bucket/runs/$run/$step.tar" || return
   rm "$archive"
   touch "$saved/$step"
-  for mark in "$saved"/*; do
+}
+
+# Copies the log and the newest checkpoint to the bucket, and removes there what pretrain removed
+# here: it does so after the newest checkpoint is whole, so perhaps after that was copied.
+save() {
+  local mark step
+  gcloud storage cp "$job/log" "$bucket/runs/$run/logs/$log_name" || return
+  save_newest || return
+  for mark in "$saved"/[0-9]*; do
     step=${mark##*/}
-    [[ ! -d runs/$run/checkpoints/$step ]] || continue
+    [[ -e $mark && ! -d runs/$run/checkpoints/$step ]] || continue
     # An old checkpoint that stays in the bucket does no harm; the next save tries again.
     gcloud storage rm "$bucket/runs/$run/$step.tar" && rm "$mark"
   done

@@ -42,7 +42,8 @@ def run_in_flax(
     if pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
     n_rows = -(-batch_size // jax.local_device_count())
-    for name, tower in towers(model).items():
+    transformers: dict[str, Any] = dict(towers(model))
+    for name, tower in transformers.items():
         tower.forward = _forward(tower_folder(folder, name), pooling, n_rows, dtype)
 
 
@@ -54,18 +55,17 @@ def _forward(folder: Path, pooling: str, n_rows: int, dtype: str) -> Any:
     config, params = load_folder(str(folder), n_head_layers=0, init_head_seed=0)
     network, n_devices = Condenser(config, jnp.dtype(dtype)), jax.local_device_count()
     mesh = jax.make_mesh((n_devices,), ("rows",), devices=jax.local_devices())
-    replicated, by_row = (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec("rows")),
-    )
+    replicated = NamedSharding(mesh, PartitionSpec())
+    by_row = NamedSharding(mesh, PartitionSpec("rows"))
     params = jax.device_put(params, replicated)
 
     @functools.partial(jax.jit, in_shardings=(replicated, by_row, by_row), out_shardings=by_row)
-    def encode(params: Any, ids_BxL: jax.Array, mask_BxL: jax.Array) -> jax.Array:
+    def encode(params: Any, ids_BxL: jax.Array, mask_BxL: jax.Array) -> Any:
+        method = "encode" if pooling == "cls" else "hidden_states"
+        hidden: Any = network.apply({"params": params}, ids_BxL, mask_BxL, method=method)
         if pooling == "cls":
-            return network.apply({"params": params}, ids_BxL, mask_BxL, method="encode")
-        hidden_BxLxD = network.apply({"params": params}, ids_BxL, mask_BxL, method="hidden_states")
-        kept_BxLxD = jnp.where(mask_BxL[:, :, None], hidden_BxLxD.astype(jnp.float32), 0.0)
+            return hidden
+        kept_BxLxD = jnp.where(mask_BxL[:, :, None], hidden.astype(jnp.float32), 0.0)
         return kept_BxLxD.sum(axis=1) / mask_BxL.sum(axis=1, keepdims=True)
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:

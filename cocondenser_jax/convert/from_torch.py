@@ -204,17 +204,16 @@ def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     from transformers import ModernBertConfig
 
     try:
-        config = ModernBertConfig(**values)
+        read = ModernBertConfig(**values).to_dict()
     except Exception as error:  # of each release another
         raise UserError(f"{path}: {first_line(error)}") from error
-    kinds, ropes = config.layer_types, config.rope_parameters
+    kinds, ropes = read["layer_types"], read["rope_parameters"]
     every = [*kinds[1:], _GLOBAL].index(_GLOBAL) + 1
     if kinds != [_LOCAL if i % every else _GLOBAL for i in range(len(kinds))]:
         raise UserError(f"{path}: layer_types is {kinds}; expected {_GLOBAL} in every n-th from 0")
     for rope in ropes.values():
         if rope["rope_type"] != "default":
             raise UserError(f"{path}: rope_type is {rope['rope_type']!r}; expected 'default'")
-    read = config.to_dict()
     return {
         **read,
         **{ours: read[theirs] for ours, theirs in MODERN_CONFIG.items()},

@@ -6,6 +6,7 @@ and the losses as the papers print them.
 
 import copy
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from cocondenser_jax.convert.from_torch import load_head
 from cocondenser_jax.corpus.batches import Batch
 from cocondenser_jax.paths import plain_path
 
-LAYERS = {
+LAYERS: dict[str, Callable[[Any], torch.nn.Module]] = {
     "bert": BertLayer,
     "roberta": RobertaLayer,
     "xlm-roberta": XLMRobertaLayer,

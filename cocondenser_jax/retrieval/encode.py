@@ -92,6 +92,7 @@ def encode_corpus(
         n_passages = sum(1 for _ in read_corpus(source))
         shard_size = shard_size or default_shard_size(n_passages)
         model = load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
+        products = "bfloat16" if uses_bfloat16(precision) else "float32"
         settings = {
             "model": str(model_folder),
             "model_sha256": model_sha256(model_folder),
@@ -103,17 +104,17 @@ def encode_corpus(
             "passages": n_passages,
             "shard_size": shard_size,
             "dtype": dtype,
-            "precision": "bfloat16" if uses_bfloat16(precision) else "float32",
+            "precision": products,
             "backend": "jax" if backend else "torch",
         }
         _start_or_resume(out, settings)
         if backend:
-            backend(model, model_folder, batch_size, settings["precision"])
+            backend(model, model_folder, batch_size, products)
         dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
         passages = read_corpus(source)
         with (
             tqdm(total=n_passages, desc="encode", unit=" passages") as progress,
-            torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)),
+            torch.autocast(model.device.type, torch.bfloat16, enabled=products == "bfloat16"),
         ):
             for shard in range(n_shards):
                 rows = list(islice(passages, shard_size))

@@ -47,7 +47,7 @@ from cocondenser_jax.settings import GIVEN, Setting, to_config
 
 # What every fine-tuning has, whatever its task.
 TRAINING = {
-    "model": Setting("", GIVEN, "", "folder: Hugging Face BERT or RoBERTa, or a retriever"),
+    "model": Setting("", GIVEN, "", "Hugging Face folder, or a retriever"),
     "data": Setting("", GIVEN, "", "folder in BEIR, MS MARCO or DPR layout; sentences: a file"),
     "batch_size": Setting(32, "[1, ∞)", "rows", "per step, over all processes"),
     "epochs": Setting(1, "[1, ∞)", "epochs", "passes over the training rows"),

@@ -103,7 +103,8 @@ def layer_entropies(
     *Condenser* (arXiv 2104.08253), plot it for models before and after fine-tuning.
 
     Args:
-      model: a BERT or RoBERTa. It is left in float32, in evaluation mode, with eager attention.
+      model: as `AutoModel` loads it. It is left in float32, in evaluation mode, with eager
+        attention.
       tokenizer: its tokenizer.
       texts: at least one.
       max_tokens: kept of a text, CLS and SEP among them; the distribution is over these.
@@ -115,7 +116,7 @@ def layer_entropies(
     if any(row[:1] != [tokenizer.cls_token_id] for row in rows):
         raise UserError(
             f"the tokenizer of {model.name_or_path} puts no CLS token first: "
-            "expected a BERT or RoBERTa"
+            "expected a BERT, RoBERTa, XLM-R or ModernBERT"
         )
     model.set_attn_implementation("eager")
     model.float().eval()

@@ -133,7 +133,7 @@ def _add_attention(commands: Commands) -> None:
         "--model=runs/condenser.model --model=runs/cocondenser.model --texts=data/msmarco"
         " --out=attention.png",
     )
-    model = "a BERT or RoBERTa, as convert and finetune write it, a line per tower; may be repeated"
+    model = "as convert and finetune write it, with a line for each tower; may be repeated"
     command.path("--model", model, metavar="FOLDER", action="append")
     texts = "a data folder, its file of passages, or a .txt of one text per line (also compressed)"
     command.path("--texts", texts)

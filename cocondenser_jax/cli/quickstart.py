@@ -41,7 +41,7 @@ def _add_adapt(commands: Commands) -> None:
     example = "--corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data"
     command = add_command(commands, _adapt, example)
     command.flag("--corpus", "your documents: whatever corpus --source takes", required=True)
-    command.flag("--model", "BERT or RoBERTa: a folder or hub name", required=True)
+    command.flag("--model", "to adapt (docs/backbones.md): a folder or hub name", required=True)
     command.path("--workdir", "the folder to work in")
     data = (
         "a folder of passages, queries and judgments of test to compare on, after fine-tuning if it"

@@ -32,7 +32,7 @@ def _add_corpus(commands: Commands) -> None:
         " tfds:NAME[:SPLIT]"
     )
     command.flag("--source", source, required=True)
-    command.flag("--tokenizer", "BERT or RoBERTa: a folder or hub name", required=True)
+    command.flag("--tokenizer", "of the model: a folder or hub name", required=True)
     command.path("--out", "the store to make")
     command.flag("--max_tokens", "of a span", 128)
     shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"

@@ -86,12 +86,14 @@ def load_folder(
     tensors = _canonical(_read_weights(folder), NAMES[backbone["model_type"]], folder)
     tensors |= _read_head(folder)
     n_found = len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
+    head = {"skip_from": backbone["num_hidden_layers"] // 2}
     asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
-    asked = {key: value for key, value in asked.items() if value is not None}
-    found = ({"n_head_layers": n_found} if n_found else {}) | _read_head_config(folder)
-    middle = {"skip_from": backbone["num_hidden_layers"] // 2}
+    head |= {key: value for key, value in asked.items() if value is not None}
+    if n_found:
+        path = folder / "condenser.json"
+        head |= {"n_head_layers": n_found} | (read_object(path) if path.exists() else {})
     try:
-        config = ModelConfig(**backbone, **middle | (asked | found if n_found else found | asked))
+        config = ModelConfig(**backbone, **head)
     except (TypeError, UserError) as error:
         raise UserError(f"{folder}: {error}") from error
     params = complete(folder, tensors, config, init_head_seed)
@@ -135,19 +137,6 @@ def complete(
     if wrong:
         raise UserError(f"{source}: {len(wrong)} tensors have another shape: {first_three(wrong)}")
     return from_tensors(tensors, config)
-
-
-def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
-    """Reads the Condenser head alone, as PyTorch tensors by name.
-
-    Returns:
-      {name within the head, such as `0.output.dense.weight`: values}, empty where the folder has
-      none, and `skip_from`.
-    """
-    tensors = _read_head(folder)
-    middle = _read_backbone_config(folder)["num_hidden_layers"] // 2
-    named = {name.removeprefix(HEAD_PREFIX): value for name, value in tensors.items()}
-    return named, _read_head_config(folder).get("skip_from", middle)
 
 
 def find_folder(name_or_folder: str) -> Path:
@@ -221,12 +210,6 @@ def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "global_rope_theta": ropes[_GLOBAL]["rope_theta"],
         "local_rope_theta": ropes[_LOCAL]["rope_theta"],
     }
-
-
-def _read_head_config(folder: Path) -> dict[str, Any]:
-    """Returns what the folder says of its Condenser head, which may be nothing."""
-    path = folder / "condenser.json"
-    return read_object(path) if path.exists() else {}
 
 
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:

@@ -35,50 +35,40 @@ _LAYER = {
     "mlp_out": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
-_MODERN_LAYER = {  # queries, keys and values in the order in which they are stacked
-    **{"attention_norm": "attn_norm", "query": "attn.Wqkv", "key": "attn.Wqkv"},
-    **{"value": "attn.Wqkv", "output": "attn.Wo"},
-    **{"mlp_norm": "mlp_norm", "mlp_in": "mlp.Wi", "mlp_out": "mlp.Wo"},
+_MODERN_LAYER = {
+    **dict.fromkeys(("query", "key", "value"), "attn.Wqkv"),
+    **{"output": "attn.Wo", "attention_norm": "attn_norm"},
+    **{"mlp_in": "mlp.Wi", "mlp_out": "mlp.Wo", "mlp_norm": "mlp_norm"},
 }
+_STACKED = ["query", "key", "value"]  # in this order
 
 
 class Names(NamedTuple):
     """What a family of models calls its parts."""
 
     backbone: str
-    layers: str
-    layer: dict[str, str]
-    embeddings: dict[str, str]
     mlm: dict[str, str]  # "": where its bias is
+    layers: str = "encoder.layer."
+    layer: dict[str, str] = _LAYER
+    embeddings: dict[str, str] = _EMBEDDINGS
 
 
-_ROBERTA = Names(
-    "roberta.",
-    "roberta.encoder.layer.",
-    _LAYER,
-    _EMBEDDINGS,
-    {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
-)
+_BERT_MLM = {
+    "": "cls.predictions",
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+}
+_ROBERTA_MLM = {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"}
 NAMES = {
-    "bert": Names(
-        "bert.",
-        "bert.encoder.layer.",
-        _LAYER,
-        _EMBEDDINGS,
-        {
-            "": "cls.predictions",
-            "dense": "cls.predictions.transform.dense",
-            "norm": "cls.predictions.transform.LayerNorm",
-        },
-    ),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
+    "bert": Names("bert.", _BERT_MLM),
+    "roberta": Names("roberta.", _ROBERTA_MLM),
+    "xlm-roberta": Names("roberta.", _ROBERTA_MLM),
     "modernbert": Names(
         "model.",
-        "model.layers.",
+        {"": "decoder", "dense": "head.dense", "norm": "head.norm"},
+        "layers.",
         _MODERN_LAYER,
         {"word": "tok_embeddings", "norm": "norm"},
-        {"": "decoder", "dense": "head.dense", "norm": "head.norm"},
     ),
 }
 # ModelConfig's names -> those of ModernBERT's config.json, where they differ.
@@ -107,7 +97,7 @@ def _tensor_name(path: str, names: Names) -> str:
     kind, _, index = block.partition("_")
     prefix, modules = {
         "embeddings": (f"{names.backbone}embeddings.", names.embeddings),
-        "layers": (f"{names.layers}{index}.", names.layer),
+        "layers": (f"{names.backbone}{names.layers}{index}.", names.layer),
         "head": (f"{HEAD_PREFIX}{index}.", names.layer),
         "final": (names.backbone, {"": "final_norm"}),
         "mlm": ("", names.mlm),
@@ -156,12 +146,10 @@ def _paths(config: ModelConfig) -> dict[str, list[str]]:
     paths: dict[str, list[str]] = {}
     for path, name in tensor_names(config).items():
         paths.setdefault(name, []).append(path)
-    order = list(NAMES[config.model_type].layer)
-    stacked = {name: parts for name, parts in paths.items() if len(parts) > 1}
-    return paths | {
-        name: sorted(parts, key=lambda path: order.index(path.split("/")[1]))
-        for name, parts in stacked.items()
-    }
+    for parts in paths.values():
+        if len(parts) > 1:
+            parts.sort(key=lambda path: _STACKED.index(path.split("/")[1]))
+    return paths
 
 
 def _transpose_kernel(path: str, value: Any) -> np.ndarray:

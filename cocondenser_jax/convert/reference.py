@@ -6,28 +6,18 @@ and the losses as the papers print them.
 
 import copy
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
-from transformers.models.bert.modeling_bert import BertLayer
-from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
-from transformers.models.roberta.modeling_roberta import RobertaLayer
-from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaLayer
 
-from cocondenser_jax.convert.from_torch import load_head
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
 from cocondenser_jax.corpus.batches import Batch
 from cocondenser_jax.paths import plain_path
 
-LAYERS: dict[str, Callable[[Any], torch.nn.Module]] = {
-    "bert": BertLayer,
-    "roberta": RobertaLayer,
-    "xlm-roberta": XLMRobertaLayer,
-    "modernbert": lambda config: _modern_layer(config),
-}
 _TIED = re.compile(r"\.decoder\.|^decoder\.weight$")  # to the word embeddings and their bias
 IGNORED = -100  # the label of positions that are not to be predicted
 
@@ -100,23 +90,28 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
     It may be of either layout, or a published research checkpoint; `attention` is transformers'
     `attn_implementation`.
     """
-    tensors, skip_from = load_head(folder)
+    config, params = load_folder(str(folder), n_head_layers=0)
     with plain_path(folder) as plain:
         lm = AutoModelForMaskedLM.from_pretrained(
             plain, attn_implementation=attention, trust_remote_code=False
         )
-    n_layers = len({name.split(".")[0] for name in tensors})
-    layer = LAYERS[lm.config.model_type]
-    head = torch.nn.ModuleList(layer(lm.config) for _ in range(n_layers))
-    head.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
-    return TorchCondenser(lm, head, skip_from).eval()
+    head = torch.nn.ModuleList(_head_layer(lm.base_model) for _ in range(config.n_head_layers))
+    tensors = to_tensors(params, config).items()
+    state = {name: torch.from_numpy(x) for name, x in tensors if name.startswith(HEAD_PREFIX)}
+    torch.nn.ModuleDict({"c_head": head}).load_state_dict(state)
+    return TorchCondenser(lm, head, config.skip_from).eval()
 
 
-def _modern_layer(config: Any) -> ModernBertEncoderLayer:
-    """Returns a layer that sees the whole span, with the LayerNorm that a model's first has not."""
-    config = copy.deepcopy(config)
+def _head_layer(backbone: Any) -> torch.nn.Module:
+    """Returns a new layer of the backbone's kind.
+
+    ModernBERT's sees the whole span, and has the LayerNorm that the backbone's first has not.
+    """
+    if hasattr(backbone, "encoder"):
+        return type(backbone.encoder.layer[0])(backbone.config)
+    config = copy.deepcopy(backbone.config)
     config.layer_types = ["full_attention"] * 2
-    return ModernBertEncoderLayer(config, 1)
+    return type(backbone.layers[0])(config, 1)
 
 
 def full_labels(batch: Batch) -> torch.Tensor:

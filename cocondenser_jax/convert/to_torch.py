@@ -4,7 +4,6 @@ import html
 import io
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from string import Template
@@ -12,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
 
 from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, MODERN_CONFIG, to_tensors
-from cocondenser_jax.errors import UserError, first_line, visible
-from cocondenser_jax.files import new_folder, read_object, require_absent, write_json, write_text
+from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
+from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.files import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 
@@ -28,10 +27,6 @@ ARCHITECTURES = {
 }
 MODERN_FIELDS = (
     "local_attention global_attn_every_n_layers global_rope_theta local_rope_theta"
-).split()
-_TOKENIZER_FILES = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt"
-    " vocab.json merges.txt"
 ).split()
 
 
@@ -72,7 +67,12 @@ def export_folder(
         checkpoints, rather than into `condenser_head.safetensors`.
     """
     require_absent(out)
-    _check_tokenizer(tokenizer_folder, config)
+    tokenizer = load_tokenizer(str(tokenizer_folder))
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"the tokenizer in {tokenizer_folder} has token ids up to {tokenizer.vocab_size - 1},"
+            f" but the model has {config.vocab_size} word embeddings"
+        )
     length = config.max_length if max_seq_length is None else max_seq_length
     if not 1 <= length <= config.max_length:
         raise UserError(f"max_seq_length is {length}; expected 1 to {config.max_length} tokens")
@@ -88,37 +88,12 @@ def export_folder(
         for name, content in files.items():
             write_json(folder / name, content)
         save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
-        for name in _TOKENIZER_FILES:
-            if (tokenizer_folder / name).is_file():
-                shutil.copyfile(tokenizer_folder / name, folder / name)
-        _limit_tokens(folder / "tokenizer_config.json", config.max_length)
+        save_tokenizer(tokenizer, folder, config.max_length)
         if head and research_layout:
             _write_torch(head, folder / "model.pt")
         elif head:
             save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
         write_text(folder / "README.md", _model_card(out.name, config, facts))
-
-
-def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"no tokenizer in {folder}: expected a file tokenizer.json")
-    try:
-        vocabulary = Tokenizer.from_buffer(path.read_bytes()).get_vocab()
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path} is not a tokenizer: {first_line(error)}") from error
-    largest = max(vocabulary.values(), default=-1)
-    if largest >= config.vocab_size:
-        raise UserError(
-            f"the tokenizer in {folder} has token ids up to {largest},"
-            f" but the model has {config.vocab_size} word embeddings"
-        )
-
-
-def _limit_tokens(path: Path, length: int) -> None:
-    """Makes `tokenizer(truncation=True)` cut to `length` tokens."""
-    settings = read_object(path) if path.is_file() else {}
-    write_json(path, settings | {"model_max_length": length})
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:
@@ -151,9 +126,7 @@ def _sentence_transformers_files(config: ModelConfig, length: int) -> dict[str, 
         "1_Pooling/config.json": {
             "word_embedding_dimension": config.hidden_size,
             "pooling_mode_cls_token": True,
-            "pooling_mode_mean_tokens": False,
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
+            "pooling_mode_mean_tokens": False,  # the default
         },
         "sentence_bert_config.json": {
             "max_seq_length": length,

@@ -3,9 +3,9 @@
 The backbone has two outputs: `early` is that of layer `skip_from`, `late` that of the last layer.
 The head, a few more transformer layers over [CLS of late ; tokens of early], predicts the masked
 tokens, so what the early layers do not know about the text must come through the CLS vector. After
-pre-training the head is dropped, and the backbone is an ordinary BERT, RoBERTa or ModernBERT. The
-last has LayerNorm before its sublayers: its one after the last layer is applied to what the head
-reads and to what it gives, too.
+pre-training the head is dropped, and the backbone is an ordinary BERT, RoBERTa, XLM-R or
+ModernBERT. The last has LayerNorm before its sublayers: its one after the last layer is applied to
+what the head reads and to what it gives, too.
 """
 
 from typing import NamedTuple
@@ -37,19 +37,21 @@ class Condenser(nn.Module):
     """Backbone, Condenser head and the MLM projection they share.
 
     Only rows that are used are computed: the last layer of the backbone at CLS (and at the masked
-    positions with `late_mlm`), the last layer of the head at the masked positions.
+    positions with `late_mlm`), the last layer of the head at the masked positions. With `remat`
+    the gradient keeps what goes into a layer, and computes what is inside it again.
     """
 
     config: ModelConfig
     dtype: jnp.dtype = jnp.dtype("float32")
+    remat: bool = False
 
     def setup(self) -> None:
         """Creates the modules; their names are the parameter names of a checkpoint."""
         config, dtype = self.config, self.dtype
         self.embeddings = Embeddings(config, dtype)
-        numbers = range(config.num_hidden_layers)
-        self.layers = [TransformerLayer(config, dtype, number) for number in numbers]
-        self.head = [TransformerLayer(config, dtype) for _ in range(config.n_head_layers)]
+        layer = nn.remat(TransformerLayer) if self.remat else TransformerLayer
+        self.layers = [layer(config, dtype, number) for number in range(config.num_hidden_layers)]
+        self.head = [layer(config, dtype) for _ in range(config.n_head_layers)]
         if config.is_modern:
             self.final_norm = layer_norm(config, dtype)
         self.mlm = MaskedLMHead(config, dtype)

@@ -9,16 +9,9 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import size_limit
 
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "local_attention",
-    "global_attn_every_n_layers",
-)
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
+    " max_position_embeddings type_vocab_size local_attention global_attn_every_n_layers"
+).split()
 MODEL_TYPES = "bert", "roberta", "xlm-roberta", "modernbert"
 _RATES = "hidden_dropout_prob", "attention_probs_dropout_prob"
 _SCALES = "layer_norm_eps", "initializer_range"
@@ -98,7 +91,7 @@ class ModelConfig:
 
     @property
     def position_offset(self) -> int:
-        """The first token's position: RoBERTa counts from `pad_token_id + 1`."""
+        """The first token's position: RoBERTa and XLM-R count from `pad_token_id + 1`."""
         return self.pad_token_id + 1 if "roberta" in self.model_type else 0
 
     @property

@@ -1,10 +1,11 @@
-"""The parts of BERT, RoBERTa and ModernBERT: embeddings, transformer layer, MLM projection.
+"""The parts of BERT, RoBERTa, XLM-R and ModernBERT: embeddings, layer, MLM projection.
 
 Shape legend of the model: B spans, L tokens of a span, Q requested rows of a span,
 D hidden size, N attention heads, H size of a head, F intermediate size, V vocabulary,
 M masked positions of a span.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -128,13 +129,10 @@ class TransformerLayer(nn.Module):
         """
         config = self.config
         norm_first = config.is_modern
+        norm = functools.partial(layer_norm, config, self.dtype)
         n_spans, length, _ = hidden_BxLxD.shape
-        numbers_BxQ = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
-        if rows_BxQ is not None:
-            numbers_BxQ = rows_BxQ
-
-        def norm(x_BxSxD: jax.Array, name: str) -> jax.Array:
-            return layer_norm(config, self.dtype, name)(x_BxSxD)
+        all_BxL = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
+        numbers_BxQ = all_BxL if rows_BxQ is None else rows_BxQ
 
         def at_rows(x_BxLxD: jax.Array) -> jax.Array:
             return x_BxLxD if rows_BxQ is None else take_rows(x_BxLxD, rows_BxQ)
@@ -145,17 +143,17 @@ class TransformerLayer(nn.Module):
 
         read_BxLxD = hidden_BxLxD
         if norm_first and self.number != 0:
-            read_BxLxD = norm(read_BxLxD, "attention_norm")
+            read_BxLxD = norm("attention_norm")(read_BxLxD)
         attended_BxQxD = self._attend(
             at_rows(read_BxLxD), read_BxLxD, numbers_BxQ, attention_mask_BxL, fold_in(seeds_B, 0)
         )
         attended_BxQxD = at_rows(hidden_BxLxD) + drop(attended_BxQxD, 1)
         if norm_first:
-            inner_BxQxD = self._feed_forward(norm(attended_BxQxD, "mlp_norm"))
+            inner_BxQxD = self._feed_forward(norm("mlp_norm")(attended_BxQxD))
             return attended_BxQxD + drop(inner_BxQxD, 2)
-        attended_BxQxD = norm(attended_BxQxD, "attention_norm")
+        attended_BxQxD = norm("attention_norm")(attended_BxQxD)
         inner_BxQxD = self._feed_forward(attended_BxQxD)
-        return norm(attended_BxQxD + drop(inner_BxQxD, 2), "mlp_norm")
+        return norm("mlp_norm")(attended_BxQxD + drop(inner_BxQxD, 2))
 
     def _attend(
         self,
@@ -203,13 +201,10 @@ class TransformerLayer(nn.Module):
     def _feed_forward(self, hidden_BxQxD: jax.Array) -> jax.Array:
         """Returns `out_BxQxD`; ModernBERT's inner layer is gated (GeGLU, arXiv 2002.05202)."""
         config = self.config
-        size = config.intermediate_size * (2 if config.is_modern else 1)
-        inner = dense(config, size, self.dtype, "mlp_in")(hidden_BxQxD)
-        if config.is_modern:
-            inner, gate_BxQxF = jnp.split(inner, 2, axis=-1)
-            inner_BxQxF = gelu(inner) * gate_BxQxF
-        else:
-            inner_BxQxF = gelu(inner)
+        n_parts = 2 if config.is_modern else 1
+        both = dense(config, n_parts * config.intermediate_size, self.dtype, "mlp_in")(hidden_BxQxD)
+        inner_BxQxF, *gate = jnp.split(both, n_parts, axis=-1)
+        inner_BxQxF = gelu(inner_BxQxF) * gate[0] if gate else gelu(inner_BxQxF)
         return dense(config, config.hidden_size, self.dtype, "mlp_out")(inner_BxQxF)
 
 

@@ -25,7 +25,7 @@ from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
 from cocondenser_jax.pretrain import experiment
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import (
@@ -125,7 +125,7 @@ def plan_step(
         "spans per core": n_spans,
         "chunk size": settings.loss.chunk_size or n_spans,
         "model GFLOP per span": work.model_flops / 1e9,
-        "computed GFLOP per span, with the gradient cache": work.computed_flops / 1e9,
+        "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
         "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
     }
     try:
@@ -218,7 +218,7 @@ class _Work(NamedTuple):
     """What a core has to do at least."""
 
     model_flops: int  # floating-point operations of one span: forward pass and gradient
-    computed_flops: int  # of one span, with the forward pass that the gradient cache repeats
+    computed_flops: int  # of one span, with what the gradient cache and `remat` repeat
     traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
 
 
@@ -232,14 +232,16 @@ def _work(
     and writes three.
     """
     objective = OBJECTIVES[settings.objective]
-    forward = encode_flops(model_config, length)
+    forward = layers = encode_flops(model_config, length)
     if objective.predicts_tokens:
-        forward = forward_flops(model_config, length, mask_capacity(length))
+        sizes = model_config, length, mask_capacity(length)
+        forward, layers = forward_flops(*sizes), layers_flops(*sizes)
     n_chunks = n_spans // (settings.chunk_size or n_spans)
-    cached = objective.contrast and n_chunks > 1
-    extra = encode_flops(model_config, length) if cached else 0
-    reads = (3 if cached else 2) * jnp.dtype(settings.dtype).itemsize
-    return _Work(3 * forward, 3 * forward + extra, n_params * (n_chunks * (reads + 8) + 28))
+    cached = bool(objective.contrast) and n_chunks > 1
+    again = encode_flops(model_config, length) if cached else 0
+    again += layers if settings.remat else 0
+    reads = (2 + cached + settings.remat) * jnp.dtype(settings.dtype).itemsize
+    return _Work(3 * forward, 3 * forward + again, n_params * (n_chunks * (reads + 8) + 28))
 
 
 def _topology(name: str) -> tuple[Core, list[Any]]:

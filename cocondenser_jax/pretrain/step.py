@@ -40,6 +40,7 @@ class LossSettings(NamedTuple):
     mlm_reduction: str = "token_mean"  # or "span_sum"
     chunk_size: int = 0  # spans; 0: all that a device has
     dtype: str = "float32"
+    remat: bool = False
 
 
 class StepSettings(NamedTuple):
@@ -108,7 +109,7 @@ def loss_and_gradient(
     seeds the dropout.
     """
     objective = OBJECTIVES[settings.objective]
-    model = Condenser(model_config, dtype=jnp.dtype(settings.dtype))
+    model = Condenser(model_config, jnp.dtype(settings.dtype), settings.remat)
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
     n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)

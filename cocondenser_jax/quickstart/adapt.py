@@ -52,7 +52,7 @@ def adapt(
     Args:
       workdir: `pipeline.py` and the head of this file say what it will hold.
       corpus: see `sources.read_documents`.
-      model: BERT or RoBERTa; a Hugging Face folder, or the name of a model on the hub.
+      model: see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`.
       overrides: of the settings of pre-training that `configs/adapt.py` proposes.
     """

@@ -37,7 +37,7 @@ def load_retriever(
     projection: int = 0,
     seed: int = 0,
 ) -> SentenceTransformer:
-    """Loads a BERT or RoBERTa folder, or a sentence-transformers folder, as a bi-encoder.
+    """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
 
     A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score,
     like the dense retrievers of the Condenser family. A sentence-transformers folder (one with
@@ -65,7 +65,7 @@ def load_retriever(
         _project(model, projection, seed, folder)
     found: dict[str, Any] = dict(towers(model))
     if not found:
-        raise UserError(f"{folder} does not start with a transformer: expected a BERT or RoBERTa")
+        raise UserError(f"{folder} does not start with a transformer: expected BERT or the like")
     for name, tower in found.items():
         of_tower = tower_folder(folder, name)
         _require_weights(tower.model, of_tower)
@@ -86,7 +86,7 @@ def load_retriever(
 def load_cross_encoder(
     folder: Path, max_length: int | None = None, head_seed: int | None = None
 ) -> CrossEncoder:
-    """Loads a cross-encoder: BERT or RoBERTa with a head that gives a pair of texts one logit.
+    """Loads a cross-encoder: a transformer with a head that gives a pair of texts one logit.
 
     Its scores are the logits: no activation follows. Of a pair that is too long, the longer text
     is cut, so that a query of up to half of `max_length` is kept whole.
@@ -255,7 +255,7 @@ def _require_model(folder: Path) -> None:
     if (folder / "router_config.json").is_file():
         return  # two towers, each in a folder of its own
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} holds no config.json: expected a Hugging Face BERT or RoBERTa")
+        raise UserError(f"{folder} holds no config.json: expected a Hugging Face model")
     if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         raise UserError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
 

@@ -16,7 +16,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
 from cocondenser_jax.pretrain import plan as module
 from cocondenser_jax.pretrain.experiment import step_settings
 from cocondenser_jax.pretrain.plan import (
@@ -80,6 +80,20 @@ def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path: Path
     assert exchanged["all-reduce f32"].startswith("2 (")
     assert planned["per step, transfers to or from the host"] == 0
     assert 0 < planned["memory, in all (GiB)"] < planned["memory of a core (GiB)"] == 16
+
+
+@pytest.mark.parametrize(
+    ("model_type", "vocabulary"),
+    [("roberta", 50_265), ("xlm-roberta", 250_002), ("modernbert", 50_368)],
+)
+def test_other_backbones_have_their_vocabulary_and_compile(
+    tmp_path: Path, model_type: str, vocabulary: int
+) -> None:
+    network = f"--config.model.model_type={model_type}"
+    planned = small_plan(tmp_path, network, "--config.train.remat=true")
+    assert planned["fits"] == "yes"
+    words = 4 * vocabulary * 128 / GIB  # and the rest
+    assert words < planned["memory, parameters (GiB)"] < words + 0.01
 
 
 def test_a_batch_that_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -239,5 +253,11 @@ def test_the_work_of_a_step_grows_with_its_chunks() -> None:
     # Two bytes a number read forwards and backwards, thrice with the cache; a sum read and written.
     assert direct.traffic == n * (2 * 2 + 8 + 28)
     assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
+    again = _work(model, settings._replace(remat=True), 128, 32, n)
+    layers = layers_flops(model, 128, 26)
+    assert again.model_flops == cached.model_flops
+    assert again.computed_flops == cached.computed_flops + layers
+    assert again.traffic == n * (4 * (4 * 2 + 8) + 28)
+    assert forward_flops(model, 128, 26) - layers == 2 * 26 * 2 * 768 * (768 + 30522)
     alone = _work(model, settings._replace(objective="condenser"), 128, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))

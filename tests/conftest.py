@@ -218,6 +218,7 @@ def _write_tokenizer(kind: str, folder: Path) -> None:
         pieces = [*special.values(), *letters, *inner, *(word for word in words if len(word) < 7)]
         vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk"]))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     elif kind == "xlm-roberta":
         pieces = sorted({piece for text in TEXTS for piece in (*text, *text.split())} - {" "})

@@ -126,14 +126,13 @@ def test_gradients_and_a_step_of_adamw_equal_pytorch(
 
 def torch_step(reference: TorchCondenser) -> dict[str, np.ndarray]:
     """How far one step of AdamW, with clipping and decay as ours, moves each tensor."""
-    before = {name: p.detach().clone() for name, p in reference.named_parameters()}
+    named = dict(reference.named_parameters(remove_duplicate=False))
+    before = {name: p.detach().clone() for name, p in named.items()}
     groups = [
         {"params": [p for p in reference.parameters() if p.ndim == 2], "weight_decay": 0.01},
         {"params": [p for p in reference.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
     assert torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0) > 1.0
     torch.optim.AdamW(groups, lr=1e-4, eps=EPS).step()
-    return {
-        name.removeprefix("lm."): (p.detach() - before[name]).numpy()
-        for name, p in reference.named_parameters()
-    }
+    moved = {name: (p.detach() - before[name]).numpy() for name, p in named.items()}
+    return {name.removeprefix("lm."): x for name, x in moved.items()}

@@ -57,7 +57,8 @@ def programs(wheel: Path) -> Path:
 def test_the_wheel_holds_every_module_page_and_config(wheel: Path) -> None:
     expected = {
         *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("cocondenser_jax/**/*.py")),
-        *("cocondenser_jax/analysis/page.html", "cocondenser_jax/convert/model_card.md"),
+        "cocondenser_jax/convert/model_card.md",
+        *(f"cocondenser_jax/analysis/{name}.html" for name in ("page", "parts")),
         *(f"cocondenser_jax/configs/{path.name}" for path in ROOT.glob("configs/*.py")),
         *(f"cocondenser_jax/papers/{path.name}" for path in ROOT.glob("papers/[!_.]*.yaml")),
         "cocondenser_jax/papers/__init__.py",

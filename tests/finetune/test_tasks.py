@@ -145,7 +145,7 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
 
     config.update(seed=7, loader_workers=0)
     dtypes, n_texts, saved = set(), set(), {}
-    on_save = trainer._Checkpoints.on_save
+    write_checksums = trainer.write_checksums
 
     def watch(module, arguments, output):
         if module.training and isinstance(module, torch.nn.Linear):
@@ -153,13 +153,13 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
         if module.training and isinstance(module, torch.nn.Embedding):
             n_texts.add(len(arguments[0]))
 
-    def read(self, args, state, control, **kwargs):
-        on_save(self, args, state, control, **kwargs)
-        path = tmp_path / "run" / "checkpoints" / f"checkpoint-{state.global_step}"
-        groups = torch.load(path / "optimizer.pt")["param_groups"]
-        saved[state.global_step] = {group["weight_decay"] for group in groups}
+    def read(folder):
+        write_checksums(folder)
+        groups = torch.load(folder / "optimizer.pt")["param_groups"]
+        step = int(folder.name.removeprefix("checkpoint-"))
+        saved[step] = {group["weight_decay"] for group in groups}
 
-    monkeypatch.setattr(trainer._Checkpoints, "on_save", read)
+    monkeypatch.setattr(trainer, "write_checksums", read)
     handle = torch.nn.modules.module.register_module_forward_hook(watch)
     try:
         result = finetune(config, tmp_path / "run")

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from cocondenser_jax.errors import UserError, first_line, require_same
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import (
     CHECKSUMS,
     damaged_file,
@@ -30,8 +30,8 @@ from cocondenser_jax.files import (
     new_folder,
     read_object,
     require_absent,
+    start_or_compare,
     write_checksums,
-    write_json,
 )
 from cocondenser_jax.metrics import Log, metrics_log
 from cocondenser_jax.paths import plain_path
@@ -40,7 +40,7 @@ from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
 logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
-_PATHS = ("model", "data", "negatives_run", "teacher_run")
+_FREE = ("model", "data", "negatives_run", "teacher_run", "loggers", "sha256")
 # Parameters of the loss itself, in a checkpoint: sentence-transformers (6.2.0) does not save them.
 _LOSS = "loss.safetensors"
 
@@ -75,16 +75,15 @@ def start_or_resume(
         )
     if not is_main_process():
         return
-    path = workdir / "finetune.json"
-    settings = {key: value for key, value in config.items() if key not in _PATHS}
     checksums = {name: file_sha256(file) for name, file in files.items()}
     checksums["model"] = model_sha256(Path(config.model))
-    if not path.exists():
-        require_absent(workdir, path.name)
-        write_json(path, config.to_dict() | {"sha256": checksums})
-    earlier = read_object(path)
-    require_same(f"the run in {workdir}", earlier, settings)
-    before = earlier.get("sha256") or {}
+    started = start_or_compare(
+        f"the run in {workdir}",
+        workdir / "finetune.json",
+        config.to_dict() | {"sha256": checksums},
+        lambda run: {key: value for key, value in run.items() if key not in _FREE},
+    )
+    before = started.get("sha256") or {}
     names = checksums | before
     if changed := [name for name in names if checksums.get(name) != before.get(name)]:
         raise UserError(
@@ -140,6 +139,7 @@ def run(
     workdir: Path,
     result: str,
     patience: int = 0,
+    loggers: Sequence[Log] = (),
 ) -> dict[str, Any]:
     """Trains to the end, from the newest checkpoint if there is one, and saves the model.
 
@@ -149,6 +149,7 @@ def run(
       workdir: the run folder, see `tasks.finetune`.
       result: name of the folder in it for the trained model.
       patience: evaluations without a gain after which training ends; 0: it never does.
+      loggers: see `metrics_log`.
 
     Returns:
       What `tasks.finetune` returns, without the number of rows.
@@ -169,7 +170,7 @@ def run(
         saving = _Checkpoints(loss, patience)
         trainer.add_callback(saving)
         if is_main_process():
-            trainer.add_callback(_Metrics(stack.enter_context(metrics_log(workdir, step))))
+            trainer.add_callback(_Metrics(stack.enter_context(metrics_log(workdir, step, loggers))))
         stack.enter_context(_one_line_errors(checkpoints, saving))
         plain = stack.enter_context(plain_path(checkpoints))
         trainer.args.output_dir = str(plain)
@@ -336,8 +337,6 @@ def _newest_intact(folder: Path) -> int:
 
 def _damage(checkpoint: Path) -> str | None:
     """Returns a file that is not what was saved, of a checkpoint or of the best until then."""
-    if not (checkpoint / CHECKSUMS).exists():
-        return CHECKSUMS
     if name := damaged_file(checkpoint):
         return name
     step = read_object(checkpoint / "trainer_state.json").get("best_global_step")

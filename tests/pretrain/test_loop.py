@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +70,13 @@ UNUSUAL = {
     "checkpoint": {"every": 2, "keep": 3, "keep_every": 4},
     "probe": {"every": 0},
     "log_every": 4,
+    "loggers": f"{__name__}:record",
 }
+RECORDED: list[dict[str, float]] = []
+
+
+def record(step: int, values: Mapping[str, float]) -> None:
+    RECORDED.append({"step": step, **values})
 
 
 class Run(NamedTuple):
@@ -203,6 +210,7 @@ def torch_run(
 @pytest.mark.effect("pretrain optimizer.b1", "pretrain optimizer.b2", "pretrain optimizer.eps")
 @pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep")
 @pytest.mark.effect("pretrain checkpoint.keep_every", "pretrain log_every")
+@pytest.mark.effect("pretrain loggers")
 def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
     defaults = flatten(default.get_config())
@@ -218,6 +226,9 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     lines, expected = torch_run(open_reference(tmp_path / "model"), store)
 
     assert [line["step"] for line in logged(unusual.workdir)] == [4, 8, 9]
+    assert [json.dumps(line) for line in RECORDED] == (
+        (unusual.workdir / "metrics.jsonl").read_text().splitlines()
+    )
     for line in logged(unusual.workdir):
         assert line == pytest.approx(lines[int(line["step"]) - 1], rel=1e-3)
     trained = to_tensors(load_run(unusual.workdir)[1], model_config)

@@ -86,6 +86,7 @@ class Run(NamedTuple):
     config: ConfigDict
     dropped: set[tuple[int, float]]  # the axes of what went through dropout, and the rate
     chunks: set[tuple[int, int]]  # chunks of a device, spans of a chunk
+    recorded: list[dict[str, float]]  # what the logger got
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def unusual(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     config = default.get_config()
     config.update(UNUSUAL)
     config.data.store = str(store_folder)
-    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set())
+    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set(), [])
 
     def dropout(x: Any, rate: float, seeds: Any) -> Any:
         run.dropped.add((x.ndim, rate))
@@ -108,7 +109,9 @@ def unusual(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "dropout", dropout)
         patch.setattr(step_module, "loss_gradient", loss_gradient)
+        RECORDED.clear()
         train(config, run.workdir)
+    run.recorded.extend(RECORDED)
     return run
 
 
@@ -226,7 +229,7 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     lines, expected = torch_run(open_reference(tmp_path / "model"), store)
 
     assert [line["step"] for line in logged(unusual.workdir)] == [4, 8, 9]
-    assert [json.dumps(line) for line in RECORDED] == (
+    assert [json.dumps(line) for line in unusual.recorded] == (
         (unusual.workdir / "metrics.jsonl").read_text().splitlines()
     )
     for line in logged(unusual.workdir):

@@ -60,6 +60,9 @@ TRAINING = {
     ),
     "seed": Setting(42, "[0, ∞)", "", "order, negatives, dropout, new heads"),
     "log_every": Setting(50, "[1, ∞)", "steps", "between two lines of metrics"),
+    "loggers": Setting(
+        "", None, "", "functions of step and values that get the metrics, too: MODULE:FUNCTION,..."
+    ),
     "checkpoint_every": Setting(
         2000, "[0, ∞)", "steps", "0: none but the best; an interrupted run starts again"
     ),

@@ -15,6 +15,7 @@ from cocondenser_jax.finetune.bi_encoder import bi_encoder_trainer
 from cocondenser_jax.finetune.cross_encoder import cross_encoder_trainer
 from cocondenser_jax.finetune.sentences import sentences_trainer
 from cocondenser_jax.locks import held
+from cocondenser_jax.metrics import load_loggers
 
 # What makes the trainer, the folder of what is trained, and what that is trained on.
 _TASKS: dict[str, tuple[Callable[[ConfigDict, Path], Any], str, str]] = {
@@ -50,6 +51,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         )
     with held(workdir) if trainer.is_main_process() else contextlib.nullcontext():
         require_absent(workdir / result)
+        loggers = load_loggers(config.loggers) if trainer.is_main_process() else []
         hf_trainer = make_trainer(config, workdir)
-        outcome = trainer.run(hf_trainer, workdir, result, config.get("patience", 0))
+        outcome = trainer.run(hf_trainer, workdir, result, config.get("patience", 0), loggers)
         return outcome | {rows: len(hf_trainer.train_dataset)}

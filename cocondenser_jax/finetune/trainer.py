@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,15 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from cocondenser_jax.errors import UserError, first_line, require_same
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import (
     CHECKSUMS,
     damaged_file,
     file_sha256,
     new_folder,
     read_object,
-    require_absent,
+    start_or_compare,
     write_checksums,
-    write_json,
 )
 from cocondenser_jax.metrics import Log, metrics_log
 from cocondenser_jax.paths import plain_path
@@ -40,7 +39,7 @@ from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
 logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
-_PATHS = ("model", "data", "negatives_run", "teacher_run")
+_FREE = ("model", "data", "negatives_run", "teacher_run", "loggers", "sha256")
 # Parameters of the loss itself, in a checkpoint: sentence-transformers (6.2.0) does not save them.
 _LOSS = "loss.safetensors"
 
@@ -64,17 +63,17 @@ def start_or_resume(
         )
     if not is_main_process():
         return
-    path = workdir / "finetune.json"
-    settings = {key: value for key, value in config.items() if key not in _PATHS}
     checksums = {name: file_sha256(file) for name, file in files.items()}
     checksums["model"] = model_sha256(Path(config.model))
-    if not path.exists():
-        require_absent(workdir, path.name)
-        write_json(path, config.to_dict() | {"sha256": checksums})
-    earlier = read_object(path)
-    require_same(f"the run in {workdir}", earlier, settings)
-    before = earlier.get("sha256") or {}
-    if changed := [n for n in checksums | before if checksums.get(n) != before.get(n)]:
+    started = start_or_compare(
+        f"the run in {workdir}",
+        workdir / "finetune.json",
+        config.to_dict() | {"sha256": checksums},
+        lambda run: {key: value for key, value in run.items() if key not in _FREE},
+    )
+    before = started.get("sha256") or {}
+    names = checksums | before
+    if changed := [name for name in names if checksums.get(name) != before.get(name)]:
         raise UserError(
             f"the run in {workdir} was started with another content of {', '.join(changed)}: "
             "choose a new folder, or remove it first"
@@ -127,11 +126,13 @@ def run(
     workdir: Path,
     result: str,
     patience: int = 0,
+    loggers: Sequence[Log] = (),
 ) -> dict[str, Any]:
     """Trains to the end, from the newest checkpoint if there is one, and saves the model.
 
     With an evaluator, that is the model of the best evaluation; and `patience` evaluations without
     a gain end the run, for 0 none do. `result` is the model's folder in `workdir`.
+    `loggers` get what is logged, see `metrics_log`.
 
     Returns:
       What `tasks.finetune` returns, without the number of rows.
@@ -164,7 +165,8 @@ def run(
     trainer.add_callback(_Control(loss, patience))
     with contextlib.ExitStack() as stack:
         if is_main_process():
-            trainer.add_callback(_Metrics(stack.enter_context(metrics_log(workdir, step))))
+            log = metrics_log(workdir, step, loggers)
+            trainer.add_callback(_Metrics(stack.enter_context(log)))
         plain = stack.enter_context(plain_path(checkpoints))
         trainer.args.output_dir = str(plain)
         trainer.train(resume_from_checkpoint=f"{plain}/checkpoint-{step}" if step else None)
@@ -298,8 +300,6 @@ def _newest_intact(folder: Path) -> int:
 
 def _damage(checkpoint: Path) -> str | None:
     """Returns a file that is not what was saved, of a checkpoint or of the best until then."""
-    if not (checkpoint / CHECKSUMS).exists():
-        return CHECKSUMS
     if name := damaged_file(checkpoint):
         return name
     step = read_object(checkpoint / "trainer_state.json").get("best_global_step")

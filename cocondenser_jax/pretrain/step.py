@@ -183,7 +183,7 @@ def mapped_step(
     state is donated: the one passed in must not be used again. Nothing waits for the devices until
     a value of what it returns is read.
     """
-    step = _mapped_step(model_config, settings, devices)
+    step = _pmap(functools.partial(train_step, model_config, settings), devices, (0,))
     n_devices = len(devices) if devices else jax.local_device_count()
     return lambda state, batch: step(state, _split(batch, n_devices))
 
@@ -238,30 +238,23 @@ def compile_step(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, devices: list[jax.Device]
 ) -> jax.stages.Compiled:
     """Compiles the step that `mapped_step` runs, for devices that need not be here."""
-    shape: Any = jax.ShapeDtypeStruct
     spans = len(devices), spec.n_rows // len(devices)
     tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
-    batch = Batch(
-        input_ids_SxL=shape(tokens, jnp.int32),
-        attention_mask_SxL=shape(tokens, jnp.bool_),
-        masked_positions_SxM=shape(slots, jnp.int32),
-        labels_SxM=shape(slots, jnp.int32),
-        weights_SxM=shape(slots, jnp.float32),
-    )
+    dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32)
+    shapes = zip((tokens, tokens, slots, slots, slots), dtypes, strict=True)
+    batch: Any = Batch(*(jax.ShapeDtypeStruct(*each) for each in shapes))
     state = state_shapes(model_config, settings.optimizer)
-    return _mapped_step(model_config, settings, devices).lower(state, batch).compile()
+    step = _pmap(functools.partial(train_step, model_config, settings), devices, (0,))
+    return step.lower(state, batch).compile()
 
 
 def batch_gradient(
     model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
 ) -> tuple[Metrics, Any]:
     """Returns the losses of a batch and their gradient at step 0, computed on one device."""
-
-    def at_step_0(params: Any, batch: Batch) -> tuple[Metrics, Any]:
-        return loss_and_gradient(model_config, settings, params, jnp.int32(0), batch)
-
-    gradient = _pmap(at_step_0, jax.local_devices()[:1])
-    return cast(tuple[Metrics, Any], gradient(params, _split(batch, 1)))
+    gradient = functools.partial(loss_and_gradient, model_config, settings, step=jnp.int32(0))
+    mapped = _pmap(lambda params, batch: gradient(params, batch=batch), jax.local_devices()[:1])
+    return cast(tuple[Metrics, Any], mapped(params, _split(batch, 1)))
 
 
 def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
@@ -300,13 +293,6 @@ def initial_params(model_config: ModelConfig, seed: int) -> Any:
     model = Condenser(model_config)
     one = jnp.zeros((1, 2), jnp.int32)
     return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
-
-
-def _mapped_step(
-    model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None
-) -> Any:
-    step = functools.partial(train_step, model_config, settings)
-    return _pmap(step, devices, donate_argnums=(0,))
 
 
 def _pmap(

@@ -89,20 +89,10 @@ def _facts(run: Mapping[str, Any]) -> dict[str, str]:
     config = run.get("config", run)
     defaults = declared_settings(config.get("task", PRETRAINING))
     facts = {
-        name: str(value)
+        name: value
         for name, value in flatten(config).items()
         if name not in defaults or name == "seed" or value != defaults[name].default
     }
     if config is not run:
-        data, model, versions = run["data"], run["model"], run["versions"]
-        facts["text"] = (
-            f"{data['source']}: {data['documents']:,} documents, {data['spans']:,} spans,"
-            f" {data['tokens']:,} tokens"
-        )
-        facts["data hash"] = data["sha256"]
-        facts["network"] = (
-            f"{model['num_hidden_layers']} layers x {model['hidden_size']},"
-            f" vocabulary {model['vocab_size']:,}"
-        )
-        facts["versions"] = ", ".join(f"{name} {number}" for name, number in versions.items())
-    return facts
+        facts |= flatten({name: value for name, value in run.items() if name != "config"})
+    return {name: str(value) for name, value in facts.items()}

@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
-from cocondenser_jax.errors import UserError, require_same
-from cocondenser_jax.files import file_sha256, new_file, read_object, require_absent, write_json
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import file_sha256, new_file, start_or_compare, write_json
 from cocondenser_jax.locks import held
 from cocondenser_jax.retrieval.models import (
     load_retriever,
@@ -107,7 +107,9 @@ def encode_corpus(
             "precision": products,
             "backend": "jax" if backend else "torch",
         }
-        _start_or_resume(out, settings)
+        if (out / _SETTINGS).exists():
+            logger.info("resuming with the shards in %s", out)
+        start_or_compare(str(out), out / _SETTINGS, settings, _content)
         if backend:
             backend(model, model_folder, batch_size, products)
         dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
@@ -179,17 +181,9 @@ def _encode(
     return np.asarray(vectors_NxD)
 
 
-def _start_or_resume(out: Path, settings: dict[str, Any]) -> None:
-    """Prepares `out`, or checks that its shards were made with the same settings."""
-    path = out / _SETTINGS
-    if not path.exists():
-        require_absent(out, path.name)
-        write_json(path, settings)
-        return
-    # Model and corpus may have moved; their content must be the same.
-    contents = {key: value for key, value in settings.items() if key not in ("model", "corpus")}
-    require_same(str(out), read_object(path), contents)
-    logger.info("resuming with the shards in %s", out)
+def _content(settings: dict[str, Any]) -> dict[str, Any]:
+    # Model and corpus may have moved; their hashes are compared.
+    return {key: value for key, value in settings.items() if key not in ("model", "corpus")}
 
 
 def _to_line(passage: Passage) -> str:

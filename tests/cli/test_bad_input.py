@@ -55,7 +55,10 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         ),
         "bad shard": ([*corpus("pydocs"), "--shard=3/2"], "0 <= i < n"),
         "chunk size": (pretrain("--config.train.chunk_size=3"), "chunk_size 3 does not divide"),
-        "unknown key": (pretrain("--config.train.stepz=3"), "no setting config.train.stepz"),
+        "unknown key": (
+            pretrain("--config.train.stepz=3"),
+            "stepz': did you mean config.train.steps or",
+        ),
         "wrong type": (pretrain("--config.train.steps=many"), "steps is 'many'; expected a whole"),
         "unknown flag": (pretrain("--steps=3"), "unknown argument '--steps=3'"),
         "no store": (

@@ -19,6 +19,7 @@ from configs import finetune as retriever
 
 CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder, "sentences": sentences}
 FOLDERS = {"retriever": "retriever", "cross_encoder": "cross_encoder", "sentences": "encoder"}
+RECORDED = []
 UNUSUAL = {
     "batch_size": 6,
     "epochs": 2,
@@ -30,6 +31,7 @@ UNUSUAL = {
     "log_every": 3,
     "checkpoint_every": 5,
     "loader_workers": 1,
+    "loggers": f"{__name__}:record",
 }
 # Of one task alone; 12 tokens are fewer than most texts have.
 OWN = {
@@ -37,6 +39,10 @@ OWN = {
     "cross_encoder": {"max_length": 12},
     "sentences": {"length": 12, "pooling": "mean", "train_rows": 24},
 }
+
+
+def record(step, values):
+    RECORDED.append({"step": step, **values})
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +110,7 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("retriever task", "retriever batch_size", "retriever epochs"),
                 pytest.mark.effect("retriever learning_rate", "retriever warmup_ratio"),
                 pytest.mark.effect("retriever weight_decay", "retriever precision"),
-                pytest.mark.effect("retriever seed", "retriever log_every"),
+                pytest.mark.effect("retriever seed", "retriever log_every", "retriever loggers"),
                 pytest.mark.effect("retriever checkpoint_every", "retriever loader_workers"),
                 pytest.mark.effect("retriever pooling", "retriever chunk_size"),
             ],
@@ -116,7 +122,11 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("cross_encoder epochs", "cross_encoder learning_rate"),
                 pytest.mark.effect("cross_encoder warmup_ratio", "cross_encoder weight_decay"),
                 pytest.mark.effect("cross_encoder precision", "cross_encoder seed"),
-                pytest.mark.effect("cross_encoder log_every", "cross_encoder checkpoint_every"),
+                pytest.mark.effect(
+                    "cross_encoder log_every",
+                    "cross_encoder loggers",
+                    "cross_encoder checkpoint_every",
+                ),
                 pytest.mark.effect("cross_encoder loader_workers"),
             ],
         ),
@@ -126,7 +136,7 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("sentences task", "sentences batch_size", "sentences epochs"),
                 pytest.mark.effect("sentences learning_rate", "sentences warmup_ratio"),
                 pytest.mark.effect("sentences weight_decay", "sentences precision"),
-                pytest.mark.effect("sentences seed", "sentences log_every"),
+                pytest.mark.effect("sentences seed", "sentences log_every", "sentences loggers"),
                 pytest.mark.effect("sentences checkpoint_every", "sentences loader_workers"),
                 pytest.mark.effect("sentences pooling", "sentences train_rows"),
             ],
@@ -144,6 +154,7 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
     assert order != other
 
     config.update(seed=7, loader_workers=0)
+    RECORDED.clear()
     dtypes, n_texts, saved = set(), set(), {}
     write_checksums = trainer.write_checksums
 
@@ -167,6 +178,7 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
         handle.remove()
 
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == RECORDED
     # Two epochs of 24 rows; logged where it is saved, too. The first two steps warm up.
     assert [line["step"] for line in lines] == [3, 5, 6, 8]
     rates = [line["learning_rate"] for line in lines]

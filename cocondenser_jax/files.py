@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, require_same
 from cocondenser_jax.locks import LOCK, lock_beside, locked
 from cocondenser_jax.paths import plain_path
 
@@ -159,6 +159,27 @@ def require_absent(target: Path, first: str | None = None) -> None:
         raise UserError(f"{target} already exists: choose a new folder, or remove it first")
 
 
+def write_or_compare(
+    path: Path, what: str, settings: Mapping[str, Any], moved: Container[str] = ()
+) -> dict[str, Any]:
+    """Writes the first file of a folder that grows, or compares its settings with these.
+
+    Those in `moved`, paths of things whose content is compared, may differ.
+
+    Returns:
+      What the file says.
+
+    Raises:
+      UserError: naming `what` was started with other settings, or a folder of something else.
+    """
+    if not path.exists():
+        require_absent(path.parent, path.name)
+        write_json(path, settings)
+    earlier = read_object(path)
+    require_same(what, earlier, {k: value for k, value in settings.items() if k not in moved})
+    return earlier
+
+
 def is_inside(path: str) -> bool:
     """Returns whether a path read from a file stays in the folder that it is relative to."""
     return not Path(path).is_absolute() and ".." not in Path(path).parts
@@ -249,8 +270,10 @@ def _require_small(size: int, what: str) -> None:
         raise UserError(f"{what} is larger than {MAX_LINE_BYTES // 1_000_000} MB, the limit")
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that must hold an object."""
+def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Reads a JSON file that must hold an object; returns `absent`, if given, for no file."""
+    if absent is not None and not path.is_file():
+        return absent
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")

@@ -26,6 +26,7 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import read_object
+from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.config import MODEL_TYPES, ModelConfig
 from cocondenser_jax.paths import plain_path
 from cocondenser_jax.pretrain.checkpoint import save_converted
@@ -40,6 +41,7 @@ _SUPPORTED = {
     **{"hidden_activation": "gelu", "classifier_activation": "gelu", "decoder_bias": True},
     **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
 }
+_HEAD_CONFIG = "condenser.json"
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _SIZES = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
@@ -88,7 +90,7 @@ def load_folder(
     n_found = len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
     asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
     asked = {key: value for key, value in asked.items() if value is not None}
-    found = ({"n_head_layers": n_found} if n_found else {}) | _read_head_config(folder)
+    found = ({"n_head_layers": n_found} if n_found else {}) | read_object(folder / _HEAD_CONFIG, {})
     middle = {"skip_from": backbone["num_hidden_layers"] // 2}
     try:
         config = ModelConfig(**backbone, **middle | (asked | found if n_found else found | asked))
@@ -147,35 +149,7 @@ def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     tensors = _read_head(folder)
     middle = _read_backbone_config(folder)["num_hidden_layers"] // 2
     named = {name.removeprefix(HEAD_PREFIX): value for name, value in tensors.items()}
-    return named, _read_head_config(folder).get("skip_from", middle)
-
-
-def find_folder(name_or_folder: str) -> Path:
-    """Returns the local folder, downloading a model of the hub, as a whole, once."""
-    path = Path(name_or_folder)
-    if path.is_dir():
-        return path
-    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name_or_folder):
-        raise UserError(f"{name_or_folder}: no such folder, and not the name of a model on the hub")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    def download(weights: str) -> Path:
-        # [0-9]_*: sentence-transformers' modules
-        others = ["*.json", "*.txt", "[0-9]_*", "condenser_head.safetensors", "model.pt"]
-        return Path(snapshot_download(name_or_folder, allow_patterns=[*others, weights]))
-
-    try:
-        folder = download("model*.safetensors")
-        # Many models are published in both formats; the second one is twice the download.
-        if not any(folder.glob("model*.safetensors")):
-            folder = download("pytorch_model*.bin")
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise UserError(
-            f"{name_or_folder}: no such folder, and the model cannot be had from the hub:"
-            f" {first_line(error)}"
-        ) from error
-    return folder
+    return named, read_object(folder / _HEAD_CONFIG, {}).get("skip_from", middle)
 
 
 def _read_backbone_config(folder: Path) -> dict[str, Any]:
@@ -222,12 +196,6 @@ def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "global_rope_theta": ropes[_GLOBAL]["rope_theta"],
         "local_rope_theta": ropes[_LOCAL]["rope_theta"],
     }
-
-
-def _read_head_config(folder: Path) -> dict[str, Any]:
-    """Returns what the folder says of its Condenser head, which may be nothing."""
-    path = folder / "condenser.json"
-    return read_object(path) if path.exists() else {}
 
 
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:

@@ -51,6 +51,7 @@ def export_folder(
     out: Path,
     facts: Mapping[str, Any],
     *,
+    name: str | None = None,
     max_seq_length: int | None = None,
     research_layout: bool = False,
 ) -> None:
@@ -66,6 +67,7 @@ def export_folder(
       out: the folder to make.
       facts: what the model card says about the run: {name: value}, values may be nested. Absolute
         paths are cut to their last part, and credentials in addresses are removed.
+      name: of the model, in its card; None: the folder's.
       max_seq_length: where sentence-transformers truncates, in tokens; None for the longest text
         that has position embeddings.
       research_layout: put the Condenser head into `model.pt`, as in the published research
@@ -96,7 +98,7 @@ def export_folder(
             _write_torch(head, folder / "model.pt")
         elif head:
             save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
-        write_text(folder / "README.md", _model_card(out.name, config, facts))
+        write_text(folder / "README.md", _model_card(name or out.name, config, facts))
 
 
 def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
@@ -117,8 +119,7 @@ def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
 
 def _limit_tokens(path: Path, length: int) -> None:
     """Makes `tokenizer(truncation=True)` cut to `length` tokens."""
-    settings = read_object(path) if path.is_file() else {}
-    write_json(path, settings | {"model_max_length": length})
+    write_json(path, read_object(path, {}) | {"model_max_length": length})
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:

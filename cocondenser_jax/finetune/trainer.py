@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from cocondenser_jax.errors import UserError, first_line, require_same
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import (
     CHECKSUMS,
     damaged_file,
@@ -31,7 +31,7 @@ from cocondenser_jax.files import (
     read_object,
     require_absent,
     write_checksums,
-    write_json,
+    write_or_compare,
 )
 from cocondenser_jax.metrics import Log, metrics_log
 from cocondenser_jax.paths import plain_path
@@ -75,15 +75,11 @@ def start_or_resume(
         )
     if not is_main_process():
         return
-    path = workdir / "finetune.json"
-    settings = {key: value for key, value in config.items() if key not in _PATHS}
     checksums = {name: file_sha256(file) for name, file in files.items()}
     checksums["model"] = model_sha256(Path(config.model))
-    if not path.exists():
-        require_absent(workdir, path.name)
-        write_json(path, config.to_dict() | {"sha256": checksums})
-    earlier = read_object(path)
-    require_same(f"the run in {workdir}", earlier, settings)
+    settings = config.to_dict() | {"sha256": checksums}
+    moved = (*_PATHS, "sha256")
+    earlier = write_or_compare(workdir / "finetune.json", f"the run in {workdir}", settings, moved)
     before = earlier.get("sha256") or {}
     names = checksums | before
     if changed := [name for name in names if checksums.get(name) != before.get(name)]:

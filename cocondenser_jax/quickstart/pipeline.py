@@ -30,10 +30,10 @@ from cocondenser_jax.collection.folder import judgments_file, read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.convert.to_torch import export_run
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.errors import UserError, require_same
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.files import new_folder, read_json, require_absent, write_json, write_text
+from cocondenser_jax.files import new_folder, read_json, write_json, write_or_compare, write_text
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.locks import held
 from cocondenser_jax.pretrain.experiment import run_tokens
@@ -82,11 +82,7 @@ def opened(workdir: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         cannot be made.
     """
     with held(workdir):
-        path = workdir / "started.json"
-        if not path.exists():
-            require_absent(workdir, path.name)
-            write_json(path, dict(settings))
-        require_same(f"the pipeline in {workdir}", read_json(path), settings)
+        write_or_compare(workdir / "started.json", f"the pipeline in {workdir}", settings)
         yield
 
 

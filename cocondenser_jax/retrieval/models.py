@@ -313,14 +313,14 @@ def _require_own_files(folder: Path) -> None:
     modules = read_json(listed) if listed.is_file() else []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{listed}: expected a list of objects")
-    paths: dict[str, Any] = {listed.name: [module.get("path") for module in modules]}
-    for name, key, parts in (
-        ("router_config.json", "types", dict.keys),
-        ("model.safetensors.index.json", "weight_map", dict.values),
-        ("pytorch_model.bin.index.json", "weight_map", dict.values),
-    ):
-        found = read_object(folder / name, {}).get(key, {})
-        paths[name] = parts(found) if isinstance(found, dict) else [found]
+    router = read_object(folder / "router_config.json", {}).get("types", {})
+    paths: dict[str, Any] = {
+        "modules.json": [module.get("path") for module in modules],
+        "router_config.json": router if isinstance(router, dict) else [router],
+    }
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        weight_map = read_object(folder / name, {}).get("weight_map", {})
+        paths[name] = weight_map.values() if isinstance(weight_map, dict) else [weight_map]
     for name, of_file in paths.items():
         for path in of_file:
             if not isinstance(path, str) or not is_inside(path):

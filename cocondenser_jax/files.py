@@ -276,8 +276,10 @@ def _require_small(size: int, what: str) -> None:
         raise UserError(f"{what} is larger than {MAX_LINE_BYTES // 1_000_000} MB, the limit")
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that must hold an object."""
+def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Reads a JSON file that must hold an object; returns `absent`, if given, for no file."""
+    if absent is not None and not path.is_file():
+        return absent
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")

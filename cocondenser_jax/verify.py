@@ -31,6 +31,7 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_file
+from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -117,7 +118,7 @@ def verify_checkpoint(
     two_pass = _flax_side(model_config, settings, params, batch)
     direct = _flax_side(model_config, settings._replace(chunk_size=0), params, batch)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = pytorch_folder or Path(temporary) / "model"
+        folder = find_folder(pytorch_folder) if pytorch_folder else Path(temporary) / "model"
         if pytorch_folder is None:
             export_folder(params, model_config, checkpoint / "tokenizer", folder, {})
         else:

@@ -1,7 +1,5 @@
 """Commands from a corpus to a checkpoint, its PyTorch folder, and what is fine-tuned of it."""
 
-import argparse
-
 from cocondenser_jax.cli.flags import (
     Arguments,
     Commands,
@@ -9,6 +7,7 @@ from cocondenser_jax.cli.flags import (
     add_command_group,
     at_least,
     chosen,
+    part,
     print_metrics,
     print_table,
     require_together,
@@ -36,7 +35,7 @@ def _add_corpus(commands: Commands) -> None:
     command.path("--out", "the store to make")
     command.flag("--max_tokens", "of a span", 128)
     shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"
-    command.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help=shard)
+    command.add_argument("--shard", type=part, default=(0, 1), metavar="I/N", help=shard)
     command.add_json_out()
 
 
@@ -48,13 +47,6 @@ def _corpus(arguments: Arguments) -> None:
     manifest = build_store(arguments.source, arguments.tokenizer, arguments.out, **options)
     counts = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
     print_metrics(counts, arguments.json_out)
-
-
-def _shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected i/n with 0 <= i < n, such as 0/8")
-    return int(index), int(count)
 
 
 def _add_pretrain(commands: Commands) -> None:
@@ -123,6 +115,8 @@ def _add_convert(commands: Commands) -> None:
     command.flag("--max_seq_length", length, type=int, metavar="TOKENS")
     layout = "put the Condenser head into model.pt, as published research checkpoints have it"
     command.flag("--research_layout", layout, action="store_true")
+    push = "with --checkpoint: also upload the folder to the Hugging Face hub, as this model"
+    command.flag("--push_to_hub", push, metavar="NAME")
     init_head = "with --pytorch_folder: draw a new Condenser head where the folder has none"
     command.flag("--init_head", init_head, action="store_true")
 
@@ -131,13 +125,18 @@ def _convert(arguments: Arguments) -> None:
     """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
     if (arguments.checkpoint is None) == (arguments.pytorch_folder is None):
         raise UserError("give either --checkpoint (to PyTorch) or --pytorch_folder (to Flax)")
-    to_pytorch = dict.fromkeys(("step", "max_seq_length", "research_layout"), "checkpoint")
-    require_together(arguments, **to_pytorch, init_head="pytorch_folder")
+    to_pytorch = "step max_seq_length research_layout push_to_hub".split()
+    to_flax = {"init_head": "pytorch_folder"}
+    require_together(arguments, **dict.fromkeys(to_pytorch, "checkpoint"), **to_flax)
     if arguments.checkpoint is not None:
         from cocondenser_jax.convert.to_torch import export_run
+        from cocondenser_jax.hub import push_folder
 
         options = chosen(arguments, "step max_seq_length research_layout")
-        export_run(arguments.checkpoint, arguments.out, **options)
+        name = arguments.push_to_hub
+        export_run(arguments.checkpoint, arguments.out, name=name, **options)
+        if name:
+            push_folder(arguments.out, name)
     else:
         from cocondenser_jax.convert.from_torch import import_folder
 
@@ -151,7 +150,7 @@ def _add_verify(commands: Commands) -> None:
     command = add_command(group, _verify_checkpoint, example)
     command.path("--checkpoint", "a run folder of pretrain")
     command.flag("--step", "which checkpoint (default: the latest)", type=int)
-    exported = "the same checkpoint, converted (default: converts it to a temporary folder)"
+    exported = "the same, converted: a folder or hub name (default: converts it for the occasion)"
     command.path("--pytorch_folder", exported, required=False)
     command.path("--store", "the token store (default: where the run had it)", required=False)
     command.flag("--documents", "size of the batch", 8)

@@ -26,6 +26,7 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import read_object
+from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.config import MODEL_TYPES, ModelConfig
 from cocondenser_jax.paths import plain_path
 from cocondenser_jax.pretrain.checkpoint import save_converted
@@ -90,8 +91,7 @@ def load_folder(
     asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
     head |= {key: value for key, value in asked.items() if value is not None}
     if n_found:
-        path = folder / "condenser.json"
-        head |= {"n_head_layers": n_found} | (read_object(path) if path.exists() else {})
+        head |= {"n_head_layers": n_found} | read_object(folder / "condenser.json", {})
     try:
         config = ModelConfig(**backbone, **head)
     except (TypeError, UserError) as error:
@@ -137,34 +137,6 @@ def complete(
     if wrong:
         raise UserError(f"{source}: {len(wrong)} tensors have another shape: {first_three(wrong)}")
     return from_tensors(tensors, config)
-
-
-def find_folder(name_or_folder: str) -> Path:
-    """Returns the local folder, downloading a model of the hub, as a whole, once."""
-    path = Path(name_or_folder)
-    if path.is_dir():
-        return path
-    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name_or_folder):
-        raise UserError(f"{name_or_folder}: no such folder, and not the name of a model on the hub")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    def download(weights: str) -> Path:
-        # [0-9]_*: sentence-transformers' modules
-        others = ["*.json", "*.txt", "[0-9]_*", "condenser_head.safetensors", "model.pt"]
-        return Path(snapshot_download(name_or_folder, allow_patterns=[*others, weights]))
-
-    try:
-        folder = download("model*.safetensors")
-        # Many models are published in both formats; the second one is twice the download.
-        if not any(folder.glob("model*.safetensors")):
-            folder = download("pytorch_model*.bin")
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise UserError(
-            f"{name_or_folder}: no such folder, and the model cannot be had from the hub:"
-            f" {first_line(error)}"
-        ) from error
-    return folder
 
 
 def _read_backbone_config(folder: Path) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from tqdm import tqdm
 
 from cocondenser_jax.corpus.sources import Document, read_documents, source_bytes
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
-from cocondenser_jax.corpus.store import FORMAT_VERSION, shard_name
+from cocondenser_jax.corpus.store import FORMAT_VERSION
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import file_sha256, new_folder, write_json
+from cocondenser_jax.paths import shard_folder
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
 # Documents are cut together until they reach this many characters, or this many documents.
@@ -51,13 +52,10 @@ def build_store(
       shard: (i, n): keep the documents whose text's hash is i modulo n. Copies of a document
         fall into the same shard, so they are found whatever n is.
     """
-    index, n_shards = shard
-    if not 0 <= index < n_shards:
-        raise UserError(f"shard {index}/{n_shards}: expected i/n with 0 <= i < n")
     if max_tokens < MIN_MAX_TOKENS:
         raise UserError(f"max_tokens is {max_tokens}: expected at least {MIN_MAX_TOKENS}")
     loaded = load_tokenizer(tokenizer)
-    target = out / shard_name(index, n_shards) if n_shards > 1 else out
+    target = shard_folder(out, shard)
     with new_folder(target) as folder:
         dropped: Counter[str] = Counter(empty=0, duplicate=0, too_short=0)
         n_single = 0
@@ -82,7 +80,7 @@ def build_store(
             "format_version": FORMAT_VERSION,
             "source": source,
             "max_tokens": max_tokens,
-            "shard": [index, n_shards],
+            "shard": [*shard],
             "tokenizer": {
                 field.name: getattr(loaded, field.name)
                 for field in dataclasses.fields(SpanTokenizer)

@@ -288,7 +288,7 @@ def _read_byte_level(folder: Path, config: dict[str, Any]) -> Tokenizer:
 def _read_config(folder: Path) -> dict[str, Any]:
     """Reads `tokenizer_config.json`, where there is one."""
     file = folder / "tokenizer_config.json"
-    config = read_object(file) if file.exists() else {}
+    config = read_object(file, {})
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"):
         value = config.get(name, False)
         if not isinstance(value, bool) and (value, name) != (None, "strip_accents"):

@@ -55,6 +55,8 @@ def bi_encoder_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformer
         projection=config.projection,
         seed=config.seed,
     )
+    prompts = {"query": config.query_prompt, "document": config.passage_prompt}
+    model.prompts.update({task: prompt for task, prompt in prompts.items() if prompt})
     trainer.start_or_resume(config, workdir, len(data.pairs), data.files)
     # Which task a column belongs to decides how many tokens of its texts are kept.
     negatives = [f"negative_{i + 1}" for i in range(config.negatives_per_query)]

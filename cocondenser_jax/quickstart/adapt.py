@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs import adapt as proposals
-from cocondenser_jax.convert.from_torch import find_folder, load_folder
+from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
@@ -22,6 +22,7 @@ from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_folder
+from cocondenser_jax.hub import find_folder
 from cocondenser_jax.pretrain.experiment import batch_spec, run_length
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, R
 
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object, size_limit
+from cocondenser_jax.hub import find_folder
 from cocondenser_jax.paths import plain_path
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -45,7 +46,7 @@ def load_retriever(
     not part of the embedding, and would be random in a pre-trained retriever.
 
     Args:
-      folder: with `config.json`, the weights and the tokenizer.
+      folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
       query_length: tokens kept of a query; None: what the folder says, else the model's limit.
       passage_length: tokens kept of a passage (`folder.passage_text`); None likewise.
       pooling: "cls" or "mean", instead of the folder's own.
@@ -59,7 +60,7 @@ def load_retriever(
       UserError: if the folder lacks something, a length exceeds the model's limit, or a model that
         has a projection is to have another one.
     """
-    _require_model(folder)
+    folder = _find_model(folder)
     model = _open(folder, pooling, device)
     if projection:
         _project(model, projection, seed, folder)
@@ -92,7 +93,7 @@ def load_cross_encoder(
     is cut, so that a query of up to half of `max_length` is kept whole.
 
     Args:
-      folder: with `config.json`, the weights and the tokenizer.
+      folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
       max_length: tokens kept of a pair, including the three or four separators; None: what the
         folder says, else the model's limit.
       head_seed: of a random head for a folder that has none; None: such a folder is refused.
@@ -101,8 +102,8 @@ def load_cross_encoder(
       UserError: if the folder lacks something, has a head for another task, or the length exceeds
         the model's limit.
     """
-    _require_model(folder)
-    architectures = _object(folder, "config.json").get("architectures")
+    folder = _find_model(folder)
+    architectures = read_object(folder / "config.json", {}).get("architectures")
     new_head = "ForSequenceClassification" not in str(architectures)
     if new_head and head_seed is None:
         raise UserError(
@@ -181,7 +182,7 @@ def passage_tokens(model: SentenceTransformer) -> int | None:
 
 def model_sha256(folder: Path) -> str:
     """Returns one hash of everything in a model folder that its vectors depend on."""
-    _require_model(folder)
+    folder = _find_model(folder)
     paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
     digest = hashlib.sha256()
     for path in sorted(paths):
@@ -199,7 +200,7 @@ def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTran
         backbone = Transformer(str(plain), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
         return SentenceTransformer(
             modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
-            prompts=_object(folder, "config_sentence_transformers.json").get("prompts"),
+            prompts=read_object(folder / "config_sentence_transformers.json", {}).get("prompts"),
             similarity_fn_name="dot",
             device=device,
         )
@@ -243,21 +244,22 @@ def _limit_tokens(
             setattr(tower, name.replace("passage", "document"), length)
 
 
-def _require_model(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: expected one with config.json and weights")
-    _require_own_modules(folder)
+def _find_model(name_or_folder: Path) -> Path:
+    """Returns the local folder of a model, or raises a UserError for what cannot be one."""
+    folder = find_folder(name_or_folder)
+    _require_own_files(folder)
     for path in folder.rglob("config.json"):
         for name, value in read_object(path).items():
             limit = size_limit(name)  # more would fill memory before anything is found wrong
             if type(value) is int and value > limit:
                 raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
     if (folder / "router_config.json").is_file():
-        return  # two towers, each in a folder of its own
+        return folder  # two towers, each in a folder of its own
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} holds no config.json: expected a Hugging Face model")
     if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         raise UserError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
+    return folder
 
 
 @contextlib.contextmanager
@@ -305,41 +307,28 @@ def _require_weights(
         )
 
 
-def _require_own_modules(folder: Path) -> None:
-    """Raises a UserError for modules or weights outside the folder, or foreign code."""
+def _require_own_files(folder: Path) -> None:
+    """Raises a UserError for modules or weights outside the folder, which its hash would miss."""
     listed = folder / "modules.json"
     modules = read_json(listed) if listed.is_file() else []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise UserError(f"{folder / 'modules.json'}: expected a list of objects")
-    router = _object(folder, "router_config.json").get("types", {})
-    for name, parts in (
-        ("modules.json", [(module.get("path"), module.get("type")) for module in modules]),
-        ("router_config.json", router.items() if isinstance(router, dict) else [("", None)]),
-    ):
-        for path, kind in parts:
-            if not isinstance(kind, str) or not kind.startswith("sentence_transformers."):
-                raise UserError(
-                    f"{folder / name}: the module {kind!r} is not one of sentence-transformers, "
-                    "and foreign code is not run"
-                )
-            _require_inside(folder, path, name)
+        raise UserError(f"{listed}: expected a list of objects")
+    router = read_object(folder / "router_config.json", {}).get("types", {})
+    paths: dict[str, Any] = {
+        "modules.json": [module.get("path") for module in modules],
+        "router_config.json": router if isinstance(router, dict) else [router],
+    }
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        weight_map = _object(folder, name).get("weight_map", {})
-        for part in weight_map.values() if isinstance(weight_map, dict) else [weight_map]:
-            _require_inside(folder, part, name)
-
-
-def _object(folder: Path, name: str) -> dict[str, Any]:
-    return read_object(folder / name) if (folder / name).is_file() else {}
-
-
-def _require_inside(folder: Path, path: Any, name: str) -> None:
-    if not isinstance(path, str) or not is_inside(path):
-        raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
+        weight_map = read_object(folder / name, {}).get("weight_map", {})
+        paths[name] = weight_map.values() if isinstance(weight_map, dict) else [weight_map]
+    for name, of_file in paths.items():
+        for path in of_file:
+            if not isinstance(path, str) or not is_inside(path):
+                raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:
-    model_type = _object(folder, "config.json").get("model_type")
+    model_type = read_object(folder / "config.json", {}).get("model_type")
     has_pooler = model_type in ("bert", "roberta", "xlm-roberta")
     return {"add_pooling_layer": False} if has_pooler else {}
 

@@ -343,7 +343,7 @@ def test_two_processes_make_the_steps_of_one(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "/nowhere"}, "/nowhere is not a folder"),
+        ({"model": "/nowhere"}, "/nowhere: no such folder"),
         ({"data": "/nowhere"}, "/nowhere does not exist"),
         ({"split": "dev"}, "has no judgments of split 'dev'"),
         ({"negatives_per_query": 1}, "no config.negatives_run"),

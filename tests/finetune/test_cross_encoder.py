@@ -217,7 +217,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "/nowhere"}, "/nowhere is not a folder"),
+        ({"model": "/nowhere"}, "/nowhere: no such folder"),
         ({"negatives_run": "/nowhere"}, "cannot read /nowhere"),
         ({"batch_size": 25}, "has 24 rows to train on: too few"),
         ({"max_length": 65}, "max_length=65: expected 8 to 64"),

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -13,7 +14,9 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import sample
+from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retrieval.search import open_index, search_run
 from configs import cross_encoder, sentences
 from configs import finetune as retriever
 
@@ -243,18 +246,50 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
         finetune(config, tmp_path / "strict")
 
 
+PROMPTS = {"query": "abc abc ", "document": "hhh "}
+PROMPT_SETTINGS = {"query_prompt": PROMPTS["query"], "passage_prompt": PROMPTS["document"]}
+
+
+@pytest.mark.effect("retriever query_prompt", "retriever passage_prompt")
 @pytest.mark.parametrize("task", ["retriever"])
-def test_the_prompts_of_a_model_stand_before_its_texts(
-    config, task, model_folder, monkeypatch, tmp_path
+@pytest.mark.parametrize(
+    ("of_folder", "settings"), [(PROMPTS, {}), (PROMPTS | {"query": "cccc "}, PROMPT_SETTINGS)]
+)
+def test_prompts_stand_before_the_texts(
+    config, task, model_folder, of_folder, settings, monkeypatch, tmp_path
 ):
-    model = load_retriever(model_folder)
-    prompts = {"query": "abc abc ", "document": "hhh "}
-    model.prompts.update(prompts)
+    model, prompts = load_retriever(model_folder), PROMPTS
+    model.prompts.update(of_folder)
     model.save_pretrained(str(tmp_path / "model"))
-    config.update(model=str(tmp_path / "model"), loader_workers=0, passage_length=30)
+    config.update(model=str(tmp_path / "model"), loader_workers=0, passage_length=30, **settings)
     config.pooling = ""  # the folder's own modules
     batch = next(iter(made_trainer(monkeypatch, config, tmp_path / "run").get_train_dataloader()))
     for column, task_name in (("query", "query"), ("positive", "document")):
         prompt = model.tokenizer(prompts[task_name])["input_ids"][:-1]
         begins = batch[f"{column}_input_ids"][:, : len(prompt)].tolist()
         assert begins == [prompt] * 6
+
+
+@pytest.mark.parametrize("task", ["retriever"])
+@pytest.mark.parametrize("two_towers", [False, True])
+def test_prompts_of_the_settings_are_used_wherever_the_retriever_is(
+    config, task, data, two_towers, tmp_path
+):
+    config.update(loader_workers=0, max_steps=1, pooling="", precision="float32")
+    config.update(two_towers=two_towers, **PROMPT_SETTINGS)
+    finetune(config, tmp_path / "run")
+    retriever = tmp_path / "run" / "retriever"
+    saved = json.loads((retriever / "config_sentence_transformers.json").read_text())
+    assert saved["prompts"] == PROMPTS
+    encode_corpus(retriever, data / "data", tmp_path / "embeddings")
+    model = SentenceTransformer(str(retriever), device="cpu")
+    texts = [PROMPTS["document"] + passage_text(p) for p in read_corpus(data / "data")]
+    expected_NxD = model.encode(texts, prompt="", task="document")
+    found_NxD = np.load(tmp_path / "embeddings" / "embeddings-00000.npy")
+    np.testing.assert_allclose(found_NxD, expected_NxD, atol=1e-5)
+    queries = read_queries(data / "data")
+    run = search_run(open_index(tmp_path / "embeddings", retriever), queries, depth=1)
+    texts = [PROMPTS["query"] + query for query in queries.values()]
+    scores_QxN = model.encode(texts, prompt="", task="query") @ expected_NxD.T
+    best = [score for results in run.values() for score in results.values()]
+    np.testing.assert_allclose(best, scores_QxN.max(axis=1), rtol=1e-4)

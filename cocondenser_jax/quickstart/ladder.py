@@ -11,7 +11,6 @@ held out as test queries; their first paragraphs are in no training text.
 The rest is that of every pipeline.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +23,9 @@ from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
 from cocondenser_jax.convert.to_torch import export_folder
-from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.files import new_folder
 from cocondenser_jax.pretrain.loop import scratch_model
 from cocondenser_jax.pretrain.step import initial_params
@@ -111,9 +109,7 @@ def _make_store(workdir: Path) -> None:
                 write_task(folder)
         text = data / "pretrain.jsonl"
         if not tokenizer.exists():
-            with new_folder(tokenizer) as folder, text.open(encoding="utf-8") as file:
-                texts = (json.loads(line)["text"] for line in file)
-                save_tokenizer(train_wordpiece(texts, VOCAB_SIZE), folder)
+            build_vocabulary([str(text)], tokenizer, VOCAB_SIZE)
         if not store.exists():
             length = pretraining.get_config().data.length
             build_store(str(text), str(tokenizer), store, max_tokens=length)

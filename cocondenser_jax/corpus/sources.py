@@ -33,7 +33,7 @@ _FILE_NAME = re.compile(r".*\.((txt|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOT
 # What the dataset libraries raise for a wrong name, a dead network or a missing dependency.
 _DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
 _RECORDS_PER_PART = 10_000  # of a dataset whose records are read by number
-_ROWS_AT_ONCE = 1_000
+_ROWS_AT_ONCE = 100
 
 
 class Document(NamedTuple):
@@ -60,7 +60,7 @@ def read_documents(source: str, on_bytes: OnBytes = lambda n_bytes: None) -> Ite
 def read_parts(
     source: str, parts: Iterable[Part], on_bytes: OnBytes = lambda n_bytes: None
 ) -> Iterator[Document]:
-    """Yields the documents of parts of a source, of which at most one is in memory.
+    """Yields the documents of parts of a source, a few at a time in memory.
 
     Args:
       source: its name, for the error where there are no documents.
@@ -343,10 +343,6 @@ def _tensorflow_parts(name: str, stack: ExitStack) -> list[Records]:
 
 def _slices(data: Any) -> list[Records]:
     """Cuts a sequence of records."""
-
-    def read(numbers: range) -> Iterator[dict[str, Any]]:
-        return (data[number] for number in numbers)
-
-    every = range(len(data))
-    firsts = every[::_RECORDS_PER_PART]
-    return [("", k + 1, functools.partial(read, every[k : k + _RECORDS_PER_PART])) for k in firsts]
+    numbers = range(len(data))
+    slices = [numbers[k : k + _RECORDS_PER_PART] for k in numbers[::_RECORDS_PER_PART]]
+    return [("", k[0] + 1, functools.partial(map, data.__getitem__, k)) for k in slices]

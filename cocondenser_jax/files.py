@@ -82,6 +82,17 @@ def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tupl
     return ((number, line) for number, line in read_lines(path, max_bytes) if line.strip())
 
 
+def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
+    """Reads a line of jsonl, an object; an error begins with `where`."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: expected a JSON object")
+    return record
+
+
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Yields the plain path of an empty folder that becomes `target` if the block succeeds.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
@@ -92,7 +92,7 @@ def test_it_trains_where_the_repository_is_not(programs: Path, tmp_path: Path) -
     ]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     (tmp_path / "tokenizer").mkdir()
-    save_tokenizer(train_wordpiece(texts, 80), tmp_path / "tokenizer")
+    save_tokenizer(train_tokenizer(texts, 80), tmp_path / "tokenizer")
     source = ["--source=text.jsonl", "--tokenizer=tokenizer", "--max_tokens=16", "--out=store"]
     run("cocondenser", "corpus", *source)
     config = ["--config=configs/small.py:condenser", "--config.data.store=store", *TINY]

@@ -1,8 +1,11 @@
 """Commands from a corpus to a checkpoint, its PyTorch folder, and what is fine-tuned of it."""
 
+import argparse
+
 from cocondenser_jax.cli.flags import (
     Arguments,
     Commands,
+    Parser,
     add_command,
     add_command_group,
     at_least,
@@ -18,19 +21,65 @@ from cocondenser_jax.files import write_json
 
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    for add in (_add_corpus, _add_pretrain, _add_plan, _add_convert, _add_verify, _add_finetune):
+    for add in (_add_vocabulary, _add_corpus, _add_pretrain, _add_plan, _add_convert, _add_verify):
         add(commands)
+    _add_finetune(commands)
+
+
+_SOURCE = (
+    "a .txt, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file or a folder of them, a folder in"
+    " BEIR, MS MARCO or DPR layout, pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]],"
+    " tfds:NAME[:SPLIT]"
+)
+
+
+def _add_columns(command: Parser) -> None:
+    columns = "of .jsonl, .parquet, hf: and tfds:, what `text`, `title`, `id` or `spans` are called"
+    command.flag("--columns", columns, type=_columns, metavar="text=NAME,title=NAME,...")
+
+
+def _columns(text: str) -> dict[str, str]:
+    from cocondenser_jax.corpus.sources import FIELDS
+
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    columns = {field: name for field, _, name in pairs if field in FIELDS and name}
+    if len(columns) < len(pairs) or columns.keys().isdisjoint(("text", "spans")):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected text=NAME or spans=NAME, and perhaps title=NAME and id=NAME,"
+            " separated by commas"
+        )
+    return columns
+
+
+def _add_vocabulary(commands: Commands) -> None:
+    example = "--source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine"
+    command = add_command(commands, _vocabulary, example)
+    again = "; may be repeated"
+    command.flag("--source", _SOURCE + again, required=True, action="append")
+    _add_columns(command)
+    command.flag("--size", "entries, special tokens included", 30522)
+    kinds = "bert: WordPiece; roberta: byte-level BPE, which keeps capitals and accents"
+    command.flag("--kind", kinds, "bert", choices=("bert", "roberta"))
+    command.flag("--cased", "keep capitals and accents", action="store_true")
+    command.path("--out", "the tokenizer's folder to make, for corpus --tokenizer")
+
+
+def _vocabulary(arguments: Arguments) -> None:
+    """Learn a tokenizer from documents, for a model from scratch."""
+    from cocondenser_jax.corpus.build import build_vocabulary
+
+    if arguments.cased and arguments.kind != "bert":
+        raise UserError(f"--cased goes with --kind=bert: {arguments.kind} is always cased")
+    options = chosen(arguments, "size kind columns") | {"lowercase": not arguments.cased}
+    tokenizer = build_vocabulary(arguments.source, arguments.out, **options)
+    print(f"{visible(str(arguments.out))}: {tokenizer.vocab_size:,} entries")
 
 
 def _add_corpus(commands: Commands) -> None:
     example = "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki"
     command = add_command(commands, _corpus, example)
-    source = (
-        "a .txt, .jsonl or .tsv file (also .gz, .xz, .zst) or a folder of them, a folder in BEIR,"
-        " MS MARCO or DPR layout, pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]],"
-        " tfds:NAME[:SPLIT]"
-    )
-    command.flag("--source", source, required=True)
+    command.flag("--source", _SOURCE, required=True)
+    _add_columns(command)
     command.flag("--tokenizer", "of the model: a folder or hub name", required=True)
     command.path("--out", "the store to make")
     command.flag("--max_tokens", "of a span", 128)
@@ -43,7 +92,7 @@ def _corpus(arguments: Arguments) -> None:
     """Cut and tokenise documents into a store that pretrain reads."""
     from cocondenser_jax.corpus.build import build_store
 
-    options = chosen(arguments, "max_tokens shard")
+    options = chosen(arguments, "max_tokens shard columns")
     manifest = build_store(arguments.source, arguments.tokenizer, arguments.out, **options)
     counts = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
     print_metrics(counts, arguments.json_out)

@@ -43,6 +43,7 @@ _SPANS_AT_ONCE = 10_000  # read to count their tokens
 class Source(NamedTuple):
     """One corpus of a store."""
 
+    path: Path
     weight: float  # passes over it in an epoch
     first_document: int
     end_document: int
@@ -160,10 +161,12 @@ def open_store(path: Path) -> TokenStore:
     weighted = _weighted_folders(path)
     opened = [list(map(_open_part, shard_folders(folder))) for _, folder in weighted]
     folders, manifests, parts = zip(*chain.from_iterable(opened), strict=True)
-    _check_kind(folders, manifests)
+    _check_same(folders, manifests, "max_tokens", "tokenizer")
+    for part in opened:
+        _check_same(*list(zip(*part, strict=True))[:2], "parts")
     n_documents_S = [sum(len(files.first_span) - 1 for *_, files in part) for part in opened]
     borders = pairwise(accumulate(n_documents_S, initial=0))
-    sources = [Source(w, *at) for (w, _), at in zip(weighted, borders, strict=True)]
+    sources = [Source(p, w, *at) for (w, p), at in zip(weighted, borders, strict=True)]
 
     bases = np.cumsum([0] + [manifest["counts"]["spans"] for manifest in manifests])
     first_span_D = parts[0].first_span  # mapped, not copied
@@ -216,10 +219,10 @@ def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
     return stores
 
 
-def _check_kind(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
-    for what in ("max_tokens", "tokenizer"):
+def _check_same(folders: Sequence[Path], manifests: Sequence[dict[str, Any]], *names: str) -> None:
+    for what in names:
         for folder, manifest in zip(folders, manifests, strict=True):
-            if manifest[what] != manifests[0][what]:
+            if manifest.get(what) != manifests[0].get(what):
                 raise UserError(f"{folder} differs from {folders[0]} in its {what}")
 
 

@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from cocondenser_jax.corpus.batches import source_shares
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, first_line
@@ -39,6 +40,7 @@ from cocondenser_jax.files import (
 from cocondenser_jax.metrics import logged_lines
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.paths import plain_path
+from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.nonfinite import count_batches
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 
@@ -82,6 +84,9 @@ def open_run(
         "data": {
             "sha256": store.sha256,
             "source": store.manifests[0]["source"],
+            "stores": [str(source.path) for source in store.sources],
+            "weights": [source.weight for source in store.sources],
+            "shares": source_shares(store, batch_spec(config)),
             "documents": store.n_documents,
             "spans": store.n_spans,
             "tokens": store.n_tokens,
@@ -313,4 +318,5 @@ def _fixed(run: dict[str, Any]) -> dict[str, Any]:
     flat = flatten_dict({"config": run["config"], "model": run.get("model")}, sep=".")
     fixed = {name: value for name, value in flat.items() if not name.startswith(FREE_SETTINGS)}
     data = run.get("data")
-    return fixed | {"data.sha256": data.get("sha256") if isinstance(data, dict) else None}
+    data = data if isinstance(data, dict) else {}
+    return fixed | {f"data.{name}": data.get(name) for name in ("sha256", "weights")}

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches
+from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches, source_shares
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.locks import held
@@ -98,6 +98,11 @@ def _train(
         if hosts.is_first():
             log = stack.enter_context(metrics_log(workdir, first_step, loggers))
             logger.info("%s: %s", workdir, _describe(config, store, model_config, settings))
+            shares = zip(store.sources, source_shares(store, spec), strict=True)
+            for source, share in shares if len(store.sources) > 1 else ():
+                logger.info(
+                    "%s: %.1f %% of the examples, from %s", workdir, 100 * share, source.path
+                )
             if first_step:
                 logger.info("%s: resuming after step %d", workdir, first_step)
         if jax.process_count() > 1:

@@ -12,7 +12,6 @@ The rest is that of every pipeline.
 """
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +24,9 @@ from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
 from cocondenser_jax.convert.to_torch import export_folder
-from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.files import new_folder
 from cocondenser_jax.pretrain.loop import new_model
 from cocondenser_jax.quickstart.pipeline import (
@@ -66,7 +64,8 @@ def quickstart(workdir: Path) -> Outcome:
     with opened(workdir, {"command": "quickstart"}):
         data = made(workdir, workdir / "data", write_task)
         text, length = data / "pretrain.jsonl", pretraining.get_config().data.length
-        tokenizer = made(workdir, workdir / "tokenizer", functools.partial(_make_tokenizer, text))
+        learn = functools.partial(build_vocabulary, [str(text)], size=VOCAB_SIZE)
+        tokenizer = made(workdir, workdir / "tokenizer", learn)
         build = functools.partial(build_store, str(text), str(tokenizer), max_tokens=length)
         made(workdir, workdir / "store", build)
         config = finetuning.get_config().unlock()
@@ -107,12 +106,6 @@ def write_task(folder: Path) -> None:
     with new_folder(folder) as new:
         write_beir(new, passages, queries, judged)
         write_lines(new / "pretrain.jsonl", texts)
-
-
-def _make_tokenizer(text: Path, out: Path) -> None:
-    with new_folder(out) as folder, text.open(encoding="utf-8") as file:
-        texts = (json.loads(line)["text"] for line in file)
-        save_tokenizer(train_wordpiece(texts, VOCAB_SIZE), folder)
 
 
 def _candidates(workdir: Path) -> Iterator[Candidate]:

@@ -21,7 +21,7 @@ from cocondenser_jax.corpus.tokenizer import (
     SpanTokenizer,
     load_tokenizer,
     span_tokenizer,
-    train_wordpiece,
+    train_tokenizer,
 )
 
 
@@ -55,7 +55,7 @@ def byte_level_folder(paragraphs: list[str], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def wordpiece_folder(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wordpiece")
-    train_wordpiece(paragraphs, 900).backend.model.save(str(folder))
+    train_tokenizer(paragraphs, 900).backend.model.save(str(folder))
     return folder
 
 

@@ -270,7 +270,7 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
 def test_bad_input_leaves_nothing(model_folder, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"_id": "d1", "text": "x"}\n{"_id": \n')
-    with pytest.raises(UserError, match=r"corpus\.jsonl:2: not valid JSON"):
+    with pytest.raises(UserError, match=r"corpus\.jsonl:2 is not valid JSON"):
         encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=1)
     corpus.write_text('{"_id": "d1", "text": "x"}\n')
     with pytest.raises(UserError, match="none: no such folder"):

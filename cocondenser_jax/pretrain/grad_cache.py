@@ -52,7 +52,8 @@ def loss_gradient(
     Returns:
       The value of `contrast` (0 without), the sums added up over chunks, and the gradient.
     """
-    value, cotangents_CxBxD = jnp.zeros(()), None
+    value = jnp.zeros(())
+    cotangents_CxBxD: jax.Array | None = None
     if jax.tree.leaves(chunks)[0].shape[0] == 1:
         chunk = jax.tree.map(lambda x: x[0], chunks)
 

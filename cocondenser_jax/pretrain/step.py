@@ -238,11 +238,12 @@ def compile_step(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, devices: list[jax.Device]
 ) -> jax.stages.Compiled:
     """Compiles the step that `mapped_step` runs, for devices that need not be here."""
+    shape: Any = jax.ShapeDtypeStruct
     spans = len(devices), spec.n_rows // len(devices)
     tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
     dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32)
     shapes = zip((tokens, tokens, slots, slots, slots), dtypes, strict=True)
-    batch: Any = Batch(*(jax.ShapeDtypeStruct(*each) for each in shapes))
+    batch = Batch(*(shape(*each) for each in shapes))
     state = state_shapes(model_config, settings.optimizer)
     step = _pmap(functools.partial(train_step, model_config, settings), devices, (0,))
     return step.lower(state, batch).compile()

@@ -202,14 +202,6 @@ def is_inside(path: str) -> bool:
     return not Path(path).is_absolute() and ".." not in Path(path).parts
 
 
-def size_limit(name: str) -> int:
-    """Returns the largest value to accept for a size in `config.json`; published ones are below.
-
-    More layers would fill the memory before anything else could be found wrong with them.
-    """
-    return 1_000 if name.endswith("layers") else 10_000_000
-
-
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` to `path` as indented JSON, whole or not at all, with the folders it needs."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

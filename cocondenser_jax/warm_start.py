@@ -28,7 +28,7 @@ def pretrain(config: ConfigDict, workdir: Path) -> None:
         store = Path(config.data.store)
         return load_warm_start(config.warm_start, store, network_sizes(config), seed)
 
-    train(config, workdir, warm_start)
+    train(config, workdir, warm_start=warm_start)
 
 
 def load_warm_start(

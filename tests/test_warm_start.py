@@ -132,9 +132,7 @@ def test_an_experiment_names_what_its_run_starts_from(
 ) -> None:
     (folder / "model.pt").unlink()
     started: list[Any] = []
-    monkeypatch.setattr(
-        warm_start, "train", lambda *_, warm_start, label: started.append(warm_start)
-    )
+    monkeypatch.setattr(warm_start, "train", lambda *_, warm_start: started.append(warm_start))
 
     def start(**changes: Any) -> Any:
         config = default.get_config().unlock()

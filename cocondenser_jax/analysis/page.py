@@ -21,7 +21,7 @@ _HTML = Environment(
     lstrip_blocks=True,
 )
 _HTML.globals["n_colours"] = SERIES_COLOURS
-_HTML.filters |= {"first_words": first_words, "final_value": final_value, "svg": panel_svg}
+_HTML.filters.update(first_words=first_words, final_value=final_value, svg=panel_svg)
 _HTML.filters["number"] = "{:,.4g}".format
 _PARTS: Any = _HTML.get_template("parts.html").module
 

@@ -92,7 +92,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "pairwise": pairwise,
 }
 # Those that need a teacher.
-SOFT_LOSSES = {
+SOFT_LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "soft_labels": soft_labels,
     "soft_labels_group": partial(soft_labels, group_only=True),
 }

@@ -55,7 +55,8 @@ def test_curves_and_facts_of_several_runs(runs: list[Path], tmp_path: Path) -> N
     titles = re.findall("<h3>(.*?)</h3>", page)
     pretraining = ["contrastive loss", "loss", "probe: partner mrr", "spans per second"]
     assert sorted(titles) == sorted([*pretraining, "loss", "pairs per second"])
-    legends = dict(zip(titles, re.findall('<ul class="legend">(.*?)</ul>', page), strict=True))
+    found = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
+    legends = dict(zip(titles, found, strict=True))
     values = re.findall(r"(\w+) <b>([\d.]+)</b>", legends["contrastive loss"])
     chance = f"{math.log(2 * 32 - 1):.4g}"
     assert values == [("first", "1.25"), ("second", "0.75"), ("chance", chance)]

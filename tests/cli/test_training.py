@@ -51,9 +51,9 @@ def test_a_vocabulary_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*command, "--cased", f"--out={place}/cased"]) == 0
     assert {"Ärger", "Über"} < load_tokenizer(f"{place}/cased").backend.get_vocab().keys()
     both = ["vocabulary", f"--source={place}/a.parquet", f"--source={place}/articles.jsonl.xz"]
-    assert main([*both, "--kind=roberta", "--size=300", f"--out={place}/bytes"]) == 0
+    assert main([*both, "--kind=roberta", "--size=340", f"--out={place}/bytes"]) == 0
     tokenizer = load_tokenizer(f"{place}/bytes")
-    assert (tokenizer.kind, tokenizer.vocab_size) == ("roberta", 300)
+    assert (tokenizer.kind, tokenizer.vocab_size) == ("roberta", 340)
     # Learnt from both sources, and good for `corpus`.
     assert {"Ġthese", "Ġriver"} < tokenizer.backend.get_vocab().keys()
     words = ["corpus", f"--source={place}/a.parquet", f"--tokenizer={place}/cased"]

@@ -337,35 +337,6 @@ def test_shards_that_do_not_belong_together_do_not_open(
         open_store(folder)
 
 
-def test_a_shard_reads_its_parts_of_the_source_alone(
-    corpus: str, stores: dict[str, Path], tokenizer_folders: dict[str, str], tmp_path: Path
-) -> None:
-    lines = Path(corpus).read_text().splitlines(keepends=True)
-    source = tmp_path / "source"
-    source.mkdir()
-    for k in range(5):
-        (source / f"{k}.jsonl").write_text("".join(lines[k::5]))
-    arguments = (str(source), tokenizer_folders["bert"], tmp_path / "shards")
-    manifests = []
-    for index in range(2):
-        other = source / f"{1 - index}.jsonl"
-        content = other.read_bytes()
-        other.write_text("{")  # an error, if it is read
-        manifests.append(build_store(*arguments, max_tokens=MAX_TOKENS, shard=(index, 2)))
-        other.write_bytes(content)
-    store, whole = open_store(tmp_path / "shards"), open_store(stores["bert"])
-    found, expected = stored_documents(store), stored_documents(whole)
-    assert found == expected
-    n_copies = sum(manifest["dropped"]["duplicate"] for manifest in manifests)
-    assert store.n_documents - whole.n_documents == 3 - n_copies
-    # What was one part of five is not one of six.
-    shutil.rmtree(tmp_path / "shards" / "shard-00001-of-00002")
-    (source / "5.jsonl").write_text(lines[0])
-    build_store(*arguments, max_tokens=MAX_TOKENS, shard=(1, 2))
-    with pytest.raises(UserError, match=r"differs from .* in its parts"):
-        open_store(tmp_path / "shards")
-
-
 @pytest.mark.parametrize(
     ("lines", "arguments", "message"),
     [

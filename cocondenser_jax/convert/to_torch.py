@@ -87,8 +87,8 @@ def export_folder(
         files["config.json"] = _transformers_config(config)
         if head:
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
-        for name, content in files.items():
-            write_json(folder / name, content)
+        for file, content in files.items():
+            write_json(folder / file, content)
         save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
         save_tokenizer(tokenizer, folder, config.max_length)
         if head and research_layout:

@@ -155,12 +155,14 @@ def run(
             save(*arguments)
             PartialState().wait_for_everyone()  # each writes a part of it
             if is_main_process():
-                folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+                folder = Path(
+                    str(trainer.args.output_dir), f"checkpoint-{trainer.state.global_step}"
+                )
                 if own := _own_parameters(loss.state_dict()):
                     save_file(own, folder / _LOSS)
                 write_checksums(folder)
 
-    trainer._save_checkpoint = save_all  # type: ignore[method-assign]
+    trainer._save_checkpoint = save_all  # type: ignore[assignment,method-assign]
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Control(loss, patience))
     with contextlib.ExitStack() as stack:

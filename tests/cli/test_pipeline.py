@@ -202,7 +202,7 @@ def test_pretraining_starts_from_an_exported_folder(
 ) -> None:
     starts: list[Any] = []
 
-    def train(*arguments: Any, warm_start: WarmStart, **options: Any) -> None:
+    def train(config: Any, workdir: Path, warm_start: WarmStart) -> None:
         starts.append(warm_start())
 
     monkeypatch.setattr(warm_start, "train", train)

@@ -315,6 +315,19 @@ def _split(tree: Any, n_parts: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(n_parts, len(x) // n_parts, *x.shape[1:]), tree)
 
 
+def chunk_lengths(batch: Batch, n_devices: int, n_chunks: int) -> np.ndarray:
+    """Returns the number of columns that each chunk of a batch on all devices is computed with."""
+
+    def length(chunk: tuple) -> jax.Array:
+        return jnp.int32(chunk[0].input_ids_SxL.shape[1])
+
+    tokens_S = np.sum(batch.attention_mask_SxL, axis=1)
+    devices_S = np.arange(len(tokens_S)) * n_devices // len(tokens_S)
+    in_order = jax.tree.map(lambda x: x[np.lexsort((tokens_S, devices_S))], batch)
+    chunks = _split(in_order, n_chunks), None
+    return np.asarray(jax.lax.map(functools.partial(_at_shortest_length, length), chunks))
+
+
 def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
     """Calls a function on a chunk without the columns that are padding in all of its spans.
 

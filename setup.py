@@ -19,7 +19,7 @@ setup(
     ],
     package_dir={"cocondenser_jax.configs": "configs", "cocondenser_jax.papers": "papers"},
     package_data={
-        "cocondenser_jax": ["analysis/page.html", "convert/model_card.md"],
+        "cocondenser_jax": ["analysis/*.html", "convert/model_card.md"],
         "cocondenser_jax.papers": ["*.yaml"],
     },
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
@@ -52,6 +52,7 @@ setup(
         "regex",
         "scipy>=1.15",
         "matplotlib",
+        "Jinja2",
         "tensorboardX",
         "tqdm",
     ],

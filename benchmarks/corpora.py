@@ -6,7 +6,7 @@ from pathlib import Path
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 
 def docstrings() -> list[str]:
@@ -17,7 +17,7 @@ def docstrings() -> list[str]:
 def write_tokenizer(texts: list[str], folder: Path) -> Path:
     """Trains a WordPiece vocabulary of 30,522 entries on the texts."""
     folder.mkdir()
-    save_tokenizer(train_wordpiece(texts, 30522), folder)
+    save_tokenizer(train_tokenizer(texts, 30522), folder)
     return folder
 
 

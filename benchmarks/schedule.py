@@ -13,12 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.results import report
-from cocondenser_jax.finetune.schedule import (
-    Candidates,
-    hard_plan,
-    pair_scores,
-    random_plan,
-)
+from cocondenser_jax.finetune.schedule import hard_plan, pair_scores, random_plan
 
 DEPTH, DIMENSIONS = 100, 32
 
@@ -41,7 +36,7 @@ def measure(n_pairs: int) -> Iterator[dict[str, Any]]:
         ("large", large_clusters(n_pairs, 200), 64),
     ):
         scores = pair_scores(candidates)
-        n = len(candidates.passages_NxK)
+        n = candidates.shape[0]
         at_random = hardness(random_plan(n, batch_size, seed=0), scores).mean()
         for sweeps in (1, 2, 5):
             start = time.process_time()
@@ -64,17 +59,17 @@ def hardness(batches_MxB: np.ndarray, scores: scipy.sparse.csr_array) -> np.ndar
     return np.array([scores[batch_B][:, batch_B].sum() / 2 for batch_B in batches_MxB])
 
 
-def small_clusters(n: int, size: int) -> Candidates:
+def small_clusters(n: int, size: int) -> scipy.sparse.csr_array:
     """Returns the best passages of queries in clusters as large as a batch, searched in all."""
     rng = np.random.default_rng(0)
     centres_NxD = np.repeat(rng.normal(size=(-(-n // size), DIMENSIONS)), size, axis=0)[:n]
     queries_NxD, texts_NxD = centres_NxD + rng.normal(size=(2, n, DIMENSIONS))
     scores_NxN = queries_NxD @ texts_NxD.T
     best_NxK = np.argsort(-scores_NxN)[:, :DEPTH]
-    return Candidates(best_NxK, np.take_along_axis(scores_NxN, best_NxK, 1))
+    return to_matrix(best_NxK, np.take_along_axis(scores_NxN, best_NxK, 1))
 
 
-def large_clusters(n: int, size: int) -> Candidates:
+def large_clusters(n: int, size: int) -> scipy.sparse.csr_array:
     """Returns the best passages of queries in clusters of several batches, searched in these."""
     rng = np.random.default_rng(0)
     label_N = rng.permutation(n) // size
@@ -88,7 +83,14 @@ def large_clusters(n: int, size: int) -> Candidates:
         best_CxK = np.argsort(-scores_CxC)[:, :DEPTH]
         passages_NxK[pairs_C, : best_CxK.shape[1]] = pairs_C[best_CxK]
         scores_NxK[pairs_C, : best_CxK.shape[1]] = np.take_along_axis(scores_CxC, best_CxK, 1)
-    return Candidates(passages_NxK, scores_NxK)
+    return to_matrix(passages_NxK, scores_NxK)
+
+
+def to_matrix(passages_NxK: np.ndarray, scores_NxK: np.ndarray) -> scipy.sparse.csr_array:
+    """Returns the scores as a matrix over queries and passages; there is none where that is -1."""
+    known_NxK, n = passages_NxK >= 0, len(passages_NxK)
+    cells = scores_NxK[known_NxK], (known_NxK.nonzero()[0], passages_NxK[known_NxK])
+    return scipy.sparse.csr_array(cells, shape=(n, n))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The one exception for what a user can cause and fix, and how messages are worded."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,15 +45,9 @@ def first_words(text: str, n: int) -> str:
     return text if len(text) <= n else text[:n].rsplit(" ", 1)[0] + " …"
 
 
-def require_same(started: str, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises a UserError naming the values of `now` with which `started` was not started."""
-    differences = [
-        f"{key}={earlier.get(key)!r}, now it is {value!r}"
-        for key, value in now.items()
-        if earlier.get(key) != value
-    ]
-    if differences:
-        raise UserError(
-            f"{started} was started with {'; '.join(differences)}: choose a new folder, or remove"
-            " it first"
-        )
+def find(known: Mapping[str, Any], name: str, kind: str) -> Any:
+    """Returns what is known by a name; raises a UserError with similar names for any other."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]
+        raise UserError(f"no {kind} {name!r}: did you mean {' or '.join(near)}?")
+    return known[name]

@@ -17,7 +17,7 @@ from typing import IO, Any
 import zstandard
 
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.locks import LOCK, lock_beside, locked
+from cocondenser_jax.locks import LOCK, locked
 from cocondenser_jax.paths import plain_path
 
 # Called with the number of bytes of a file that were read since the last call.
@@ -82,6 +82,17 @@ def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tupl
     return ((number, line) for number, line in read_lines(path, max_bytes) if line.strip())
 
 
+def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
+    """Reads a line of jsonl, an object; an error begins with `where`."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: expected a JSON object")
+    return record
+
+
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Yields the plain path of an empty folder that becomes `target` if the block succeeds.
@@ -98,11 +109,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     if path == Path.cwd() or path.is_mount():
         raise UserError(f"{target} cannot be replaced: choose a new folder in it")
     partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create {target}: {_reason(error)}") from error
-    with locked(lock_beside(path), target):
+    with locked(path.with_name(path.name + ".partial.lock"), target):
         require_absent(target)  # still
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -136,8 +143,7 @@ def new_file(target: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             raise UserError(f"cannot write {target}: it exists and is not a file")
         partial = path.with_name(path.name + ".partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock_beside(path), path):
+        with locked(path.with_name(path.name + ".partial.lock"), path):
             try:
                 yield partial
                 partial.replace(path)
@@ -159,17 +165,41 @@ def require_absent(target: Path, first: str | None = None) -> None:
         raise UserError(f"{target} already exists: choose a new folder, or remove it first")
 
 
+def start_or_compare(
+    what: str,
+    path: Path,
+    settings: dict[str, Any],
+    fixed: Callable[[dict[str, Any]], dict[str, Any]] = lambda settings: settings,
+) -> dict[str, Any]:
+    """Returns the settings that `what` was started with; writes them if it starts now.
+
+    `path` is the first file of a folder that grows; `fixed` returns what must be the same then and
+    now.
+
+    Raises:
+      UserError: naming the differences, or if the folder holds something else.
+    """
+    if not path.exists():
+        require_absent(path.parent, path.name)
+        write_json(path, settings)
+    started = read_object(path)
+    earlier, now = fixed(started), fixed(settings)
+    differences = [
+        f"{key}={earlier.get(key)!r}, now it is {now.get(key)!r}"
+        for key in earlier | now
+        if earlier.get(key) != now.get(key)
+    ]
+    if differences:
+        raise UserError(
+            f"{what} was started with {'; '.join(differences)}: choose a new folder, or remove it"
+            " first"
+        )
+    return started
+
+
 def is_inside(path: str) -> bool:
     """Returns whether a path read from a file stays in the folder that it is relative to."""
     return not Path(path).is_absolute() and ".." not in Path(path).parts
-
-
-def size_limit(name: str) -> int:
-    """Returns the largest value to accept for a size in `config.json`; published ones are below.
-
-    More layers would fill the memory before anything else could be found wrong with them.
-    """
-    return 1_000 if name.endswith("layers") else 10_000_000
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -249,8 +279,10 @@ def _require_small(size: int, what: str) -> None:
         raise UserError(f"{what} is larger than {MAX_LINE_BYTES // 1_000_000} MB, the limit")
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that must hold an object."""
+def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Reads a JSON file that must hold an object; returns `absent`, if given, for no file."""
+    if absent is not None and not path.is_file():
+        return absent
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -284,10 +316,8 @@ def write_checksums(folder: Path) -> None:
 def damaged_file(folder: Path) -> str | None:
     """Returns the first file that changed since `write_checksums`; None if none did.
 
-    A folder without checksums counts as unchanged.
+    A folder without checksums counts as damaged.
     """
-    if not (folder / CHECKSUMS).exists():
-        return None
     try:
         checksums = read_object(folder / CHECKSUMS)
     except UserError:

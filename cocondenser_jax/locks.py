@@ -30,10 +30,6 @@ def held(folder: Path) -> Iterator[None]:
     """
     created = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot create {folder}: {error.strerror}") from error
-    try:
         with locked(folder / LOCK, folder):
             yield
     finally:
@@ -46,6 +42,7 @@ def held(folder: Path) -> Iterator[None]:
 def locked(lock: Path, what: Path) -> Iterator[None]:
     """Holds `lock`, a file that exists only that long, for writing to `what`."""
     try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(lock)
     except BlockingIOError:
         raise UserError(
@@ -84,11 +81,6 @@ def _lock(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-def lock_beside(path: Path) -> Path:
-    """Returns the lock of a file or folder that is being made."""
-    return path.with_name(path.name + ".partial.lock")
 
 
 def _holder(lock: Path) -> str:

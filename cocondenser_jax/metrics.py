@@ -1,10 +1,11 @@
-"""The metrics of a run: one JSON line per logged step, and the same in TensorBoard."""
+"""The metrics of a run: one JSON line per logged step, the same in TensorBoard and elsewhere."""
 
 import contextlib
 import json
+import pkgutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
@@ -27,9 +28,25 @@ _NO_OBJECT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 Log = Callable[[int, Mapping[str, float]], None]
 
 
+def load_loggers(names: str) -> list[Log]:
+    """Returns the functions that `config.loggers` names: MODULE:FUNCTION, with commas between."""
+    loggers = []
+    for name in filter(None, names.split(",")):
+        try:
+            logger = pkgutil.resolve_name(name)
+        except Exception as error:  # it is a program: it may raise anything
+            raise UserError(f"config.loggers: {name} cannot be loaded: {error}") from error
+        if not callable(logger):
+            raise UserError(f"config.loggers: {name} is not a function; expected MODULE:FUNCTION")
+        loggers.append(logger)
+    return loggers
+
+
 @contextlib.contextmanager
-def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
+def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> Iterator[Log]:
     """Yields a function that appends to `metrics.jsonl` and `tensorboard/` in a run folder.
+
+    The loggers get the same; what they raise ends the run.
 
     A run that resumes after `first_step` steps first drops what was logged of later ones, so the
     files read as if the run had never stopped.
@@ -55,6 +72,8 @@ def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
                     scalar = summary.scalar(name, value)
                     events.write_event(Event(step=step, wall_time=time.time(), summary=scalar))
                 events.flush()
+            for logger in loggers:
+                logger(step, values)
 
         yield log
     finally:

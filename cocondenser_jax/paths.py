@@ -1,10 +1,12 @@
-"""Paths of any characters, for libraries that take only some."""
+"""Paths of what several machines make in parts; paths of any characters."""
 
 import contextlib
 import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from cocondenser_jax.errors import UserError, first_three
 
 
 @contextlib.contextmanager
@@ -21,3 +23,26 @@ def plain_path(path: Path) -> Iterator[Path]:
         link = Path(temporary) / "link"
         link.symlink_to(absolute)
         yield link
+
+
+def shard_folder(folder: Path, shard: tuple[int, int]) -> Path:
+    """Returns the folder of part i of n, from 0, in the folder of all; the only part has that."""
+    index, n_shards = shard
+    if not 0 <= index < n_shards:
+        raise UserError(f"shard {index}/{n_shards}: expected i/n with 0 <= i < n")
+    return folder / f"shard-{index:05d}-of-{n_shards:05d}" if n_shards > 1 else folder
+
+
+def shard_folders(folder: Path) -> list[Path]:
+    """Returns the folders of all parts in a folder, in their order; without parts, itself."""
+    present = {path.name for path in folder.glob("shard-*-of-" + "[0-9]" * 5)}
+    if not present:
+        return [folder]
+    n_shards = max(int(name[-5:]) for name in present)
+    expected = [shard_folder(folder, (index, n_shards)) for index in range(n_shards)]
+    names = [path.name for path in expected]
+    if missing := [name for name in names if name not in present]:
+        raise UserError(f"{folder} lacks {first_three(missing)}")
+    if alien := sorted(present.difference(names)):
+        raise UserError(f"{folder} also holds {first_three(alien)}, from a different sharding")
+    return expected

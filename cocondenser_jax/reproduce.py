@@ -4,7 +4,6 @@
 recipes.yaml and condenser.yaml say what stands in them.
 """
 
-import difflib
 import math
 import shlex
 import statistics
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, find
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.files import read_json
 
@@ -55,14 +54,6 @@ def load_manifest() -> tuple[dict[str, Any], dict[str, Any]]:
         recipes |= content if name == "recipes" else content.get("recipes", {})
         tables |= {f"{name}/{key}": table for key, table in content.get("tables", {}).items()}
     return tables, recipes
-
-
-def find(known: Mapping[str, Any], name: str, kind: str) -> Any:
-    """Returns what is known by a name; raises a UserError with similar names for any other."""
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]
-        raise UserError(f"no {kind} {name!r}: did you mean {' or '.join(near)}?")
-    return known[name]
 
 
 def plan(

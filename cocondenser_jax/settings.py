@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, find
 
 PRETRAINING = "pretrain"
 FINE_TUNING = ("retriever", "cross_encoder", "sentences")
@@ -29,7 +29,6 @@ DECLARED_IN = {
 GIVEN = "given"  # a text that must not be empty
 _LARGEST_WHOLE = 2**32 - 1  # seeds, steps and sizes are passed on as 32-bit numbers
 INTERVAL = re.compile(r"([\[(])(.+), (.+)([\])])")
-_OVERRIDE = "--config."
 
 
 class Setting(NamedTuple):
@@ -81,15 +80,15 @@ def load_config(
       complete: whether the settings that have no default must be set.
     """
     name, argument = _split(spec)
-    get_config = _load_experiment(_find(name))
     try:
+        get_config = runpy.run_path(str(_find(name))).get("get_config", lambda *_: None)
         config = get_config(*[argument] if argument else [])
     except UserError:
         raise
     except Exception as error:  # it is a program: it may raise anything
-        raise UserError(f"{spec}: get_config failed: {error!r}") from error
+        raise UserError(f"{spec} cannot be loaded: {error!r}") from error
     if not isinstance(config, ConfigDict):
-        raise UserError(f"{spec}: get_config did not return a ConfigDict")
+        raise UserError(f"{spec}: expected a function get_config that returns a ConfigDict")
     _apply(config, overrides)
     task = config.get("task", PRETRAINING)
     if task not in tasks:
@@ -189,39 +188,23 @@ def _find(name: str) -> Path:
     raise UserError(f"no config file {name}: expected a path such as configs/cocondenser.py")
 
 
-def _load_experiment(path: Path) -> Any:
-    try:
-        names = runpy.run_path(str(path))
-    except Exception as error:  # it is a program: it may raise anything
-        raise UserError(f"{path} cannot be loaded: {error}") from error
-    if "get_config" not in names:
-        raise UserError(f"{path} has no function get_config")
-    return names["get_config"]
-
-
 def _apply(config: ConfigDict, overrides: Sequence[str]) -> None:
     """Sets values; `check` compares them with the declarations."""
+    known = flatten(config, "config.")
+    changes = {}
     for word in overrides:
-        key, equals, text = word.removeprefix(_OVERRIDE).partition("=")
-        if not word.startswith(_OVERRIDE) or not equals:
+        name, equals, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--config.") or not equals:
             raise UserError(f"unknown argument {word!r}: settings are given as --config.key=value")
-        *sections, last = key.split(".")
-        place: Any = config
-        for name in sections:
-            place = place.get(name) if isinstance(place, ConfigDict) else None
-        if not isinstance(place, ConfigDict) or last not in place:
-            known = ", ".join(sorted(place if isinstance(place, ConfigDict) else config))
-            raise UserError(f"no setting config.{key}; expected one of {known}")
-        with place.ignore_type():
-            place[last] = _parse(key, text, place[last])
+        changes[name] = _parse(text, find(known, name, "setting"))
+    with config.ignore_type():
+        config.update_from_flattened_dict(changes, "config.")
 
 
-def _parse(key: str, text: str, old: Any) -> Any:
+def _parse(text: str, old: Any) -> Any:
     """Reads a value as its type is written; whether it is allowed, `check` says."""
     if isinstance(old, str):
         return text
-    if isinstance(old, ConfigDict):
-        raise UserError(f"config.{key} is a section; set one of {', '.join(sorted(old))} in it")
     try:
         value = ast.literal_eval(text)
         return float(value) if type(old) is float and type(value) is int else value

@@ -6,6 +6,7 @@ with the same masks. PyTorch's are computed by transformers' modules, and share 
 
 import dataclasses
 import functools
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_file
+from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -116,7 +118,7 @@ def verify_checkpoint(
     two_pass = _flax_side(model_config, settings, params, batch)
     direct = _flax_side(model_config, settings._replace(chunk_size=0), params, batch)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = pytorch_folder or Path(temporary) / "model"
+        folder = find_folder(pytorch_folder) if pytorch_folder else Path(temporary) / "model"
         if pytorch_folder is None:
             export_folder(params, model_config, checkpoint / "tokenizer", folder, {})
         else:
@@ -173,13 +175,10 @@ def _torch_side(
     losses["contrastive_loss"] = contrastive_loss(cls_SxD)
     losses["loss"] = mlm + losses["contrastive_loss"]
     losses["loss"].backward()
-    gradients = {
-        name.removeprefix("lm."): parameter.grad.numpy()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
     return Computed(
-        {name: value.item() for name, value in losses.items()}, cls_SxD.detach().numpy(), gradients
+        {name: value.item() for name, value in losses.items()},
+        cls_SxD.detach().numpy(),
+        model.gradients(),
     )
 
 
@@ -215,8 +214,8 @@ def _part(tensor_name: str) -> str:
     words = tensor_name.split(".")
     if words[0] == "c_head":
         return f"head layer {words[1]}"
-    if "layer" in words:
-        return f"layer {words[words.index('layer') + 1]}"
+    if layer := re.search(r"\.layers?\.(\d+)\.", tensor_name):
+        return f"layer {layer[1]}"
     return "embeddings" if "embeddings" in words else "MLM projection"
 
 

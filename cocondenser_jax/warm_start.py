@@ -18,7 +18,7 @@ from cocondenser_jax.pretrain.experiment import network_sizes
 from cocondenser_jax.pretrain.loop import train
 
 
-def pretrain(config: ConfigDict, workdir: Path, *, label: str = "pretrain") -> None:
+def pretrain(config: ConfigDict, workdir: Path) -> None:
     """Calls `pretrain.loop.train` with `config.warm_start`; see there, and `load_warm_start`."""
 
     def warm_start() -> tuple[ModelConfig, Any] | None:
@@ -28,10 +28,7 @@ def pretrain(config: ConfigDict, workdir: Path, *, label: str = "pretrain") -> N
         store = Path(config.data.store)
         return load_warm_start(config.warm_start, store, network_sizes(config), seed)
 
-    train(config, workdir, warm_start=warm_start, label=label)
-
-
-HEAD = "n_head_layers", "skip_from"
+    train(config, workdir, warm_start=warm_start)
 
 
 def load_warm_start(
@@ -47,7 +44,7 @@ def load_warm_start(
     The settings are the `network_sizes` of the experiment. A Condenser head or an MLM projection
     that is missing is drawn from `init_head_seed`; None forbids it.
     """
-    asked = {name: settings[name] for name in HEAD}
+    asked = {name: settings[name] for name in ("n_head_layers", "skip_from")}
     if (Path(name_or_folder) / "run.json").is_file():
         model_config, params, _ = load_run(Path(name_or_folder))
         tokenizer = str(Path(name_or_folder) / "tokenizer")

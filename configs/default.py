@@ -31,7 +31,9 @@ SETTINGS = {
     ),
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
-    "model.model_type": Setting("bert", ("bert", "roberta"), "", "architecture"),
+    "model.model_type": Setting(
+        "bert", ("bert", "roberta", "xlm-roberta", "modernbert"), "", "architecture"
+    ),
     "model.hidden_size": Setting(768, "[1, ∞)", "", "width of the network"),
     "model.num_hidden_layers": Setting(12, "[1, ∞)", "layers", "depth of the backbone"),
     "model.num_attention_heads": Setting(12, "[1, ∞)", "heads", "must divide the hidden size"),
@@ -62,6 +64,13 @@ SETTINGS = {
     ),
     "train.chunk_size": Setting(
         64, "[0, ∞)", "spans", "per forward pass on a device; 0: the whole batch at once"
+    ),
+    "train.remat": Setting(
+        False,
+        None,
+        "",
+        "compute layers a second time for the gradient, and keep only their inputs: longer spans or"
+        " larger chunks fit, for about a third more arithmetic",
     ),
     "train.skip_nonfinite": Setting(
         0, "[0, ∞)", "steps", "NaN or infinite steps that a run may skip"
@@ -108,6 +117,9 @@ SETTINGS = {
         " that is measured",
     ),
     "log_every": Setting(50, "[1, ∞)", "steps", "between two lines of metrics"),
+    "loggers": Setting(
+        "", None, "", "functions of step and values that get the metrics, too: MODULE:FUNCTION,..."
+    ),
 }
 
 

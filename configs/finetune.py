@@ -47,7 +47,7 @@ from cocondenser_jax.settings import GIVEN, Setting, to_config
 
 # What every fine-tuning has, whatever its task.
 TRAINING = {
-    "model": Setting("", GIVEN, "", "folder: Hugging Face BERT or RoBERTa, or a retriever"),
+    "model": Setting("", GIVEN, "", "transformer or retriever: a folder or hub name"),
     "data": Setting("", GIVEN, "", "folder in BEIR, MS MARCO or DPR layout; sentences: a file"),
     "batch_size": Setting(32, "[1, ∞)", "rows", "per step, over all processes"),
     "epochs": Setting(1, "[1, ∞)", "epochs", "passes over the training rows"),
@@ -60,6 +60,9 @@ TRAINING = {
     ),
     "seed": Setting(42, "[0, ∞)", "", "order, negatives, dropout, new heads"),
     "log_every": Setting(50, "[1, ∞)", "steps", "between two lines of metrics"),
+    "loggers": Setting(
+        "", None, "", "functions of step and values that get the metrics, too: MODULE:FUNCTION,..."
+    ),
     "checkpoint_every": Setting(
         2000, "[0, ∞)", "steps", "0: none but the best; an interrupted run starts again"
     ),
@@ -88,8 +91,10 @@ SETTINGS = {
     "projection": Setting(
         0, "[0, ∞)", "dimensions", "of the vectors, by a new matrix without bias; 0: none"
     ),
-    "query_length": Setting(32, "[3, ∞)", "tokens", "kept of a query"),
-    "passage_length": Setting(128, "[3, ∞)", "tokens", "kept of title and text"),
+    "query_length": Setting(32, "[3, ∞)", "tokens", "kept of prompt and query"),
+    "passage_length": Setting(128, "[3, ∞)", "tokens", "kept of prompt, title and text"),
+    "query_prompt": Setting("", None, "", "stands before a query; '': the folder's own"),
+    "passage_prompt": Setting("", None, "", "stands before a passage; '': the folder's own"),
     "loss": Setting(
         "contrastive",
         ("contrastive", "learning_to_rank", "pairwise", "soft_labels", "soft_labels_group"),

@@ -36,7 +36,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 # A shape that is broadcast by accident is an error, here as on the device.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -68,6 +68,8 @@ _SPECIALS = {  # padding first, so that RoBERTa's pad_token_id differs from BERT
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
 }
+_SPECIALS |= {"xlm-roberta": _SPECIALS["roberta"], "modernbert": _SPECIALS["bert"]}
+MODEL_TYPES = tuple(_SPECIALS)
 
 
 def _seed() -> None:
@@ -139,7 +141,7 @@ def _same_environment() -> Iterator[None]:
     os.environ.update(before)
 
 
-@pytest.fixture(params=["bert", "roberta"])
+@pytest.fixture(params=MODEL_TYPES)
 def model_type(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -157,37 +159,43 @@ def research_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     Condenser head in `model.pt`.
     """
     import torch
-    from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
+    import transformers
     from transformers.models.bert.modeling_bert import BertLayer
+    from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
     from transformers.models.roberta.modeling_roberta import RobertaLayer
+    from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaLayer
 
     sizes = {
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "intermediate_size": 48,
+        "vocab_size": 93,  # more than the tokenizer has
+    }
+    roberta = {"max_position_embeddings": 26, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    modern = {"max_position_embeddings": 24, "local_attention": 6, "global_attn_every_n_layers": 2}
+    modern |= {f"{role}_token_id": None for role in ("bos", "eos", "cls", "sep")}
+    kinds = {
+        "bert": ("Bert", BertLayer, {"max_position_embeddings": 24}),
+        "roberta": ("Roberta", RobertaLayer, roberta),
+        "xlm-roberta": ("XLMRoberta", XLMRobertaLayer, roberta),
+        "modernbert": ("ModernBert", ModernBertEncoderLayer, modern | {"pad_token_id": 0}),
     }
     folders = {}
-    for kind, config_class, lm_class, layer_class, extra in (
-        ("bert", BertConfig, BertForMaskedLM, BertLayer, {"max_position_embeddings": 24}),
-        (
-            "roberta",
-            RobertaConfig,
-            RobertaForMaskedLM,
-            RobertaLayer,
-            {"max_position_embeddings": 26, "type_vocab_size": 1, "layer_norm_eps": 1e-5},
-        ),
-    ):
+    for kind, (name, layer_class, extra) in kinds.items():
         folder = tmp_path_factory.mktemp(kind)
         _write_tokenizer(kind, folder)
-        config = config_class(**sizes, **extra, vocab_size=93)  # more than the tokenizer has
-        lm = lm_class(config)
-        head = torch.nn.ModuleList(layer_class(config) for _ in range(2))
+        config = getattr(transformers, f"{name}Config")(**sizes, **extra)
+        lm = getattr(transformers, f"{name}ForMaskedLM")(config)
+        options = ()
+        if kind == "modernbert":  # like a third layer: it sees all tokens, and has both LayerNorms
+            options = (type(config)(**sizes | {"num_hidden_layers": 3}, **extra), 2)
+        head = torch.nn.ModuleList(layer_class(*(options or (config,))) for _ in range(2))
         generator = torch.Generator().manual_seed(7)
         for module in (lm, head):
             for name, parameter in module.named_parameters():
                 # Wider than at initialisation, and biases too: every tensor must matter.
-                scale, shift = (0.1, 1.0) if "orm.weight" in name else (0.2, 0.0)
+                scale, shift = (0.1, 1.0) if "norm.weight" in name.lower() else (0.2, 0.0)
                 parameter.data.normal_(shift, scale, generator=generator)
         lm.save_pretrained(folder)
         state = {f"c_head.{name}": value for name, value in head.state_dict().items()}
@@ -197,7 +205,7 @@ def research_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 
 def _write_tokenizer(kind: str, folder: Path) -> None:
-    """Writes a WordPiece (BERT) or byte-level BPE (RoBERTa) tokenizer."""
+    """Writes a small tokenizer of the kind that published models of this type have."""
     from transformers import PreTrainedTokenizerFast
 
     special = _SPECIALS[kind]
@@ -210,9 +218,20 @@ def _write_tokenizer(kind: str, folder: Path) -> None:
         pieces = [*special.values(), *letters, *inner, *(word for word in words if len(word) < 7)]
         vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk"]))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    elif kind == "xlm-roberta":
+        pieces = sorted({piece for text in TEXTS for piece in (*text, *text.split())} - {" "})
+        pieces = [*special.values(), "▁", *pieces, *(f"▁{piece}" for piece in pieces)]
+        scores = [(piece, -float(len(pieces) - n)) for n, piece in enumerate(pieces)]
+        tokenizer = Tokenizer(models.Unigram(scores[:90], unk_id=3))
+        tokenizer.normalizer = normalizers.NFKC()
+        steps = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     else:
         tokenizer = Tokenizer(models.BPE(unk_token=special["unk"]))
+        if kind == "modernbert":
+            tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=90, special_tokens=list(special.values()), show_progress=False

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 WORDS = (
     "red green blue stone river cloud tree house bird fish salt iron wind snow fire sand".split()
@@ -89,7 +89,7 @@ def _write_models(data: Path, texts: list[str]) -> None:
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    tokenizer = train_wordpiece(texts, 120)
+    tokenizer = train_tokenizer(texts, 120)
     config = BertConfig(vocab_size=tokenizer.vocab_size, num_attention_heads=2, **sizes)
     for name in ("bert-base-uncased", "minilm"):
         (data / name).mkdir(parents=True)

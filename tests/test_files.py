@@ -281,6 +281,7 @@ def test_broken_checksums_are_damage(tmp_path: Path, content: str) -> None:
     folder = tmp_path / "item"
     folder.mkdir()
     (tmp_path / "outside").touch()
+    assert damaged_file(folder) == CHECKSUMS
     (folder / CHECKSUMS).write_text(content)
     assert damaged_file(folder) is not None
 

@@ -55,7 +55,7 @@ def test_mistakes_end_in_one_line_and_leave_no_dataset(tmp_path: Path) -> None:
     missing = build(tmp_path, "--source=nowhere", "--out=datasets")
     assert missing.returncode == 2
     assert (
-        "cocondenser: nowhere: no file found; expected a .txt, .jsonl or .tsv file"
+        "cocondenser: nowhere: no file found; expected a .txt, .jsonl, .tsv (also .gz,"
         in missing.stderr
     )
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')

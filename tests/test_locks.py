@@ -64,7 +64,7 @@ def test_holding_leaves_no_folder_that_was_not_there(
 def test_a_folder_that_cannot_be_held_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     file = tmp_path / "file"
-    with pytest.raises(UserError, match=r"cannot create .*file: File exists"), held(file):
+    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"), held(file):
         pytest.fail("not a folder")
     (tmp_path / LOCK).mkdir()
     with pytest.raises(UserError, match=r"cannot write to .*: Is a directory"), held(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.metrics import forget_steps_after, metrics_log
+from cocondenser_jax.metrics import forget_steps_after, load_loggers, metrics_log
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -87,3 +87,18 @@ def test_metrics_are_cut_back(tmp_path: Path) -> None:
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     forget_steps_after(tmp_path / "new.jsonl", 2)
     assert (tmp_path / "new.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("no_such_module:log", "no_such_module:log cannot be loaded: No module named"),
+        ("json:log", "json:log cannot be loaded: module 'json' has no attribute 'log'"),
+        ("json:dumps,json", "json is not a function; expected MODULE:FUNCTION"),
+    ],
+)
+def test_a_logger_that_is_none_is_one_line(names: str, said: str) -> None:
+    assert load_loggers("") == []
+    assert load_loggers("json:dumps,json.loads") == [json.dumps, json.loads]
+    with pytest.raises(UserError, match=f"^config.loggers: {said}"):
+        load_loggers(names)

@@ -18,7 +18,7 @@ SUBJECTS = "birds maps vectors stars rivers recipes trains clocks".split()
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the page's examples read: text, tokenizer, run, index and judgments."""
-    from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_wordpiece
+    from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
     from cocondenser_jax.pretrain.checkpoint import save_converted
     from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.retrieval.index import build_index
@@ -34,7 +34,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(lines, encoding="utf-8")
     (folder / "qrels.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
     (folder / "tokenizer").mkdir()
-    save_tokenizer(train_wordpiece(texts, 120), folder / "tokenizer")
+    save_tokenizer(train_tokenizer(texts, 120), folder / "tokenizer")
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
     config = cj.ModelConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2,

@@ -19,7 +19,7 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "text.txt").write_text("\n\n".join(texts))
     (folder / "tokenizer").mkdir()
-    save_tokenizer(train_wordpiece(texts, 90), folder / "tokenizer")
+    save_tokenizer(train_tokenizer(texts, 90), folder / "tokenizer")
     build_store(
         str(folder / "text.txt"), str(folder / "tokenizer"), folder / "store", max_tokens=24
     )

@@ -15,7 +15,7 @@ from cocondenser_jax.convert.from_torch import import_folder, load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.step import initial_params
@@ -28,7 +28,7 @@ TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for
 def folder(research_folders: dict[str, Path], tmp_path: Path) -> Path:
     """A BERT with a head of two layers that does not say what it reads."""
     folder = Path(shutil.copytree(research_folders["bert"], tmp_path / "bert"))
-    save_tokenizer(train_wordpiece(TEXTS, 80), folder)
+    save_tokenizer(train_tokenizer(TEXTS, 80), folder)
     return folder
 
 
@@ -121,7 +121,7 @@ def test_a_run_without_a_head_can_begin_one(bert: Path, store: Path, tmp_path: P
 
 
 def test_another_vocabulary_is_refused(folder: Path, store: Path) -> None:
-    save_tokenizer(train_wordpiece(["other words"], 40), folder)
+    save_tokenizer(train_tokenizer(["other words"], 40), folder)
     with pytest.raises(UserError, match="made with another tokenizer"):
         load_warm_start(str(folder), store, settings(), None)
 
@@ -132,9 +132,7 @@ def test_an_experiment_names_what_its_run_starts_from(
 ) -> None:
     (folder / "model.pt").unlink()
     started: list[Any] = []
-    monkeypatch.setattr(
-        warm_start, "train", lambda *_, warm_start, label: started.append(warm_start)
-    )
+    monkeypatch.setattr(warm_start, "train", lambda *_, warm_start: started.append(warm_start))
 
     def start(**changes: Any) -> Any:
         config = default.get_config().unlock()

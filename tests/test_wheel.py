@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
@@ -57,7 +57,8 @@ def programs(wheel: Path) -> Path:
 def test_the_wheel_holds_every_module_page_and_config(wheel: Path) -> None:
     expected = {
         *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("cocondenser_jax/**/*.py")),
-        *("cocondenser_jax/analysis/page.html", "cocondenser_jax/convert/model_card.md"),
+        "cocondenser_jax/convert/model_card.md",
+        *(f"cocondenser_jax/analysis/{name}.html" for name in ("page", "parts")),
         *(f"cocondenser_jax/configs/{path.name}" for path in ROOT.glob("configs/*.py")),
         *(f"cocondenser_jax/papers/{path.name}" for path in ROOT.glob("papers/[!_.]*.yaml")),
         "cocondenser_jax/papers/__init__.py",
@@ -91,7 +92,7 @@ def test_it_trains_where_the_repository_is_not(programs: Path, tmp_path: Path) -
     ]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     (tmp_path / "tokenizer").mkdir()
-    save_tokenizer(train_wordpiece(texts, 80), tmp_path / "tokenizer")
+    save_tokenizer(train_tokenizer(texts, 80), tmp_path / "tokenizer")
     source = ["--source=text.jsonl", "--tokenizer=tokenizer", "--max_tokens=16", "--out=store"]
     run("cocondenser", "corpus", *source)
     config = ["--config=configs/small.py:condenser", "--config.data.store=store", *TINY]

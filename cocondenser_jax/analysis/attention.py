@@ -55,14 +55,10 @@ def compare_models(
         for tower, encoder in towers(load_retriever(folder, passage_length=passage_length)).items()
     }
     texts = _draw_texts(source, n_texts, seed)
-    entropies = {
-        name: layer_entropies(encoder.model, encoder.tokenizer, texts, passage_length)
-        for name, (_, encoder) in encoders.items()
-    }
-    models = {
-        name: {"folder": str(encoders[name][0]), **found._asdict()}
-        for name, found in entropies.items()
-    }
+    entropies, models = {}, {}
+    for name, (folder, encoder) in encoders.items():
+        found = layer_entropies(encoder.model, encoder.tokenizer, texts, passage_length)
+        entropies[name], models[name] = found, {"folder": str(folder), **found._asdict()}
     settings = {"seed": seed, "passage_length": passage_length}
     return {"texts": len(texts), **settings, "models": models}, entropy_panel(entropies)
 
@@ -103,8 +99,9 @@ def layer_entropies(
     *Condenser* (arXiv 2104.08253), plot it for models before and after fine-tuning.
 
     Args:
-      model: a BERT or RoBERTa. It is left in float32, in evaluation mode, with eager attention.
-      tokenizer: its tokenizer.
+      model: as `AutoModel` loads it. It is left in float32, in evaluation mode, with eager
+        attention.
+      tokenizer: the model's.
       texts: at least one.
       max_tokens: kept of a text, CLS and SEP among them; the distribution is over these.
 
@@ -113,9 +110,10 @@ def layer_entropies(
     """
     rows = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
     if any(row[:1] != [tokenizer.cls_token_id] for row in rows):
+        name = model.name_or_path
         raise UserError(
-            f"the tokenizer of {model.name_or_path} puts no CLS token first: "
-            "expected a BERT or RoBERTa"
+            f"the tokenizer of {name} puts no CLS token first: "
+            "expected a BERT, RoBERTa, XLM-R or ModernBERT"
         )
     model.set_attn_implementation("eager")
     model.float().eval()

@@ -27,16 +27,15 @@ def compare_runs(
     neighbours, runs, recalls = _read_rankings(stage2), {}, {}
     for name, path in legend_names(stage1).items():
         rankings = _read_rankings(path)
-        recalls[name] = {n: neighbourhood_recall(rankings, neighbours, n) for n in sizes}
-        values = {n: found.tolist() for n, found in recalls[name].items()}
-        runs[name] = {"run": str(path), "recall": values}
+        found = {n: neighbourhood_recall(rankings, neighbours, n) for n in sizes}
+        recalls[name] = found
+        runs[name] = {"run": str(path), "recall": {n: found[n].tolist() for n in sizes}}
     result = {"stage2": str(stage2), "queries": len(neighbours), "stage1": runs}
     return result, recall_panel(recalls)
 
 
 def _read_rankings(path: Path) -> Rankings:
-    run = read_run(path)
-    return {query: first_passages(scores) for query, scores in run.items()}
+    return {query: first_passages(scores) for query, scores in read_run(path).items()}
 
 
 def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarray:

@@ -1,15 +1,29 @@
-"""One HTML page that needs nothing beside itself: tables, plots, searches, facts of a run."""
+"""One HTML page that needs nothing beside itself: tables, plots, searches, facts of a run.
+
+Its HTML is in page.html, that of its sections in parts.html; what these show is escaped.
+"""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
-from string import Template
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cocondenser_jax.analysis.plots import SERIES_COLOURS, Panel, final_value, panel_svg
 from cocondenser_jax.errors import first_words
 from cocondenser_jax.files import new_file
 
-_MAX_PASSAGE = 400  # characters of a passage that the page shows
+_HTML = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_HTML.globals["n_colours"] = SERIES_COLOURS
+_HTML.filters.update(first_words=first_words, final_value=final_value, svg=panel_svg)
+_HTML.filters["number"] = "{:,.4g}".format
+_PARTS: Any = _HTML.get_template("parts.html").module
 
 
 def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str]) -> None:
@@ -18,11 +32,7 @@ def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str])
     The page loads nothing, runs no script, and follows the reader's light or dark setting. The
     sections are heading -> HTML, which the functions below return.
     """
-    body = "\n".join(
-        f"<section><h2>{escape(heading)}</h2>{html}</section>" for heading, html in sections.items()
-    )
-    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-    page = template.substitute(title=escape(title), summary=escape(summary), body=body)
+    page = _HTML.get_template("page.html").render(title=title, summary=summary, sections=sections)
     with new_file(out) as partial:
         # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.
         partial.write_text(page, encoding="utf-8", errors="replace")
@@ -38,21 +48,7 @@ def comparison(
 
     Columns are head -> a value in [0, 1], or a text, for each of the named retrievers.
     """
-    heads = "".join(f'<th scope="col">{escape(s)}</th>' for s in ("Retriever", *metrics, *others))
-    columns = [[f'<th scope="row">{escape(name)}</th>' for name in names]]
-    columns += [[_metric_cell(x, max(values)) for x in values] for values in metrics.values()]
-    columns += [[f"<td>{escape(text)}</td>" for text in texts] for texts in others.values()]
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))
-    return (
-        f'<div class="wide"><table><thead><tr>{heads}</tr></thead>'
-        f'<tbody>{body}</tbody></table></div><p class="note">{escape(note)}</p>'
-    )
-
-
-def _metric_cell(value: float, best: float) -> str:
-    """Returns a value in [0, 1] over a bar of that length."""
-    shown = f"<b>{value:.3f}</b>" if value == best else f"{value:.3f}"
-    return f'<td>{shown}<span class="bar"><i style="width:{100 * value:.1f}%"></i></span></td>'
+    return str(_PARTS.comparison(names, metrics, others, note))
 
 
 def searches(found: Mapping[str, Sequence[tuple[float, str, str]]], command: str) -> str:
@@ -60,50 +56,15 @@ def searches(found: Mapping[str, Sequence[tuple[float, str, str]]], command: str
 
     `found` is query -> score, title and text of each passage, best first.
     """
-    examples = "".join(
-        f"<details{'' if number else ' open'}><summary>{escape(query)}</summary>"
-        f"<ol>{''.join(_hit(*hit) for hit in hits) or '<li>nothing found</li>'}</ol></details>"
-        for number, (query, hits) in enumerate(found.items())
-    )
-    return f"{examples}<p>Search for yourself:</p><pre><code>{escape(command)}</code></pre>"
-
-
-def _hit(score: float, title: str, text: str) -> str:
-    return (
-        f'<li><p><b>{escape(title)}</b><span class="score">{score:.2f}</span></p>'
-        f'<p class="passage">{escape(first_words(text, _MAX_PASSAGE))}</p></li>'
-    )
+    return str(_PARTS.searches(found, command))
 
 
 def plots(panels: Sequence[Panel]) -> str:
     """Returns the panels that have a point, each with its legend."""
-    drawn = [panel for panel in panels if any(len(line.steps) for line in panel.curves)]
-    return f'<div class="panels">{"".join(map(_figure, drawn))}</div>{_PLOT_NOTE}'
-
-
-def _figure(panel: Panel) -> str:
-    labels = [
-        f'<li><i style="background:var(--series-{index % SERIES_COLOURS})"></i>'
-        f"{escape(line.label)} <b>{final_value(line):,.4g}</b></li>"
-        for index, line in enumerate(panel.curves)
-        if len(line.values)
-    ]
-    if panel.reference is not None:
-        height, name = panel.reference
-        labels.append(f'<li><i class="dashed"></i>{escape(name)} <b>{height:,.4g}</b></li>')
-    return (
-        f"<figure><figcaption><h3>{escape(panel.title)}</h3>"
-        f'<ul class="legend">{"".join(labels)}</ul></figcaption>{panel_svg(panel)}</figure>'
-    )
+    drawn = [panel for panel in panels if any(len(curve.steps) for curve in panel.curves)]
+    return str(_PARTS.plots(drawn))
 
 
 def definitions(facts: Mapping[str, str]) -> str:
     """Returns a list of names and values, such as a run's versions, seed, checksums and sizes."""
-    lines = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    return f"<dl>{''.join(lines)}</dl>"
-
-
-_PLOT_NOTE = (
-    '<p class="note">Thin lines are the logged values, thick ones their running mean; the number '
-    "beside a name is the mean of the last twentieth of its values.</p>"
-)
+    return str(_PARTS.definitions(facts))

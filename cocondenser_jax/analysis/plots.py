@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,8 +55,8 @@ class Curve(NamedTuple):
     """One line of a panel: its values [T] at places on the horizontal axis [T]."""
 
     label: str
-    steps: np.ndarray
-    values: np.ndarray
+    steps: np.ndarray = np.empty(0)
+    values: np.ndarray = np.empty(0)
 
 
 class Panel(NamedTuple):
@@ -70,23 +70,18 @@ class Panel(NamedTuple):
     log_x: bool = False
 
 
-def read_metrics(path: Path) -> dict[str, np.ndarray]:
-    """Reads a `metrics.jsonl`, finished or not: an incomplete last line is left out.
+def read_curves(path: Path, label: str) -> dict[str, Curve]:
+    """Reads the curve of each key of a `metrics.jsonl`, but for values that are not finite.
 
-    Returns:
-      One float64 array [T] per key, in the order of the lines; NaN where a line lacks the key.
+    The run may go on: an incomplete last line is left out.
     """
-    rows = [values for _, values in logged_lines(path)]
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return {key: np.array([row.get(key, math.nan) for row in rows]) for key in keys}
-
-
-def curve(label: str, metrics: Mapping[str, np.ndarray], key: str) -> Curve:
-    """Returns the finite values of `key` over their steps; an empty curve if there are none."""
-    if key not in metrics:
-        return Curve(label, np.empty(0), np.empty(0))
-    finite = np.isfinite(metrics[key])
-    return Curve(label, metrics["step"][finite], metrics[key][finite])
+    points: dict[str, list[tuple[float, float]]] = {}
+    for _, values in logged_lines(path):
+        for key, value in values.items():
+            found = points.setdefault(key, [])
+            if math.isfinite(value):
+                found.append((values["step"], value))
+    return {key: Curve(label, *np.reshape(found, (-1, 2)).T) for key, found in points.items()}
 
 
 def bin_means(values: np.ndarray, n_bins: int) -> np.ndarray:
@@ -107,7 +102,14 @@ def panel_svg(panel: Panel) -> str:
     Long curves are averaged down to 400 points; from 40 points on, a running mean lies over them.
     The `<svg>` element refers to the CSS variables `--series-0` ... and `--grid`.
     """
-    return _inline(_draw(panel, "svg", (4.6, 2.5), as_file=False).decode())
+    svg = _draw(panel, "svg", (4.6, 2.5), as_file=False).decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # would occur in each plot of the page
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)  # the viewBox stays
+    for colour, css in _CSS_OF_COLOUR.items():
+        svg = svg.replace(colour, css)
+    return svg
 
 
 def write_plot(panel: Panel, out: Path) -> None:
@@ -125,22 +127,27 @@ def _draw(panel: Panel, kind: str, inches: tuple[float, float], *, as_file: bool
         for index, line in enumerate(panel.curves):
             colour = _SERIES[index % SERIES_COLOURS]
             if as_file:
-                _draw_points(axes, line, colour, _DASHES[index // SERIES_COLOURS % len(_DASHES)])
+                marker = "o" if len(line.values) <= _MARKED_UP_TO else ""
+                dashes = _DASHES[index // SERIES_COLOURS % len(_DASHES)]
+                [drawn] = axes.plot(line.steps, line.values, dashes, label=line.label, color=colour)
+                drawn.set(linewidth=1.8, marker=marker, markersize=4)
             else:
                 _draw_smoothed(axes, line, colour)
         _finish(axes, panel)
         if as_file:
-            _add_legend(figure, axes, panel.title)
+            names = axes.get_legend_handles_labels()[1]
+            figure.legend(
+                title=panel.title,
+                title_fontproperties={"weight": "bold"},
+                alignment="left",
+                loc="outside upper left",
+                ncols=1 if max(map(len, names)) > _TWO_COLUMNS_UP_TO else 2,
+                frameon=False,
+            )
         # Without the date, equal numbers give equal files.
         metadata = {"Date": None} if kind == "svg" else None
         figure.savefig(buffer, format=kind, dpi=200, metadata=metadata, transparent=not as_file)
     return buffer.getvalue()
-
-
-def _draw_points(axes: Axes, line: Curve, colour: str, dashes: str) -> None:
-    marker = "o" if len(line.values) <= _MARKED_UP_TO else ""
-    [drawn] = axes.plot(line.steps, line.values, dashes, label=line.label, color=colour)
-    drawn.set(linewidth=1.8, marker=marker, markersize=4)
 
 
 def _draw_smoothed(axes: Axes, line: Curve, colour: str) -> None:
@@ -150,18 +157,6 @@ def _draw_smoothed(axes: Axes, line: Curve, colour: str) -> None:
         window = np.full(len(values) // 20, 1 / (len(values) // 20))
         steps, values = (np.convolve(array, window, "valid") for array in (steps, values))
     axes.plot(steps, values, color=colour, linewidth=1.8, marker="o" if len(values) == 1 else "")
-
-
-def _add_legend(figure: Figure, axes: Axes, title: str) -> None:
-    names = axes.get_legend_handles_labels()[1]
-    figure.legend(
-        title=title,
-        title_fontproperties={"weight": "bold"},
-        alignment="left",
-        loc="outside upper left",
-        ncols=1 if max(map(len, names)) > _TWO_COLUMNS_UP_TO else 2,
-        frameon=False,
-    )
 
 
 def _finish(axes: Axes, panel: Panel) -> None:
@@ -185,23 +180,13 @@ def _finish(axes: Axes, panel: Panel) -> None:
         axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
 
 
-def _inline(svg: str) -> str:
-    """Turns a stand-alone SVG file into an element that takes its colours from the page."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # would occur in each plot of the page
-    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)  # the viewBox stays
-    for colour, css in _CSS_OF_COLOUR.items():
-        svg = svg.replace(colour, css)
-    return svg
-
-
 def legend_names(paths: Sequence[Path]) -> dict[str, Path]:
     """Returns the paths, each once, by the shortest of their ends that tell them apart."""
     distinct = {path.absolute(): path for path in paths}
-    names: list[str] = []
+    names: dict[str, Path] = {}
     for n_parts in range(1, 1 + max(len(path.parts) for path in distinct)):
-        names = [visible(Path(*path.parts[-n_parts:]).as_posix()) for path in distinct]
-        if len(set(names)) == len(names):
+        ends = (visible(Path(*path.parts[-n_parts:]).as_posix()) for path in distinct)
+        names = dict(zip(ends, distinct.values(), strict=True))
+        if len(names) == len(distinct):
             break
-    return dict(zip(names, distinct.values(), strict=True))
+    return names

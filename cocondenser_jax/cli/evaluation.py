@@ -41,7 +41,7 @@ def _add_evaluate(commands: Commands) -> None:
     command = add_command(commands, _evaluate, example)
     run = command.add_mutually_exclusive_group(required=True)
     run.add_argument("--run", type=Path, help="TREC run")
-    model = "with --sts or --triplets: the encoder, a Hugging Face or sentence-transformers folder"
+    model = "with --sts or --triplets: the encoder, a folder or hub name"
     run.add_argument("--model", type=Path, help=model)
     truth = command.add_mutually_exclusive_group(required=True)
     truth.add_argument("--qrels", type=Path, help="TREC or BEIR judgments")
@@ -133,7 +133,7 @@ def _add_attention(commands: Commands) -> None:
         "--model=runs/condenser.model --model=runs/cocondenser.model --texts=data/msmarco"
         " --out=attention.png",
     )
-    model = "a BERT or RoBERTa, as convert and finetune write it, a line per tower; may be repeated"
+    model = "as convert and finetune write it, or a hub name, a line per tower; may be repeated"
     command.path("--model", model, metavar="FOLDER", action="append")
     texts = "a data folder, its file of passages, or a .txt of one text per line (also compressed)"
     command.path("--texts", texts)

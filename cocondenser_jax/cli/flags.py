@@ -92,6 +92,14 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+def part(text: str) -> tuple[int, int]:
+    """Reads which part of a work a machine has to do: i/n, from 0."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected i/n with 0 <= i < n, such as 0/8")
+    return int(index), int(count)
+
+
 def whole_numbers(text: str) -> list[int]:
     """Reads a flag's whole numbers from 1, separated by commas."""
     return [at_least(1)(part) for part in text.split(",")]

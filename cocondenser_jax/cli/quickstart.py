@@ -15,7 +15,7 @@ from cocondenser_jax.cli.flags import (
     print_search,
     print_table,
 )
-from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.errors import UserError, find, visible
 from cocondenser_jax.files import write_json
 
 
@@ -41,7 +41,7 @@ def _add_adapt(commands: Commands) -> None:
     example = "--corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data"
     command = add_command(commands, _adapt, example)
     command.flag("--corpus", "your documents: whatever corpus --source takes", required=True)
-    command.flag("--model", "BERT or RoBERTa: a folder or hub name", required=True)
+    command.flag("--model", "to adapt (docs/backbones.md): a folder or hub name", required=True)
     command.path("--workdir", "the folder to work in")
     data = (
         "a folder of passages, queries and judgments of test to compare on, after fine-tuning if it"
@@ -117,7 +117,7 @@ def _reproduce(arguments: Arguments) -> None:
             for left_out, reason in table.get("not_repeated", {}).items():
                 print(f"  not repeated: {left_out}: {reason}")
         return
-    table = reproduce.find(tables, arguments.table, "table")
+    table = find(tables, arguments.table, "table")
     goals, steps = reproduce.plan(table, arguments.row, arguments.workdir, arguments.data)
     if arguments.dry_run:
         hours = ", ".join(f"{value:.1f} ({on})" for on, value in reproduce.hours(steps).items())

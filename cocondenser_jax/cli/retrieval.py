@@ -11,6 +11,7 @@ from cocondenser_jax.cli.flags import (
     add_command,
     chosen,
     numbers,
+    part,
     print_metrics,
     print_search,
     require_together,
@@ -30,7 +31,7 @@ def add_commands(commands: Commands) -> None:
 def _add_encode(commands: Commands) -> None:
     example = "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings"
     command = add_command(commands, _encode, example)
-    command.path("--model", "the retriever's folder")
+    command.path("--model", "the retriever: a folder or hub name")
     command.path("--corpus", "a folder in BEIR, MS MARCO or DPR layout, or its file of passages")
     command.path("--out", "the folder for the embeddings, in shards")
     command.flag("--batch_size", "passages", 128)
@@ -41,11 +42,18 @@ def _add_encode(commands: Commands) -> None:
         "the corpus, within 500 to 5000)"
     )
     command.flag("--shard_size", shard, type=int)
+    machine = (
+        "i/n: encode part i of n (from 0), on n machines; point index, retrieve or search at --out"
+        " when all n are there"
+    )
+    command.flag("--shard", machine, type=part, metavar="I/N")
     dtypes = ("float32", "float16")
     command.flag("--dtype", "of the numbers in the shards", "float32", choices=dtypes)
     _add_precision(command)
     pooling = "instead of the folder's own; a plain folder has cls"
     command.flag("--pooling", pooling, choices=("cls", "mean"))
+    backend = "what runs the transformer; jax: on a TPU, all devices of this host"
+    command.flag("--backend", backend, "torch", choices=("torch", "jax"))
     parquet = "also write ids and vectors to this file, for a vector database"
     command.path("--parquet", parquet, required=False, metavar="FILE")
     command.add_json_out()
@@ -55,8 +63,12 @@ def _encode(arguments: Arguments) -> None:
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.encode import encode_corpus
 
-    options = chosen(arguments, "batch_size passage_length shard_size dtype precision")
-    options |= chosen(arguments, "pooling parquet")
+    options = chosen(arguments, "batch_size passage_length shard_size shard dtype")
+    options |= chosen(arguments, "precision pooling parquet")
+    if arguments.backend == "jax":
+        from cocondenser_jax.flax_encoder import run_in_flax
+
+        options["backend"] = run_in_flax
     manifest = encode_corpus(arguments.model, arguments.corpus, arguments.out, **options)
     print_metrics(manifest, arguments.json_out)
 
@@ -167,7 +179,7 @@ def _add_dense_index(command: Parser) -> None:
     where.add_argument("--index", dest="folder", type=Path, help=index)
     embeddings = "or the folder that encode wrote: exact, without an index, in little memory"
     where.add_argument("--embeddings", dest="folder", type=Path, help=embeddings)
-    command.path("--model", "the retriever that encoded the passages")
+    command.path("--model", "the retriever that encoded the passages: a folder or hub name")
     parameters = "of the index, as faiss writes them: nprobe=16 (IVF), efSearch=64 (HNSW)"
     command.add_argument("--parameters", default="", help=parameters)
 
@@ -181,7 +193,10 @@ def _add_run_out(command: Parser) -> None:
 
 
 def _add_precision(command: Parser) -> None:
-    precision = "of the matrix products; auto: bfloat16 on a GPU that has it"
+    precision = (
+        "of the matrix products; auto: bfloat16 on a GPU that has it; on a CPU without bfloat16"
+        " units, such as AMX, PyTorch is slower with it than with float32"
+    )
     command.flag("--precision", precision, "auto", choices=("auto", "float32", "bfloat16"))
 
 
@@ -221,7 +236,7 @@ def _add_rerank(commands: Commands) -> None:
         "--model=runs/ce/cross_encoder --data=data/msmarco --split=test --run=runs/test.trec"
         " --run_out=runs/reranked.trec",
     )
-    command.path("--model", "the cross-encoder's folder")
+    command.path("--model", "the cross-encoder: a folder or hub name")
     command.path("--run", "TREC run to score")
     _add_run_out(command)
     command.flag("--batch_size", "pairs", 64)

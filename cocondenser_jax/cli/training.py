@@ -5,10 +5,12 @@ import argparse
 from cocondenser_jax.cli.flags import (
     Arguments,
     Commands,
+    Parser,
     add_command,
     add_command_group,
     at_least,
     chosen,
+    part,
     print_metrics,
     print_table,
     require_together,
@@ -19,24 +21,70 @@ from cocondenser_jax.files import write_json
 
 def add_commands(commands: Commands) -> None:
     """Adds them to the command line."""
-    for add in (_add_corpus, _add_pretrain, _add_plan, _add_convert, _add_verify, _add_finetune):
+    for add in (_add_vocabulary, _add_corpus, _add_pretrain, _add_plan, _add_convert, _add_verify):
         add(commands)
+    _add_finetune(commands)
+
+
+_SOURCE = (
+    "a .txt, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file or a folder of them, a folder in"
+    " BEIR, MS MARCO or DPR layout, pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]],"
+    " tfds:NAME[:SPLIT]"
+)
+
+
+def _add_columns(command: Parser) -> None:
+    columns = "of .jsonl, .parquet, hf: and tfds:, what `text`, `title`, `id` or `spans` are called"
+    command.flag("--columns", columns, type=_columns, metavar="text=NAME,title=NAME,...")
+
+
+def _columns(text: str) -> dict[str, str]:
+    from cocondenser_jax.corpus.sources import FIELDS
+
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    columns = {field: name for field, _, name in pairs if field in FIELDS and name}
+    if len(columns) < len(pairs) or columns.keys().isdisjoint(("text", "spans")):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected text=NAME or spans=NAME, and perhaps title=NAME and id=NAME,"
+            " separated by commas"
+        )
+    return columns
+
+
+def _add_vocabulary(commands: Commands) -> None:
+    example = "--source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine"
+    command = add_command(commands, _vocabulary, example)
+    again = "; may be repeated"
+    command.flag("--source", _SOURCE + again, required=True, action="append")
+    _add_columns(command)
+    command.flag("--size", "entries, special tokens included", 30522)
+    kinds = "bert: WordPiece; roberta: byte-level BPE, which keeps capitals and accents"
+    command.flag("--kind", kinds, "bert", choices=("bert", "roberta"))
+    command.flag("--cased", "keep capitals and accents", action="store_true")
+    command.path("--out", "the tokenizer's folder to make, for corpus --tokenizer")
+
+
+def _vocabulary(arguments: Arguments) -> None:
+    """Learn a tokenizer from documents, for a model from scratch."""
+    from cocondenser_jax.corpus.build import build_vocabulary
+
+    if arguments.cased and arguments.kind != "bert":
+        raise UserError(f"--cased goes with --kind=bert: {arguments.kind} is always cased")
+    options = chosen(arguments, "size kind columns") | {"lowercase": not arguments.cased}
+    tokenizer = build_vocabulary(arguments.source, arguments.out, **options)
+    print(f"{visible(str(arguments.out))}: {tokenizer.vocab_size:,} entries")
 
 
 def _add_corpus(commands: Commands) -> None:
     example = "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki"
     command = add_command(commands, _corpus, example)
-    source = (
-        "a .txt, .jsonl or .tsv file (also .gz, .xz, .zst) or a folder of them, a folder in BEIR,"
-        " MS MARCO or DPR layout, pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]],"
-        " tfds:NAME[:SPLIT]"
-    )
-    command.flag("--source", source, required=True)
-    command.flag("--tokenizer", "BERT or RoBERTa: a folder or hub name", required=True)
+    command.flag("--source", _SOURCE, required=True)
+    _add_columns(command)
+    command.flag("--tokenizer", "of the model: a folder or hub name", required=True)
     command.path("--out", "the store to make")
     command.flag("--max_tokens", "of a span", 128)
     shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"
-    command.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help=shard)
+    command.add_argument("--shard", type=part, default=(0, 1), metavar="I/N", help=shard)
     command.add_json_out()
 
 
@@ -44,17 +92,10 @@ def _corpus(arguments: Arguments) -> None:
     """Cut and tokenise documents into a store that pretrain reads."""
     from cocondenser_jax.corpus.build import build_store
 
-    options = chosen(arguments, "max_tokens shard")
+    options = chosen(arguments, "max_tokens shard columns")
     manifest = build_store(arguments.source, arguments.tokenizer, arguments.out, **options)
     counts = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
     print_metrics(counts, arguments.json_out)
-
-
-def _shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected i/n with 0 <= i < n, such as 0/8")
-    return int(index), int(count)
 
 
 def _add_pretrain(commands: Commands) -> None:
@@ -123,6 +164,8 @@ def _add_convert(commands: Commands) -> None:
     command.flag("--max_seq_length", length, type=int, metavar="TOKENS")
     layout = "put the Condenser head into model.pt, as published research checkpoints have it"
     command.flag("--research_layout", layout, action="store_true")
+    push = "with --checkpoint: also upload the folder to the Hugging Face hub, as this model"
+    command.flag("--push_to_hub", push, metavar="NAME")
     init_head = "with --pytorch_folder: draw a new Condenser head where the folder has none"
     command.flag("--init_head", init_head, action="store_true")
 
@@ -131,13 +174,18 @@ def _convert(arguments: Arguments) -> None:
     """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
     if (arguments.checkpoint is None) == (arguments.pytorch_folder is None):
         raise UserError("give either --checkpoint (to PyTorch) or --pytorch_folder (to Flax)")
-    to_pytorch = dict.fromkeys(("step", "max_seq_length", "research_layout"), "checkpoint")
-    require_together(arguments, **to_pytorch, init_head="pytorch_folder")
+    to_pytorch = "step max_seq_length research_layout push_to_hub".split()
+    to_flax = {"init_head": "pytorch_folder"}
+    require_together(arguments, **dict.fromkeys(to_pytorch, "checkpoint"), **to_flax)
     if arguments.checkpoint is not None:
         from cocondenser_jax.convert.to_torch import export_run
+        from cocondenser_jax.hub import push_folder
 
         options = chosen(arguments, "step max_seq_length research_layout")
-        export_run(arguments.checkpoint, arguments.out, **options)
+        name = arguments.push_to_hub
+        export_run(arguments.checkpoint, arguments.out, name=name, **options)
+        if name:
+            push_folder(arguments.out, name)
     else:
         from cocondenser_jax.convert.from_torch import import_folder
 
@@ -151,7 +199,7 @@ def _add_verify(commands: Commands) -> None:
     command = add_command(group, _verify_checkpoint, example)
     command.path("--checkpoint", "a run folder of pretrain")
     command.flag("--step", "which checkpoint (default: the latest)", type=int)
-    exported = "the same checkpoint, converted (default: converts it to a temporary folder)"
+    exported = "the same, converted: a folder or hub name (default: converts it for the occasion)"
     command.path("--pytorch_folder", exported, required=False)
     command.path("--store", "the token store (default: where the run had it)", required=False)
     command.flag("--documents", "size of the batch", 8)

@@ -184,6 +184,25 @@ def read_candidates(
     return candidates
 
 
+def read_named(
+    corpus: Path, *named: tuple[Path, Mapping[str, Iterable[str]]]
+) -> dict[str, Passage]:
+    """Reads the passages that runs or judgments name, by their ids; no others are held in memory.
+
+    Args:
+      corpus: a data folder, or its file of passages.
+      named: files, and what was read of each: query → passages.
+
+    Raises:
+      UserError: if the corpus lacks some.
+    """
+    wanted = {passage for _, ids in named for results in ids.values() for passage in results}
+    passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in wanted}
+    for source, ids in named:
+        require_known_passages(ids, passages, source)
+    return passages
+
+
 def require_known_passages(
     ids: Mapping[str, Iterable[str]], passages: Container[str], source: Path
 ) -> None:

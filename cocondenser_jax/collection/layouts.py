@@ -17,7 +17,12 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.collection.trec import Qrels, require_run_id
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import numbered_lines, read_json_items, without_surrogates
+from cocondenser_jax.files import (
+    numbered_lines,
+    parse_object,
+    read_json_items,
+    without_surrogates,
+)
 from cocondenser_jax.tables import plain_name, read_rows, split_fields
 
 logger = logging.getLogger(__name__)
@@ -80,7 +85,7 @@ def read_passages(path: Path) -> Iterator[Passage]:
 
 def parse_passage(line: str | bytes, where: str) -> Passage:
     """Reads a line of jsonl with `_id`, `title` and `text`; an error begins with `where`."""
-    record = parse_object(line, where)
+    record = _parse_named(line, where)
     record["title"] = record.get("title") or ""
     for field in ("_id", "text", "title"):
         if not isinstance(_first_of(record, [field], where), str):
@@ -124,7 +129,7 @@ def read_answers(path: Path) -> dict[str, list[str]]:
             question: Any = str(number - 1)
             found = _parse_list(split_fields(line, _DPR_QUESTION, where, is_csv=True)[1])
         else:
-            record = parse_object(line, where)
+            record = _parse_named(line, where)
             question = _first_of(record, _IDS, where)
             found = _first_of(record, ("answers", "answer"), where)
         if not isinstance(question, str):
@@ -190,14 +195,9 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
     return positives, {query: list(listed) for query, listed in negatives.items()}
 
 
-def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
-    """Reads a line of jsonl, an object; an id that is an integer is taken as a string."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: expected a JSON object")
+def _parse_named(line: str | bytes, where: str) -> dict[str, Any]:
+    """Reads an object; an id that is an integer is taken as a string."""
+    record = parse_object(line, where)
     for name in _IDS:
         if type(record.get(name)) is int:
             _note_integers(where.rpartition(":")[0])

@@ -4,9 +4,8 @@ import csv
 import math
 from pathlib import Path
 
-from cocondenser_jax.collection.layouts import parse_object
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import numbered_lines, without_surrogates
+from cocondenser_jax.files import numbered_lines, parse_object, without_surrogates
 from cocondenser_jax.tables import plain_name
 
 LABELS = ("contradiction", "entailment", "neutral")  # of a labelled pair

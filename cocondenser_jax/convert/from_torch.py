@@ -14,6 +14,9 @@ from safetensors.numpy import load_file
 from cocondenser_jax.convert.names import (
     HEAD_FIELDS,
     HEAD_PREFIX,
+    MODERN_CONFIG,
+    NAMES,
+    Names,
     Params,
     expected_shapes,
     from_tensors,
@@ -23,7 +26,8 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import read_object
-from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.hub import find_folder
+from cocondenser_jax.model.config import MODEL_TYPES, ModelConfig
 from cocondenser_jax.paths import plain_path
 from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.step import initial_params
@@ -31,7 +35,13 @@ from cocondenser_jax.pretrain.step import initial_params
 logger = logging.getLogger(__name__)
 
 # What config.json may say besides sizes; any other value means another network.
-_SUPPORTED = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+_SUPPORTED = {
+    **{"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False},
+    # ModernBERT's
+    **{"hidden_activation": "gelu", "classifier_activation": "gelu", "decoder_bias": True},
+    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
+}
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _SIZES = (
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
     " max_position_embeddings"
@@ -41,7 +51,7 @@ _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|d
 
 
 def import_folder(name_or_folder: str, out: Path, *, init_head: bool = False) -> None:
-    """Writes a BERT or RoBERTa as a run folder that pre-training can start from.
+    """Writes a published model as a run folder that pre-training can start from.
 
     With `init_head`, a Condenser head or an MLM projection that is missing is drawn with seed 0.
     """
@@ -56,7 +66,7 @@ def load_folder(
     skip_from: int | None = None,
     init_head_seed: int | None = None,
 ) -> tuple[ModelConfig, Params]:
-    """Reads a BERT or RoBERTa and its Condenser head.
+    """Reads a BERT, RoBERTa, XLM-R or ModernBERT and its Condenser head.
 
     Args:
       name_or_folder: a folder with `config.json` and weights (safetensors or PyTorch, in one file
@@ -74,15 +84,16 @@ def load_folder(
     """
     folder = find_folder(name_or_folder)
     backbone = _read_backbone_config(folder)
-    tensors = _canonical(_read_weights(folder), backbone["model_type"], folder)
+    tensors = _canonical(_read_weights(folder), NAMES[backbone["model_type"]], folder)
     tensors |= _read_head(folder)
     n_found = len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
+    head = {"skip_from": backbone["num_hidden_layers"] // 2}
     asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
-    asked = {key: value for key, value in asked.items() if value is not None}
-    found = ({"n_head_layers": n_found} if n_found else {}) | _read_head_config(folder)
-    middle = {"skip_from": backbone["num_hidden_layers"] // 2}
+    head |= {key: value for key, value in asked.items() if value is not None}
+    if n_found:
+        head |= {"n_head_layers": n_found} | read_object(folder / "condenser.json", {})
     try:
-        config = ModelConfig(**backbone, **middle | (asked | found if n_found else found | asked))
+        config = ModelConfig(**backbone, **head)
     except (TypeError, UserError) as error:
         raise UserError(f"{folder}: {error}") from error
     params = complete(folder, tensors, config, init_head_seed)
@@ -102,7 +113,8 @@ def complete(
     """
     shapes = expected_shapes(config)
     head = {name for name in shapes if name.startswith(HEAD_PREFIX)}
-    mlm = {name for name in shapes if not name.startswith((HEAD_PREFIX, config.model_type))}
+    others = HEAD_PREFIX, NAMES[config.model_type].backbone
+    mlm = {name for name in shapes if not name.startswith(others)}
     for part, names in (("Condenser head", head), ("MLM projection", mlm)):
         if names & tensors.keys() or not names:
             continue
@@ -127,69 +139,49 @@ def complete(
     return from_tensors(tensors, config)
 
 
-def load_head(folder: Path) -> tuple[dict[str, np.ndarray], int]:
-    """Reads the Condenser head alone, as PyTorch tensors by name.
-
-    Returns:
-      {name within the head, such as `0.output.dense.weight`: values}, empty where the folder has
-      none, and `skip_from`.
-    """
-    tensors = _read_head(folder)
-    middle = _read_backbone_config(folder)["num_hidden_layers"] // 2
-    named = {name.removeprefix(HEAD_PREFIX): value for name, value in tensors.items()}
-    return named, _read_head_config(folder).get("skip_from", middle)
-
-
-def find_folder(name_or_folder: str) -> Path:
-    """Returns the local folder, downloading a model of the hub, as a whole, once."""
-    path = Path(name_or_folder)
-    if path.is_dir():
-        return path
-    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name_or_folder):
-        raise UserError(f"{name_or_folder}: no such folder, and not the name of a model on the hub")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    def download(weights: str) -> Path:
-        # [0-9]_*: sentence-transformers' modules
-        others = ["*.json", "*.txt", "[0-9]_*", "condenser_head.safetensors", "model.pt"]
-        return Path(snapshot_download(name_or_folder, allow_patterns=[*others, weights]))
-
-    try:
-        folder = download("model*.safetensors")
-        # Many models are published in both formats; the second one is twice the download.
-        if not any(folder.glob("model*.safetensors")):
-            folder = download("pytorch_model*.bin")
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise UserError(
-            f"{name_or_folder}: no such folder, and the model cannot be had from the hub:"
-            f" {first_line(error)}"
-        ) from error
-    return folder
-
-
 def _read_backbone_config(folder: Path) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` that config.json holds."""
     path = folder / "config.json"
     values = read_object(path)
     model_type = values.get("model_type")
-    if model_type not in ("bert", "roberta"):
-        raise UserError(f"{path}: model_type is {model_type!r}; expected 'bert' or 'roberta'")
+    if model_type not in MODEL_TYPES:
+        expected = " or ".join(MODEL_TYPES)
+        raise UserError(f"{path}: model_type is {model_type!r}; expected {expected}")
     for key, supported in _SUPPORTED.items():
         if values.get(key, supported) != supported:
             raise UserError(f"{path}: {key} is {values[key]!r}; only {supported!r} is supported")
     for key in _SIZES:
         if type(values.get(key)) is not int:
             raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
+    if model_type == "modernbert":
+        values = _modern_values(values, path)
     names = {field.name for field in dataclasses.fields(ModelConfig)} - set(HEAD_FIELDS)
     fields = {name: values[name] for name in names if values.get(name) is not None}
-    return {"pad_token_id": int(model_type == "roberta"), **fields}
+    return {"pad_token_id": int("roberta" in model_type), **fields}
 
 
-def _read_head_config(folder: Path) -> dict[str, Any]:
-    """Returns what the folder says of its Condenser head, which may be nothing."""
-    path = folder / "condenser.json"
-    return read_object(path) if path.exists() else {}
+def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the values of a ModernBERT's config.json, old or new, under the names of ours."""
+    from transformers import ModernBertConfig
+
+    try:
+        read = ModernBertConfig(**values).to_dict()
+    except Exception as error:  # of each release another
+        raise UserError(f"{path}: {first_line(error)}") from error
+    kinds, ropes = read["layer_types"], read["rope_parameters"]
+    every = [*kinds[1:], _GLOBAL].index(_GLOBAL) + 1
+    if kinds != [_LOCAL if i % every else _GLOBAL for i in range(len(kinds))]:
+        raise UserError(f"{path}: layer_types is {kinds}; expected {_GLOBAL} in every n-th from 0")
+    for rope in ropes.values():
+        if rope["rope_type"] != "default":
+            raise UserError(f"{path}: rope_type is {rope['rope_type']!r}; expected 'default'")
+    return {
+        **read,
+        **{ours: read[theirs] for ours, theirs in MODERN_CONFIG.items()},
+        "global_attn_every_n_layers": every,
+        "global_rope_theta": ropes[_GLOBAL]["rope_theta"],
+        "local_rope_theta": ropes[_LOCAL]["rope_theta"],
+    }
 
 
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:
@@ -248,24 +240,24 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _canonical(
-    tensors: Mapping[str, np.ndarray], backbone: str, folder: Path
+    tensors: Mapping[str, np.ndarray], names: Names, folder: Path
 ) -> dict[str, np.ndarray]:
     """Gives tensors of older files, and of models without an MLM projection, today's names."""
     renamed: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)
         name = re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
-        if name.startswith(("embeddings.", "encoder.", "pooler.")):
-            name = f"{backbone}.{name}"
+        if name.startswith(("embeddings.", "encoder.", "pooler.", "layers.", "final_norm.")):
+            name = names.backbone + name
         renamed[name] = value
-    words = renamed.get(f"{backbone}.embeddings.word_embeddings.weight")
-    for projection in ("cls.predictions", "lm_head"):
-        decoder = renamed.get(f"{projection}.decoder.weight")
+    words = renamed.get(f"{names.backbone}embeddings.{names.embeddings['word']}.weight")
+    for prefix in ("cls.predictions.", "lm_head.", ""):
+        decoder = renamed.get(f"{prefix}decoder.weight")
         if decoder is not None and words is not None and not np.array_equal(decoder, words):
             raise UserError(
-                f"{folder}: {projection}.decoder.weight differs from the word embeddings;"
+                f"{folder}: {prefix}decoder.weight differs from the word embeddings;"
                 " only tied MLM projections are supported"
             )
-        if f"{projection}.decoder.bias" in renamed:
-            renamed.setdefault(f"{projection}.bias", renamed[f"{projection}.decoder.bias"])
+        if prefix and f"{prefix}decoder.bias" in renamed:
+            renamed.setdefault(f"{prefix}bias", renamed[f"{prefix}decoder.bias"])
     return renamed

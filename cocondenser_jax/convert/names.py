@@ -2,12 +2,12 @@
 
 `tensor_names` pairs every parameter of a Condenser with the tensor that holds it in a PyTorch
 checkpoint. Both libraries store the same numbers; only the matrices of linear maps are transposed
-(Flax `[in, out]`, PyTorch `[out, in]`).
+(Flax `[in, out]`, PyTorch `[out, in]`), and ModernBERT stacks those of queries, keys and values.
 """
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,13 +35,47 @@ _LAYER = {
     "mlp_out": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
-_MLM = {
-    "bert": {
-        "": "cls.predictions",  # a bias of its own
-        "dense": "cls.predictions.transform.dense",
-        "norm": "cls.predictions.transform.LayerNorm",
-    },
-    "roberta": {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
+_MODERN_LAYER = {
+    **dict.fromkeys(("query", "key", "value"), "attn.Wqkv"),
+    **{"output": "attn.Wo", "attention_norm": "attn_norm"},
+    **{"mlp_in": "mlp.Wi", "mlp_out": "mlp.Wo", "mlp_norm": "mlp_norm"},
+}
+_STACKED = ["query", "key", "value"]  # in this order
+
+
+class Names(NamedTuple):
+    """What a family of models calls its parts."""
+
+    backbone: str
+    mlm: dict[str, str]  # "": where its bias is
+    layers: str = "encoder.layer."
+    layer: dict[str, str] = _LAYER
+    embeddings: dict[str, str] = _EMBEDDINGS
+
+
+_BERT_MLM = {
+    "": "cls.predictions",
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+}
+_ROBERTA_MLM = {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"}
+NAMES = {
+    "bert": Names("bert.", _BERT_MLM),
+    "roberta": Names("roberta.", _ROBERTA_MLM),
+    "xlm-roberta": Names("roberta.", _ROBERTA_MLM),
+    "modernbert": Names(
+        "model.",
+        {"": "decoder", "dense": "head.dense", "norm": "head.norm"},
+        "layers.",
+        _MODERN_LAYER,
+        {"word": "tok_embeddings", "norm": "norm"},
+    ),
+}
+# ModelConfig's names -> those of ModernBERT's config.json, where they differ.
+MODERN_CONFIG = {
+    "layer_norm_eps": "norm_eps",
+    "hidden_dropout_prob": "mlp_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
 }
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # The fields of `ModelConfig` that Hugging Face's config.json does not have.
@@ -50,18 +84,23 @@ HEAD_PREFIX = "c_head."  # of the Condenser head, as in the published research c
 
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
-    """Returns {Flax path, joined by slashes: name of the PyTorch tensor} for a whole Condenser."""
-    return {path: _tensor_name(path, config.model_type) for path in _shapes(config)}
+    """Returns {Flax path, joined by slashes: name of the PyTorch tensor} for a whole Condenser.
+
+    Where several paths have one name, the tensor is theirs, stacked.
+    """
+    names = NAMES[config.model_type]
+    return {path: _tensor_name(path, names) for path in _shapes(config)}
 
 
-def _tensor_name(path: str, backbone: str) -> str:
+def _tensor_name(path: str, names: Names) -> str:
     block, *module, leaf = path.split("/")
     kind, _, index = block.partition("_")
     prefix, modules = {
-        "embeddings": (f"{backbone}.embeddings.", _EMBEDDINGS),
-        "layers": (f"{backbone}.encoder.layer.{index}.", _LAYER),
-        "head": (f"{HEAD_PREFIX}{index}.", _LAYER),
-        "mlm": ("", _MLM[backbone]),
+        "embeddings": (f"{names.backbone}embeddings.", names.embeddings),
+        "layers": (f"{names.backbone}{names.layers}{index}.", names.layer),
+        "head": (f"{HEAD_PREFIX}{index}.", names.layer),
+        "final": (names.backbone, {"": "final_norm"}),
+        "mlm": ("", names.mlm),
     }[kind]
     return f"{prefix}{modules['/'.join(module)]}.{_LEAVES[leaf]}"
 
@@ -74,8 +113,8 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
         wrong = sorted(path for path, _ in shapes.items() ^ expected.items())
         raise ValueError(f"the parameters are not those of the model's config: {wrong}")
     return {
-        name: _transpose_kernel(path, np.asarray(flat[path], np.float32))
-        for path, name in tensor_names(config).items()
+        name: np.concatenate([_transpose_kernel(path, flat[path]) for path in paths])
+        for name, paths in _paths(config).items()
     }
 
 
@@ -83,8 +122,9 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Para
     """Returns the Flax parameter tree, float32, of the tensors that `expected_shapes` names."""
     return unflatten_dict(
         {
-            path: _transpose_kernel(path, np.asarray(tensors[name], np.float32))
-            for path, name in tensor_names(config).items()
+            path: _transpose_kernel(path, part)
+            for name, paths in _paths(config).items()
+            for path, part in zip(paths, np.split(tensors[name], len(paths)), strict=True)
         },
         sep="/",
     )
@@ -93,14 +133,28 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Para
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns {name: shape} of the PyTorch tensors that `from_tensors` reads."""
     shapes = _shapes(config)
-    return {
-        name: shapes[path][::-1] if path.endswith("/kernel") else shapes[path]
-        for path, name in tensor_names(config).items()
-    }
+
+    def stacked(paths: list[str]) -> tuple[int, ...]:
+        rows, *columns = shapes[paths[0]][:: -1 if paths[0].endswith("/kernel") else 1]
+        return len(paths) * rows, *columns
+
+    return {name: stacked(paths) for name, paths in _paths(config).items()}
 
 
-def _transpose_kernel(path: str, value: np.ndarray) -> np.ndarray:
-    """Transposes the matrix of a linear map; contiguous, as the file formats ask for."""
+def _paths(config: ModelConfig) -> dict[str, list[str]]:
+    """Returns {name of the PyTorch tensor: Flax paths of its parts, in their order}."""
+    paths: dict[str, list[str]] = {}
+    for path, name in tensor_names(config).items():
+        paths.setdefault(name, []).append(path)
+    for parts in paths.values():
+        if len(parts) > 1:
+            parts.sort(key=lambda path: _STACKED.index(path.split("/")[1]))
+    return paths
+
+
+def _transpose_kernel(path: str, value: Any) -> np.ndarray:
+    """Transposes the matrix of a linear map; float32, contiguous, as the file formats ask for."""
+    value = np.asarray(value, np.float32)
     return np.ascontiguousarray(value.T) if path.endswith("/kernel") else value
 
 

@@ -4,20 +4,21 @@ Written for clarity, not for speed: full sequences through every layer, logits a
 and the losses as the papers print them.
 """
 
+import copy
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
-from transformers.models.bert.modeling_bert import BertLayer
-from transformers.models.roberta.modeling_roberta import RobertaLayer
 
-from cocondenser_jax.convert.from_torch import load_head
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
 from cocondenser_jax.corpus.batches import Batch
 from cocondenser_jax.paths import plain_path
 
-LAYERS = {"bert": BertLayer, "roberta": RobertaLayer}
+_TIED = re.compile(r"\.decoder\.|^decoder\.weight$")  # to the word embeddings and their bias
 IGNORED = -100  # the label of positions that are not to be predicted
 
 
@@ -38,21 +39,32 @@ class TorchCondenser(torch.nn.Module):
 
     def project(self, hidden_BxLxD: torch.Tensor) -> torch.Tensor:
         """Returns the logits of the MLM projection that backbone and head share."""
-        projection: Any = self.lm.cls if self.lm.config.model_type == "bert" else self.lm.lm_head
-        return projection(hidden_BxLxD)
+        lm: Any = self.lm
+        if hasattr(lm, "decoder"):  # ModernBERT
+            return lm.decoder(lm.head(hidden_BxLxD))
+        return lm.cls(hidden_BxLxD) if hasattr(lm, "cls") else lm.lm_head(hidden_BxLxD)
 
     def forward(
         self, ids_BxL: torch.Tensor, mask_BxL: torch.Tensor, late_mlm: bool = True
     ) -> TorchOutput:
         """Computes all outputs; `mask_BxL` is boolean, true at tokens."""
-        states = self.lm.base_model(
+        backbone: Any = self.lm.base_model
+        states = backbone(
             input_ids=ids_BxL, attention_mask=mask_BxL, output_hidden_states=True
         ).hidden_states
-        late = states[-1]
-        hidden = torch.cat([late[:, :1], states[self.skip_from][:, 1:]], dim=1)
+        early, late, options = states[self.skip_from], states[-1], {}
+        is_modern = self.lm.config.model_type == "modernbert"
+        if is_modern:
+            early = late if self.skip_from == len(states) - 1 else backbone.final_norm(early)
+            positions_1xL = torch.arange(ids_BxL.shape[1])[None]
+            rotary = backbone.rotary_emb(late, positions_1xL, "full_attention")
+            options = {"position_embeddings": rotary}
+        hidden = torch.cat([late[:, :1], early[:, 1:]], dim=1)
         blocked = torch.where(mask_BxL, 0.0, torch.finfo(late.dtype).min)[:, None, None, :]
         for layer in self.c_head:
-            hidden = layer(hidden, blocked.to(late.dtype))
+            hidden = layer(hidden, blocked.to(late.dtype), **options)
+        if is_modern:
+            hidden = backbone.final_norm(hidden)
         late_logits = self.project(late) if late_mlm else None
         return TorchOutput(late, self.project(hidden) if self.c_head else None, late_logits)
 
@@ -61,6 +73,16 @@ class TorchCondenser(torch.nn.Module):
         output = self.lm.base_model(input_ids=ids_BxL, attention_mask=mask_BxL)
         return output.last_hidden_state[:, 0].float()
 
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Returns the gradient of each tensor by its name in a checkpoint, tied ones once."""
+        parameters = self.named_parameters(remove_duplicate=False)
+        named = {name.removeprefix("lm."): value.grad for name, value in parameters}
+        return {
+            name: grad.numpy()
+            for name, grad in named.items()
+            if grad is not None and not _TIED.search(name)
+        }
+
 
 def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
     """Loads an exported folder with transformers, and its Condenser head into transformers' layers.
@@ -68,16 +90,28 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
     It may be of either layout, or a published research checkpoint; `attention` is transformers'
     `attn_implementation`.
     """
-    tensors, skip_from = load_head(folder)
+    config, params = load_folder(str(folder), n_head_layers=0)
     with plain_path(folder) as plain:
         lm = AutoModelForMaskedLM.from_pretrained(
             plain, attn_implementation=attention, trust_remote_code=False
         )
-    n_layers = len({name.split(".")[0] for name in tensors})
-    layer = LAYERS[lm.config.model_type]
-    head = torch.nn.ModuleList(layer(lm.config) for _ in range(n_layers))
-    head.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
-    return TorchCondenser(lm, head, skip_from).eval()
+    head = torch.nn.ModuleList(_head_layer(lm.base_model) for _ in range(config.n_head_layers))
+    tensors = to_tensors(params, config).items()
+    state = {name: torch.from_numpy(x) for name, x in tensors if name.startswith(HEAD_PREFIX)}
+    torch.nn.ModuleDict({"c_head": head}).load_state_dict(state)
+    return TorchCondenser(lm, head, config.skip_from).eval()
+
+
+def _head_layer(backbone: Any) -> torch.nn.Module:
+    """Returns a new layer of the backbone's kind.
+
+    ModernBERT's sees the whole span, and has the LayerNorm that the backbone's first has not.
+    """
+    if hasattr(backbone, "encoder"):
+        return type(backbone.encoder.layer[0])(backbone.config)
+    config = copy.deepcopy(backbone.config)
+    config.layer_types = ["full_attention"] * 2
+    return type(backbone.layers[0])(config, 1)
 
 
 def full_labels(batch: Batch) -> torch.Tensor:

@@ -4,7 +4,6 @@ import html
 import io
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from string import Template
@@ -12,18 +11,22 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
 
-from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, to_tensors
-from cocondenser_jax.errors import UserError, first_line, visible
-from cocondenser_jax.files import new_folder, read_object, require_absent, write_json, write_text
+from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, MODERN_CONFIG, to_tensors
+from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
+from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.files import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 
-ARCHITECTURES = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}
-_TOKENIZER_FILES = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.txt"
-    " vocab.json merges.txt"
+ARCHITECTURES = {
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+    "modernbert": "ModernBertForMaskedLM",
+}
+MODERN_FIELDS = (
+    "local_attention global_attn_every_n_layers global_rope_theta local_rope_theta"
 ).split()
 
 
@@ -43,6 +46,7 @@ def export_folder(
     out: Path,
     facts: Mapping[str, Any],
     *,
+    name: str | None = None,
     max_seq_length: int | None = None,
     research_layout: bool = False,
 ) -> None:
@@ -58,13 +62,19 @@ def export_folder(
       out: the folder to make.
       facts: what the model card says about the run: {name: value}, values may be nested. Absolute
         paths are cut to their last part, and credentials in addresses are removed.
+      name: of the model, in its card; None: the folder's.
       max_seq_length: where sentence-transformers truncates, in tokens; None for the longest text
         that has position embeddings.
       research_layout: put the Condenser head into `model.pt`, as in the published research
         checkpoints, rather than into `condenser_head.safetensors`.
     """
     require_absent(out)
-    _check_tokenizer(tokenizer_folder, config)
+    tokenizer = load_tokenizer(str(tokenizer_folder))
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"the tokenizer in {tokenizer_folder} has token ids up to {tokenizer.vocab_size - 1},"
+            f" but the model has {config.vocab_size} word embeddings"
+        )
     length = config.max_length if max_seq_length is None else max_seq_length
     if not 1 <= length <= config.max_length:
         raise UserError(f"max_seq_length is {length}; expected 1 to {config.max_length} tokens")
@@ -73,59 +83,41 @@ def export_folder(
     lm = {name: value for name, value in tensors.items() if name not in head}
 
     with new_folder(out) as folder:
-        files = _sentence_transformers_files(config.hidden_size, length)
+        files = _sentence_transformers_files(config, length)
         files["config.json"] = _transformers_config(config)
         if head:
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
-        for name, content in files.items():
-            write_json(folder / name, content)
+        for file, content in files.items():
+            write_json(folder / file, content)
         save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
-        for name in _TOKENIZER_FILES:
-            if (tokenizer_folder / name).is_file():
-                shutil.copyfile(tokenizer_folder / name, folder / name)
-        _limit_tokens(folder / "tokenizer_config.json", config.max_length)
+        save_tokenizer(tokenizer, folder, config.max_length)
         if head and research_layout:
             _write_torch(head, folder / "model.pt")
         elif head:
             save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
-        write_text(folder / "README.md", _model_card(out.name, config, facts))
-
-
-def _check_tokenizer(folder: Path, config: ModelConfig) -> None:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"no tokenizer in {folder}: expected a file tokenizer.json")
-    try:
-        vocabulary = Tokenizer.from_buffer(path.read_bytes()).get_vocab()
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path} is not a tokenizer: {first_line(error)}") from error
-    largest = max(vocabulary.values(), default=-1)
-    if largest >= config.vocab_size:
-        raise UserError(
-            f"the tokenizer in {folder} has token ids up to {largest},"
-            f" but the model has {config.vocab_size} word embeddings"
-        )
-
-
-def _limit_tokens(path: Path, length: int) -> None:
-    """Makes `tokenizer(truncation=True)` cut to `length` tokens."""
-    settings = read_object(path) if path.is_file() else {}
-    write_json(path, settings | {"model_max_length": length})
+        write_text(folder / "README.md", _model_card(name or out.name, config, facts))
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:
     sizes = {k: v for k, v in config.to_dict().items() if k not in HEAD_FIELDS}
+    if config.is_modern:
+        del sizes["type_vocab_size"]
+        sizes = {MODERN_CONFIG.get(name, name): value for name, value in sizes.items()}
+        sizes["embedding_dropout"] = config.hidden_dropout_prob
+        # Else transformers takes the published model's, which may be beyond the vocabulary.
+        sizes |= dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "cls", "sep"))
+    else:
+        sizes = {k: v for k, v in sizes.items() if k not in MODERN_FIELDS}
+        sizes |= {"hidden_act": "gelu", "position_embedding_type": "absolute"}
     return {
         "architectures": [ARCHITECTURES[config.model_type]],
         **sizes,
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     }
 
 
-def _sentence_transformers_files(hidden_size: int, length: int) -> dict[str, Any]:
+def _sentence_transformers_files(config: ModelConfig, length: int) -> dict[str, Any]:
     """CLS pooling and inner product, in the form that every release of the library reads."""
     package = "sentence_transformers.models"
     return {
@@ -134,17 +126,15 @@ def _sentence_transformers_files(hidden_size: int, length: int) -> dict[str, Any
             {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"},
         ],
         "1_Pooling/config.json": {
-            "word_embedding_dimension": hidden_size,
+            "word_embedding_dimension": config.hidden_size,
             "pooling_mode_cls_token": True,
-            "pooling_mode_mean_tokens": False,
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
+            "pooling_mode_mean_tokens": False,  # the default
         },
         "sentence_bert_config.json": {
             "max_seq_length": length,
             "do_lower_case": False,
             # A CLS vector needs no pooler, and the folder has no weights for one.
-            "model_args": {"add_pooling_layer": False},
+            "model_args": {} if config.is_modern else {"add_pooling_layer": False},
         },
         "config_sentence_transformers.json": {
             "model_type": "SentenceTransformer",
@@ -169,6 +159,7 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     values = {
         **config.to_dict(),
+        "options": "" if config.is_modern else ", add_pooling_layer=False",
         "training": "pre-trained",
         "title": html.escape(visible(name), quote=False),
         "literal": json.dumps(name, ensure_ascii=False),

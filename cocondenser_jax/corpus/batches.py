@@ -59,6 +59,12 @@ def epoch_examples(store: TokenStore, spec: BatchSpec) -> int:
     return round(sum(weight * (end - begin) for weight, begin, end in _ranges(store, spec)))
 
 
+def source_shares(store: TokenStore, spec: BatchSpec) -> list[float]:
+    """Returns which share of all examples comes from each source of a store."""
+    examples = [weight * (end - begin) for weight, begin, end in _ranges(store, spec)]
+    return [n / max(sum(examples), 1) for n in examples]
+
+
 def example_order(store: TokenStore, spec: BatchSpec) -> grain.MapDataset:
     """Returns the endless sequence of examples: each once per epoch, reshuffled.
 
@@ -292,7 +298,7 @@ def with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore
 
 def _ranges(store: TokenStore, spec: BatchSpec) -> list[tuple[float, int, int]]:
     """Returns (weight, first example, end) of each source, not counting what is held out."""
-    borders_Sx2 = np.array([(first, end) for _, first, end in store.sources])
+    borders_Sx2 = np.array([(first, end) for _, _, first, end in store.sources])
     examples_Sx2 = _first_examples(store, spec, borders_Sx2)
     first_H, skipped_H = _held_out_examples(store, spec)
     examples_Sx2 = examples_Sx2 - skipped_H[np.searchsorted(first_H, examples_Sx2)]

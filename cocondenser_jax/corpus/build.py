@@ -4,22 +4,32 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.sources import Document, read_documents, source_bytes
+from cocondenser_jax.corpus.sources import Columns, Document, Part, open_source, read_parts
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
-from cocondenser_jax.corpus.store import FORMAT_VERSION, shard_name
+from cocondenser_jax.corpus.store import FORMAT_VERSION
 from cocondenser_jax.corpus.token_files import TokenWriter
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer, save_tokenizer
+from cocondenser_jax.corpus.tokenizer import (
+    SpanTokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import file_sha256, new_folder, write_json
+from cocondenser_jax.paths import shard_folder
+
+logger = logging.getLogger(__name__)
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
 # Documents are cut together until they reach this many characters, or this many documents.
@@ -37,6 +47,7 @@ def build_store(
     *,
     max_tokens: int = 128,
     shard: tuple[int, int] = (0, 1),
+    columns: Columns | None = None,
 ) -> dict[str, Any]:
     """Cuts and tokenises a corpus into a store; returns its manifest.
 
@@ -44,26 +55,25 @@ def build_store(
     enough is dropped and counted.
 
     Args:
-      source: see `sources.read_documents`.
+      source: see `sources.open_source`.
       tokenizer: see `tokenizer.load_tokenizer`.
       out: a folder that does not exist yet; for one shard of several, the folder of all shards.
       max_tokens: longest span in tokens, [CLS] and [SEP] included.
-      shard: (i, n): keep the documents whose text's hash is i modulo n. Copies of a document
-        fall into the same shard, so they are found whatever n is.
+      shard: (i, n): read every nth part of the source, from part i; copies in other shards are
+        not found. Of a source of fewer than n parts, read all and keep the documents whose text's
+        hash is i modulo n: copies then fall into the same shard.
+      columns: see `sources.open_source`.
     """
-    index, n_shards = shard
-    if not 0 <= index < n_shards:
-        raise UserError(f"shard {index}/{n_shards}: expected i/n with 0 <= i < n")
     if max_tokens < MIN_MAX_TOKENS:
         raise UserError(f"max_tokens is {max_tokens}: expected at least {MIN_MAX_TOKENS}")
     loaded = load_tokenizer(tokenizer)
-    target = out / shard_name(index, n_shards) if n_shards > 1 else out
-    with new_folder(target) as folder:
+    target = shard_folder(out, shard)
+    with new_folder(target) as folder, open_source(source, columns) as parts:
         dropped: Counter[str] = Counter(empty=0, duplicate=0, too_short=0)
         n_single = 0
         lost: Counter[str] = Counter()
         with TokenWriter(folder, loaded.vocab_size, max_tokens) as writer:
-            for batch in _batches(_kept_documents(source, folder, shard, dropped)):
+            for batch in _batches(_kept_documents(source, parts, folder, shard, dropped)):
                 spans_D, batch_lost = cut_documents(batch, loaded, max_tokens)
                 lost += batch_lost
                 cut = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True)]
@@ -81,8 +91,9 @@ def build_store(
         manifest = {
             "format_version": FORMAT_VERSION,
             "source": source,
+            "parts": len(parts),
             "max_tokens": max_tokens,
-            "shard": [index, n_shards],
+            "shard": [*shard],
             "tokenizer": {
                 field.name: getattr(loaded, field.name)
                 for field in dataclasses.fields(SpanTokenizer)
@@ -106,27 +117,49 @@ def build_store(
     return manifest
 
 
+def build_vocabulary(
+    sources: Sequence[str],
+    out: Path,
+    size: int,
+    *,
+    kind: Literal["bert", "roberta"] = "bert",
+    lowercase: bool = True,
+    columns: Columns | None = None,
+) -> SpanTokenizer:
+    """Learns a tokenizer from all documents of sources, and writes it to a new folder.
+
+    The arguments are those of `open_source` and `train_tokenizer`.
+    """
+    with new_folder(out) as folder, contextlib.ExitStack() as stack:
+        opened = [(name, stack.enter_context(open_source(name, columns))) for name in sources]
+        documents = (_read_with_bar(name, parts, "vocabulary") for name, parts in opened)
+        texts = (document.text for document in chain.from_iterable(documents))
+        tokenizer = train_tokenizer(texts, size, kind, lowercase=lowercase)
+        save_tokenizer(tokenizer, folder)
+    return tokenizer
+
+
 def _kept_documents(
-    source: str, folder: Path, shard: tuple[int, int], dropped: Counter[str]
+    source: str,
+    parts: Sequence[Part],
+    folder: Path,
+    shard: tuple[int, int],
+    dropped: Counter[str],
 ) -> Iterator[Document]:
-    """Yields the shard's documents without empty ones and copies; shows a progress bar."""
+    """Yields the shard's documents without empty ones and copies."""
     index, n_shards = shard
-    total = source_bytes(source)
-    bar = tqdm(
-        desc=f"corpus {index}/{n_shards}" if n_shards > 1 else "corpus",
-        total=total,
-        unit="B" if total else " documents",
-        unit_scale=bool(total),
-        smoothing=0,  # tokenising comes in bursts
-    )
-    start = time.monotonic()
-    with bar, _digest_table(folder / "digests.sqlite") as is_new:
-        for number, document in enumerate(read_documents(source, bar.update), start=1):
-            if not total:
-                bar.update()
-            elif number % 256 == 0:
-                rate = number / (time.monotonic() - start)
-                bar.set_postfix_str(f"{number} documents, {rate:.0f}/s", refresh=False)
+    label = "corpus"
+    if n_shards > 1:
+        label = f"corpus {index}/{n_shards}"
+        if len(parts) >= n_shards:
+            n_parts, parts = len(parts), parts[index::n_shards]
+            logger.info(
+                "%s: reading %d of %d parts; copies in other shards are not dropped",
+                *(source, len(parts), n_parts),
+            )
+            index, n_shards = 0, 1
+    with _digest_table(folder / "digests.sqlite") as is_new:
+        for document in _read_with_bar(source, parts, label):
             digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
             if int.from_bytes(digest[:8], "big") % n_shards != index:
                 continue
@@ -136,6 +169,26 @@ def _kept_documents(
                 dropped["duplicate"] += 1
             else:
                 yield document
+
+
+def _read_with_bar(source: str, parts: Sequence[Part], label: str) -> Iterator[Document]:
+    """Reads parts of a source; shows a progress bar, of bytes where it knows how many there are."""
+    total = sum(part.n_bytes or 0 for part in parts)
+    with tqdm(
+        desc=label,
+        total=total or None,
+        unit="B" if total else " documents",
+        unit_scale=bool(total),
+        smoothing=0,  # tokenising comes in bursts
+    ) as bar:
+        start = time.monotonic()
+        for number, document in enumerate(read_parts(source, parts, bar.update), start=1):
+            if not total:
+                bar.update()
+            elif number % 256 == 0:
+                rate = number / (time.monotonic() - start)
+                bar.set_postfix_str(f"{number} documents, {rate:.0f}/s", refresh=False)
+            yield document
 
 
 @contextlib.contextmanager

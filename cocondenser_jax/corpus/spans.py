@@ -138,7 +138,7 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
     WordPiece does not see the space before a word. Byte-level BPE has different tokens for " The"
     and "The", up to the next space.
     """
-    if tokenizer.kind != "roberta":
+    if not tokenizer.is_byte_level:
         return lambda span: span
     backend = tokenizer.backend
     follows_space = np.zeros(tokenizer.vocab_size, bool)

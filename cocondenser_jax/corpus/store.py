@@ -29,8 +29,9 @@ from cocondenser_jax.corpus.token_files import (
     read_id,
     read_windows,
 )
-from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import file_sha256, is_inside, read_object
+from cocondenser_jax.paths import shard_folders
 
 FORMAT_VERSION = 2
 # Facts about its tokenizer that a store is opened by: each a whole number.
@@ -42,6 +43,7 @@ _SPANS_AT_ONCE = 10_000  # read to count their tokens
 class Source(NamedTuple):
     """One corpus of a store."""
 
+    path: Path
     weight: float  # passes over it in an epoch
     first_document: int
     end_document: int
@@ -157,12 +159,14 @@ def open_store(path: Path) -> TokenStore:
     """
     path = Path(path)
     weighted = _weighted_folders(path)
-    opened = [list(map(_open_part, _part_folders(folder))) for _, folder in weighted]
+    opened = [list(map(_open_part, shard_folders(folder))) for _, folder in weighted]
     folders, manifests, parts = zip(*chain.from_iterable(opened), strict=True)
-    _check_kind(folders, manifests)
+    _check_same(folders, manifests, "max_tokens", "tokenizer")
+    for part in opened:
+        _check_same(*list(zip(*part, strict=True))[:2], "parts")
     n_documents_S = [sum(len(files.first_span) - 1 for *_, files in part) for part in opened]
     borders = pairwise(accumulate(n_documents_S, initial=0))
-    sources = [Source(w, *at) for (w, _), at in zip(weighted, borders, strict=True)]
+    sources = [Source(p, w, *at) for (w, p), at in zip(weighted, borders, strict=True)]
 
     bases = np.cumsum([0] + [manifest["counts"]["spans"] for manifest in manifests])
     first_span_D = parts[0].first_span  # mapped, not copied
@@ -193,16 +197,11 @@ def verify_store(path: Path) -> None:
     """Opens a store, reads every file and compares its checksum with the manifest."""
     open_store(path)
     for _, store in _weighted_folders(Path(path)):
-        for folder in _part_folders(store):
+        for folder in shard_folders(store):
             for name, facts in _read_manifest(folder)["files"].items():
                 file = folder / name
                 if file_sha256(file) != facts["sha256"]:
                     raise UserError(f"{file} has changed: its checksum is not the manifest's")
-
-
-def shard_name(index: int, n_shards: int) -> str:
-    """Returns the name of the folder of shard `index`, from 0."""
-    return f"shard-{index:05d}-of-{n_shards:05d}"
 
 
 def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
@@ -220,26 +219,10 @@ def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
     return stores
 
 
-def _part_folders(path: Path) -> list[Path]:
-    """Returns the folder of a store, or of one shard of it; or those of all shards in a folder."""
-    if not path.is_dir():
-        raise UserError(f"no store {path}: expected a folder made by `cocondenser corpus`")
-    present = {folder.name for folder in path.glob("shard-*-of-" + "[0-9]" * 5)}
-    if not present:
-        return [path]
-    n_shards = max(int(name[-5:]) for name in present)
-    expected = [shard_name(index, n_shards) for index in range(n_shards)]
-    if missing := [name for name in expected if name not in present]:
-        raise UserError(f"{path} lacks {first_three(missing)}")
-    if alien := sorted(present.difference(expected)):
-        raise UserError(f"{path} also holds {first_three(alien)}, from a different sharding")
-    return [path / name for name in expected]
-
-
-def _check_kind(folders: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
-    for what in ("max_tokens", "tokenizer"):
+def _check_same(folders: Sequence[Path], manifests: Sequence[dict[str, Any]], *names: str) -> None:
+    for what in names:
         for folder, manifest in zip(folders, manifests, strict=True):
-            if manifest[what] != manifests[0][what]:
+            if manifest.get(what) != manifests[0].get(what):
                 raise UserError(f"{folder} differs from {folders[0]} in its {what}")
 
 
@@ -262,6 +245,8 @@ def _open_part(folder: Path) -> tuple[Path, dict[str, Any], TokenFiles]:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     """Reads the manifest of a store, or of one shard; checks what is used of it."""
+    if not folder.is_dir():
+        raise UserError(f"no store {folder}: expected a folder made by `cocondenser corpus`")
     file = folder / "manifest.json"
     if not file.exists():
         raise UserError(f"{folder} is not a store, or is unfinished: it has no manifest.json")

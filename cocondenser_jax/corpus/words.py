@@ -1,8 +1,12 @@
 """Tokens of texts, looked up word by word: a corpus repeats its words.
 
-A word is the text between two spaces. The tokenizers of BERT and RoBERTa treat each word by itself
-(RoBERTa's with the space before it), so the tokens of a text are those of its words, end to end,
-and looking them up is several times as fast as tokenising again.
+A word is the text between two spaces. The tokenizers treat each word by itself (byte-level ones
+with the space before it), so the tokens of a text are those of its words, end to end, and looking
+them up is several times as fast as tokenising again.
+
+What is masked as a whole is a word of the pre-tokenizer: WordPiece's also ends at punctuation and
+at each Chinese character, XLM-R's only at spaces. In scripts without spaces between words (Chinese,
+Japanese, Thai, Lao, Tibetan, Burmese, Khmer) every token is one.
 """
 
 from collections.abc import Sequence
@@ -19,6 +23,11 @@ from cocondenser_jax.errors import UserError
 KNOWN_TOKENS = 1_000_000
 # New words are given to the tokenizer in texts of so many: each text costs it an object.
 ENCODE_WORDS = 64
+# Where blocks of Unicode of scripts without spaces between words begin and end, in turn: Thai to
+# Burmese, Khmer, East Asian (without Hangul), their compatibility characters, rarer ideographs.
+_UNSPACED = np.array(
+    [0x0E00, 0x10A0, 0x1780, 0x1800, 0x2E80, 0xA4D0, 0xF900, 0xFB00, 0x20000, 0x40000]
+)
 
 
 class Tokens(NamedTuple):
@@ -38,13 +47,16 @@ class WordTable:
 
     def __init__(self, tokenizer: SpanTokenizer):
         for token in tokenizer.backend.get_added_tokens_decoder().values():
-            if not token.special and (" " in token.content or token.rstrip):
+            # ModernBERT has runs of spaces, which are not in these texts.
+            is_run = len(token.content) > 1 and not token.content.strip(" ")
+            joins = " " in token.content and not is_run
+            if not token.special and (joins or token.rstrip):
                 raise UserError(
                     f"the tokenizer's added token {token.content!r} reaches across a space: "
                     "expected tokens that lie within a word"
                 )
         self._tokenizer = tokenizer.backend
-        self._space = " " if tokenizer.kind == "roberta" else ""
+        self._space = " " if tokenizer.is_byte_level else ""
         self._forget()
 
     def _forget(self) -> None:
@@ -94,6 +106,13 @@ def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") 
     # Which word a token is of follows from its character, counted through all texts.
     ends = np.cumsum([len(word) + 1 for word in words])
     text_starts = np.concatenate([[0], ends])[: len(words) : ENCODE_WORDS]
-    owners = np.searchsorted(ends, offsets + np.repeat(text_starts, text_lengths), "right")
+    places = offsets + np.repeat(text_starts, text_lengths)
+    owners = np.searchsorted(ends, places, "right")
     starts = (np.diff(numbers, prepend=-1) != 0) | (np.diff(owners, prepend=-1) != 0)
+    characters = np.frombuffer(
+        (space + " ".join(words)).encode("utf-32-le", "surrogatepass"), "<u4"
+    )
+    is_word = np.searchsorted(_UNSPACED, characters[places], "right") % 2 == 1
+    is_word[1:] |= is_word[:-1]  # and what follows such a token
+    starts |= is_word & (np.diff(places, prepend=-1) != 0)  # bytes of one character stay together
     return Tokens(ids, starts, np.cumsum(np.bincount(owners, minlength=len(words))))

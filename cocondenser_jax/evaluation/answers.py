@@ -8,7 +8,7 @@ from pathlib import Path
 
 import regex as re  # Python's own re has neither \p{...} nor a time limit
 
-from cocondenser_jax.collection.folder import read_corpus, require_known
+from cocondenser_jax.collection.folder import read_named
 from cocondenser_jax.collection.layouts import read_answers
 from cocondenser_jax.collection.trec import Run, first_passages, read_run
 from cocondenser_jax.errors import UserError
@@ -28,20 +28,12 @@ def evaluate_answers(
     top_k: Sequence[int],
     regex: bool = False,
 ) -> list[Metrics]:
-    """Computes `answer_accuracy` of each run, in the passages of a corpus.
-
-    Of the corpus, only the passages that the runs rank high are held in memory.
-    """
+    """Computes `answer_accuracy` of each run, in the passages of a corpus."""
     answers, depth = read_answers(answers_file), max(top_k)
     runs = [read_run(file) for file in run_files]
-    named = [
-        {passage: None for name in answers for passage in first_passages(run.get(name, {}), depth)}
-        for run in runs
-    ]
-    wanted = set().union(*named)
-    texts = {passage.id: passage.text for passage in read_corpus(corpus) if passage.id in wanted}
-    for file, passages in zip(run_files, named, strict=True):
-        require_known(passages, texts, "passages", file)
+    best = [{name: first_passages(run.get(name, {}), depth) for name in answers} for run in runs]
+    passages = read_named(corpus, *zip(run_files, best, strict=True))
+    texts = {name: passage.text for name, passage in passages.items()}
     return [answer_accuracy(run, answers, texts, top_k, regex) for run in runs]
 
 

@@ -20,7 +20,7 @@ from cocondenser_jax.finetune.evaluation import DevSearch
 from cocondenser_jax.finetune.losses import SOFT_LOSSES, InBatchLoss
 from cocondenser_jax.finetune.samplers import HardPlans, PlannedBatches
 from cocondenser_jax.finetune.schedule import random_plan, sequential_plan
-from cocondenser_jax.finetune.training_data import TrainingData, draw_negatives, read_training
+from cocondenser_jax.finetune.training_data import EachEpoch, TrainingData, read_training
 from cocondenser_jax.retrieval.models import load_retriever, new_parameters
 
 
@@ -55,12 +55,13 @@ def bi_encoder_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformer
         projection=config.projection,
         seed=config.seed,
     )
+    prompts = {"query": config.query_prompt, "document": config.passage_prompt}
+    model.prompts.update({task: prompt for task, prompt in prompts.items() if prompt})
     trainer.start_or_resume(config, workdir, len(data.pairs), data.files)
     # Which task a column belongs to decides how many tokens of its texts are kept.
     negatives = [f"negative_{i + 1}" for i in range(config.negatives_per_query)]
     columns = {"query": "query"} | dict.fromkeys(["positive", *negatives], "document")
     plan, planners = _planner(config, data, model, workdir / "plans")
-    batches = PlannedBatches(plan, len(data.pairs) // config.batch_size, config.batch_size)
     with new_parameters(config.seed):
         loss = InBatchLoss(model, config.loss, data.judgments, config.scale, config.chunk_size)
     hf_trainer = _Trainer(
@@ -73,13 +74,9 @@ def bi_encoder_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformer
         data.pairs,
         evaluator=evaluator,
         loss=loss,
-        callbacks=[
-            trainer.EachEpoch(partial(draw_negatives, data)),
-            trainer.EachEpoch(batches.start_epoch),
-            *planners,
-        ],
+        callbacks=[EachEpoch(data), *planners],
     )
-    hf_trainer.batches = batches
+    hf_trainer.batches = PlannedBatches(plan, data, config.batch_size)
     return hf_trainer
 
 
@@ -106,7 +103,8 @@ def _planner(
         return lambda epoch: sequential_plan(n, batch_size), []
     if config.batches == "random":
         return partial(random_plan, n, batch_size, seed), []
-    queries, positives = data.pairs.with_format(None)[:].values()
+    # `with_format` of datasets 5.2 would copy the collection, which the present format refers to.
+    queries, positives = (data.pairs.data[name].to_pylist() for name in ("query_id", "positive_id"))
     texts = [data.queries[query] for query in queries], [data.passages[p] for p in positives]
     planner = HardPlans(
         folder,

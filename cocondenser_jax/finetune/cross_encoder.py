@@ -5,7 +5,6 @@ BERT" (arXiv 1901.04085): slow, but better than a bi-encoder. `rerank` scores pa
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from sentence_transformers.util import batch_to_device
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.training_data import draw_negatives, read_training
+from cocondenser_jax.finetune.training_data import EachEpoch, read_training
 from cocondenser_jax.retrieval.models import load_cross_encoder
 
 
@@ -33,12 +32,12 @@ def cross_encoder_trainer(config: ConfigDict, workdir: Path) -> CrossEncoderTrai
         CrossEncoderTrainingArguments(**trainer.arguments(config, workdir)),
         data.pairs,
         loss=_GroupLoss(model, config.loss),
-        callbacks=[trainer.EachEpoch(partial(draw_negatives, data))],
+        callbacks=[EachEpoch(data)],
     )
 
 
 def group_loss(scores_QxP: torch.Tensor, loss: str) -> torch.Tensor:
-    """Returns the loss of Q queries, each with P passages of which only the first is relevant.
+    """Returns the loss of the logits of Q queries' P passages, of which the first is relevant.
 
       softmax:  L = −1/Q Σ_q log( exp s(q, d⁺) / Σ_d exp s(q, d) ),
       binary:   L = −1/(Q·P) Σ_q ( log σ(s(q, d⁺)) + Σ_d⁻ log(1 − σ(s(q, d⁻))) ).
@@ -48,10 +47,6 @@ def group_loss(scores_QxP: torch.Tensor, loss: str) -> torch.Tensor:
     query's scores changes nothing. With the second, σ(s) is the probability that a passage is
     relevant (Nogueira & Cho, arXiv 1901.04085), by which Qu et al. denoise (RocketQA, arXiv
     2010.08191).
-
-    Args:
-      scores_QxP: logits of each query's passages.
-      loss: "softmax" or "binary".
     """
     if loss == "softmax":
         return -scores_QxP.log_softmax(1)[:, 0].mean()

@@ -1,7 +1,6 @@
 """Evaluation during fine-tuning: how the model as it is ranks passages for held-out queries."""
 
 import zlib
-from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,11 @@ class DevSearch(BaseEvaluator):
         files = split_files(folder, split)
         data.files.update({f"eval_{name}": files[name] for name in files if name != "corpus"})
         names, n, relevant = list(data.passages), config.eval_candidates, with_positives(qrels)
-        drawn = {q: _draw(names, n, known, (config.seed, q)) for q, known in relevant.items()}
+        drawn = {}
+        for query, known in relevant.items():
+            rng = np.random.default_rng((config.seed, zlib.crc32(query.encode())))
+            found = rng.choice(len(names), min(n + len(known), len(names)), replace=False)
+            drawn[query] = [names[i] for i in found if names[i] not in known][:n]
         if n:
             names = list(dict.fromkeys(chain(*relevant.values(), *drawn.values())))
         rows = {passage: row for row, passage in enumerate(names)}
@@ -75,10 +78,3 @@ class DevSearch(BaseEvaluator):
             rank = 1 + np.count_nonzero(~(others_N < relevant_R.max()))
             mrr += (rank <= self._cutoff) / rank / len(queries_QxD)
         return {"loss": float(np.mean(losses)), f"MRR@{self._cutoff}": float(mrr)}
-
-
-def _draw(names: Sequence[str], n: int, known: Collection[str], key: tuple[int, str]) -> list[str]:
-    """Draws `n` passages that are not known, fewer if there are not so many."""
-    rng = np.random.default_rng((key[0], zlib.crc32(key[1].encode())))
-    numbers = rng.choice(len(names), min(n + len(known), len(names)), replace=False)
-    return [names[number] for number in numbers if names[number] not in known][:n]

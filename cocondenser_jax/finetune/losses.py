@@ -5,8 +5,9 @@ all; D, the size of an embedding. A row of scores belongs to a query, a column t
 `own_QxG` has the columns of each query's group. A column that must not count holds −inf.
 """
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import scipy.sparse
 import torch
@@ -17,9 +18,6 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch.nn import functional
 
 from cocondenser_jax.finetune.training_data import Judgments
-
-Loss = Literal["contrastive", "learning_to_rank", "pairwise", "soft_labels", "soft_labels_group"]
-SOFT_LOSSES = ("soft_labels", "soft_labels_group")  # those that need a teacher
 
 
 def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
@@ -70,30 +68,34 @@ def soft_labels(
     scores_QxP: torch.Tensor,
     own_QxG: torch.Tensor,
     teacher_QxG: torch.Tensor,
-    *,
     group_only: bool = False,
 ) -> torch.Tensor:
     """Returns 1/Q Σ_q KL(T_q ‖ S_q), the distillation of a cross-encoder.
 
     T_q is the softmax of the teacher's scores over the query's own group, 0 elsewhere; S_q is the
     softmax of s over all passages of the step, so that passages the teacher has not scored are
-    pushed away like negatives. It is not KL(S_q ‖ T_q), as equation 16 of the study of Condenser
-    with adaptive batches prints it: S_q is nowhere 0, so that diverges wherever T_q is.
-
-    Args:
-      scores_QxP: s; the group of a query must be finite.
-      own_QxG: as above.
-      teacher_QxG: the teacher's scores of each query's group.
-      group_only: S_q, too, is a softmax over the group alone.
+    pushed away like negatives; with `group_only`, over the group too. It is not KL(S_q ‖ T_q), as
+    equation 16 of the study of Condenser with adaptive batches prints it: S_q is nowhere 0, so that
+    diverges wherever T_q is. The scores of a query's group, s and `teacher_QxG`, must be finite.
     """
     if group_only:
-        log_student_QxG = scores_QxP.gather(1, own_QxG).log_softmax(1)
+        log_S_QxG = scores_QxP.gather(1, own_QxG).log_softmax(1)
     else:
-        log_student_QxG = scores_QxP.log_softmax(1).gather(1, own_QxG)
-    log_teacher_QxG = teacher_QxG.log_softmax(1)
-    return functional.kl_div(
-        log_student_QxG, log_teacher_QxG, reduction="batchmean", log_target=True
-    )
+        log_S_QxG = scores_QxP.log_softmax(1).gather(1, own_QxG)
+    log_T_QxG = teacher_QxG.log_softmax(1)
+    return functional.kl_div(log_S_QxG, log_T_QxG, reduction="batchmean", log_target=True)
+
+
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    "contrastive": contrastive,
+    "learning_to_rank": contrastive,
+    "pairwise": pairwise,
+}
+# Those that need a teacher.
+SOFT_LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    "soft_labels": soft_labels,
+    "soft_labels_group": partial(soft_labels, group_only=True),
+}
 
 
 class InBatchLoss(CachedLossMixin, torch.nn.Module):
@@ -107,20 +109,16 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     def __init__(
         self,
         model: SentenceTransformer,
-        name: Loss,
+        name: str,
         judgments: Judgments,
         scale: float = 1.0,
         chunk_size: int = 0,
     ) -> None:
-        """Makes the loss.
+        """Makes the loss `name`, of `scale` times the scores, with judgments as labels number them.
 
-        Args:
-          model: the bi-encoder.
-          name: which loss.
-          judgments: for soft labels with a teacher's scores of every group.
-          scale: factor of the scores.
-          chunk_size: texts per forward pass, with a gradient cache (Gao et al., arXiv
-            2101.06983); 0: a whole column at once, without a cache.
+        For soft labels, these have the teacher's scores of every group. `chunk_size` is in texts
+        per forward pass, with a gradient cache (Gao et al., arXiv 2101.06983); 0: a whole column at
+        once, without a cache.
         """
         super().__init__()
         self.model = model
@@ -145,12 +143,11 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     def calculate_loss(
         self,
         reps: list[list[torch.Tensor]],
-        labels: torch.Tensor | None = None,
+        labels: Any = None,
         *,
         with_backward: bool = False,
     ) -> torch.Tensor:
         """Returns the loss of embeddings in chunks: see `CachedLossMixin`."""
-        assert labels is not None  # `forward` passes them on
         loss = self._loss([torch.cat(chunks) for chunks in reps], labels)
         if with_backward:
             loss.backward()
@@ -172,16 +169,11 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         relevant_QxP = _look_up(self._judgments.relevant, labels[:, 0], numbers_P)
         others_QxP = relevant_QxP.scatter(1, own_QxG[:, :1], False)
         scores_QxP = scores_QxP.masked_fill(others_QxP, -torch.inf)
-        if self._name in ("contrastive", "learning_to_rank"):
-            return contrastive(scores_QxP, own_QxG)
-        if self._name == "pairwise":
-            return pairwise(scores_QxP, own_QxG)
+        if self._name in LOSSES:
+            return LOSSES[self._name](scores_QxP, own_QxG)
         assert self._judgments.teacher is not None  # `bi_encoder_trainer` requires one
         teacher_QxP = _look_up(self._judgments.teacher, labels[:, 0], numbers_P)
-        group_only = self._name == "soft_labels_group"
-        return soft_labels(
-            scores_QxP, own_QxG, teacher_QxP.gather(1, own_QxG), group_only=group_only
-        )
+        return SOFT_LOSSES[self._name](scores_QxP, own_QxG, teacher_QxP.gather(1, own_QxG))
 
 
 def _look_up(

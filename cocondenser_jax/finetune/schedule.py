@@ -16,7 +16,6 @@ do not fill a batch are left out.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -29,28 +28,19 @@ from cocondenser_jax.files import new_file
 _Matrix = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-class Candidates(NamedTuple):
-    """The best passages of each query. Both are numbered as their pairs."""
-
-    passages_NxK: np.ndarray  # -1 where a query has fewer than K
-    scores_NxK: np.ndarray  # not read where the passage is -1
-
-
-def pair_scores(candidates: Candidates) -> scipy.sparse.csr_array:
+def pair_scores(candidates: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
     """Returns the symmetric matrix s(q_i, p_j) + s(q_j, p_i), shifted as above, diagonal empty."""
-    passages_NxK, scores_NxK = candidates
-    n = len(passages_NxK)
-    known_NxK = passages_NxK >= 0
-    query_E, passage_E = known_NxK.nonzero()[0], passages_NxK[known_NxK]
-    score_E = scores_NxK[known_NxK].astype(np.float64)
-    if not np.isfinite(score_E).all():
+    if not np.isfinite(candidates.data).all():
         raise UserError("the scores of candidates must be finite")
-    smallest_N = np.full(n, np.inf)
-    np.minimum.at(smallest_N, query_E, score_E)
-    score_E = np.where(query_E == passage_E, 0.0, score_E - smallest_N[query_E])
-    matrix = scipy.sparse.csr_array((score_E, (query_E, passage_E)), shape=(n, n))
+    query_E = candidates.tocoo().row
+    smallest_N = np.full(candidates.shape[0], np.inf)
+    np.minimum.at(smallest_N, query_E, candidates.data)
+    matrix = candidates.astype(np.float64)
+    matrix.data -= smallest_N[query_E]
+    matrix.data[query_E == matrix.indices] = 0.0
     both = scipy.sparse.csr_array(matrix + matrix.T)
     both.eliminate_zeros()
+    both.sort_indices()  # the order in which `_exchange` adds
     return both
 
 
@@ -79,7 +69,7 @@ def sequential_plan(n_pairs: int, batch_size: int) -> np.ndarray:
 
 
 def hard_plan(
-    candidates: Candidates,
+    candidates: scipy.sparse.csr_array,
     batch_size: int,
     *,
     seed: int,
@@ -94,7 +84,7 @@ def hard_plan(
     Σ h; batches grown by beam search first had 547 times (benchmarks/README.md).
 
     Args:
-      candidates: the passages scored for each query.
+      candidates: [N, N], the scores of the best passages of each query, numbered as their pairs.
       batch_size: pairs per batch.
       seed: of the random plan, like `epoch`.
       epoch: from 0.
@@ -109,8 +99,7 @@ def hard_plan(
     Raises:
       UserError: for scores that are not finite.
     """
-    n_pairs = len(candidates.passages_NxK)
-    batches_MxB = random_plan(n_pairs, batch_size, seed=seed, epoch=epoch)
+    batches_MxB = random_plan(candidates.shape[0], batch_size, seed=seed, epoch=epoch)
     scores = pair_scores(candidates)
     # Twice what the scores in two batches can add up to, so that no conflict is ever worth them.
     penalty = 2.0 * batch_size**2 * (scores.data.max(initial=0) or 1)
@@ -143,16 +132,12 @@ def load_plan(path: Path) -> np.ndarray:
 def _exchange(matrix: _Matrix, batches_MxB: np.ndarray, sweeps: int, penalty: float) -> None:
     """Exchanges pairs of a plan, in place, for as long as that raises Σ h.
 
+    `matrix` is what two pairs add to Σ h by sharing a batch: their scores, less `penalty` if they
+    conflict. It is symmetric, the diagonal empty.
+
     After `sweeps` sweeps only pairs in conflict are visited. They are exchanged for any pair if
     none in the batches that they have scores with helps: an exchange that leaves fewer conflicts
     takes one of its two pairs out of a conflict, so trying these with all others is enough.
-
-    Args:
-      matrix: what two pairs add to Σ h by sharing a batch: their scores, less the penalty if they
-        conflict. Symmetric, the diagonal empty.
-      batches_MxB: the plan.
-      sweeps: see `hard_plan`.
-      penalty: of a conflict.
     """
     n_pairs, n_batches = len(matrix[0]) - 1, len(batches_MxB)
     batch_N = np.full(n_pairs, n_batches)  # that of the pairs left out

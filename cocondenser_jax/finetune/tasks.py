@@ -1,17 +1,21 @@
 """The entry to fine-tuning."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import require_absent
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.bi_encoder import bi_encoder_trainer
 from cocondenser_jax.finetune.cross_encoder import cross_encoder_trainer
 from cocondenser_jax.finetune.sentences import sentences_trainer
 from cocondenser_jax.locks import held
+from cocondenser_jax.metrics import load_loggers
 
 # What makes the trainer, the folder of what is trained, and what that is trained on.
 _TASKS: dict[str, tuple[Callable[[ConfigDict, Path], Any], str, str]] = {
@@ -39,8 +43,15 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         something else or is in use.
     """
     make_trainer, result, rows = _TASKS[config.task]
+    n_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if config.batch_size % n_processes:
+        raise UserError(
+            f"config.batch_size is {config.batch_size}: expected a multiple of the {n_processes} "
+            "processes that share it"
+        )
     with held(workdir) if trainer.is_main_process() else contextlib.nullcontext():
-        trainer.require_startable(config.batch_size, workdir / result)
+        require_absent(workdir / result)
+        loggers = load_loggers(config.loggers) if trainer.is_main_process() else []
         hf_trainer = make_trainer(config, workdir)
-        outcome = trainer.run(hf_trainer, workdir, result, config.get("patience", 0))
+        outcome = trainer.run(hf_trainer, workdir, result, config.get("patience", 0), loggers)
         return outcome | {rows: len(hf_trainer.train_dataset)}

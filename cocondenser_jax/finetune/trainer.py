@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,15 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from cocondenser_jax.errors import UserError, first_line, require_same
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import (
     CHECKSUMS,
     damaged_file,
     file_sha256,
     new_folder,
     read_object,
-    require_absent,
+    start_or_compare,
     write_checksums,
-    write_json,
 )
 from cocondenser_jax.metrics import Log, metrics_log
 from cocondenser_jax.paths import plain_path
@@ -40,20 +39,9 @@ from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
 logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
-_PATHS = ("model", "data", "negatives_run", "teacher_run")
+_FREE = ("model", "data", "negatives_run", "teacher_run", "loggers", "sha256")
 # Parameters of the loss itself, in a checkpoint: sentence-transformers (6.2.0) does not save them.
 _LOSS = "loss.safetensors"
-
-
-def require_startable(batch_size: int, result: Path) -> None:
-    """Raises a UserError for a result that exists, or a batch that processes cannot share."""
-    require_absent(result)
-    n_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if batch_size % n_processes:
-        raise UserError(
-            f"config.batch_size is {batch_size}: expected a multiple of the {n_processes} "
-            "processes that share it"
-        )
 
 
 def start_or_resume(
@@ -75,16 +63,15 @@ def start_or_resume(
         )
     if not is_main_process():
         return
-    path = workdir / "finetune.json"
-    settings = {key: value for key, value in config.items() if key not in _PATHS}
     checksums = {name: file_sha256(file) for name, file in files.items()}
     checksums["model"] = model_sha256(Path(config.model))
-    if not path.exists():
-        require_absent(workdir, path.name)
-        write_json(path, config.to_dict() | {"sha256": checksums})
-    earlier = read_object(path)
-    require_same(f"the run in {workdir}", earlier, settings)
-    before = earlier.get("sha256") or {}
+    started = start_or_compare(
+        f"the run in {workdir}",
+        workdir / "finetune.json",
+        config.to_dict() | {"sha256": checksums},
+        lambda run: {key: value for key, value in run.items() if key not in _FREE},
+    )
+    before = started.get("sha256") or {}
     names = checksums | before
     if changed := [name for name in names if checksums.get(name) != before.get(name)]:
         raise UserError(
@@ -110,7 +97,6 @@ def arguments(config: ConfigDict, workdir: Path, measure: str = "") -> dict[str,
         # transformers 5.23; https://github.com/huggingface/transformers/issues/17581).
         "use_cpu": not (on_gpu or torch.backends.mps.is_available()),
         "learning_rate": config.learning_rate,
-        "lr_scheduler_type": "linear",
         "warmup_steps": config.warmup_ratio,  # below 1, it is a share of all steps
         "weight_decay": config.weight_decay,
         "seed": config.seed,
@@ -140,15 +126,13 @@ def run(
     workdir: Path,
     result: str,
     patience: int = 0,
+    loggers: Sequence[Log] = (),
 ) -> dict[str, Any]:
     """Trains to the end, from the newest checkpoint if there is one, and saves the model.
 
-    Args:
-      trainer: with the `arguments` above. If it has an evaluator, the model saved is that of the
-        best evaluation.
-      workdir: the run folder, see `tasks.finetune`.
-      result: name of the folder in it for the trained model.
-      patience: evaluations without a gain after which training ends; 0: it never does.
+    With an evaluator, that is the model of the best evaluation; and `patience` evaluations without
+    a gain end the run, for 0 none do. `result` is the model's folder in `workdir`.
+    `loggers` get what is logged, see `metrics_log`.
 
     Returns:
       What `tasks.finetune` returns, without the number of rows.
@@ -161,16 +145,30 @@ def run(
     # The others then find no damaged one.
     with trainer.accelerator.main_process_first(), _one_line_errors(checkpoints):
         step = _newest_intact(checkpoints)
+    loss: Any = trainer.loss
+    if (parameters := checkpoints / f"checkpoint-{step}" / _LOSS).exists():
+        loss.load_state_dict(load_file(parameters), strict=False)
+    save = trainer._save_checkpoint
+
+    def save_all(*arguments: Any) -> None:
+        with _one_line_errors(checkpoints):
+            save(*arguments)
+            PartialState().wait_for_everyone()  # each writes a part of it
+            if is_main_process():
+                folder = Path(
+                    str(trainer.args.output_dir), f"checkpoint-{trainer.state.global_step}"
+                )
+                if own := _own_parameters(loss.state_dict()):
+                    save_file(own, folder / _LOSS)
+                write_checksums(folder)
+
+    trainer._save_checkpoint = save_all  # type: ignore[assignment,method-assign]
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_Control(loss, patience))
     with contextlib.ExitStack() as stack:
-        loss: Any = trainer.loss
-        if (own := checkpoints / f"checkpoint-{step}" / _LOSS).exists():
-            loss.load_state_dict(load_file(own), strict=False)
-        saving = _Checkpoints(loss, patience)
-        trainer.add_callback(saving)
         if is_main_process():
-            trainer.add_callback(_Metrics(stack.enter_context(metrics_log(workdir, step))))
-        stack.enter_context(_one_line_errors(checkpoints, saving))
+            log = metrics_log(workdir, step, loggers)
+            trainer.add_callback(_Metrics(stack.enter_context(log)))
         plain = stack.enter_context(plain_path(checkpoints))
         trainer.args.output_dir = str(plain)
         trainer.train(resume_from_checkpoint=f"{plain}/checkpoint-{step}" if step else None)
@@ -201,17 +199,6 @@ def run(
     } | best
 
 
-class EachEpoch(TrainerCallback):
-    """Calls a function with the number of each epoch, from 0, before its first batch is made."""
-
-    def __init__(self, begin: Callable[[int], object]) -> None:
-        self._begin = begin
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Calls it."""
-        self._begin(int(state.epoch or 0))
-
-
 class _Metrics(ProgressCallback):
     """Logs metrics and shows the progress bar."""
 
@@ -239,32 +226,22 @@ class _Metrics(ProgressCallback):
         bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
 
 
-class _Checkpoints(TrainerCallback):
-    """Completes checkpoints, saves one of the best model, and ends a run that gains nothing.
-
-    A checkpoint gets the loss's own parameters, and checksums once all processes have written their
-    parts of it.
-    """
-
-    is_writing = False
+class _Control(TrainerCallback):
+    """Says when to log, to save the best model, and to end a run that gains nothing."""
 
     def __init__(self, loss: torch.nn.Module, patience: int) -> None:
         self._loss, self._patience = loss, patience
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # They are not part of the model, so DistributedDataParallel does not average them.
-        for name, parameter in self._loss.named_parameters():
-            if not name.startswith("model."):
-                parameter.grad = reduce(parameter.grad, "mean")
+        for parameter in _own_parameters(dict(self._loss.named_parameters())).values():
+            parameter.grad = reduce(parameter.grad, "mean")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # The mean of a log starts anew where a run resumes: so it does where no run was killed.
         # And a run that ends between two logs has a last loss. It is the mean of all processes.
         is_last = state.global_step >= state.max_steps
         control.should_log |= control.should_save or control.should_evaluate or is_last
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.is_writing = control.should_save and not control.should_evaluate  # next
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
@@ -278,30 +255,19 @@ class _Checkpoints(TrainerCallback):
             # A run that resumed from here would go on.
             control.should_save = False
         control.should_save |= is_best
-        self.is_writing = control.should_save
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        PartialState().wait_for_everyone()
-        if state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            own = {k: v for k, v in self._loss.state_dict().items() if not k.startswith("model.")}
-            if own:
-                save_file(own, folder / _LOSS)
-            write_checksums(folder)
-        self.is_writing = False
+
+def _own_parameters(of_loss: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns those of the loss itself, without the model's."""
+    return {name: value for name, value in of_loss.items() if not name.startswith("model.")}
 
 
 @contextlib.contextmanager
-def _one_line_errors(target: Path, checkpoints: _Checkpoints | None = None) -> Iterator[None]:
-    """Turns what the libraries raise when they cannot write into a UserError.
-
-    While `checkpoints` is not writing, errors are others' and stay as they are.
-    """
+def _one_line_errors(target: Path) -> Iterator[None]:
+    """Turns what the libraries raise when they cannot write into a UserError."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch's is a RuntimeError
-        if checkpoints and not checkpoints.is_writing:
-            raise
         raise UserError(f"cannot write {target}: {first_line(error)}") from error
 
 
@@ -336,8 +302,6 @@ def _newest_intact(folder: Path) -> int:
 
 def _damage(checkpoint: Path) -> str | None:
     """Returns a file that is not what was saved, of a checkpoint or of the best until then."""
-    if not (checkpoint / CHECKSUMS).exists():
-        return CHECKSUMS
     if name := damaged_file(checkpoint):
         return name
     step = read_object(checkpoint / "trainer_state.json").get("best_global_step")

@@ -1,8 +1,9 @@
 """Training data of rankers: (query, relevant passage) pairs, negatives, judgments by number."""
 
+import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import datasets
 import numpy as np
 import scipy.sparse
 from ml_collections import ConfigDict
+from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
     judgments_file,
@@ -34,33 +36,44 @@ class Judgments(NamedTuple):
     teacher: scipy.sparse.csr_array | None = None  # of float32, the same shape
 
 
-class TrainingData(NamedTuple):
+@dataclasses.dataclass
+class TrainingData:
     """What a ranker is trained on."""
 
-    pairs: datasets.Dataset  # `query_id` and `positive_id`; read through the epoch's `fill_rows`
-    fill: Callable[..., dict[str, list[Any]]]  # `fill_rows`, lacking only the epoch
+    pairs: datasets.Dataset  # `query_id` and `positive_id`; read as `fill_rows` returns them
     judgments: Judgments
     queries: Mapping[str, str]  # id → text
-    passages: Mapping[str, str]  # id → text, of the whole collection
+    passages: Mapping[str, str]  # id → text as encoders read it, of the whole collection
+    candidates: Mapping[str, Sequence[str]]  # query id → ids of passages to draw negatives from
+    n_negatives: int  # per pair
+    seed: int  # of the draw
     files: dict[str, Path]  # what was read, by what it is
+    epoch: int = 0  # of the draw, too
+
+    def __post_init__(self) -> None:
+        """Lets the pairs be read through `fill_rows`."""
+        # `set_transform` of datasets 5.2 would pickle all passages, minutes for a large collection,
+        # to make a fingerprint for its cache; below its decorator, nothing does.
+        transform = functools.partial(fill_rows, self)
+        datasets.Dataset.set_format.__wrapped__(self.pairs, "custom", transform=transform)
 
 
-def draw_negatives(data: TrainingData, epoch: int) -> None:
-    """Sets the dataset of pairs to yield the texts and negatives of an epoch."""
-    transform = functools.partial(data.fill, epoch=epoch)
-    # `set_transform` of datasets 5.2 would pickle all passages, minutes for a large collection, to
-    # make a fingerprint for its cache; below its decorator, nothing does.
-    datasets.Dataset.set_format.__wrapped__(data.pairs, "custom", transform=transform)
+class EachEpoch(TrainerCallback):
+    """Sets the epoch of training data before its first batch is made."""
+
+    def __init__(self, data: TrainingData) -> None:
+        self._data = data
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Sets it."""
+        self._data.epoch = int(state.epoch or 0)
 
 
 def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]:
-    """Draws `n` of `n_rows` rows, for a training set with few labels; 0 keeps all of them.
+    """Draws the numbers of `n` of `n_rows` rows, ascending; 0 keeps all of them.
 
     With the same seed, a larger sample holds the smaller one. The name of the setting and what the
     rows are, are for the message.
-
-    Returns:
-      Numbers of rows, ascending.
     """
     if not 0 <= n <= n_rows:
         raise UserError(f"{setting} is {n}: expected 1 to {n_rows}, {what}, or 0 for all of them")
@@ -87,57 +100,36 @@ def to_judgments(relevant: Qrels, teacher: Run | None = None) -> Judgments:
 
 def training_pairs(relevant: Qrels) -> datasets.Dataset:
     """Lists every query and passage relevant to it as one row (`query_id`, `positive_id`)."""
-    pairs = [(query, passage) for query, passages in relevant.items() for passage in passages]
-    queries, positives = map(list, zip(*pairs, strict=True))
-    return datasets.Dataset.from_dict({"query_id": queries, "positive_id": positives})
+    rows = [{"query_id": q, "positive_id": p} for q, found in relevant.items() for p in found]
+    return datasets.Dataset.from_list(rows)
 
 
-def fill_rows(
-    rows: Mapping[str, Sequence[str]],
-    *,
-    queries: Mapping[str, str],
-    passages: Mapping[str, str],
-    candidates: Mapping[str, Sequence[str]],
-    n_negatives: int,
-    seed: int,
-    epoch: int,
-    judgments: Judgments | None = None,
-) -> dict[str, list[Any]]:
+def fill_rows(data: TrainingData, rows: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
     """Turns rows of ids into rows of texts and draws their negatives: a dataset's transform.
 
     A row's negatives depend on (seed, epoch, row) only, not on batch, order or worker. Where a
     query has fewer candidates than `n_negatives`, some are drawn more than once.
 
-    Args:
-      rows: columns `query_id` and `positive_id`.
-      queries: id → text.
-      passages: id → text as the encoder reads it.
-      candidates: query id → ids of passages to draw from. Not read if `n_negatives` is 0.
-      n_negatives: per row.
-      seed: of the draw, like `epoch`.
-      epoch: from 0.
-      judgments: number the queries and passages of the labels.
-
     Returns:
-      Columns `query`, `positive`, `negative_1` … `negative_n`; and with `judgments` also `label`,
-      the numbers of the query and of these passages.
+      Columns `query`, `positive`, `negative_1` … `negative_n`, and `label`: the numbers of the
+      query and of these passages.
     """
     pairs = list(zip(rows["query_id"], rows["positive_id"], strict=True))
     groups = [[passage] for _, passage in pairs]
-    if n_negatives:
+    if n := data.n_negatives:
         for (query, passage), group in zip(pairs, groups, strict=True):
-            found = candidates[query]
-            rng = np.random.default_rng((seed, epoch, zlib.crc32(f"{query} {passage}".encode())))
-            chosen = rng.choice(len(found), n_negatives, replace=len(found) < n_negatives)
-            group += [found[i] for i in chosen]
-    columns: dict[str, list[Any]] = {"query": [queries[query] for query, _ in pairs]}
+            found, key = data.candidates[query], zlib.crc32(f"{query} {passage}".encode())
+            rng = np.random.default_rng((data.seed, data.epoch, key))
+            group += [found[i] for i in rng.choice(len(found), n, replace=len(found) < n)]
+    columns: dict[str, list[Any]] = {"query": [data.queries[query] for query, _ in pairs]}
     for i, column in enumerate(zip(*groups, strict=True)):
-        columns[f"negative_{i}" if i else "positive"] = [passages[passage] for passage in column]
-    if judgments:
-        columns["label"] = [
-            [judgments.queries[query], *(judgments.passages.get(passage, 0) for passage in group)]
-            for (query, _), group in zip(pairs, groups, strict=True)
-        ]
+        texts = [data.passages[passage] for passage in column]
+        columns[f"negative_{i}" if i else "positive"] = texts
+    numbers = data.judgments
+    columns["label"] = [
+        [numbers.queries[query], *(numbers.passages.get(passage, 0) for passage in group)]
+        for (query, _), group in zip(pairs, groups, strict=True)
+    ]
     return columns
 
 
@@ -173,20 +165,16 @@ def read_training(config: ConfigDict, teacher_run: Path | None = None) -> Traini
         files["teacher_run"] = teacher_run
         teacher = read_run(teacher_run)
         candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
-    pairs = training_pairs(relevant)
-    judgments = to_judgments(relevant, teacher)
-    fill = functools.partial(
-        fill_rows,
-        queries=queries,
-        passages=passages,
-        candidates=candidates,
-        n_negatives=n_negatives,
-        seed=config.seed,
-        judgments=judgments,
+    return TrainingData(
+        training_pairs(relevant),
+        to_judgments(relevant, teacher),
+        queries,
+        passages,
+        candidates,
+        n_negatives,
+        config.seed,
+        files,
     )
-    data = TrainingData(pairs, fill, judgments, queries, passages, files)
-    draw_negatives(data, epoch=0)
-    return data
 
 
 def _scored_candidates(

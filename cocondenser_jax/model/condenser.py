@@ -3,7 +3,9 @@
 The backbone has two outputs: `early` is that of layer `skip_from`, `late` that of the last layer.
 The head, a few more transformer layers over [CLS of late ; tokens of early], predicts the masked
 tokens, so what the early layers do not know about the text must come through the CLS vector. After
-pre-training the head is dropped, and the backbone is an ordinary BERT or RoBERTa.
+pre-training the head is dropped, and the backbone is an ordinary BERT, RoBERTa, XLM-R or
+ModernBERT. The last has LayerNorm before its sublayers: its one after the last layer is applied to
+what the head reads and to what it gives, too.
 """
 
 from typing import NamedTuple
@@ -14,7 +16,13 @@ import jax.numpy as jnp
 
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
-from cocondenser_jax.model.encoder import Embeddings, MaskedLMHead, TransformerLayer, take_rows
+from cocondenser_jax.model.encoder import (
+    Embeddings,
+    MaskedLMHead,
+    TransformerLayer,
+    layer_norm,
+    take_rows,
+)
 
 
 class CondenserOutput(NamedTuple):
@@ -29,18 +37,23 @@ class Condenser(nn.Module):
     """Backbone, Condenser head and the MLM projection they share.
 
     Only rows that are used are computed: the last layer of the backbone at CLS (and at the masked
-    positions with `late_mlm`), the last layer of the head at the masked positions.
+    positions with `late_mlm`), the last layer of the head at the masked positions. With `remat`
+    the gradient keeps what goes into a layer, and computes what is inside it again.
     """
 
     config: ModelConfig
     dtype: jnp.dtype = jnp.dtype("float32")
+    remat: bool = False
 
     def setup(self) -> None:
         """Creates the modules; their names are the parameter names of a checkpoint."""
         config, dtype = self.config, self.dtype
         self.embeddings = Embeddings(config, dtype)
-        self.layers = [TransformerLayer(config, dtype) for _ in range(config.num_hidden_layers)]
-        self.head = [TransformerLayer(config, dtype) for _ in range(config.n_head_layers)]
+        layer = nn.remat(TransformerLayer) if self.remat else TransformerLayer
+        self.layers = [layer(config, dtype, number) for number in range(config.num_hidden_layers)]
+        self.head = [layer(config, dtype) for _ in range(config.n_head_layers)]
+        if config.is_modern:
+            self.final_norm = layer_norm(config, dtype)
         self.mlm = MaskedLMHead(config, dtype)
 
     def __call__(
@@ -80,7 +93,7 @@ class Condenser(nn.Module):
         words_VxD = self.embeddings.word.embedding
         return CondenserOutput(
             cls_BxD=late_BxQxD[:, 0].astype(jnp.float32),
-            head_logits_BxMxV=self.mlm(hidden_BxLxD, words_VxD) if self.head else None,
+            head_logits_BxMxV=self.mlm(self._final(hidden_BxLxD), words_VxD) if self.head else None,
             late_logits_BxMxV=self.mlm(late_BxQxD[:, 1:], words_VxD) if config.late_mlm else None,
         )
 
@@ -118,6 +131,10 @@ class Condenser(nn.Module):
             # The head then reads the late output, so all of its rows are needed.
             early_BxLxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B)
             late_BxQxD = early_BxLxD if rows_BxQ is None else take_rows(early_BxLxD, rows_BxQ)
-            return early_BxLxD, late_BxQxD
-        late_BxQxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B, rows_BxQ)
-        return early_BxLxD, late_BxQxD
+        else:
+            late_BxQxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B, rows_BxQ)
+        return self._final(early_BxLxD), self._final(late_BxQxD)
+
+    def _final(self, hidden_BxSxD: jax.Array) -> jax.Array:
+        """Normalises what layers without a LayerNorm at their end give: ModernBERT's."""
+        return self.final_norm(hidden_BxSxD) if self.config.is_modern else hidden_BxSxD

@@ -1,30 +1,34 @@
 """The shape of a Condenser. Names are those of Hugging Face's `config.json` where it has one."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import size_limit
 
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
+    " max_position_embeddings type_vocab_size local_attention global_attn_every_n_layers"
+).split()
+MODEL_TYPES = "bert", "roberta", "xlm-roberta", "modernbert"
 _RATES = "hidden_dropout_prob", "attention_probs_dropout_prob"
 _SCALES = "layer_norm_eps", "initializer_range"
 
 
+def size_limit(name: str) -> int:
+    """Returns the largest value to accept for a size in `config.json`; published ones are below.
+
+    More layers would fill the memory before anything else could be found wrong with them.
+    """
+    return 1_000 if name.endswith("layers") else 10_000_000
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A BERT or RoBERTa backbone and the Condenser head on top of it, if it has one."""
+    """A backbone and the Condenser head on top of it, if it has one."""
 
-    model_type: Literal["bert", "roberta"] = "bert"
+    model_type: Literal["bert", "roberta", "xlm-roberta", "modernbert"] = "bert"
     vocab_size: int = 30522
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -37,6 +41,12 @@ class ModelConfig:
     attention_probs_dropout_prob: float = 0.1
     pad_token_id: int = 0
     initializer_range: float = 0.02
+    # ModernBERT (Warner et al., arXiv 2412.13663): every third layer attends to the whole span, the
+    # others to the tokens at most half of `local_attention` away; each kind has its rotary base.
+    local_attention: int = 128
+    global_attn_every_n_layers: int = 3
+    global_rope_theta: float = 160_000.0
+    local_rope_theta: float = 10_000.0
     # The Condenser head (Gao & Callan, arXiv 2104.08253, section 3.2).
     n_head_layers: int = 2
     skip_from: int = 6  # the backbone layer whose output is the head's "early" text, 1-based
@@ -44,7 +54,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raises a UserError for shapes that cannot be built."""
-        self._require("model_type", lambda kind: kind in ("bert", "roberta"), "'bert' or 'roberta'")
+        self._require("model_type", lambda kind: kind in MODEL_TYPES, " or ".join(MODEL_TYPES))
         for name in _SIZES:
             self._require_whole(name, 1, size_limit(name))
         self._require_whole("n_head_layers", 0, size_limit("n_head_layers"))
@@ -52,6 +62,8 @@ class ModelConfig:
         self._require_whole("skip_from", 0, self.num_hidden_layers)
         for name in _RATES:
             self._require_number(name, lambda rate: 0 <= rate < 1, "a number from 0 to below 1")
+        for name in ("global_rope_theta", "local_rope_theta"):
+            self._require_number(name, lambda base: 1 < base < math.inf, "a number above 1")
         for name in _SCALES:
             self._require_number(name, lambda scale: 0 < scale <= 1, "a number above 0, at most 1")
         self._require("late_mlm", lambda value: type(value) is bool, "true or false")
@@ -76,13 +88,22 @@ class ModelConfig:
             raise UserError(f"{name} is {value!r}; expected {expected}")
 
     @property
+    def is_modern(self) -> bool:
+        """ModernBERT's parts rather than BERT's.
+
+        LayerNorm before attention and MLP rather than after them, rotary positions rather than a
+        table, a GeGLU rather than a GELU, and no biases.
+        """
+        return self.model_type == "modernbert"
+
+    @property
     def position_offset(self) -> int:
-        """The first token's position: RoBERTa counts from `pad_token_id + 1`."""
-        return self.pad_token_id + 1 if self.model_type == "roberta" else 0
+        """The first token's position: RoBERTa and XLM-R count from `pad_token_id + 1`."""
+        return self.pad_token_id + 1 if "roberta" in self.model_type else 0
 
     @property
     def max_length(self) -> int:
-        """The longest span, in tokens, that has position embeddings."""
+        """The longest span, in tokens."""
         return self.max_position_embeddings - self.position_offset
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""The parts of BERT and RoBERTa: embeddings, post-LayerNorm transformer layer, MLM projection.
+"""The parts of BERT, RoBERTa, XLM-R and ModernBERT: embeddings, layer, MLM projection.
 
 Shape legend of the model: B spans, L tokens of a span, Q requested rows of a span,
 D hidden size, N attention heads, H size of a head, F intermediate size, V vocabulary,
 M masked positions of a span.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -30,7 +31,8 @@ def dense(
     elsewhere the reshapes cost nothing.
     """
     init = nn.initializers.normal(config.initializer_range)
-    layer = nn.Dense(features, dtype=dtype, kernel_init=init, name=name)
+    bias = not config.is_modern
+    layer = nn.Dense(features, use_bias=bias, dtype=dtype, kernel_init=init, name=name)
     return lambda x: layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], features)
 
 
@@ -43,19 +45,34 @@ def gelu(x: jax.Array) -> jax.Array:
     return (0.5 * x32 * (1.0 + jax.lax.erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
 
 
-def layer_norm(config: ModelConfig, dtype: jnp.dtype, name: str) -> nn.LayerNorm:
+def layer_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
     """LayerNorm; flax computes its statistics in float32 whatever `dtype` is."""
-    return nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=dtype, name=name)
+    bias = not config.is_modern
+    return nn.LayerNorm(epsilon=config.layer_norm_eps, use_bias=bias, dtype=dtype, name=name)
+
+
+def rotate(x_BxSxNxH: jax.Array, positions_BxS: jax.Array, base: float) -> jax.Array:
+    """Rotates each pair (i, i + H/2) of a head by its position times base^(-2i/H), in float32.
+
+    Equation 34 of Su et al., arXiv 2104.09864, with the halves of a head as the pairs.
+    """
+    half = x_BxSxNxH.shape[-1] // 2
+    speeds_F = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    angles_BxSx1xF = positions_BxS[:, :, None, None] * speeds_F[None, None, None]
+    cos, sin = jnp.cos(angles_BxSx1xF), jnp.sin(angles_BxSx1xF)
+    left, right = jnp.split(x_BxSxNxH.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return turned.astype(x_BxSxNxH.dtype)
 
 
 class Embeddings(nn.Module):
-    """Word + position + token type 0, normalised."""
+    """Word + position + token type 0, normalised; ModernBERT's have no positions and types."""
 
     config: ModelConfig
     dtype: jnp.dtype
 
     def setup(self) -> None:
-        """Creates the three tables; the word table is shared with the MLM projection."""
+        """Creates the tables; that of words is shared with the MLM projection."""
         config = self.config
         init = nn.initializers.normal(config.initializer_range)
         size = config.hidden_size
@@ -64,24 +81,34 @@ class Embeddings(nn.Module):
             return nn.Embed(rows, size, dtype=self.dtype, embedding_init=init)
 
         self.word = table(config.vocab_size)
-        self.position = table(config.max_position_embeddings)
-        self.token_type = table(config.type_vocab_size)
-        self.norm = nn.LayerNorm(epsilon=config.layer_norm_eps, dtype=self.dtype)
+        if not config.is_modern:
+            self.position = table(config.max_position_embeddings)
+            self.token_type = table(config.type_vocab_size)
+        self.norm = layer_norm(config, self.dtype)
 
     def __call__(self, input_ids_BxL: jax.Array, seeds_B: jax.Array | None = None) -> jax.Array:
         """Returns `hidden_BxLxD`. Padding must be on the right: positions are consecutive."""
-        positions_L = jnp.arange(input_ids_BxL.shape[1]) + self.config.position_offset
-        constant_LxD = self.position(positions_L) + self.token_type(jnp.zeros((1,), jnp.int32))
-        hidden_BxLxD = self.norm(self.word(input_ids_BxL) + constant_LxD[None])
+        hidden_BxLxD = self.word(input_ids_BxL)
+        if not self.config.is_modern:
+            positions_L = jnp.arange(input_ids_BxL.shape[1]) + self.config.position_offset
+            types_1xD = self.token_type(jnp.zeros((1,), jnp.int32))
+            hidden_BxLxD += (self.position(positions_L) + types_1xD)[None]
         rows_BxL = jnp.broadcast_to(jnp.arange(input_ids_BxL.shape[1]), input_ids_BxL.shape)
-        return dropout(hidden_BxLxD, self.config.hidden_dropout_prob, fold_in(seeds_B, rows_BxL))
+        seeds_BxL = fold_in(seeds_B, rows_BxL)
+        return dropout(self.norm(hidden_BxLxD), self.config.hidden_dropout_prob, seeds_BxL)
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and feed-forward, each followed by a residual sum and LayerNorm."""
+    """Self-attention and feed-forward, each with a residual sum and LayerNorm.
+
+    `number` is that of a layer of the backbone, from 0, and None in the head. It says, in
+    ModernBERT, which layers see only what is near, and that the first reads what the embeddings
+    have normalised.
+    """
 
     config: ModelConfig
     dtype: jnp.dtype
+    number: int | None = None
 
     @nn.compact
     def __call__(
@@ -101,51 +128,88 @@ class TransformerLayer(nn.Module):
             whole span either way, so a row's values do not depend on which are requested.
         """
         config = self.config
+        norm_first = config.is_modern
+        norm = functools.partial(layer_norm, config, self.dtype)
         n_spans, length, _ = hidden_BxLxD.shape
-        queries_BxQxD = hidden_BxLxD if rows_BxQ is None else take_rows(hidden_BxLxD, rows_BxQ)
+        all_BxL = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
+        numbers_BxQ = all_BxL if rows_BxQ is None else rows_BxQ
+
+        def at_rows(x_BxLxD: jax.Array) -> jax.Array:
+            return x_BxLxD if rows_BxQ is None else take_rows(x_BxLxD, rows_BxQ)
+
+        def drop(x_BxQxD: jax.Array, site: int) -> jax.Array:
+            seeds_BxQ = fold_in(fold_in(seeds_B, site), numbers_BxQ)
+            return dropout(x_BxQxD, config.hidden_dropout_prob, seeds_BxQ)
+
+        read_BxLxD = hidden_BxLxD
+        if norm_first and self.number != 0:
+            read_BxLxD = norm("attention_norm")(read_BxLxD)
+        attended_BxQxD = self._attend(
+            at_rows(read_BxLxD), read_BxLxD, numbers_BxQ, attention_mask_BxL, fold_in(seeds_B, 0)
+        )
+        attended_BxQxD = at_rows(hidden_BxLxD) + drop(attended_BxQxD, 1)
+        if norm_first:
+            inner_BxQxD = self._feed_forward(norm("mlp_norm")(attended_BxQxD))
+            return attended_BxQxD + drop(inner_BxQxD, 2)
+        attended_BxQxD = norm("attention_norm")(attended_BxQxD)
+        inner_BxQxD = self._feed_forward(attended_BxQxD)
+        return norm("mlp_norm")(attended_BxQxD + drop(inner_BxQxD, 2))
+
+    def _attend(
+        self,
+        queries_BxQxD: jax.Array,
+        keys_BxLxD: jax.Array,
+        numbers_BxQ: jax.Array,
+        attention_mask_BxL: jax.Array,
+        seeds_B: jax.Array | None,
+    ) -> jax.Array:
+        """Returns `attended_BxQxD`: multi-head attention of rows to the tokens of their span."""
+        config = self.config
+        n_spans, length, _ = keys_BxLxD.shape
         head_size = config.hidden_size // config.num_attention_heads
 
         def project(x_BxSxD: jax.Array, name: str) -> jax.Array:
             out_BxSxD = dense(config, config.hidden_size, self.dtype, name)(x_BxSxD)
             return out_BxSxD.reshape(n_spans, -1, config.num_attention_heads, head_size)
 
-        def drop(x_BxQxD: jax.Array, site: int) -> jax.Array:
-            seeds_BxQ = fold_in(fold_in(seeds_B, site), numbers_BxQ)
-            return dropout(x_BxQxD, config.hidden_dropout_prob, seeds_BxQ)
-
-        numbers_BxQ = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
-        if rows_BxQ is not None:
-            numbers_BxQ = rows_BxQ
         query_BxQxNxH = project(queries_BxQxD, "query") / jnp.sqrt(head_size).astype(self.dtype)
-        key_BxLxNxH = project(hidden_BxLxD, "key")
-        value_BxLxNxH = project(hidden_BxLxD, "value")
+        key_BxLxNxH = project(keys_BxLxD, "key")
+        value_BxLxNxH = project(keys_BxLxD, "value")
+        visible_Bx1xQxL = attention_mask_BxL[:, None, None, :].astype(bool)
+        if config.is_modern:
+            positions_1xL = jnp.arange(length)[None]
+            is_local = bool((self.number or 0) % config.global_attn_every_n_layers)
+            base = config.local_rope_theta if is_local else config.global_rope_theta
+            query_BxQxNxH = rotate(query_BxQxNxH, numbers_BxQ, base)
+            key_BxLxNxH = rotate(key_BxLxNxH, positions_1xL, base)
+            if is_local:
+                distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
+                visible_Bx1xQxL &= distances_BxQxL[:, None] <= config.local_attention // 2
 
         scores_BxNxQxL = jnp.einsum("bqnh,blnh->bnql", query_BxQxNxH, key_BxLxNxH)
         scores_BxNxQxL = jnp.where(
-            attention_mask_BxL[:, None, None, :].astype(bool),
-            scores_BxNxQxL.astype(jnp.float32),
-            jnp.finfo(jnp.float32).min,
+            visible_Bx1xQxL, scores_BxNxQxL.astype(jnp.float32), jnp.finfo(jnp.float32).min
         )
         weights_BxNxQxL = jax.nn.softmax(scores_BxNxQxL, axis=-1).astype(self.dtype)
-        seeds_BxN = fold_in(fold_in(seeds_B, 0), jnp.arange(config.num_attention_heads)[None])
+        seeds_BxN = fold_in(seeds_B, jnp.arange(config.num_attention_heads)[None])
         seeds_BxNxQ = fold_in(seeds_BxN, numbers_BxQ[:, None])
         weights_BxNxQxL = dropout(weights_BxNxQxL, config.attention_probs_dropout_prob, seeds_BxNxQ)
         context_BxQxNxH = jnp.einsum("bnql,blnh->bqnh", weights_BxNxQxL, value_BxLxNxH)
         context_BxQxD = context_BxQxNxH.reshape(n_spans, -1, config.hidden_size)
+        return dense(config, config.hidden_size, self.dtype, "output")(context_BxQxD)
 
-        attended_BxQxD = dense(config, config.hidden_size, self.dtype, "output")(context_BxQxD)
-        attended_BxQxD = layer_norm(config, self.dtype, "attention_norm")(
-            queries_BxQxD + drop(attended_BxQxD, 1)
-        )
-
-        inner_BxQxF = dense(config, config.intermediate_size, self.dtype, "mlp_in")(attended_BxQxD)
-        inner_BxQxF = gelu(inner_BxQxF)
-        mlp_BxQxD = dense(config, config.hidden_size, self.dtype, "mlp_out")(inner_BxQxF)
-        return layer_norm(config, self.dtype, "mlp_norm")(attended_BxQxD + drop(mlp_BxQxD, 2))
+    def _feed_forward(self, hidden_BxQxD: jax.Array) -> jax.Array:
+        """Returns `out_BxQxD`; ModernBERT's inner layer is gated (GeGLU, arXiv 2002.05202)."""
+        config = self.config
+        n_parts = 2 if config.is_modern else 1
+        both = dense(config, n_parts * config.intermediate_size, self.dtype, "mlp_in")(hidden_BxQxD)
+        inner_BxQxF, *gate = jnp.split(both, n_parts, axis=-1)
+        inner_BxQxF = gelu(inner_BxQxF) * gate[0] if gate else gelu(inner_BxQxF)
+        return dense(config, config.hidden_size, self.dtype, "mlp_out")(inner_BxQxF)
 
 
 class MaskedLMHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the transposed word embeddings and a bias (BERT, RoBERTa)."""
+    """Dense, GELU, LayerNorm, then the transposed word embeddings and a bias."""
 
     config: ModelConfig
     dtype: jnp.dtype

@@ -15,13 +15,17 @@ def encode_flops(config: ModelConfig, length: int) -> int:
 def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
     """Returns the operations of the whole Condenser for one span with `n_masked` mask slots."""
     predictions = n_masked * ((config.n_head_layers > 0) + config.late_mlm)
-    late_rows = 1 + (n_masked if config.late_mlm else 0)
+    per_prediction = 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
+    return layers_flops(config, length, n_masked) + predictions * per_prediction
+
+
+def layers_flops(config: ModelConfig, length: int, n_masked: int) -> int:
+    """Returns those of `forward_flops` that the layers of backbone and head do."""
     head = 0
     if config.n_head_layers:
         head = (config.n_head_layers - 1) * _layer(config, length, length)
         head += _layer(config, length, n_masked)
-    per_prediction = 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
-    return _backbone(config, length, late_rows) + head + predictions * per_prediction
+    return head + _backbone(config, length, rows=1 + n_masked * config.late_mlm)
 
 
 def _backbone(config: ModelConfig, length: int, rows: int) -> int:
@@ -37,5 +41,5 @@ def _layer(config: ModelConfig, length: int, rows: int) -> int:
     keys_and_values = 2 * length * 2 * size * size
     queries_and_output = 2 * rows * 2 * size * size
     attention = 2 * rows * length * 2 * size
-    feed_forward = 2 * rows * 2 * size * inner
+    feed_forward = 2 * rows * (3 if config.is_modern else 2) * size * inner
     return keys_and_values + queries_and_output + attention + feed_forward

@@ -25,20 +25,22 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from cocondenser_jax.corpus.batches import source_shares
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
-from cocondenser_jax.errors import UserError, first_line, require_same
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import (
     damaged_file,
     new_folder,
     read_object,
-    require_absent,
+    start_or_compare,
     write_checksums,
     write_json,
 )
 from cocondenser_jax.metrics import logged_lines
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.paths import plain_path
+from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.nonfinite import count_batches
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 
@@ -53,6 +55,7 @@ FREE_SETTINGS = (
     "config.train.skip_nonfinite",
     "config.checkpoint.",
     "config.log_every",
+    "config.loggers",
     "config.data.store",  # the same data may have moved; its hash is compared
     "config.warm_start",  # only read before the first step
     "config.probe.data",  # may have moved
@@ -81,25 +84,16 @@ def open_run(
         "data": {
             "sha256": store.sha256,
             "source": store.manifests[0]["source"],
+            "stores": [str(source.path) for source in store.sources],
+            "weights": [source.weight for source in store.sources],
+            "shares": source_shares(store, batch_spec(config)),
             "documents": store.n_documents,
             "spans": store.n_spans,
             "tokens": store.n_tokens,
         },
         "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
     }
-    path = workdir / "run.json"
-    if path.exists():
-        saved = read_object(path)
-        if "config" not in saved:
-            raise UserError(
-                "this folder holds a converted model: start from it with --config.warm_start, in a"
-                " new folder"
-            )
-        before = _fixed(saved)
-        require_same(f"the run in {workdir}", before, dict.fromkeys(before) | _fixed(run))
-    else:
-        require_absent(workdir, path.name)
-        write_json(path, run)
+    start_or_compare(f"the run in {workdir}", workdir / "run.json", run, _fixed)
     # Only now: a kill between the two leaves a folder that says which run it is.
     if not (workdir / "tokenizer").exists():
         with new_folder(workdir / "tokenizer") as folder:
@@ -316,7 +310,13 @@ def _read_run(workdir: Path) -> tuple[ModelConfig, dict[str, Any]]:
 
 def _fixed(run: dict[str, Any]) -> dict[str, Any]:
     """Returns what of a `run.json` stays as it is when the run resumes, by name."""
-    flat = flatten_dict({"config": run.get("config"), "model": run.get("model")}, sep=".")
+    if "config" not in run:
+        raise UserError(
+            "this folder holds a converted model: start from it with --config.warm_start, in a"
+            " new folder"
+        )
+    flat = flatten_dict({"config": run["config"], "model": run.get("model")}, sep=".")
     fixed = {name: value for name, value in flat.items() if not name.startswith(FREE_SETTINGS)}
     data = run.get("data")
-    return fixed | {"data.sha256": data.get("sha256") if isinstance(data, dict) else None}
+    data = data if isinstance(data, dict) else {}
+    return fixed | {f"data.{name}": data.get(name) for name in ("sha256", "weights")}

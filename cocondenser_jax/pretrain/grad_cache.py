@@ -52,64 +52,39 @@ def loss_gradient(
     Returns:
       The value of `contrast` (0 without), the sums added up over chunks, and the gradient.
     """
-    n_chunks = jax.tree.leaves(chunks)[0].shape[0]
-    if contrast is None:
-        sums, grads = _accumulate(params, chunks, None, forward, on_chunk)
-        return jnp.zeros(()), sums, grads
-    if n_chunks == 1:
-        return _direct(params, jax.tree.map(lambda x: x[0], chunks), forward, contrast)
+    value = jnp.zeros(())
+    cotangents_CxBxD: jax.Array | None = None
+    if jax.tree.leaves(chunks)[0].shape[0] == 1:
+        chunk = jax.tree.map(lambda x: x[0], chunks)
 
-    encode_chunk = functools.partial(encode, params)
-    reps_CxBxD = jax.lax.map(lambda chunk: on_chunk(encode_chunk, chunk), chunks)
-    flat = (-1, reps_CxBxD.shape[-1])
-    value, cotangents_AxD = jax.value_and_grad(contrast)(reps_CxBxD.reshape(flat))
-    cotangents_CxBxD = cotangents_AxD.reshape(reps_CxBxD.shape)
-    sums, grads = _accumulate(params, chunks, cotangents_CxBxD, forward, on_chunk)
-    return value, sums, grads
+        def direct(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums]]:
+            reps_BxD, loss, sums = forward(params, chunk)
+            contrasted = contrast(reps_BxD) if contrast else value
+            return contrasted + loss, (contrasted, sums)
 
+        grads, (value, sums) = jax.grad(direct, has_aux=True)(params)
+        return value, sums, grads
 
-def _direct(
-    params: Params, chunk: Chunk, forward: Forward, contrast: Contrast
-) -> tuple[jax.Array, Sums, Params]:
-    def total(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums]]:
-        reps_BxD, loss, sums = forward(params, chunk)
-        value = contrast(reps_BxD)
-        return value + loss, (value, sums)
-
-    grads, (value, sums) = jax.grad(total, has_aux=True)(params)
-    return value, sums, grads
-
-
-def _accumulate(
-    params: Params,
-    chunks: Chunk,
-    cotangents_CxBxD: jax.Array | None,
-    forward: Forward,
-    on_chunk: OnChunk,
-) -> tuple[Sums, Params]:
-    """Adds up the gradient of local(c) + <v_c, r_c> over the chunks."""
+    if contrast:
+        encode_chunk = functools.partial(encode, params)
+        reps_CxBxD = jax.lax.map(lambda chunk: on_chunk(encode_chunk, chunk), chunks)
+        flat = (-1, reps_CxBxD.shape[-1])
+        value, cotangents_AxD = jax.value_and_grad(contrast)(reps_CxBxD.reshape(flat))
+        cotangents_CxBxD = cotangents_AxD.reshape(reps_CxBxD.shape)
 
     def surrogate(params: Params, chunk: Chunk, cotangents_BxD: Any) -> tuple[jax.Array, Sums]:
         reps_BxD, loss, sums = forward(params, chunk)
-        if cotangents_BxD is None:
-            return loss, sums
-        return loss + jnp.vdot(cotangents_BxD, reps_BxD), sums
-
-    gradient = jax.grad(surrogate, has_aux=True)
-    if jax.tree.leaves(chunks)[0].shape[0] == 1:
-        first, cotangents_BxD = jax.tree.map(lambda x: x[0], (chunks, cotangents_CxBxD))
-        grads, sums = gradient(params, first, cotangents_BxD)
-        return sums, grads
+        return loss if cotangents_BxD is None else loss + jnp.vdot(cotangents_BxD, reps_BxD), sums
 
     def step(grads: Params, xs: tuple[Chunk, Any]) -> tuple[Params, Sums]:
         chunk, cotangents_BxD = xs
 
         def add(chunk: Chunk) -> tuple[Params, Sums]:
-            chunk_grads, sums = gradient(params, chunk, cotangents_BxD)
+            chunk_grads, sums = jax.grad(surrogate, has_aux=True)(params, chunk, cotangents_BxD)
             return jax.tree.map(jnp.add, grads, chunk_grads), sums
 
         return on_chunk(add, chunk)
 
     zeros = jax.tree.map(jnp.zeros_like, params)
     grads, sums_C = jax.lax.scan(step, zeros, (chunks, cotangents_CxBxD))
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C), grads
+    return value, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C), grads

@@ -14,8 +14,6 @@ from jax.experimental import multihost_utils
 
 from cocondenser_jax.errors import UserError
 
-AUTO = "auto"
-
 
 def connect(coordinator: str, n_hosts: int | None, host: int | None, *, heartbeat: int) -> None:
     """Joins the other hosts; to be called before anything else of JAX.
@@ -24,7 +22,7 @@ def connect(coordinator: str, n_hosts: int | None, host: int | None, *, heartbea
     it, the number of hosts and that of this one. From then on JAX ends this process by abort() when
     another host was silent for `heartbeat` seconds.
     """
-    address = None if coordinator == AUTO else coordinator
+    address = None if coordinator == "auto" else coordinator
     try:
         jax.distributed.initialize(address, n_hosts, host, heartbeat_timeout_seconds=heartbeat)
     except ValueError as error:
@@ -37,15 +35,6 @@ def connect(coordinator: str, n_hosts: int | None, host: int | None, *, heartbea
 def is_first() -> bool:
     """Says whether this is host 0, or the only one."""
     return jax.process_index() == 0
-
-
-def stop_after(step: int) -> bool:
-    """Says on all hosts alike whether to stop after this step, because one of them got a SIGTERM.
-
-    JAX catches the signal and agrees on a step that no host has passed. Every host has to ask after
-    every step.
-    """
-    return multihost_utils.reached_preemption_sync_point(step)
 
 
 def from_first(tree: Any) -> Any:

@@ -10,19 +10,21 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches
+from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches, source_shares
 from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.locks import held
-from cocondenser_jax.metrics import metrics_log
+from cocondenser_jax.metrics import load_loggers, metrics_log
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain import checkpoint, experiment, hosts, signals
+from cocondenser_jax.pretrain import checkpoint, experiment, hosts
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, report_step
 from cocondenser_jax.pretrain.plan import least_seconds
 from cocondenser_jax.pretrain.probe import open_probe
+from cocondenser_jax.pretrain.signals import between_steps
 from cocondenser_jax.pretrain.step import (
     Metrics,
     StepSettings,
@@ -40,31 +42,35 @@ logger = logging.getLogger(__name__)
 WarmStart = Callable[[], tuple[ModelConfig, Any] | None]
 
 
-def train(
-    config: ConfigDict,
-    workdir: Path,
-    *,
-    warm_start: WarmStart = lambda: None,
-    label: str = "pretrain",
-) -> None:
+def train(config: ConfigDict, workdir: Path, warm_start: WarmStart = lambda: None) -> None:
     """Pre-trains with the objective of an experiment, from the start or the run's last checkpoint.
 
     On several hosts each calls it, after `hosts.connect`, with a store of its own; only the first
     reads and writes the run folder; `checkpoint.py` says what it holds.
 
     `warm_start` gives model and parameters to start from, or None for a new model. It is not called
-    for a run that resumes: what that run started from may be gone by then. The label is that of the
-    progress bar.
+    for a run that resumes: what that run started from may be gone by then.
 
     Raises:
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
+    if jax.process_count() > 1:
+        # JAX catches the signal, and agrees with the other hosts on a step that none has passed.
+        _train(config, workdir, warm_start, multihost_utils.reached_preemption_sync_point)
+    else:
+        between_steps(functools.partial(_train, config, workdir, warm_start))
+
+
+def _train(
+    config: ConfigDict, workdir: Path, warm_start: WarmStart, stop_after: Callable[[int], bool]
+) -> None:
+    """Trains until `stop_after`, asked after each step, says that it is to stop there."""
     spec = experiment.batch_spec(config)
     stopped = False
     with contextlib.ExitStack() as stack:
-        stop_after = stack.enter_context(_stop_signals())
         if hosts.is_first():
             stack.enter_context(held(workdir))
+            loggers = load_loggers(config.loggers)
         store = open_store(Path(config.data.store))
         n_steps = experiment.run_length(config, store)
         settings = experiment.step_settings(config, n_steps)
@@ -90,8 +96,13 @@ def train(
             n_hosts=jax.process_count(),
         )
         if hosts.is_first():
-            log = stack.enter_context(metrics_log(workdir, first_step))
+            log = stack.enter_context(metrics_log(workdir, first_step, loggers))
             logger.info("%s: %s", workdir, _describe(config, store, model_config, settings))
+            shares = zip(store.sources, source_shares(store, spec), strict=True)
+            for source, share in shares if len(store.sources) > 1 else ():
+                logger.info(
+                    "%s: %.1f %% of the examples, from %s", workdir, 100 * share, source.path
+                )
             if first_step:
                 logger.info("%s: resuming after step %d", workdir, first_step)
         if jax.process_count() > 1:
@@ -99,9 +110,10 @@ def train(
             # step 1.
             stop_after(first_step)
 
-        bar = tqdm(total=n_steps, initial=first_step, desc=label, unit="step", disable=log is None)
+        name, hidden = visible(workdir.name), log is None
+        bar = tqdm(total=n_steps, initial=first_step, desc=name, unit="step", disable=hidden)
         stack.enter_context(bar)
-        throughput = _Throughput()
+        totals = {"since": time.perf_counter(), "waited": 0.0, "spans": 0, "tokens": 0}
         report = functools.partial(report_step, workdir, store, spec, settings.skip_nonfinite)
 
         def read(step: int, metrics: Metrics) -> None:
@@ -112,14 +124,13 @@ def train(
             if n_skipped > n_skipped_before:
                 report(step, n_skipped, _floats(metrics))
             elif is_due and log is not None:
-                log(step, _floats(metrics) | throughput.read())
+                log(step, _floats(metrics) | _rates(totals))
                 bar.set_postfix(loss=f"{float(metrics['loss']):.3f}", refresh=False)
 
         state, unread = place(state), None  # the metrics of the step before
         del params  # else the first device would hold what the run started from
         try:
-            for step in range(first_step + 1, n_steps + 1):
-                batch = throughput.next(batches)
+            for step, batch in enumerate(_counted(batches, totals), first_step + 1):
                 state, metrics = train_step(state, batch)
                 if unread is not None:
                     read(step - 1, unread)
@@ -150,16 +161,6 @@ def train(
         trend = f"none of {best.n_later} later ones was better" if best.n_later else "still rising"
         at = f"step {best.step:,} of {n_steps:,}, {best.metric} {best.value:.4g}"
         logger.info("%s: best probe: %s; %s", workdir, at, trend)
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[Callable[[int], bool]]:
-    """Yields a function that says, after each step, whether the run is asked to stop there."""
-    if jax.process_count() > 1:
-        yield hosts.stop_after
-    else:
-        with signals.postponed() as is_to_stop:
-            yield lambda step: is_to_stop()
 
 
 def _describe(
@@ -240,34 +241,25 @@ def _initial_or_restored(
     return state
 
 
-class _Throughput:
-    """Rates since they were last read, and the share of time spent waiting for input."""
-
-    def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._started, self._waited, self._spans, self._tokens = time.perf_counter(), 0.0, 0, 0
-
-    def next(self, batches: Iterator[Batch]) -> Batch:
-        """Takes the next batch and counts how long that took."""
+def _counted(batches: Iterator[Batch], totals: dict[str, float]) -> Iterator[Batch]:
+    """Yields batches; adds up the seconds of waiting for them, their spans, and their tokens."""
+    before = time.perf_counter()
+    for batch in batches:
+        totals["waited"] += time.perf_counter() - before
+        totals["spans"] += len(batch.attention_mask_SxL) * jax.process_count()
+        totals["tokens"] += int(batch.attention_mask_SxL.sum()) * jax.process_count()
+        yield batch
         before = time.perf_counter()
-        batch = next(batches)
-        self._waited += time.perf_counter() - before
-        self._spans += len(batch.attention_mask_SxL) * jax.process_count()
-        self._tokens += int(batch.attention_mask_SxL.sum()) * jax.process_count()
-        return batch
 
-    def read(self) -> dict[str, float]:
-        """Returns the rates since the last reading; tokens are counted without padding."""
-        seconds = max(time.perf_counter() - self._started, 1e-9)
-        rates = {
-            "spans_per_second": self._spans / seconds,
-            "tokens_per_second": self._tokens / seconds,
-            "input_wait_share": self._waited / seconds,
-        }
-        self._reset()
-        return rates
+
+def _rates(totals: dict[str, float]) -> dict[str, float]:
+    """Returns rates since the last reading, and the share of time spent waiting for input."""
+    now = time.perf_counter()
+    seconds = max(now - totals["since"], 1e-9)
+    rates = {f"{name}_per_second": totals[name] / seconds for name in ("spans", "tokens")}
+    rates["input_wait_share"] = totals["waited"] / seconds
+    totals.update(since=now, waited=0.0, spans=0, tokens=0)
+    return rates
 
 
 def _floats(metrics: Metrics) -> dict[str, float]:

@@ -12,13 +12,11 @@ import numpy as np
 
 from cocondenser_jax.corpus.batches import BatchSpec, batch_document_ids, make_batch
 from cocondenser_jax.corpus.store import TokenStore
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files import new_file
 from cocondenser_jax.pretrain import hosts
 
 logger = logging.getLogger(__name__)
-
-SHOWN_IDS = 5
 
 
 class NonFiniteError(UserError):
@@ -51,9 +49,8 @@ def report_step(
         path = workdir / f"nonfinite-{step}.npz"
         with new_file(path) as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
-        shown_ids = ", ".join(ids[:SHOWN_IDS]) + (", ..." if len(ids) > SHOWN_IDS else "")
         shown = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
-        message += f" ({shown}); its batch (documents {shown_ids}) is in {path}"
+        message += f" ({shown}); its batch (documents {first_three(ids)}) is in {path}"
     if n_skipped > skip_nonfinite:
         raise NonFiniteError(
             f"{message}; the run is saved as it was before that step"

@@ -29,7 +29,7 @@ def masked_lm_sum(
     return jnp.sum(losses_BxM * weights_BxM)
 
 
-def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str | None = None) -> jax.Array:
+def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:
     """Returns the sum over this device's spans of the corpus-level contrastive loss.
 
     Equation 6 of Gao & Callan, arXiv 2108.05540: for span j of document i,
@@ -39,7 +39,7 @@ def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str | None = None) -> 
     Args:
       cls_SxD: float32 CLS vectors; rows 2i and 2i + 1 are two spans of one document. Every device
         holds the same number of rows.
-      axis_name: the mapped axis over devices; None where there is one device.
+      axis_name: the mapped axis over devices.
     """
     all_AxD, own_S = _gather(cls_SxD, axis_name)
     logits_SxA = _inner_products(cls_SxD, all_AxD)
@@ -48,7 +48,7 @@ def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str | None = None) -> 
     return _cross_entropy_sum(logits_SxA, own_S ^ 1)
 
 
-def inverse_cloze_sum(cls_SxD: jax.Array, axis_name: str | None = None) -> jax.Array:
+def inverse_cloze_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:
     """Returns the sum over this device's sentences of the loss of the inverse cloze task.
 
     Equations 7 and 8 of Lee, Chang & Toutanova, arXiv 1906.00300: for sentence q_i taken out of
@@ -68,7 +68,7 @@ class Objective(NamedTuple):
     has_head: bool  # whether a Condenser head predicts them, too
     # Vectors of a device's rows and the mapped axis to the sum of a loss, and for how many rows of
     # an example it is summed.
-    contrast: Callable[[jax.Array, str | None], jax.Array] | None = None
+    contrast: Callable[[jax.Array, str], jax.Array] | None = None
     n_contrasted: int = 0
 
 
@@ -87,11 +87,9 @@ OBJECTIVES = {
 }
 
 
-def _gather(cls_SxD: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+def _gather(cls_SxD: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
     """Returns the vectors of all devices, and which of them are this one's."""
     n_local = cls_SxD.shape[0]
-    if axis_name is None:
-        return cls_SxD, jnp.arange(n_local)
     all_AxD = jax.lax.all_gather(cls_SxD, axis_name, tiled=True)
     # The index over all devices of all hosts, never the one within a host.
     return all_AxD, jax.lax.axis_index(axis_name) * n_local + jnp.arange(n_local)

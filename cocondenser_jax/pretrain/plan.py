@@ -2,7 +2,7 @@
 
 libtpu compiles for TPUs that are not there. The step compiled here is the one that training runs,
 so its memory and its collectives are as the compiler says. Time is not measured: the roofline is
-the least that arithmetic, memory and network allow.
+the least that arithmetic, memory and network allow, and beside it stands the compiler's estimate.
 """
 
 import bisect
@@ -10,7 +10,6 @@ import importlib.util
 import logging
 import math
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,18 +19,19 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.batches import BatchSpec
+from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops
-from cocondenser_jax.pretrain import experiment
+from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
+from cocondenser_jax.pretrain import compiled, experiment
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import (
     LossSettings,
     StepSettings,
     check_batch,
+    chunk_lengths,
     compile_step,
     state_shapes,
 )
@@ -40,7 +40,15 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 WHOLE_RUN = "roofline, whole run (hours)"
-VOCABULARIES = {"bert": (30522, 0), "roberta": (50265, 1)}  # published size, id of padding
+FULL = "by the compiler, step of full chunks (ms)"
+SHORT = "by the compiler, step of short chunks (ms)"
+AS_STORED = "by the compiler, step of the store's chunks (ms)"
+VOCABULARIES = {  # published size, id of padding
+    "bert": (30522, 0),
+    "roberta": (50265, 1),
+    "xlm-roberta": (250002, 1),
+    "modernbert": (50368, 50283),
+}
 
 
 class Core(NamedTuple):
@@ -50,15 +58,17 @@ class Core(NamedTuple):
     compute: float  # bfloat16 TFLOP/s
     bandwidth: float  # GB/s from HBM
     network: float  # GB/s, all links to other chips together
+    clock: float | None = None  # MHz, where one is published
     chip_config: str = "default"
 
 
-# Google Cloud's TPU documentation; the links of v2 and v3 from Jouppi et al., *A domain-specific
-# supercomputer for training deep neural networks*, CACM 2020: four of 496 and 656 Gbit/s a chip.
+# Google Cloud's TPU documentation; links and clocks of v2 and v3 from Jouppi et al., *A
+# domain-specific supercomputer for training deep neural networks*, CACM 2020: four links of 496 and
+# 656 Gbit/s a chip.
 CORES = {
-    "v2": Core(8, 22.5, 350, 124),
-    "v3": Core(16, 61.5, 450, 164),
-    "v4": Core(32, 275, 1228, 300, "megacore"),
+    "v2": Core(8, 22.5, 350, 124, 700),
+    "v3": Core(16, 61.5, 450, 164, 940),
+    "v4": Core(32, 275, 1228, 300, chip_config="megacore"),
     "v5e": Core(16, 197, 819, 200),
     "v5p": Core(95, 459, 2765, 600),
     "v6e": Core(32, 918, 1640, 448),
@@ -80,25 +90,32 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
     """Compiles the training step of an experiment for a TPU and says what it needs.
 
     Args:
-      config: the experiment; its network gets the vocabulary of the published BERT or RoBERTa. The
+      config: the experiment; its network gets the vocabulary of the published model. The
         whole run is reckoned if it names its store, or its steps.
       topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
       search_chunk: whether to find the largest `config.train.chunk_size` that fits.
 
     Returns:
       {quantity: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
-      collectives per step with their bytes, and the roofline of a step and of the whole run. Where
-      it does not fit, only what is known without a compiled program.
+      collectives per step with their bytes, the roofline of a step and of the whole run, and the
+      compiler's estimate of a step where all chunks have the full length (with its ten most
+      expensive operations), where all are short, and for the first batch of the store. Where it
+      does not fit, only what is known without a compiled program.
     """
     vocab_size, pad_token_id = VOCABULARIES.get(config.model.model_type, (0, 0))
     sizes = experiment.network_sizes(config)
     model_config = ModelConfig(**sizes, vocab_size=vocab_size, pad_token_id=pad_token_id)
-    n_steps = config.train.steps
-    if not n_steps and config.data.store:
-        n_steps = experiment.run_length(config, open_store(Path(config.data.store)))
+    store = open_store(Path(config.data.store)) if config.data.store else None
+    n_steps = experiment.run_length(config, store) if store else config.train.steps
     find = largest_chunk if search_chunk else plan_step
-    settings = experiment.step_settings(config, n_steps)
-    return find(model_config, settings, experiment.batch_spec(config), topology)
+    spec = experiment.batch_spec(config)
+    planned = find(model_config, experiment.step_settings(config, n_steps), spec, topology)
+    if store and SHORT in planned:
+        n_chunks = spec.n_rows // planned["chunk size"]
+        lengths_C = chunk_lengths(make_batch(store, spec, 0), planned["cores"], n_chunks)
+        share = float((lengths_C == spec.length).mean())
+        planned[AS_STORED] = share * planned[FULL] + (1 - share) * planned[SHORT]
+    return planned
 
 
 def plan_step(
@@ -120,28 +137,29 @@ def plan_step(
         "spans per core": n_spans,
         "chunk size": settings.loss.chunk_size or n_spans,
         "model GFLOP per span": work.model_flops / 1e9,
-        "computed GFLOP per span, with the gradient cache": work.computed_flops / 1e9,
+        "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
         "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
     }
     try:
-        compiled = compile_step(model_config, settings, spec, devices)
+        program = compile_step(model_config, settings, spec, devices)
     except jax.errors.JaxRuntimeError as error:
         _, exhausted, reason = str(error).partition("RESOURCE_EXHAUSTED: ")
         if not exhausted:
             raise
         return {"fits": f"no: {reason.splitlines()[0]}", **known}
-    text = compiled.as_text() or ""
-    found = collectives(text)
+    text = program.as_text() or ""
+    found = compiled.collectives(text)
     seconds = _roofline(core, work, n_spans, found, len(devices))
     n_steps = settings.optimizer.n_steps
     return {
         "fits": "yes",
         **known,
-        **_memory(core, compiled.memory_analysis(), state),
+        **_memory(core, program.memory_analysis(), state),
         **{f"per step, {kind}": summary for kind, summary in _summary(found).items()},
-        "per step, transfers to or from the host": host_transfers(text),
+        "per step, transfers to or from the host": compiled.host_transfers(text),
         **{f"roofline, {what} (ms)": 1e3 * value for what, value in seconds.items()},
         **({"steps": n_steps, WHOLE_RUN: seconds["step"] * n_steps / 3600} if n_steps else {}),
+        **_by_compiler(core, text),
     }
 
 
@@ -180,40 +198,11 @@ def least_seconds(
     return work.computed_flops * spec.n_rows / len(devices) / (core.compute * 1e12)
 
 
-class Collective(NamedTuple):
-    """An exchange between devices."""
-
-    kind: str  # all-gather, all-reduce, ...
-    dtype: str  # of its largest array, in XLA's notation: f32, bf16
-    n_bytes: int  # of its result
-
-
-def collectives(compiled_text: str) -> list[Collective]:
-    """Returns the collectives of a compiled program, from its text."""
-    found = []
-    pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
-    for result, kind in re.findall(pattern + r"(?:-start)?\(", compiled_text):
-        arrays = re.findall(r"(\w+)\[([\d,]*)\]", result)
-        sizes = [
-            (_bits(dtype) * math.prod(int(n) for n in shape.split(",") if n) // 8, dtype)
-            for dtype, shape in arrays
-        ]
-        found.append(Collective(kind, max(sizes)[1], sum(size for size, _ in sizes)))
-    return found
-
-
-def host_transfers(compiled_text: str) -> int:
-    """Returns how many instructions of a compiled program exchange data with the host."""
-    operations = r" (?:infeed|outfeed|send|recv|send-start|recv-start)\("
-    calls = r'custom_call_target="[^"]*(?:[Hh]ost|callback)[^"]*"'
-    return len(re.findall(f"{operations}|{calls}", compiled_text))
-
-
 class _Work(NamedTuple):
     """What a core has to do at least."""
 
     model_flops: int  # floating-point operations of one span: forward pass and gradient
-    computed_flops: int  # of one span, with the forward pass that the gradient cache repeats
+    computed_flops: int  # of one span, with what the gradient cache and `remat` repeat
     traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
 
 
@@ -227,14 +216,16 @@ def _work(
     and writes three.
     """
     objective = OBJECTIVES[settings.objective]
-    forward = encode_flops(model_config, length)
+    forward = layers = encode_flops(model_config, length)
     if objective.predicts_tokens:
-        forward = forward_flops(model_config, length, mask_capacity(length))
+        sizes = model_config, length, mask_capacity(length)
+        forward, layers = forward_flops(*sizes), layers_flops(*sizes)
     n_chunks = n_spans // (settings.chunk_size or n_spans)
-    cached = objective.contrast and n_chunks > 1
-    extra = encode_flops(model_config, length) if cached else 0
-    reads = (3 if cached else 2) * jnp.dtype(settings.dtype).itemsize
-    return _Work(3 * forward, 3 * forward + extra, n_params * (n_chunks * (reads + 8) + 28))
+    cached = bool(objective.contrast) and n_chunks > 1
+    again = encode_flops(model_config, length) if cached else 0
+    again += layers if settings.remat else 0
+    reads = (2 + cached + settings.remat) * jnp.dtype(settings.dtype).itemsize
+    return _Work(3 * forward, 3 * forward + again, n_params * (n_chunks * (reads + 8) + 28))
 
 
 def _topology(name: str) -> tuple[Core, list[Any]]:
@@ -290,7 +281,7 @@ def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:
 
 
 def _roofline(
-    core: Core, work: _Work, n_spans: int, found: list[Collective], n_devices: int
+    core: Core, work: _Work, n_spans: int, found: list[compiled.Collective], n_devices: int
 ) -> dict[str, float]:
     """Returns the seconds that a step takes at least, and its three bounds.
 
@@ -306,7 +297,17 @@ def _roofline(
     return {**bounds, "step": max(bounds["arithmetic"], bounds["memory"]) + bounds["network"]}
 
 
-def _summary(found: list[Collective]) -> dict[str, str]:
+def _by_compiler(core: Core, text: str) -> dict[str, float]:
+    """Returns the compiler's estimate of a step and of its ten most expensive operations."""
+    if not core.clock:
+        return {}
+    longest, shortest = (compiled.estimated_cycles(text, choose) for choose in (max, min))
+    found = {FULL: longest.total(), SHORT: shortest.total()}
+    found |= {f"by the compiler, {name} (ms)": n for name, n in longest.most_common(10)}
+    return {name: n / (core.clock * 1e3) for name, n in found.items()}
+
+
+def _summary(found: list[compiled.Collective]) -> dict[str, str]:
     """Returns {kind and type: how many, of how many bytes}."""
     groups: dict[str, list[int]] = {}
     for each in found:
@@ -316,9 +317,3 @@ def _summary(found: list[Collective]) -> dict[str, str]:
 
 def _bytes(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def _bits(dtype: str) -> int:
-    """The size of an element in XLA's notation: f32, bf16, s32, pred."""
-    digits = re.search(r"\d+", dtype)
-    return int(digits[0]) if digits else 8

@@ -40,6 +40,7 @@ class LossSettings(NamedTuple):
     mlm_reduction: str = "token_mean"  # or "span_sum"
     chunk_size: int = 0  # spans; 0: all that a device has
     dtype: str = "float32"
+    remat: bool = False
 
 
 class StepSettings(NamedTuple):
@@ -108,7 +109,7 @@ def loss_and_gradient(
     seeds the dropout.
     """
     objective = OBJECTIVES[settings.objective]
-    model = Condenser(model_config, dtype=jnp.dtype(settings.dtype))
+    model = Condenser(model_config, jnp.dtype(settings.dtype), settings.remat)
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
     n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)
@@ -182,7 +183,7 @@ def mapped_step(
     state is donated: the one passed in must not be used again. Nothing waits for the devices until
     a value of what it returns is read.
     """
-    step = _mapped_step(model_config, settings, devices)
+    step = _pmap(functools.partial(train_step, model_config, settings), devices, (0,))
     n_devices = len(devices) if devices else jax.local_device_count()
     return lambda state, batch: step(state, _split(batch, n_devices))
 
@@ -240,27 +241,21 @@ def compile_step(
     shape: Any = jax.ShapeDtypeStruct
     spans = len(devices), spec.n_rows // len(devices)
     tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
-    batch = Batch(
-        input_ids_SxL=shape(tokens, jnp.int32),
-        attention_mask_SxL=shape(tokens, jnp.bool_),
-        masked_positions_SxM=shape(slots, jnp.int32),
-        labels_SxM=shape(slots, jnp.int32),
-        weights_SxM=shape(slots, jnp.float32),
-    )
+    dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32)
+    shapes = zip((tokens, tokens, slots, slots, slots), dtypes, strict=True)
+    batch = Batch(*(shape(*each) for each in shapes))
     state = state_shapes(model_config, settings.optimizer)
-    return _mapped_step(model_config, settings, devices).lower(state, batch).compile()
+    step = _pmap(functools.partial(train_step, model_config, settings), devices, (0,))
+    return step.lower(state, batch).compile()
 
 
 def batch_gradient(
     model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
 ) -> tuple[Metrics, Any]:
     """Returns the losses of a batch and their gradient at step 0, computed on one device."""
-
-    def at_step_0(params: Any, batch: Batch) -> tuple[Metrics, Any]:
-        return loss_and_gradient(model_config, settings, params, jnp.int32(0), batch)
-
-    gradient = _pmap(at_step_0, jax.local_devices()[:1])
-    return cast(tuple[Metrics, Any], gradient(params, _split(batch, 1)))
+    gradient = functools.partial(loss_and_gradient, model_config, settings, step=jnp.int32(0))
+    mapped = _pmap(lambda params, batch: gradient(params, batch=batch), jax.local_devices()[:1])
+    return cast(tuple[Metrics, Any], mapped(params, _split(batch, 1)))
 
 
 def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
@@ -301,13 +296,6 @@ def initial_params(model_config: ModelConfig, seed: int) -> Any:
     return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
 
 
-def _mapped_step(
-    model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None
-) -> Any:
-    step = functools.partial(train_step, model_config, settings)
-    return _pmap(step, devices, donate_argnums=(0,))
-
-
 def _pmap(
     function: Callable, devices: list[jax.Device] | None, donate_argnums: tuple[int, ...] = ()
 ) -> Any:
@@ -325,6 +313,19 @@ def _pmap(
 def _split(tree: Any, n_parts: int) -> Any:
     """Cuts every array into equal parts along a new leading axis: of devices, or of chunks."""
     return jax.tree.map(lambda x: x.reshape(n_parts, len(x) // n_parts, *x.shape[1:]), tree)
+
+
+def chunk_lengths(batch: Batch, n_devices: int, n_chunks: int) -> np.ndarray:
+    """Returns the number of columns that each chunk of a batch on all devices is computed with."""
+
+    def length(chunk: tuple) -> jax.Array:
+        return jnp.int32(chunk[0].input_ids_SxL.shape[1])
+
+    tokens_S = np.sum(batch.attention_mask_SxL, axis=1)
+    devices_S = np.arange(len(tokens_S)) * n_devices // len(tokens_S)
+    in_order = jax.tree.map(lambda x: x[np.lexsort((tokens_S, devices_S))], batch)
+    chunks = _split(in_order, n_chunks), None
+    return np.asarray(jax.lax.map(functools.partial(_at_shortest_length, length), chunks))
 
 
 def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:

@@ -4,6 +4,7 @@ DIR/pretraining/  the run folder of the coCondenser stage
 DIR/data/         held-out spans, where no data folder with judgments is given
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs import adapt as proposals
-from cocondenser_jax.convert.from_torch import find_folder, load_folder
+from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
@@ -21,15 +22,16 @@ from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_folder
+from cocondenser_jax.hub import find_folder
 from cocondenser_jax.pretrain.experiment import batch_spec, run_length
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
     Outcome,
     can_train,
     compare_models,
+    made,
     opened,
     pretrained,
-    timed,
     write_beir,
 )
 from cocondenser_jax.quickstart.report import ResultRow
@@ -52,7 +54,7 @@ def adapt(
     Args:
       workdir: `pipeline.py` and the head of this file say what it will hold.
       corpus: see `sources.read_documents`.
-      model: BERT or RoBERTa; a Hugging Face folder, or the name of a model on the hub.
+      model: see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`.
       overrides: of the settings of pre-training that `configs/adapt.py` proposes.
     """
@@ -67,28 +69,23 @@ def adapt(
         raise UserError(f"{data} has one judged query of test: a comparison needs two")
     asked = {"corpus": corpus, "data": str(data), "overrides": [*overrides]}
     with opened(workdir, {"command": "adapt", "model": model_sha256(start), **asked}):
-        folder, run = workdir / "store", workdir / "pretraining"
-        with timed(workdir, folder):
-            if not folder.exists():
-                build_store(corpus, str(start), folder, max_tokens=length)
-        store = open_store(folder)
+        build = functools.partial(build_store, corpus, str(start), max_tokens=length)
+        store = open_store(made(workdir, workdir / "store", build))
         config = _pretraining(store, str(start), network.num_hidden_layers, overrides)
         task = f"{data}, "
         if data is None:
-            data, task = workdir / "data", "held-out spans of the corpus, "
-            if not data.exists():
-                with new_folder(data) as new:
-                    _write_held_out(store, config, new)
+            write = functools.partial(_write_held_out, store, config)
+            data, task = made(workdir, workdir / "data", write), "held-out spans of the corpus, "
         task += "after the same fine-tuning" if can_train(data) else "without fine-tuning"
         n_queries = len(read_split(data, "train")[0]) if can_train(data) else 0
 
         def candidates() -> Iterator[Candidate]:
-            compare = workdir / "compare"
+            compare, run = workdir / "compare", workdir / "pretraining"
             yield Candidate("unadapted", compare / "unadapted", start, pooling="cls")
             if own_pooling != "cls":
                 name = f"unadapted, {own_pooling} pooling"
                 yield Candidate(name, compare / "unadapted-own-pooling", start)
-            adapted = pretrained(workdir, config, run, workdir / "model", "adapt")
+            adapted = pretrained(workdir, config, run, workdir / "model")
             yield Candidate("adapted", workdir, adapted, [run])
 
         return compare_models(
@@ -153,7 +150,8 @@ def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None
     others_N = others_N[np.linspace(0, len(others_N) - 1, n_others).astype(int)]
     queries, passages = (_texts(store, s) for s in (pairs_Qx2[:, 0], pairs_Qx2[:, 1]))
     judged = dict(zip(queries, passages, strict=True))
-    write_beir(folder, passages | _texts(store, others_N), queries, {"test": judged})
+    with new_folder(folder) as new:
+        write_beir(new, passages | _texts(store, others_N), queries, {"test": judged})
 
 
 def _texts(store: TokenStore, spans_N: np.ndarray) -> dict[str, str]:

@@ -11,7 +11,7 @@ held out as test queries; their first paragraphs are in no training text.
 The rest is that of every pipeline.
 """
 
-import json
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,20 +24,18 @@ from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
 from cocondenser_jax.convert.to_torch import export_folder
-from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
 from cocondenser_jax.files import new_folder
-from cocondenser_jax.pretrain.loop import scratch_model
-from cocondenser_jax.pretrain.step import initial_params
+from cocondenser_jax.pretrain.loop import new_model
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
     Outcome,
     compare_models,
+    made,
     opened,
     pretrained,
-    timed,
     write_beir,
     write_lines,
 )
@@ -64,15 +62,24 @@ def quickstart(workdir: Path) -> Outcome:
     `pipeline.py` and the head of this file say what `workdir` will hold.
     """
     with opened(workdir, {"command": "quickstart"}):
-        _make_store(workdir)
+        data = made(workdir, workdir / "data", write_task)
+        text, length = data / "pretrain.jsonl", pretraining.get_config().data.length
+        learn = functools.partial(build_vocabulary, [str(text)], size=VOCAB_SIZE)
+        tokenizer = made(workdir, workdir / "tokenizer", learn)
+        build = functools.partial(build_store, str(text), str(tokenizer), max_tokens=length)
+        made(workdir, workdir / "store", build)
         config = finetuning.get_config().unlock()
         config.seed = SEED
-        data, title = workdir / "data", "coCondenser quickstart"
         n_queries = len(read_split(data, "test")[0])
         summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
-        candidates, queries = _candidates(workdir), EXAMPLE_QUERIES
         return compare_models(
-            workdir, data, candidates, config, title, lambda rows: summary, queries
+            workdir,
+            data,
+            _candidates(workdir),
+            config,
+            "coCondenser quickstart",
+            lambda rows: summary,
+            EXAMPLE_QUERIES,
         )
 
 
@@ -91,32 +98,14 @@ def write_task(folder: Path) -> None:
     numbers = np.random.default_rng(0).permutation(np.flatnonzero(asks)).tolist()
     names = [docs[i][0] for i in numbers]
     test, train = names[:N_TEST_QUERIES], names[N_TEST_QUERIES:]
-    write_beir(
-        folder,
-        {name: rest for name, _, rest in docs},
-        {docs[i][0]: docs[i][1] for i in numbers},
-        {"test": dict(zip(test, test, strict=True)), "train": dict(zip(train, train, strict=True))},
-    )
+    passages = {name: rest for name, _, rest in docs}
+    queries = {docs[i][0]: docs[i][1] for i in numbers}
+    judged = {split: {n: n for n in names} for split, names in (("test", test), ("train", train))}
     held_out = set(test)
     texts = {n: rest if n in held_out else f"{first}\n\n{rest}" for n, first, rest in docs}
-    write_lines(folder / "pretrain.jsonl", texts)
-
-
-def _make_store(workdir: Path) -> None:
-    """Makes the task, a vocabulary, and the store to pre-train on."""
-    data, tokenizer, store = (workdir / name for name in ("data", "tokenizer", "store"))
-    with timed(workdir, store):
-        if not data.exists():
-            with new_folder(data) as folder:
-                write_task(folder)
-        text = data / "pretrain.jsonl"
-        if not tokenizer.exists():
-            with new_folder(tokenizer) as folder, text.open(encoding="utf-8") as file:
-                texts = (json.loads(line)["text"] for line in file)
-                save_tokenizer(train_wordpiece(texts, VOCAB_SIZE), folder)
-        if not store.exists():
-            length = pretraining.get_config().data.length
-            build_store(str(text), str(tokenizer), store, max_tokens=length)
+    with new_folder(folder) as new:
+        write_beir(new, passages, queries, judged)
+        write_lines(new / "pretrain.jsonl", texts)
 
 
 def _candidates(workdir: Path) -> Iterator[Candidate]:
@@ -126,18 +115,18 @@ def _candidates(workdir: Path) -> Iterator[Candidate]:
 
     none = compare / "no-pretraining"
     if not (none / "model").exists():
-        shape = scratch_model(_config("condenser", store).model, open_store(store))
-        params = jax.tree.map(np.asarray, initial_params(shape, SEED))
+        shape, params = new_model(_config("condenser", store).model, SEED, open_store(store))
+        params = jax.tree.map(np.asarray, params)
         facts = {"step": 0, "config": {"seed": SEED}}
         export_folder(params, shape, workdir / "tokenizer", none / "model", facts)
     yield Candidate("no pre-training", none, none / "model")
 
     config, folder = _config("condenser", store), compare / "condenser"
-    model = pretrained(workdir, config, condenser, folder / "model", "Condenser")
+    model = pretrained(workdir, config, condenser, folder / "model")
     yield Candidate("Condenser", folder, model, [condenser])
 
     config = _config("cocondenser", store, warm_start=str(condenser))
-    model = pretrained(workdir, config, cocondenser, workdir / "model", "coCondenser")
+    model = pretrained(workdir, config, cocondenser, workdir / "model")
     yield Candidate("coCondenser", workdir, model, [condenser, cocondenser])
 
 

@@ -14,6 +14,7 @@ A step whose result exists is skipped, so an interrupted pipeline resumes.
 """
 
 import contextlib
+import functools
 import json
 import shlex
 import shutil
@@ -30,10 +31,10 @@ from cocondenser_jax.collection.folder import judgments_file, read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.convert.to_torch import export_run
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.errors import UserError, require_same
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.files import new_folder, read_json, require_absent, write_json, write_text
+from cocondenser_jax.files import new_folder, read_json, start_or_compare, write_json, write_text
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.locks import held
 from cocondenser_jax.pretrain.experiment import run_tokens
@@ -47,10 +48,7 @@ from cocondenser_jax.warm_start import pretrain
 
 MEASURES = ("MRR@10", "Recall@100", "nDCG@10")
 DEPTH = 100  # passages per test query
-
-
-# query -> score, title and text of each passage found, best first
-Examples = Mapping[str, Sequence[tuple[float, str, str]]]
+RESULTS = ("retriever", "index", "test.trec")  # of a candidate
 
 
 class Candidate(NamedTuple):
@@ -68,25 +66,17 @@ class Outcome(NamedTuple):
 
     rows: list[ResultRow]
     summary: str
-    examples: Examples
+    # query -> score, title and text of each passage found, best first
+    examples: Mapping[str, Sequence[tuple[float, str, str]]]
     search_command: str
     report: Path
 
 
 @contextlib.contextmanager
-def opened(workdir: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Starts or resumes a pipeline, and keeps other processes out of its folder.
-
-    Raises:
-      UserError: if `workdir` holds anything but a pipeline of the same settings, is in use, or
-        cannot be made.
-    """
+def opened(workdir: Path, settings: dict[str, Any]) -> Iterator[None]:
+    """Starts or resumes a pipeline, and keeps other processes out of its folder."""
     with held(workdir):
-        path = workdir / "started.json"
-        if not path.exists():
-            require_absent(workdir, path.name)
-            write_json(path, dict(settings))
-        require_same(f"the pipeline in {workdir}", read_json(path), settings)
+        start_or_compare(f"the pipeline in {workdir}", workdir / "started.json", settings)
         yield
 
 
@@ -101,6 +91,14 @@ def timed(workdir: Path, result: Path) -> Iterator[None]:
         seconds = read_json(file) if file.exists() else {}
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
         write_json(file, seconds)
+
+
+def made(workdir: Path, result: Path, make: Callable[[Path], object]) -> Path:
+    """Returns a result, which `make` makes, and is timed, where it is not there yet."""
+    with timed(workdir, result):
+        if not result.exists():
+            make(result)
+    return result
 
 
 def compare_models(
@@ -119,17 +117,17 @@ def compare_models(
     judgments of `train`, only the lengths of texts count. `summarise` says what the rows mean, and
     the queries are searched for as examples.
     """
-    bm25 = workdir / "bm25.trec"
-    with timed(workdir, bm25):
-        if not bm25.exists():
-            write_bm25_run(data, bm25, split="test", depth=DEPTH)
-    made = []
-    for candidate in candidates:
-        with timed(workdir, candidate.folder / "retriever"):
-            _make_retriever(candidate, data, finetuning)
-            _search(candidate.folder, data)
-        made.append(candidate)
-    rows = _rows(workdir, data, made)
+    sizes: Any = {"split": "test", "depth": DEPTH}
+    bm25 = functools.partial(write_bm25_run, data, **sizes)
+    made(workdir, workdir / "bm25.trec", bm25)
+    compared = []
+    for each in candidates:
+        retriever, index, run = (each.folder / name for name in RESULTS)
+        made(workdir, retriever, functools.partial(_make_retriever, each, data, finetuning))
+        made(workdir, index, functools.partial(_make_index, retriever, data))
+        made(workdir, run, functools.partial(retrieve, index, retriever, data, **sizes))
+        compared.append(each)
+    rows = _rows(workdir, data, compared)
     write_json(workdir / "results.json", [row._asdict() for row in rows])
     searcher = open_index(workdir / "index", workdir / "retriever")
     examples = {
@@ -139,8 +137,8 @@ def compare_models(
     places = f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"
     program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"
     command = f"{program} search {shlex.join(places)} --query={shlex.quote(queries[0])}"
-    runs = [(run.name, run) for run in dict.fromkeys(run for one in made for run in one.runs)]
-    runs += [(one.name, one.folder / "finetuning") for one in made]
+    runs = [(run.name, run) for run in dict.fromkeys(run for one in compared for run in one.runs)]
+    runs += [(one.name, one.folder / "finetuning") for one in compared]
     outcome = Outcome(rows, summarise(rows), examples, command, workdir / "report.html")
     sections = {
         "Comparison": comparison_table(rows),
@@ -156,7 +154,8 @@ def _rows(workdir: Path, data: Path, candidates: Sequence[Candidate]) -> list[Re
     found = [("BM25", workdir / "bm25.trec", [workdir / "bm25.trec"], 0.0)]
     for name, folder, _, runs, _ in candidates:
         tokens = sum(map(_tokens, runs))
-        found.append((name, folder / "test.trec", [*runs, folder / "retriever"], tokens))
+        results = [*runs, *(folder / name for name in RESULTS)]
+        found.append((name, results[-1], results, tokens))
     _, qrels = read_split(data, "test")
     tested = [evaluate_run(qrels, read_run(run), MEASURES) for _, run, *_ in found]
     seconds = read_json(workdir / "seconds.json")
@@ -169,11 +168,11 @@ def _rows(workdir: Path, data: Path, candidates: Sequence[Candidate]) -> list[Re
     return rows
 
 
-def pretrained(workdir: Path, config: ConfigDict, run: Path, model: Path, label: str) -> Path:
+def pretrained(workdir: Path, config: ConfigDict, run: Path, model: Path) -> Path:
     """Pre-trains and exports a model that is not there yet, and returns it."""
     if not model.exists():
         with timed(workdir, run):
-            pretrain(config, run, label=label)
+            pretrain(config, run)
         export_run(run, model)
     return model
 
@@ -206,33 +205,28 @@ def write_lines(path: Path, texts: Mapping[str, str]) -> None:
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
-def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict) -> None:
-    """Makes `retriever` of a model, fine-tuned where there are judgments, else as it is."""
-    retriever, config = candidate.folder / "retriever", finetuning.copy_and_resolve_references()
-    if retriever.exists():
-        return
+def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict, out: Path) -> None:
+    """Makes a retriever of a model, fine-tuned where there are judgments, else as it is."""
+    config = finetuning.copy_and_resolve_references()
     if not can_train(data):
         lengths = config.query_length, config.passage_length
         loaded = load_retriever(candidate.model, *lengths, candidate.pooling or None)
-        with new_folder(retriever) as folder:
+        with new_folder(out) as folder:
             loaded.save_pretrained(str(folder), create_model_card=False)
         return
     config.update(model=str(candidate.model), data=str(data), pooling=candidate.pooling)
     trained = candidate.folder / "finetuning" / "retriever"
     if not trained.exists():  # it does if a kill came between these lines
         finetune(config, trained.parent)
-    trained.rename(retriever)
+    trained.rename(out)
 
 
-def _search(folder: Path, data: Path) -> None:
-    """Indexes the passages with `retriever`, and searches for the test queries."""
-    retriever, index, run = (folder / name for name in ("retriever", "index", "test.trec"))
-    if not index.exists():
-        encode_corpus(retriever, data, folder / "embeddings")
-        build_index(folder / "embeddings", index)
-        shutil.rmtree(folder / "embeddings")
-    if not run.exists():
-        retrieve(index, retriever, data, run, split="test", depth=DEPTH)
+def _make_index(retriever: Path, data: Path, out: Path) -> None:
+    """Indexes the passages."""
+    embeddings = out.with_name("embeddings")
+    encode_corpus(retriever, data, embeddings)
+    build_index(embeddings, out)
+    shutil.rmtree(embeddings)
 
 
 def _tokens(run: Path) -> float:

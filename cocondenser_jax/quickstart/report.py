@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.analysis.page import comparison, definitions, plots, write_page
-from cocondenser_jax.analysis.plots import Panel, curve, legend_names, read_metrics
+from cocondenser_jax.analysis.plots import Curve, Panel, legend_names, read_curves
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import read_object
 from cocondenser_jax.settings import PRETRAINING, declared_settings, flatten
@@ -67,15 +67,15 @@ def run_sections(runs: Sequence[tuple[str, Path]]) -> dict[str, str]:
 
 def _panels(runs: Mapping[str, Path], facts: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
     """Returns a panel for each key that was logged; a run has the same colour in all."""
-    metrics = {name: read_metrics(folder / "metrics.jsonl") for name, folder in runs.items()}
-    logged = dict.fromkeys(key for run in metrics.values() for key in run if key not in _NOT_DRAWN)
-    pairs = [facts[name]["config"] for name, run in metrics.items() if "contrastive_loss" in run]
+    curves = {name: read_curves(folder / "metrics.jsonl", name) for name, folder in runs.items()}
+    logged = dict.fromkeys(key for run in curves.values() for key in run if key not in _NOT_DRAWN)
+    pairs = [facts[name]["config"] for name, run in curves.items() if "contrastive_loss" in run]
     sizes = {config["data"]["batch_size"] for config in pairs}
     chance = (math.log(2 * sizes.pop() - 1), "chance") if len(sizes) == 1 else None
     return [
         Panel(
             key.replace("/", ": ").replace("_", " "),
-            [curve(name, run, key) for name, run in metrics.items()],
+            [run.get(key, Curve(name)) for name, run in curves.items()],
             from_zero=key.endswith("per_second"),
             reference=chance if key == "contrastive_loss" else None,
         )
@@ -89,20 +89,10 @@ def _facts(run: Mapping[str, Any]) -> dict[str, str]:
     config = run.get("config", run)
     defaults = declared_settings(config.get("task", PRETRAINING))
     facts = {
-        name: str(value)
+        name: value
         for name, value in flatten(config).items()
         if name not in defaults or name == "seed" or value != defaults[name].default
     }
     if config is not run:
-        data, model, versions = run["data"], run["model"], run["versions"]
-        facts["text"] = (
-            f"{data['source']}: {data['documents']:,} documents, {data['spans']:,} spans,"
-            f" {data['tokens']:,} tokens"
-        )
-        facts["data hash"] = data["sha256"]
-        facts["network"] = (
-            f"{model['num_hidden_layers']} layers x {model['hidden_size']},"
-            f" vocabulary {model['vocab_size']:,}"
-        )
-        facts["versions"] = ", ".join(f"{name} {number}" for name, number in versions.items())
-    return facts
+        facts |= flatten({name: value for name, value in run.items() if name != "config"})
+    return {name: str(value) for name, value in facts.items()}

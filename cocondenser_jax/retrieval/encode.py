@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +13,11 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
-from cocondenser_jax.errors import UserError, require_same
-from cocondenser_jax.files import file_sha256, new_file, read_object, require_absent, write_json
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import file_sha256, new_file, start_or_compare, write_json
+from cocondenser_jax.hub import find_folder
 from cocondenser_jax.locks import held
+from cocondenser_jax.paths import shard_folder
 from cocondenser_jax.retrieval.models import (
     load_retriever,
     model_sha256,
@@ -25,6 +27,7 @@ from cocondenser_jax.retrieval.models import (
 )
 from cocondenser_jax.retrieval.shards import (
     MANIFEST,
+    MOVED,
     map_array,
     save_array,
     shard_files,
@@ -32,6 +35,10 @@ from cocondenser_jax.retrieval.shards import (
 )
 
 logger = logging.getLogger(__name__)
+
+# Replaces what computes the transformer of a retriever: of a folder, for batches of a size, with
+# matrix products of a precision.
+Backend = Callable[[SentenceTransformer, Path, int, str], None]
 
 # Above it, a shard would not fit in memory.
 _LARGEST = 10_000_000
@@ -47,10 +54,12 @@ def encode_corpus(
     batch_size: int = 128,
     passage_length: int | None = None,
     shard_size: int | None = None,
+    shard: tuple[int, int] = (0, 1),
     dtype: Literal["float32", "float16"] = "float32",
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
     parquet: Path | None = None,
+    backend: Backend | None = None,
 ) -> dict[str, Any]:
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
@@ -61,18 +70,21 @@ def encode_corpus(
     Args:
       model_folder: see `models.load_retriever`.
       corpus: a data folder, or its file of passages.
-      out: the folder for the shards.
+      out: the folder for the shards; of several machines, for their folders.
       batch_size: passages per forward pass.
       passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
+      shard: (i, n): what machine i of n is to encode, from 0: see `shards.py`.
       dtype: of the numbers on disk.
-      precision: of the matrix products, see `models.uses_bfloat16`; bfloat16 is faster where the
-        processor has it, and changes a vector by about 0.4 % of its length.
+      precision: of the matrix products, see `models.uses_bfloat16`; where the processor has no
+        units for it, bfloat16 is slower; it changes a vector by about 0.4 % of its length.
       pooling: see `models.load_retriever`.
       parquet: a file for ids and vectors, see `shards.write_parquet`.
+      backend: what runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
 
     Returns:
-      The manifest: model, its hash, dimension, number of passages and the settings above.
+      The manifest: model, its hash, dimension, number of passages and the settings above. On n
+      machines, it is each time that of all.
 
     Raises:
       UserError: also for an `out` with something else in it, or that another process writes to.
@@ -80,15 +92,19 @@ def encode_corpus(
     for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
         if value is not None and not 1 <= value <= _LARGEST:
             raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
-    source = corpus_file(corpus)
+    source, folder = corpus_file(corpus), find_folder(model_folder)
+    if shard[1] > 1 and (out / _SETTINGS).exists():
+        raise UserError(f"{out} holds the embeddings of one machine: choose a new folder")
+    out = shard_folder(out, shard)
     with held(out):
         # A first reading of the whole file: a broken line stops the run before there is a shard.
         n_passages = sum(1 for _ in read_corpus(source))
-        shard_size = shard_size or default_shard_size(n_passages)
-        model = load_retriever(model_folder, passage_length=passage_length, pooling=pooling)
+        shard_size = shard_size or default_shard_size(n_passages // shard[1])
+        model = load_retriever(folder, passage_length=passage_length, pooling=pooling)
+        products = "bfloat16" if uses_bfloat16(precision) else "float32"
         settings = {
             "model": str(model_folder),
-            "model_sha256": model_sha256(model_folder),
+            "model_sha256": model_sha256(folder),
             "pooling": pooling_of(model),
             "pooling_from": "flag" if pooling else "model",
             "passage_length": passage_tokens(model),
@@ -97,18 +113,27 @@ def encode_corpus(
             "passages": n_passages,
             "shard_size": shard_size,
             "dtype": dtype,
-            "precision": "bfloat16" if uses_bfloat16(precision) else "float32",
+            "precision": products,
+            "backend": "jax" if backend else "torch",
         }
-        _start_or_resume(out, settings)
+        if (out / _SETTINGS).exists():
+            logger.info("resuming with the shards in %s", out)
+        start_or_compare(str(out), out / _SETTINGS, settings, _content)
+        if backend:
+            backend(model, folder, batch_size, products)
         dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
+        numbers = range(shard[0], n_shards, shard[1])
+        n_own = sum(min(shard_size, n_passages - number * shard_size) for number in numbers)
         passages = read_corpus(source)
         with (
-            tqdm(total=n_passages, desc="encode", unit=" passages") as progress,
-            torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)),
+            tqdm(total=n_own, desc="encode", unit=" passages") as progress,
+            torch.autocast(model.device.type, torch.bfloat16, enabled=products == "bfloat16"),
         ):
-            for shard in range(n_shards):
+            for number in range(n_shards):
                 rows = list(islice(passages, shard_size))
-                vectors_file, passages_file = shard_files(out, shard)
+                if number not in numbers:
+                    continue
+                vectors_file, passages_file = shard_files(out, number)
                 lines = "".join(map(_to_line, rows)).encode()
                 if vectors_file.exists():
                     whole = map_array(vectors_file, (len(rows), dimension), dtype) is not None
@@ -127,7 +152,7 @@ def encode_corpus(
         manifest = settings | {"dimension": dimension, "shards": n_shards}
         write_json(out / MANIFEST, manifest)
         if parquet:
-            write_parquet(out, parquet)
+            write_parquet(out, parquet, numbers)
     return manifest
 
 
@@ -169,17 +194,9 @@ def _encode(
     return np.asarray(vectors_NxD)
 
 
-def _start_or_resume(out: Path, settings: dict[str, Any]) -> None:
-    """Prepares `out`, or checks that its shards were made with the same settings."""
-    path = out / _SETTINGS
-    if not path.exists():
-        require_absent(out, path.name)
-        write_json(path, settings)
-        return
-    # Model and corpus may have moved; their content must be the same.
-    contents = {key: value for key, value in settings.items() if key not in ("model", "corpus")}
-    require_same(str(out), read_object(path), contents)
-    logger.info("resuming with the shards in %s", out)
+def _content(settings: dict[str, Any]) -> dict[str, Any]:
+    # Model and corpus may have moved; their hashes are compared.
+    return {key: value for key, value in settings.items() if key not in MOVED}
 
 
 def _to_line(passage: Passage) -> str:

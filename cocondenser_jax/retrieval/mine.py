@@ -13,9 +13,8 @@ from typing import Any
 
 from cocondenser_jax.collection.folder import (
     read_best_passages,
-    read_corpus,
+    read_named,
     read_split,
-    require_known_passages,
     with_positives,
 )
 from cocondenser_jax.collection.layouts import read_answers
@@ -138,12 +137,9 @@ def make_pool(
 def _answer_test(
     answers_file: Path, corpus: Path, best: Mapping[Path, Mapping[str, Sequence[str]]]
 ) -> Excludes:
-    """Returns whether a passage holds an answer; of the corpus, reads only what sources name."""
+    """Returns the test whether a passage that a source names holds an answer."""
     matchers = {query: make_matcher(found) for query, found in read_answers(answers_file).items()}
-    named = {p for found in best.values() for passages in found.values() for p in passages}
-    texts = {p.id: prepare(p.text) for p in read_corpus(corpus) if p.id in named}
-    for source, found in best.items():
-        require_known_passages(found, texts, source)
+    texts = {name: prepare(p.text) for name, p in read_named(corpus, *best.items()).items()}
     return lambda query, passage: query in matchers and matchers[query](texts[passage])
 
 

@@ -15,7 +15,9 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Router, Transformer
 
 from cocondenser_jax.errors import UserError, first_line, first_three
-from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object, size_limit
+from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object
+from cocondenser_jax.hub import find_folder
+from cocondenser_jax.model.config import size_limit
 from cocondenser_jax.paths import plain_path
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -37,7 +39,7 @@ def load_retriever(
     projection: int = 0,
     seed: int = 0,
 ) -> SentenceTransformer:
-    """Loads a BERT or RoBERTa folder, or a sentence-transformers folder, as a bi-encoder.
+    """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
 
     A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score,
     like the dense retrievers of the Condenser family. A sentence-transformers folder (one with
@@ -45,7 +47,7 @@ def load_retriever(
     not part of the embedding, and would be random in a pre-trained retriever.
 
     Args:
-      folder: with `config.json`, the weights and the tokenizer.
+      folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
       query_length: tokens kept of a query; None: what the folder says, else the model's limit.
       passage_length: tokens kept of a passage (`folder.passage_text`); None likewise.
       pooling: "cls" or "mean", instead of the folder's own.
@@ -59,19 +61,19 @@ def load_retriever(
       UserError: if the folder lacks something, a length exceeds the model's limit, or a model that
         has a projection is to have another one.
     """
-    _require_model(folder)
+    folder = _find_model(folder)
     model = _open(folder, pooling, device)
     if projection:
         _project(model, projection, seed, folder)
     found: dict[str, Any] = dict(towers(model))
     if not found:
-        raise UserError(f"{folder} does not start with a transformer: expected a BERT or RoBERTa")
+        raise UserError(f"{folder} does not start with a transformer: expected BERT or the like")
     for name, tower in found.items():
-        tower_folder = folder / f"{name}_0_Transformer" if name else folder
-        _require_weights(tower.model, tower_folder)
+        of_tower = tower_folder(folder, name)
+        _require_weights(tower.model, of_tower)
         # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
         # there: other programs would load what is saved with a random pooler.
-        tower.model_kwargs = _model_kwargs(tower_folder)
+        tower.model_kwargs = _model_kwargs(of_tower)
         tower.config_keys = [*tower.config_keys, "model_kwargs"]
         _limit_tokens(tower, query_length, passage_length, folder)
     with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
@@ -86,13 +88,13 @@ def load_retriever(
 def load_cross_encoder(
     folder: Path, max_length: int | None = None, head_seed: int | None = None
 ) -> CrossEncoder:
-    """Loads a cross-encoder: BERT or RoBERTa with a head that gives a pair of texts one logit.
+    """Loads a cross-encoder: a transformer with a head that gives a pair of texts one logit.
 
     Its scores are the logits: no activation follows. Of a pair that is too long, the longer text
     is cut, so that a query of up to half of `max_length` is kept whole.
 
     Args:
-      folder: with `config.json`, the weights and the tokenizer.
+      folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
       max_length: tokens kept of a pair, including the three or four separators; None: what the
         folder says, else the model's limit.
       head_seed: of a random head for a folder that has none; None: such a folder is refused.
@@ -101,8 +103,8 @@ def load_cross_encoder(
       UserError: if the folder lacks something, has a head for another task, or the length exceeds
         the model's limit.
     """
-    _require_model(folder)
-    architectures = _object(folder, "config.json").get("architectures")
+    folder = _find_model(folder)
+    architectures = read_object(folder / "config.json", {}).get("architectures")
     new_head = "ForSequenceClassification" not in str(architectures)
     if new_head and head_seed is None:
         raise UserError(
@@ -160,6 +162,11 @@ def towers(model: SentenceTransformer) -> dict[str, Transformer]:
     return first if all(isinstance(tower, Transformer) for tower in first.values()) else {}
 
 
+def tower_folder(folder: Path, name: str) -> Path:
+    """Returns where the weights of an encoder that `towers` names are."""
+    return folder / f"{name}_0_Transformer" if name else folder
+
+
 def pooling_of(model: SentenceTransformer) -> str | None:
     """Returns how passages are pooled, such as "cls" or "mean"; None without a pooling module."""
     modes = [layer.pooling_mode for layer in model.modules() if isinstance(layer, Pooling)]
@@ -176,7 +183,7 @@ def passage_tokens(model: SentenceTransformer) -> int | None:
 
 def model_sha256(folder: Path) -> str:
     """Returns one hash of everything in a model folder that its vectors depend on."""
-    _require_model(folder)
+    folder = _find_model(folder)
     paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
     digest = hashlib.sha256()
     for path in sorted(paths):
@@ -194,7 +201,7 @@ def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTran
         backbone = Transformer(str(plain), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
         return SentenceTransformer(
             modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
-            prompts=_object(folder, "config_sentence_transformers.json").get("prompts"),
+            prompts=read_object(folder / "config_sentence_transformers.json", {}).get("prompts"),
             similarity_fn_name="dot",
             device=device,
         )
@@ -238,21 +245,22 @@ def _limit_tokens(
             setattr(tower, name.replace("passage", "document"), length)
 
 
-def _require_model(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: expected one with config.json and weights")
-    _require_own_modules(folder)
+def _find_model(name_or_folder: Path) -> Path:
+    """Returns the local folder of a model, or raises a UserError for what cannot be one."""
+    folder = find_folder(name_or_folder)
+    _require_own_files(folder)
     for path in folder.rglob("config.json"):
         for name, value in read_object(path).items():
             limit = size_limit(name)  # more would fill memory before anything is found wrong
             if type(value) is int and value > limit:
                 raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
     if (folder / "router_config.json").is_file():
-        return  # two towers, each in a folder of its own
+        return folder  # two towers, each in a folder of its own
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} holds no config.json: expected a Hugging Face BERT or RoBERTa")
+        raise UserError(f"{folder} holds no config.json: expected a Hugging Face model")
     if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         raise UserError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
+    return folder
 
 
 @contextlib.contextmanager
@@ -300,47 +308,35 @@ def _require_weights(
         )
 
 
-def _require_own_modules(folder: Path) -> None:
-    """Raises a UserError for modules or weights outside the folder, or foreign code."""
+def _require_own_files(folder: Path) -> None:
+    """Raises a UserError for modules or weights outside the folder, which its hash would miss."""
     listed = folder / "modules.json"
     modules = read_json(listed) if listed.is_file() else []
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise UserError(f"{folder / 'modules.json'}: expected a list of objects")
-    router = _object(folder, "router_config.json").get("types", {})
-    for name, parts in (
-        ("modules.json", [(module.get("path"), module.get("type")) for module in modules]),
-        ("router_config.json", router.items() if isinstance(router, dict) else [("", None)]),
-    ):
-        for path, kind in parts:
-            if not isinstance(kind, str) or not kind.startswith("sentence_transformers."):
-                raise UserError(
-                    f"{folder / name}: the module {kind!r} is not one of sentence-transformers, "
-                    "and foreign code is not run"
-                )
-            _require_inside(folder, path, name)
+        raise UserError(f"{listed}: expected a list of objects")
+    router = read_object(folder / "router_config.json", {}).get("types", {})
+    paths: dict[str, Any] = {
+        "modules.json": [module.get("path") for module in modules],
+        "router_config.json": router if isinstance(router, dict) else [router],
+    }
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        weight_map = _object(folder, name).get("weight_map", {})
-        for part in weight_map.values() if isinstance(weight_map, dict) else [weight_map]:
-            _require_inside(folder, part, name)
-
-
-def _object(folder: Path, name: str) -> dict[str, Any]:
-    return read_object(folder / name) if (folder / name).is_file() else {}
-
-
-def _require_inside(folder: Path, path: Any, name: str) -> None:
-    if not isinstance(path, str) or not is_inside(path):
-        raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
+        weight_map = read_object(folder / name, {}).get("weight_map", {})
+        paths[name] = weight_map.values() if isinstance(weight_map, dict) else [weight_map]
+    for name, of_file in paths.items():
+        for path in of_file:
+            if not isinstance(path, str) or not is_inside(path):
+                raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:
-    model_type = _object(folder, "config.json").get("model_type")
-    return {"add_pooling_layer": False} if model_type in ("bert", "roberta") else {}
+    model_type = read_object(folder / "config.json", {}).get("model_type")
+    has_pooler = model_type in ("bert", "roberta", "xlm-roberta")
+    return {"add_pooling_layer": False} if has_pooler else {}
 
 
 def _max_tokens(backbone: Transformer) -> int:
     limit = backbone.config.max_position_embeddings
-    if backbone.config.model_type == "roberta":
+    if "roberta" in backbone.config.model_type:
         # RoBERTa counts positions from its padding id + 1.
         limit -= backbone.config.pad_token_id + 1
     return int(limit)

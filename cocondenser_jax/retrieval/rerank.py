@@ -13,11 +13,10 @@ from sentence_transformers import CrossEncoder
 from cocondenser_jax.collection.folder import (
     judgments_file,
     passage_text,
-    read_corpus,
+    read_named,
     read_queries,
     read_split,
     require_known,
-    require_known_passages,
 )
 from cocondenser_jax.collection.trec import first_passages, read_run, write_run
 from cocondenser_jax.errors import UserError
@@ -76,12 +75,9 @@ def rerank(
         query: list(dict.fromkeys([*best.get(query, []), *positives.get(query, [])]))
         for query in best | positives
     }
-    named = {passage for passages in wanted.values() for passage in passages}
-    texts = {p.id: passage_text(p) for p in read_corpus(data_folder) if p.id in named}
-    require_known_passages(best, texts, run_file)
-    if positives and split is not None:
-        require_known_passages(positives, texts, judgments_file(data_folder, split))
-    pairs = [(queries[q], texts[passage]) for q, passages in wanted.items() for passage in passages]
+    judgments = run_file if split is None else judgments_file(data_folder, split)
+    passages = read_named(data_folder, (run_file, best), (judgments, positives))
+    pairs = [(queries[q], passage_text(passages[p])) for q, ps in wanted.items() for p in ps]
     start = time.perf_counter()
     scores_N = iter(score_pairs(model, pairs, batch_size, precision).tolist())
     seconds = time.perf_counter() - start

@@ -1,7 +1,9 @@
 """A folder of embeddings: the files of a shard, whether they are whole, and searching them all.
 
 Shard i is `embeddings-<i>.npy` (N x D) beside `passages-<i>.jsonl`, with id, title and text of the
-same rows. Vectors are memory-mapped: a folder may be larger than memory.
+same rows. Vectors are memory-mapped: a folder may be larger than memory. Of n machines that encode
+together, machine m writes the shards i, n + i, 2n + i and so on to a folder of its own, see
+`paths.shard_folder`; the folder of all of them is read as one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,10 +17,13 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from cocondenser_jax.collection.layouts import Passage, parse_passage
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files import new_file, read_object
+from cocondenser_jax.paths import shard_folders
 
 MANIFEST = "manifest.json"
+# Settings that may differ, between machines and when a run resumes: checksums are compared.
+MOVED = ("model", "corpus")
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
 BLOCK_ROWS = 65_536
 _DAMAGED = "is missing or damaged: encode again with the same flags, which renews such shards only"
@@ -67,11 +72,21 @@ def map_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray | No
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of a folder of embeddings or of an index.
+    """Reads the manifest of a folder of embeddings, its parts on several machines too, or an index.
 
     Raises:
-      UserError: if there is none, or it lacks something or contradicts itself.
+      UserError: if there is none, or it lacks something or contradicts itself or another part's.
     """
+    parts = shard_folders(folder)
+    first, *others = map(_read_manifest, parts)
+    for part, other in zip(parts[1:], others, strict=True):
+        names = [name for name in first if name not in MOVED and other.get(name) != first[name]]
+        if names:
+            raise UserError(f"{part} differs from {parts[0]} in its {first_three(names)}")
+    return first
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         advice = "encode the corpus first, until it ends, then build the index"
@@ -96,13 +111,17 @@ def replaced_pooling(manifest: Mapping[str, Any]) -> str | None:
 
 
 def open_shards(
-    folder: Path, manifest: Mapping[str, Any]
+    folder: Path, manifest: Mapping[str, Any], numbers: Sequence[int] | None = None
 ) -> tuple[list[np.ndarray], list[PassageLines]]:
-    """Maps the vectors of all shards (N x D each), and finds the lines of the same rows."""
+    """Maps the vectors of shards (N x D each), and finds the lines of the same rows.
+
+    None stands for the numbers of all shards.
+    """
+    parts = shard_folders(folder)
     vectors, lines = [], []
-    for shard in range(manifest["shards"]):
+    for shard in range(manifest["shards"]) if numbers is None else numbers:
         n_rows = min(manifest["shard_size"], manifest["passages"] - shard * manifest["shard_size"])
-        vectors_file, passages_file = shard_files(folder, shard)
+        vectors_file, passages_file = shard_files(parts[shard % len(parts)], shard)
         vectors_NxD = map_array(vectors_file, (n_rows, manifest["dimension"]), manifest["dtype"])
         if vectors_NxD is None:
             raise UserError(f"{vectors_file} {_DAMAGED}")
@@ -156,11 +175,11 @@ def nearest(
     return best.D, best.I
 
 
-def write_parquet(folder: Path, out: Path) -> None:
+def write_parquet(folder: Path, out: Path, numbers: Sequence[int] | None = None) -> None:
     """Writes ids and vectors as one parquet file, for vector databases, whole or not at all.
 
-    Columns `id` (string) and `vector` (a list of float32, all of one length), a row group per
-    shard: one shard is held in memory.
+    The shards are those of `open_shards`, each a row group: one shard is held in memory. Columns
+    `id` (string) and `vector` (a list of float32, all of one length).
     """
     manifest = read_manifest(folder)
     vector = pyarrow.list_(pyarrow.float32(), manifest["dimension"])
@@ -170,7 +189,7 @@ def write_parquet(folder: Path, out: Path) -> None:
         partial.open("wb") as file,
         pyarrow.parquet.ParquetWriter(file, schema) as writer,
     ):
-        for vectors_NxD, lines in zip(*open_shards(folder, manifest), strict=True):
+        for vectors_NxD, lines in zip(*open_shards(folder, manifest, numbers), strict=True):
             ids = [passage.id for _, passage in read_rows([lines], range(len(vectors_NxD)))]
             numbers = pyarrow.array(np.asarray(vectors_NxD, np.float32).ravel())
             column = pyarrow.FixedSizeListArray.from_arrays(numbers, type=vector)

@@ -18,12 +18,15 @@ from cocondenser_jax.analysis.attention import (
 from cocondenser_jax.errors import UserError
 
 N_HEADS = 4
+# What is computed again below has no rotary positions, and no layer that sees only what is near.
+LIKE_BERT = pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta"])
 MAX_TOKENS = 24
 
 
 @pytest.fixture
-def model(research_folder: Path) -> PreTrainedModel:
-    return AutoModel.from_pretrained(research_folder, add_pooling_layer=False).eval()
+def model(research_folder: Path, model_type: str) -> PreTrainedModel:
+    options = {} if model_type == "modernbert" else {"add_pooling_layer": False}
+    return AutoModel.from_pretrained(research_folder, **options).eval()
 
 
 @pytest.fixture
@@ -68,6 +71,7 @@ def test_entropy_of_the_first_position_by_hand() -> None:
     np.testing.assert_allclose(cls_entropy(weights_BxNxLxL), expected, rtol=1e-6)
 
 
+@LIKE_BERT
 def test_entropies_are_those_of_numpy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]
 ) -> None:
@@ -79,6 +83,7 @@ def test_entropies_are_those_of_numpy(
     np.testing.assert_allclose(found.entropy, expected, rtol=1e-5)
 
 
+@LIKE_BERT
 @pytest.mark.parametrize("max_tokens", [6, MAX_TOKENS])
 def test_uniform_attention_has_the_entropy_log_length(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], max_tokens: int

@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
-from cocondenser_jax.analysis.plots import read_metrics
+from cocondenser_jax.analysis.plots import Curve, read_curves
 from tests.mutations import fuzz_content, fuzz_record, jsonl
+
+
+def read(path: Path) -> dict[str, Curve]:
+    return read_curves(path, "run")
 
 
 def test_broken_metrics_are_read_or_refused(tmp_path: Path) -> None:
     valid = jsonl({"step": 1, "loss": 2.5}, {"step": 2, "loss": 2})
-    fuzz_content(tmp_path / "metrics.jsonl", valid, read_metrics)
+    fuzz_content(tmp_path / "metrics.jsonl", valid, read)
 
 
 def test_json_of_wrong_types_is_read_or_refused(tmp_path: Path) -> None:
-    fuzz_record(tmp_path / "metrics.jsonl", {"step": 1, "loss": 2.5}, read_metrics)
+    fuzz_record(tmp_path / "metrics.jsonl", {"step": 1, "loss": 2.5}, read)

@@ -13,11 +13,10 @@ from cocondenser_jax.analysis.plots import (
     Curve,
     Panel,
     bin_means,
-    curve,
     final_value,
     legend_names,
     panel_svg,
-    read_metrics,
+    read_curves,
     write_plot,
 )
 from cocondenser_jax.errors import UserError
@@ -28,41 +27,44 @@ def write_lines(path: Path, *rows: dict[str, float], end: str = "") -> Path:
     return path
 
 
-def test_read_metrics_leaves_nan_where_a_line_lacks_a_key(tmp_path: Path) -> None:
+def test_curves_have_the_values_of_the_lines_that_have_their_key(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "m.jsonl", {"step": 1, "loss": 2.0}, {"step": 2, "rate": 0.5})
-    metrics = read_metrics(path)
-    np.testing.assert_array_equal(metrics["step"], [1, 2])
-    np.testing.assert_array_equal(metrics["loss"], [2.0, np.nan])
-    np.testing.assert_array_equal(metrics["rate"], [np.nan, 0.5])
-    np.testing.assert_array_equal(curve("", metrics, "rate").steps, [2])
-    np.testing.assert_array_equal(curve("", metrics, "rate").values, [0.5])
-    assert len(curve("", metrics, "contrastive_loss").steps) == 0
+    curves = read_curves(path, "run")
+    assert list(curves) == ["step", "loss", "rate"]
+    assert {curve.label for curve in curves.values()} == {"run"}
+    np.testing.assert_array_equal(curves["loss"].steps, [1])
+    np.testing.assert_array_equal(curves["loss"].values, [2.0])
+    np.testing.assert_array_equal(curves["rate"].steps, [2])
+    np.testing.assert_array_equal(curves["rate"].values, [0.5])
 
 
 @pytest.mark.parametrize("end", ["", "{", '{"step": 3, "lo', "\x00\x00"])
-def test_read_metrics_ignores_an_unfinished_last_line(tmp_path: Path, end: str) -> None:
+def test_curves_ignore_an_unfinished_last_line(tmp_path: Path, end: str) -> None:
     path = write_lines(
         tmp_path / "m.jsonl", {"step": 1, "loss": 2}, {"step": 2, "loss": 1}, end=end
     )
-    np.testing.assert_array_equal(read_metrics(path)["loss"], [2, 1])
+    np.testing.assert_array_equal(read_curves(path, "")["loss"].values, [2, 1])
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": 1, "loss": "high"}', "3"])
-def test_read_metrics_names_the_line_that_is_wrong(tmp_path: Path, line: str) -> None:
+def test_read_curves_names_the_line_that_is_wrong(tmp_path: Path, line: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n{{"step": 2, "loss": 2}}\n')
     with pytest.raises(UserError, match=r"m\.jsonl, line 2: expected"):
-        read_metrics(path)
+        read_curves(path, "")
 
 
-def test_read_metrics_of_a_missing_file(tmp_path: Path) -> None:
+def test_read_curves_of_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
-        read_metrics(tmp_path / "none.jsonl")
+        read_curves(tmp_path / "none.jsonl", "")
 
 
-def test_curve_leaves_out_what_cannot_be_drawn() -> None:
-    metrics = {"step": np.arange(4.0), "loss": np.array([1.0, np.inf, np.nan, 2.0])}
-    np.testing.assert_array_equal(curve("", metrics, "loss").steps, [0, 3])
+def test_curves_leave_out_what_cannot_be_drawn(tmp_path: Path) -> None:
+    losses = [1.0, np.inf, np.nan, 2.0]
+    rows = [{"step": step, "loss": loss, "none": np.nan} for step, loss in enumerate(losses)]
+    curves = read_curves(write_lines(tmp_path / "m.jsonl", *rows), "")
+    np.testing.assert_array_equal(curves["loss"].steps, [0, 3])
+    assert curves["none"].values.shape == (0,)
 
 
 def test_bin_means() -> None:

@@ -152,7 +152,10 @@ NEIGHBOURHOOD = "neighbourhood --out=plot.png --stage1=stage1.trec --stage2=stag
         ("colours", "invalid choice: 'colours'"),
         ("attention --out=plot.png --texts=data", "required: --model"),
         (f"{ATTENTION} --out=plot.pdf", "--out: expected a .png or .svg file, not 'plot.pdf'"),
-        (f"{ATTENTION} --model=none", "none is not a folder"),
+        (
+            f"{ATTENTION} --model=none",
+            "none: no such folder, and the model cannot be had",
+        ),
         (f"{ATTENTION} --model=data", "data holds no config.json"),
         (f"{ATTENTION} --texts=none.txt", "cannot read none.txt"),
         (f"{ATTENTION} --texts=one", "one holds no corpus.jsonl"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from tests.cli.workplace import SMALLER, make_workplace
 
 
@@ -55,7 +55,10 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         ),
         "bad shard": ([*corpus("pydocs"), "--shard=3/2"], "0 <= i < n"),
         "chunk size": (pretrain("--config.train.chunk_size=3"), "chunk_size 3 does not divide"),
-        "unknown key": (pretrain("--config.train.stepz=3"), "no setting config.train.stepz"),
+        "unknown key": (
+            pretrain("--config.train.stepz=3"),
+            "stepz': did you mean config.train.steps or",
+        ),
         "wrong type": (pretrain("--config.train.steps=many"), "steps is 'many'; expected a whole"),
         "unknown flag": (pretrain("--steps=3"), "unknown argument '--steps=3'"),
         "no store": (
@@ -100,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, research_folders: dict[str,
     tokenizer = f"--tokenizer={folder}/bert-base-uncased"
     assert main(["corpus", *arguments, tokenizer, *SMALLER["corpus"].split()]) == 0
     shutil.copytree(research_folders["bert"], folder / "other")
-    save_tokenizer(train_wordpiece(["some other words entirely"] * 9, 40), folder / "other")
+    save_tokenizer(train_tokenizer(["some other words entirely"] * 9, 40), folder / "other")
     (folder / "runs" / "index").mkdir(parents=True)
     (folder / "runs" / "index" / "manifest.json").write_text("{}")
     (folder / "runs" / "test.trec").write_text("q30 Q0 p30 1 1.0 test\n")

@@ -142,7 +142,7 @@ def test_a_run_against_itself(folder, capsys):
         ("--answers=answers.jsonl --corpus=data --top_k=5,ten", "--top_k: expected a whole number"),
         ("--answers=answers.jsonl --corpus=data --top_k=0", "--top_k: expected a whole number"),
         ("--answers=answers.jsonl --corpus=data --top_k=", "--top_k: expected a whole number"),
-        ("--answers=broken.jsonl --corpus=data", "broken.jsonl:2: not valid JSON"),
+        ("--answers=broken.jsonl --corpus=data", "broken.jsonl:2 is not valid JSON"),
         ("--answers=answers.jsonl --corpus=none", "none does not exist"),
         (
             "--answers=answers.jsonl --corpus=data --run=beyond.trec",

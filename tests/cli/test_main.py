@@ -13,7 +13,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus import build
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron".split()
 
@@ -25,7 +25,7 @@ def command(tmp_path: Path) -> list[str]:
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
     (tmp_path / "text.jsonl").write_text("".join(lines))
     (tmp_path / "tokenizer").mkdir()
-    save_tokenizer(train_wordpiece(texts[:50], 80), tmp_path / "tokenizer")
+    save_tokenizer(train_tokenizer(texts[:50], 80), tmp_path / "tokenizer")
     places = [f"--tokenizer={tmp_path}/tokenizer", f"--out={tmp_path}/stores/out"]
     return ["corpus", "--max_tokens=16", f"--source={tmp_path}/text.jsonl", *places]
 

@@ -199,11 +199,11 @@ def test_finetuning_reads_the_layout_and_its_negatives(
 ) -> None:
     import transformers
 
-    from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+    from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
     data, model = folders[layout], tmp_path / "model"
     model.mkdir()
-    save_tokenizer(train_wordpiece(WORDS * 9, 80), model)
+    save_tokenizer(train_tokenizer(WORDS * 9, 80), model)
     config = transformers.BertConfig(
         vocab_size=80,
         hidden_size=16,

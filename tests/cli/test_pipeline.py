@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -146,6 +147,39 @@ def test_an_older_checkpoint_in_the_research_layout(finished: Path, tmp_path: Pa
     assert read_json(out / "sentence_bert_config.json")["max_seq_length"] == 7
 
 
+@pytest.mark.effect("convert --push_to_hub")
+def test_what_is_converted_is_pushed_with_its_card(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pushed: list[tuple[str, Path, str]] = []
+
+    class Api:
+        def create_repo(self, name: str, exist_ok: bool) -> SimpleNamespace:
+            assert exist_ok
+            return SimpleNamespace(repo_id=name)
+
+        def upload_folder(self, repo_id: str, folder_path: Path) -> None:
+            pushed.append((repo_id, folder_path, (folder_path / "README.md").read_text()))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    run, out = finished / "runs" / "cocondenser", tmp_path / "out"
+    command = ["convert", f"--checkpoint={run}", f"--out={out}"]
+    assert main([*command, "--push_to_hub=me/model", "--step=1000"]) == 2
+    assert "has no checkpoint 1000" in capfd.readouterr().err
+    assert not pushed
+    assert main([*command, "--push_to_hub=me/model"]) == 0
+    ((name, folder, card),) = pushed
+    assert (name, folder) == ("me/model", out)
+    assert card.startswith("---\nlibrary_name: sentence-transformers\n")
+    assert 'SentenceTransformer("me/model")' in card
+    command = ["convert", f"--pytorch_folder={out}", f"--out={tmp_path}/run"]
+    assert main([*command, "--push_to_hub=me/model"]) == 2
+    assert "--push_to_hub goes with --checkpoint" in capfd.readouterr().err
+
+
 @pytest.fixture
 def headless(finished: Path, tmp_path: Path) -> Path:
     """The exported folder without the Condenser head."""
@@ -168,7 +202,7 @@ def test_pretraining_starts_from_an_exported_folder(
 ) -> None:
     starts: list[Any] = []
 
-    def train(*arguments: Any, warm_start: WarmStart, **options: Any) -> None:
+    def train(config: Any, workdir: Path, warm_start: WarmStart) -> None:
         starts.append(warm_start())
 
     monkeypatch.setattr(warm_start, "train", train)

@@ -13,7 +13,7 @@ from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection import trec
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
 N_PASSAGES, N_QUERIES = 30, 8
@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "data" / "qrels" / "train.tsv").write_text(judgments)
     (place / "data" / "qrels" / "two.tsv").write_text("2\t2\t1\n5\t5\t1\n")
     (place / "model").mkdir()
-    save_tokenizer(train_wordpiece(WORDS * 9, 80), place / "model")
+    save_tokenizer(train_tokenizer(WORDS * 9, 80), place / "model")
     config = transformers.BertConfig(
         vocab_size=80,
         hidden_size=16,

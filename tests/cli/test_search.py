@@ -53,6 +53,44 @@ def vectors_by_hand(folder: Path, texts: list[str], length: int) -> np.ndarray:
     return (hidden.sum(1) / mask.sum(1)).numpy()
 
 
+@pytest.mark.effect("encode --shard")
+def test_index_retrieve_and_search_read_what_several_machines_encoded(
+    encoded: Path, model_folder: Path, beir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, query = f"--model={model_folder}", (beir / "queries.jsonl").read_text()[20:35]
+    command = ["encode", model, f"--corpus={beir}", "--shard_size=25", f"--out={tmp_path}/out"]
+    search = ["search", model, f"--query={query}"]
+    index = ["index", f"--embeddings={tmp_path}/out", f"--out={tmp_path}/index"]
+    assert main([*command, "--shard=0/2"]) == 0
+    for words in (index, [*search, f"--embeddings={tmp_path}/out"]):
+        capfd.readouterr()
+        assert main(words) == 2
+        lacks = f"cocondenser: {tmp_path}/out lacks shard-00001-of-00002\n"
+        assert capfd.readouterr().err.endswith(lacks)
+    assert main([*command, "--shard=1/2", "--backend=jax"]) == 0
+    assert main(index) == 2
+    assert "1-of-00002 differs from " in capfd.readouterr().err
+    shutil.rmtree(tmp_path / "out" / "shard-00001-of-00002")
+    assert main([*command, "--shard=1/2"]) == 0
+    assert main([*command, "--shard=2/2"]) == 2
+    assert main(index) == 0
+    found = []
+    for place in (f"--embeddings={tmp_path}/out", f"--index={tmp_path}/index"):
+        run = tmp_path / "run.trec"
+        retrieve = ["retrieve", model, f"--data={beir}", f"--run_out={run}", place]
+        assert main(retrieve) == 0
+        capfd.readouterr()
+        assert main([*search, place]) == 0
+        found.append((read_run(run), capfd.readouterr().out))
+    places = (f"--embeddings={encoded}/embeddings", f"--index={encoded}/index")
+    for place, (run_of_two, printed) in zip(places, found, strict=True):
+        run = tmp_path / "of_one.trec"
+        assert main(["retrieve", model, f"--data={beir}", f"--run_out={run}", place]) == 0
+        capfd.readouterr()
+        assert main([*search, place]) == 0
+        assert (read_run(run), capfd.readouterr().out) == (run_of_two, printed)
+
+
 @pytest.mark.effect("encode --model", "encode --corpus", "encode --out", "encode --batch_size")
 @pytest.mark.effect("encode --passage_length", "encode --shard_size", "encode --dtype")
 @pytest.mark.effect("encode --precision", "encode --pooling", "encode --parquet")

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cocondenser_jax.cli import main
@@ -33,6 +35,37 @@ def test_the_shards_of_a_store(tmp_path: Path) -> None:
     assert store.read_spans(np.arange(store.n_spans), 50)[2].max() == 10 - 2
 
 
+@pytest.mark.effect("vocabulary --source", "vocabulary --size", "vocabulary --kind")
+@pytest.mark.effect("vocabulary --cased", "vocabulary --columns", "vocabulary --out")
+@pytest.mark.effect("corpus --columns")
+def test_a_vocabulary_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = make_workplace(tmp_path)
+    rows = {"text": ["none of these"] * 40, "body": ["Ärger Über " * 9] * 40, "key": [*range(40)]}
+    pq.write_table(pa.table(rows), place / "a.parquet")
+    command = ["vocabulary", f"--source={place}/a.parquet", "--columns=text=body"]
+    assert main([*command, "--size=60", f"--out={place}/lower"]) == 0
+    assert capsys.readouterr().out.startswith(f"{place}/lower: ")
+    entries = load_tokenizer(f"{place}/lower").backend.get_vocab()
+    assert {"arger", "uber"} < entries.keys()
+    assert {"none", "Ärger", "river"}.isdisjoint(entries)
+    assert main([*command, "--cased", f"--out={place}/cased"]) == 0
+    assert {"Ärger", "Über"} < load_tokenizer(f"{place}/cased").backend.get_vocab().keys()
+    both = ["vocabulary", f"--source={place}/a.parquet", f"--source={place}/articles.jsonl.xz"]
+    both.append("--kind=roberta")
+    assert main([*both, "--size=270", f"--out={place}/few"]) == 0
+    assert load_tokenizer(f"{place}/few").vocab_size == 270
+    assert main([*both, f"--out={place}/bytes"]) == 0
+    tokenizer = load_tokenizer(f"{place}/bytes")
+    assert tokenizer.kind == "roberta"
+    # Learnt from both sources, and good for `corpus`.
+    assert {"Ġthese", "Ġriver"} < tokenizer.backend.get_vocab().keys()
+    words = ["corpus", f"--source={place}/a.parquet", f"--tokenizer={place}/cased"]
+    assert main([*words, f"--out={place}/store", "--columns=text=body,id=key"]) == 0
+    found = open_store(place / "store")
+    assert found.n_documents == 1  # forty copies of one text
+    assert found.document_id(0) == "0"
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -51,6 +84,11 @@ def test_the_shards_of_a_store(tmp_path: Path) -> None:
             " --config.train.chunk_size=8",
             "--search_chunk tries every config.train.chunk_size",
         ),
+        ("vocabulary --source=x --out=out --kind=roberta --cased", "--cased goes with --kind=bert"),
+        ("vocabulary --source=none.txt --out=out", "no file none.txt"),
+        ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),
+        ("vocabulary --source=x --out=out --columns=title=x", "expected text=NAME or spans=NAME"),
+        ("corpus --source=x --tokenizer=x --out=out --columns=txt=x", "expected text=NAME"),
         ("verify --store=store --step=7", "cocondenser verify --help"),
         ("verify store --store=store --step=7", "'--step=7' (see cocondenser verify store --help)"),
     ],

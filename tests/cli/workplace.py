@@ -6,7 +6,7 @@ import os
 import random
 from pathlib import Path
 
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 # A folder of 200 bytes that begins with a dash and holds what libraries or shells take otherwise.
 ODD_NAME = os.fsdecode(b"-r [a]*?{b}\\'\"\n\x1b[2J $x%s;&|<~:,=@#\xff\xc3\xa9")
@@ -32,7 +32,7 @@ def make_workplace(folder: Path) -> Path:
     with lzma.open(folder / "articles.jsonl.xz", "wt") as file:
         file.writelines(json.dumps({"title": text[:9], "text": text}) + "\n" for text in texts)
     (folder / "bert-base-uncased").mkdir()
-    save_tokenizer(train_wordpiece(texts, 80), folder / "bert-base-uncased")
+    save_tokenizer(train_tokenizer(texts, 80), folder / "bert-base-uncased")
     data = folder / "data"
     (data / "qrels").mkdir(parents=True)
     with (data / "corpus.jsonl").open("w") as file:

@@ -44,7 +44,7 @@ def test_questions_of_dpr_have_their_line_as_id(tmp_path):
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("a.jsonl", b'{"_id": "q2", "answers": ["x"]', ":2: not valid JSON"),
+        ("a.jsonl", b'{"_id": "q2", "answers": ["x"]', ":2 is not valid JSON"),
         ("a.jsonl", b'["q2"]', ":2: expected a JSON object"),
         ("a.jsonl", b'{"_id": 2.5, "answers": ["x"]}', ":2: the id must be a string"),
         ("a.jsonl", b'{"answers": ["x"]}', ":2: the field '_id' is missing"),

@@ -43,7 +43,7 @@ def test_corpus_in_every_compression(tmp_path, suffix, compress):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (b'{"_id": "d2", "text": \n', "corpus.jsonl:2: not valid JSON"),
+        (b'{"_id": "d2", "text": \n', "corpus.jsonl:2 is not valid JSON"),
         (b'{"_id": "d2", "text": "\xff"}\n', "corpus.jsonl:2: not UTF-8"),
         (b'{"_id": "d2"}\n', "corpus.jsonl:2: the field 'text' is missing"),
         (b'{"_id": true, "text": "x"}\n', "corpus.jsonl:2: the field '_id' must be a string"),

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -14,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
-from cocondenser_jax.convert.from_torch import load_folder, load_head
+from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import write_json
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.step import initial_params
 
 
@@ -66,10 +68,10 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path, resear
 
     assert back_config == config
     assert equal(back, jax.tree.map(np.asarray, params))
-    head, skip_from = load_head(out)
-    assert skip_from == 2
-    assert {"0.output.dense.weight", "0.attention.self.query.bias"} < head.keys()
-    assert {f"c_head.{name}" for name in head} < to_tensors(params, config).keys()
+    load = torch.load if research_layout else load_file
+    head = load(out / ("model.pt" if research_layout else "condenser_head.safetensors"))
+    assert f"c_head.0.{'attn.Wo' if config.is_modern else 'output.dense'}.weight" in head
+    assert head.keys() < to_tensors(params, config).keys()
 
 
 def test_every_parameter_of_the_model_has_a_name(folder):
@@ -77,14 +79,18 @@ def test_every_parameter_of_the_model_has_a_name(folder):
     paths = {"/".join(k.key for k in path) for path, _ in jax.tree.leaves_with_path(params)}
     names = tensor_names(config)
     assert names.keys() == paths
-    assert len(set(names.values())) == len(names)
+    stacked = 2 * 4 if config.is_modern else 0  # queries, keys and values of four layers
+    assert len(set(names.values())) == len(names) - stacked
 
 
 def test_the_research_checkpoint_gives_the_shape(folder):
     config, _ = load_folder(str(folder))
     assert (config.n_head_layers, config.skip_from, config.late_mlm) == (2, 1, True)
-    assert config.pad_token_id == (1 if config.model_type == "roberta" else 0)
-    assert config.layer_norm_eps == (1e-5 if config.model_type == "roberta" else 1e-12)
+    assert config.pad_token_id == ("roberta" in config.model_type)
+    assert config.layer_norm_eps == (1e-12 if config.model_type == "bert" else 1e-5)
+    if config.is_modern:
+        assert (config.local_attention, config.global_attn_every_n_layers) == (6, 2)
+        assert (config.global_rope_theta, config.local_rope_theta) == (160_000.0, 10_000.0)
     assert config.num_hidden_layers == 2
     assert config.max_length == 24
 
@@ -98,7 +104,11 @@ def old_pytorch_file(folder: Path) -> None:
         ): value
         for name, value in state.items()
     }
-    words = next(value for name, value in state.items() if "word_embeddings" in name)
+    words = next(v for name, v in state.items() if re.search("(word|tok)_embeddings", name))
+    if "decoder.bias" in state:  # ModernBERT is younger; its tied copy is all there can be
+        torch.save(state | {"decoder.weight": words}, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        return
     mlm = "cls.predictions" if "cls.predictions.bias" in state else "lm_head"
     backbone = "bert" if mlm == "cls.predictions" else "roberta"
     state[f"{mlm}.decoder.weight"] = words
@@ -120,9 +130,7 @@ def shards(folder: Path) -> None:
 def without_prefix(folder: Path) -> None:
     rewrite(
         folder,
-        lambda state: {
-            k.removeprefix("bert.").removeprefix("roberta."): v for k, v in state.items()
-        },
+        lambda state: {re.sub(r"^(bert|roberta|model)\.", "", k): v for k, v in state.items()},
     )
 
 
@@ -157,9 +165,10 @@ def test_a_missing_head_is_never_made_up_silently(folder, caplog):
     assert "Condenser head: a new one is drawn from seed 3" in caplog.text
     assert config.n_head_layers == 1
     kernel = params["head_0"]["mlp_in"]["kernel"]
-    assert kernel.shape == (32, 48)
+    assert kernel.shape == (32, 96 if config.is_modern else 48)
     assert np.std(kernel) == pytest.approx(0.02, rel=0.1)
-    assert np.abs(params["head_0"]["mlp_in"]["bias"]).max() == 0.0
+    if not config.is_modern:
+        assert np.abs(params["head_0"]["mlp_in"]["bias"]).max() == 0.0
     _, again = load_folder(str(folder), n_head_layers=1, init_head_seed=3)
     _, other = load_folder(str(folder), n_head_layers=1, init_head_seed=4)
     assert equal(params, again)
@@ -238,7 +247,7 @@ def test_an_untied_projection_is_refused(bert_folder):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "distilbert"}, "model_type is 'distilbert'; expected 'bert' or 'roberta'"),
+        ({"model_type": "distilbert"}, "model_type is 'distilbert'; expected bert or roberta or"),
         ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
         ({"hidden_act": "relu"}, "only 'gelu' is supported"),
         ({"is_decoder": True}, "only False is supported"),
@@ -293,4 +302,69 @@ def test_broken_files_give_one_line(bert_folder):
 def test_models_that_are_nowhere(name, message):
     with pytest.raises(UserError, match=message) as error:
         load_folder(name)
+    assert "\n" not in str(error.value)
+
+
+MODERN = {
+    **{"model_type": "modernbert", "vocab_size": 93, "hidden_size": 32, "num_attention_heads": 4},
+    **{"num_hidden_layers": 4, "intermediate_size": 48, "max_position_embeddings": 64},
+    **{"pad_token_id": 0, "local_attention": 10, "norm_eps": 1e-6},
+}
+OLD = {"global_attn_every_n_layers": 2, "global_rope_theta": 1e5, "local_rope_theta": 1e3}
+KINDS = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+
+
+def ropes(global_base: float, local_base: float, kind: str = "default") -> dict:
+    bases = {"full_attention": global_base, "sliding_attention": local_base}
+    factor = {} if kind == "default" else {"factor": 2.0}
+    return {k: {"rope_theta": v, "rope_type": kind, **factor} for k, v in bases.items()}
+
+
+@pytest.mark.parametrize("form", [OLD, {"layer_types": KINDS, "rope_parameters": ropes(1e5, 1e3)}])
+def test_old_and_new_configs_of_modernbert_are_read_alike(tmp_path, form):
+    config = ModelConfig(
+        model_type="modernbert",
+        vocab_size=93,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        layer_norm_eps=1e-6,
+        local_attention=10,
+        global_attn_every_n_layers=2,
+        global_rope_theta=1e5,
+        local_rope_theta=1e3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        skip_from=2,
+    )
+    params = initial_params(config, 0)
+    save_file(
+        {k: torch.tensor(v) for k, v in to_tensors(params, config).items()},
+        tmp_path / "model.safetensors",
+    )
+    write_json(tmp_path / "config.json", MODERN | form)
+    read, again = load_folder(str(tmp_path))
+    assert read == config
+    assert equal(again, jax.tree.map(np.asarray, params))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"mlp_bias": True}, "mlp_bias is True; only False is supported"),
+        ({"layer_types": KINDS[::-1]}, "expected full_attention in every n-th from 0"),
+        (
+            {"rope_parameters": ropes(1e5, 1e3, "linear")},
+            "rope_type is 'linear'; expected 'default'",
+        ),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'; only 'gelu' is supported"),
+        ({"norm_eps": "small"}, "norm_eps"),
+    ],
+)
+def test_other_modernberts_are_refused(tmp_path, values, said):
+    write_json(tmp_path / "config.json", MODERN | values)
+    with pytest.raises(UserError, match=re.escape(said)) as error:
+        load_folder(str(tmp_path))
     assert "\n" not in str(error.value)

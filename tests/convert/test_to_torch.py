@@ -42,7 +42,7 @@ def test_masked_lm_gets_the_tensors_that_were_read(exported, research_folder):
     assert model.state_dict().keys() == original.keys()
     for name, value in model.state_dict().items():
         assert torch.equal(value, original[name]), name
-    assert type(model).__name__ in ("BertForMaskedLM", "RobertaForMaskedLM")
+    assert type(model) is type(AutoModelForMaskedLM.from_pretrained(research_folder))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
@@ -61,8 +61,9 @@ def test_a_full_disk_ends_in_one_line(exported, tmp_path, small_disk, monkeypatc
 
 def test_auto_model_lacks_nothing_but_the_pooler(exported):
     _, report = AutoModel.from_pretrained(exported[0], output_loading_info=True)
-    assert {name.split(".")[0] for name in report["missing_keys"]} == {"pooler"}
-    assert {name.split(".")[0] for name in report["unexpected_keys"]} <= {"cls", "lm_head"}
+    assert {name.split(".")[0] for name in report["missing_keys"]} <= {"pooler"}
+    projections = {"cls", "lm_head", "head", "decoder"}
+    assert {name.split(".")[0] for name in report["unexpected_keys"]} <= projections
     assert not report["mismatched_keys"]
 
 
@@ -191,7 +192,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(
     config, params = flax_bert
     with pytest.raises(UserError, match="token ids up to 199, but the model has 93"):
         export_folder(params, config, vocabulary_of_200, tmp_path / "out", {})
-    with pytest.raises(UserError, match=r"expected a file tokenizer\.json"):
+    with pytest.raises(UserError, match=f"no tokenizer in {tmp_path}: expected"):
         export_folder(params, config, tmp_path, tmp_path / "out", {})
     with pytest.raises(UserError, match="max_seq_length is 25; expected 1 to 24"):
         export_folder(
@@ -202,12 +203,10 @@ def test_a_tokenizer_larger_than_the_model_is_refused(
 
 @pytest.fixture
 def vocabulary_of_200(tmp_path):
-    from tokenizers import Tokenizer, models
-
     folder = tmp_path / "large"
     folder.mkdir()
-    vocabulary = {f"w{i}": i for i in range(200)}
-    Tokenizer(models.WordLevel(vocabulary, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    (folder / "vocab.txt").write_text("\n".join([*special, *(f"w{i}" for i in range(195))]))
     return folder
 
 

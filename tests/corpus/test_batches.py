@@ -19,6 +19,7 @@ from cocondenser_jax.corpus.batches import (
     held_out_documents,
     make_batch,
     read_batches,
+    source_shares,
     split_sentence,
 )
 from cocondenser_jax.corpus.build import build_store
@@ -330,6 +331,17 @@ def test_batches_that_cannot_be_filled_are_refused(store: TokenStore) -> None:
         read_batches(store, SPEC._replace(batch_size=25), first_step=0, n_steps=1)
     with pytest.raises(UserError, match="not a multiple of 3 hosts"):
         read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)
+
+
+def test_the_share_of_a_source_is_that_of_its_examples(mixed: dict[str, Path]) -> None:
+    both = open_store(Path(f"3*{mixed['some']},0.5*{mixed['many']}"))
+    spec = BatchSpec(seed=1, batch_size=4, length=30, example="span", held_out=2)
+    examples = [batch_examples(both, spec, step) for step in range(epoch_examples(both, spec) // 4)]
+    is_first = np.concatenate(examples) < both.first_span_D[both.sources[1].first_document]
+    shares = source_shares(both, spec)
+    assert sum(shares) == pytest.approx(1)
+    assert 0.5 < shares[0] < 1
+    assert np.mean(is_first) == pytest.approx(shares[0], abs=0.03)
 
 
 @pytest.mark.parametrize("example", ["span", "pair", "cloze"])

@@ -6,11 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
 from cocondenser_jax.corpus import sources
-from cocondenser_jax.corpus.sources import Document, choose_files, read_documents, source_bytes
+from cocondenser_jax.corpus.sources import (
+    Document,
+    choose_files,
+    open_source,
+    read_documents,
+    read_parts,
+)
 from cocondenser_jax.errors import UserError
 
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -19,6 +27,16 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
     ".zst": zstandard.ZstdCompressor().compress,
 }
+
+
+def source_bytes(source: str) -> int:
+    with open_source(source) as parts:
+        return sum(part.n_bytes or 0 for part in parts)
+
+
+def in_columns(source: str, columns: dict[str, str]) -> list[Document]:
+    with open_source(source, columns) as parts:
+        return list(read_parts(source, parts))
 
 
 def write_jsonl(path: Path, records: list[Any]) -> Path:
@@ -193,8 +211,93 @@ def test_names_of_files_become_ids_whatever_they_are(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no \.txt, \.jsonl or \.tsv file"):
+    with pytest.raises(UserError, match=r"holds no \.txt, \.jsonl, \.tsv or \.parquet file"):
         list(read_documents(str(tmp_path)))
+
+
+PARQUET = {
+    "key": [7, 8, 9],
+    "headline": ["T", None, "U"],
+    "body": ["a", "b", None],
+    "vector": [[0.5], [0.5], [0.5]],
+}
+NAMED = {"id": "key", "title": "headline", "text": "body"}
+
+
+def test_each_row_group_of_parquet_is_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "a\udcff.parquet"
+    with path.open("wb") as file:
+        pq.write_table(pa.table(PARQUET), file, row_group_size=2)
+    expected = [Document("7", "T\na"), Document("8", "b"), Document("9", "U\n")]
+    assert in_columns(str(path), NAMED) == expected
+    counted: list[int] = []
+    with open_source(str(path), {"text": "body"}) as parts:
+        last = list(parts[1].read(counted.append))
+    assert last == [Document("3", "")]  # numbers count from the start of the file
+    assert len(parts) == 2
+    assert counted == [parts[1].n_bytes] == [path.stat().st_size // 2]
+    for name, record in (("b.jsonl", {"text": "c"}), ("c.jsonl", {"text": "d"})):
+        write_jsonl(tmp_path / name, [record])
+    pq.write_table(pa.table({"text": ["x"], "spans": [["s", "t"]]}), tmp_path / "d.parquet")
+    path.unlink()
+    assert list(read_documents(str(tmp_path))) == [
+        *(Document("b.jsonl:1", "c"), Document("c.jsonl:1", "d")),
+        Document("d.parquet:1", "s\nt", ("s", "t")),
+    ]
+
+
+def test_columns_are_read_under_their_names_and_no_others(tmp_path: Path) -> None:
+    record = {"_id": "x", "title": "ignored", "body": "b", "headline": "h", "key": 7}
+    path = write_jsonl(tmp_path / "a.jsonl", [record])
+    assert in_columns(str(path), {"text": "body"}) == [Document("1", "b")]
+    assert in_columns(str(path), NAMED) == [Document("7", "h\nb")]
+    with pytest.raises(UserError, match=r"a\.jsonl:1 has no 'words': it has _id, title, body, "):
+        in_columns(str(path), {"text": "words"})
+    (tmp_path / "a.txt").write_text("text")
+    for source in (str(tmp_path / "a.txt"), "pydocs:json"):
+        with pytest.raises(UserError, match="has no columns to name"):
+            in_columns(source, NAMED)
+
+
+def test_broken_parquet_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"a\.parquet: .*Parquet"):
+        list(read_documents(str(path)))
+    pq.write_table(pa.table(PARQUET), path)
+    with pytest.raises(UserError, match=r"a\.parquet, record 1 has no `text`"):
+        list(read_documents(str(path)))
+    with pytest.raises(UserError, match=r"a\.parquet, record 1 has no 'words': it has key, head"):
+        in_columns(str(path), {"text": "words"})
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+    with pytest.raises(UserError, match="holds no documents"):
+        list(read_documents(str(path)))
+
+
+def test_the_files_of_a_streamed_dataset_are_parts(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    odd = tmp_path / "a b"
+    odd.mkdir()
+    for k in range(2):
+        pq.write_table(pa.table(PARQUET).slice(k, 1), odd / f"train-{k}.parquet")
+    expected = [Document("7", "T\na"), Document("8", "b")]
+    assert in_columns(f"hf:{odd}", NAMED) == expected
+    with open_source(f"hf:{odd}", {"text": "body"}) as parts:
+        found = [list(part.read(lambda n_bytes: None)) for part in parts]
+    assert found == [[Document("0:1", "a")], [Document("1:1", "b")]]
+    with pytest.raises(UserError, match=r"a b, record 0:1 has no 'words': it has key, headline"):
+        in_columns(f"hf:{odd}", {"text": "words"})
+
+
+def test_records_that_are_read_by_number_are_parts_of_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(sources, "_RECORDS_PER_PART", 2)
+    datasets.Dataset.from_dict({"text": ["a", "b", "c"]}).save_to_disk(str(tmp_path / "saved"))
+    with open_source(f"hf:{tmp_path}/saved") as parts:
+        found = [list(part.read(lambda n_bytes: None)) for part in parts]
+    assert found == [[Document("1", "a"), Document("2", "b")], [Document("3", "c")]]
 
 
 def test_hugging_face_folders(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from cocondenser_jax.corpus import spans
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.spans import Span, cut_documents, split_sentences
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
+from tests.conftest import MODEL_TYPES
+from tests.corpus.test_words import own_tokens
 
 # Words with accents, figures, quotes, several scripts and pieces that no vocabulary knows.
 WORDS = (
@@ -27,12 +29,6 @@ DOCUMENTS = TEXTS.map(lambda words: "".join(word + space for word, space in word
 @pytest.fixture(autouse=True)
 def _keep_short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "MIN_TOKENS", 1)
-
-
-def own_tokens(tokenizer: SpanTokenizer, text: str) -> tuple[list[int], list[bool]]:
-    encoding = tokenizer.backend.encode(text, add_special_tokens=False)
-    words = encoding.word_ids
-    return encoding.ids, [i == 0 or words[i] != words[i - 1] for i in range(len(words))]
 
 
 def greedy_spans(tokenizer: SpanTokenizer, sentences: list[str], limit: int) -> list[str]:
@@ -90,7 +86,7 @@ def test_text_without_borders_is_cut_at_a_bound() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(text=DOCUMENTS, limit=st.integers(30, 60), kind=st.sampled_from(["bert", "roberta"]))
+@given(text=DOCUMENTS, limit=st.integers(30, 60), kind=st.sampled_from(MODEL_TYPES))
 def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(
     tokenizers: dict[str, SpanTokenizer], text: str, limit: int, kind: str
 ) -> None:
@@ -103,7 +99,7 @@ def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(
     assert lost == Counter(short_spans=0, truncated_spans=0)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_spans_know_where_their_sentences_start(
     tokenizers: dict[str, SpanTokenizer], kind: str
 ) -> None:
@@ -119,7 +115,7 @@ def test_spans_know_where_their_sentences_start(
 
 
 @settings(deadline=None, max_examples=60)
-@given(text=DOCUMENTS, limit=st.integers(8, 30), kind=st.sampled_from(["bert", "roberta"]))
+@given(text=DOCUMENTS, limit=st.integers(8, 30), kind=st.sampled_from(MODEL_TYPES))
 def test_long_sentences_are_cut_between_words_and_nothing_is_lost(
     tokenizers: dict[str, SpanTokenizer], text: str, limit: int, kind: str
 ) -> None:
@@ -132,7 +128,7 @@ def test_long_sentences_are_cut_between_words_and_nothing_is_lost(
     if lost["truncated_spans"]:
         return  # the next test is about these
     whole_ids, whole_starts = own_tokens(tokenizer, " ".join(split_sentences(text)))
-    if kind == "bert":
+    if not tokenizer.is_byte_level:
         assert np.concatenate([[], *(span.tokens for span in found)]).tolist() == whole_ids
         starts = np.concatenate([span.starts for span in found]) if found else np.zeros(0)
         assert (starts > 0).tolist() == whole_starts

@@ -16,7 +16,7 @@ from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import Span, cut_documents
 from cocondenser_jax.corpus.store import TokenStore, open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
 
 MAX_TOKENS = 24
@@ -34,8 +34,13 @@ def corpus(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 @pytest.fixture(scope="module")
-def tokenizer_folders(wordpiece_folder: Path, byte_level_folder: Path) -> dict[str, str]:
-    return {"bert": str(wordpiece_folder), "roberta": str(byte_level_folder)}
+def tokenizer_folders(
+    tokenizers: dict[str, SpanTokenizer], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in tokenizers}
+    for kind, folder in folders.items():
+        save_tokenizer(tokenizers[kind], folder)
+    return {kind: str(folder) for kind, folder in folders.items()}
 
 
 @pytest.fixture(scope="module")

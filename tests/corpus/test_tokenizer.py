@@ -1,16 +1,19 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
 from cocondenser_jax.corpus.tokenizer import (
     SpanTokenizer,
     load_tokenizer,
     save_tokenizer,
-    train_wordpiece,
+    train_tokenizer,
 )
 from cocondenser_jax.errors import UserError
 
@@ -86,7 +89,8 @@ def test_transformers_loads_what_was_saved(tokenizer: SpanTokenizer, tmp_path: P
     save_tokenizer(tokenizer, tmp_path, model_max_length=77)
     reference = AutoTokenizer.from_pretrained(tmp_path)
     assert reference.is_fast
-    assert type(reference).__name__ in ("BertTokenizer", "RobertaTokenizer")
+    classes = {"bert": "BertTokenizer", "roberta": "RobertaTokenizer"}
+    assert type(reference).__name__ == classes.get(tokenizer.kind, "TokenizersBackend")
     assert reference.model_max_length == 77
     assert_same_ids(tokenizer, reference)
     for role in ("cls", "sep", "pad", "mask"):
@@ -142,7 +146,7 @@ def test_a_special_token_spelt_in_a_text_is_text(tokenizer: SpanTokenizer) -> No
 def test_training_is_deterministic_and_numbers_the_special_tokens_first(
     paragraphs: list[str],
 ) -> None:
-    first, *others = (train_wordpiece(iter(paragraphs), 500) for _ in range(4))
+    first, *others = (train_tokenizer(iter(paragraphs), 500) for _ in range(4))
     assert [other.sha256 for other in others] == [first.sha256] * 3
     assert first.vocab_size == 500
     assert [first.backend.id_to_token(i) for i in range(5)] == [
@@ -153,6 +157,57 @@ def test_training_is_deterministic_and_numbers_the_special_tokens_first(
     assert (encoding.tokens[0], encoding.tokens[-1]) == ("[CLS]", "[SEP]")
     assert encoding.ids == first.backend.encode("parser").ids
     assert max(first.backend.get_vocab().values()) == 499
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_vocabulary_is_the_same_whatever_the_number_of_threads(
+    kind: str, paragraphs: list[str], tmp_path: Path
+) -> None:
+    # Words of equal counts: with ties, an order that depends on threads shows.
+    words = sorted({word for text in paragraphs for word in text.split()})
+    (tmp_path / "texts.txt").write_text("\n".join(words * 20))
+    program = (
+        "import sys; from cocondenser_jax.corpus.tokenizer import train_tokenizer as train;"
+        "print(train(open(sys.argv[1], encoding='utf-8'), 600, sys.argv[2]).sha256)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "texts.txt"), kind]
+    found = [
+        subprocess.run(command, env={**os.environ, **variables}, capture_output=True, check=True)
+        for variables in (
+            {"TOKENIZERS_PARALLELISM": "false"},
+            {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "2"},
+            {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "5"},
+        )
+    ]
+    assert len({run.stdout for run in found}) == 1
+
+
+def test_byte_level_training_is_the_librarys_own(
+    paragraphs: list[str], byte_level_folder: Path
+) -> None:
+    texts = [" " + " ".join(text.split()) for text in paragraphs]
+    reference = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    reference.train_from_iterator(texts, 700, min_frequency=0, special_tokens=special)
+    found = train_tokenizer(paragraphs, 700, "roberta")
+    assert found.backend.get_vocab() == reference.get_vocab()
+    assert (found.kind, found.vocab_size, found.special_ids) == ("roberta", 700, (0, 1, 2, 3, 4))
+    assert_same_ids(found, lambda *texts: {"input_ids": _roberta_ids(reference, *texts)})
+
+
+def _roberta_ids(reference: ByteLevelBPETokenizer, *texts: str) -> list[int]:
+    """RoBERTa's <s> A </s> or <s> A </s></s> B </s>."""
+    first, *second = (reference.encode(text).ids for text in texts)
+    return [0, *first, 2, *(i for ids in second for i in (2, *ids, 2))]
+
+
+def test_a_vocabulary_is_cased_where_asked(paragraphs: list[str]) -> None:
+    cased = train_tokenizer(paragraphs, 500, lowercase=False).backend
+    assert cased.encode("Parser").ids != cased.encode("parser").ids
+    with pytest.raises(UserError, match="roberta needs at least 261"):
+        train_tokenizer(paragraphs, 260, "roberta")
+    with pytest.raises(UserError, match="no words"):
+        train_tokenizer([" ", "\n"], 100)
 
 
 def test_other_tokenizers_than_berts_and_robertas_are_refused(

@@ -9,6 +9,7 @@ from cocondenser_jax.corpus import words
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, span_tokenizer
 from cocondenser_jax.corpus.words import WordTable
 from cocondenser_jax.errors import UserError
+from tests.conftest import MODEL_TYPES
 
 # Any character, and more often what tokenizers treat apart: accents, ligatures, controls, marks.
 ODD = "aé\u0301ßŉ\0漢#'s1=[🙂"
@@ -22,22 +23,59 @@ def found_tokens(table: WordTable, texts: list[str]) -> list[tuple[list[int], li
     return [(ids[i:j].tolist(), starts[i:j].tolist()) for i, j in borders]
 
 
+def is_unspaced(letter: str) -> bool:
+    """Whether a letter is of a script that writes no spaces between words, by Unicode's blocks."""
+    code = ord(letter)
+    return (
+        0x0E00 <= code <= 0x0FFF  # Thai, Lao, Tibetan
+        or 0x1000 <= code <= 0x109F  # Burmese
+        or 0x1780 <= code <= 0x17FF  # Khmer
+        or 0x2E80 <= code <= 0xA4CF  # radicals, kana, ideographs, Yi
+        or 0xF900 <= code <= 0xFAFF  # compatibility ideographs
+        or 0x20000 <= code <= 0x3FFFF  # rarer ideographs
+    )
+
+
+def tokens_after_a_space(tokenizer: SpanTokenizer, text: str) -> tuple[list[int], list[bool]]:
+    return own_tokens(tokenizer, " " * (tokenizer.kind in ("roberta", "modernbert")) + text)
+
+
 def own_tokens(tokenizer: SpanTokenizer, text: str) -> tuple[list[int], list[bool]]:
-    """The tokenizer's for the whole text."""
-    space = " " if tokenizer.kind == "roberta" else ""
-    encoding = tokenizer.backend.encode(space + text, add_special_tokens=False)
-    numbers = encoding.word_ids
-    return encoding.ids, [i == 0 or numbers[i] != numbers[i - 1] for i in range(len(numbers))]
+    """The tokenizer's for the whole text, and which of them start a word."""
+    encoding = tokenizer.backend.encode(text, add_special_tokens=False)
+    numbers, places = encoding.word_ids, [first for first, _ in encoding.offsets]
+    starts = []
+    for i, place in enumerate(places):
+        is_new = i == 0 or numbers[i] != numbers[i - 1]
+        if i and place != places[i - 1]:
+            is_new |= is_unspaced(text[place]) or is_unspaced(text[places[i - 1]])
+        starts.append(is_new)
+    return encoding.ids, starts
+
+
+def test_tokens_without_spaces_between_them_are_words(
+    unigrams: SpanTokenizer,
+) -> None:
+    """In Chinese, Japanese and Thai; Korean and Latin words stay whole."""
+    chinese, thai, korean, mixed = found_tokens(
+        WordTable(unigrams), ["密集検索。", "การค้นหา", "한국어", "retrieval検x"]
+    )
+    assert len(chinese[0]) >= 5
+    assert chinese[1][-4:] == [True] * 4  # the first piece may be a space's and the character's
+    assert len(thai[0]) >= 5
+    assert all(thai[1][2:])
+    assert sum(korean[1]) == 1
+    assert sum(mixed[1]) == 3  # a word, an ideograph, another word
 
 
 @settings(deadline=None)
-@given(texts=TEXTS, kind=st.sampled_from(["bert", "roberta"]))
+@given(texts=TEXTS, kind=st.sampled_from(MODEL_TYPES))
 def test_tokens_are_those_of_the_whole_text(
     tokenizers: dict[str, SpanTokenizer], texts: list[str], kind: str
 ) -> None:
     tokenizer = tokenizers[kind]
     table = WordTable(tokenizer)
-    expected = [own_tokens(tokenizer, text) for text in texts]
+    expected = [tokens_after_a_space(tokenizer, text) for text in texts]
     assert found_tokens(table, texts) == expected
     assert found_tokens(table, texts[::-1]) == expected[::-1]  # all words are known now
 
@@ -55,7 +93,7 @@ def test_forgotten_words_are_looked_up_again(
     table = WordTable(tokenizer)
     for paragraph in paragraphs[:20]:
         texts = [" ".join(line.split()) for line in paragraph.split("\n") if line.strip()]
-        expected = [own_tokens(tokenizer, text) for text in texts]
+        expected = [tokens_after_a_space(tokenizer, text) for text in texts]
         assert found_tokens(table, texts) == expected
 
 

@@ -232,7 +232,9 @@ def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tm
     config.update(negatives_per_query=2, negatives_run=str(tmp_path / "one.trec"))
     training = read_training(config)
     texts = {passage_text(p): p.id for p in read_corpus(beir)}
-    rows = [training.fill(training.pairs.with_format(None)[:], epoch=epoch) for epoch in range(9)]
+    rows = []
+    for training.epoch in range(9):
+        rows.append(training.pairs[:])
     drawn = [{texts[row[f"negative_{i}"][q]] for row in rows for i in (1, 2)} for q in (0, 1)]
     assert drawn[0] == {"d1", "d2"}
     assert len(drawn[1]) > 9
@@ -259,7 +261,7 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file
     teacher["q3"]["d5"] = 0.0
     write_run(tmp_path / "teacher.trec", teacher)
     training = read_training(config, tmp_path / "teacher.trec")
-    candidates = training.fill.keywords["candidates"]
+    candidates = training.candidates
     assert candidates["q3"] == ["d5"]
     assert candidates["q4"] == [f"d{i}" for i in range(5, 14)]
     assert finetune(config, tmp_path / "run")["steps"] == 2
@@ -341,7 +343,7 @@ def test_two_processes_make_the_steps_of_one(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "/nowhere"}, "/nowhere is not a folder"),
+        ({"model": "/nowhere"}, "/nowhere: no such folder"),
         ({"data": "/nowhere"}, "/nowhere does not exist"),
         ({"split": "dev"}, "has no judgments of split 'dev'"),
         ({"negatives_per_query": 1}, "no config.negatives_run"),

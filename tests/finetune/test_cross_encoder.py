@@ -22,7 +22,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.cross_encoder import group_loss
 from cocondenser_jax.finetune.tasks import finetune
-from cocondenser_jax.finetune.training_data import fill_rows, training_pairs
+from cocondenser_jax.finetune.training_data import TrainingData, to_judgments, training_pairs
 from configs import cross_encoder as cross_encoder_config
 
 N_QUERIES, POOL = 24, 9
@@ -82,16 +82,17 @@ def test_one_step_is_adamw_on_the_loss_of_all_groups(
     # The same step by hand: pairs one by one, torch's autograd, Adam's first step.
     queries, qrels = read_split(beir, "train")
     passages = {p.id: passage_text(p) for p in read_corpus(beir)}
-    pairs = training_pairs(qrels)
-    columns = fill_rows(
-        {name: list(pairs[name]) for name in pairs.column_names},
-        queries=queries,
-        passages=passages,
-        candidates=read_candidates(run_file, qrels, passages, 200),
+    data = TrainingData(
+        training_pairs(qrels),
+        to_judgments(qrels),
+        queries,
+        passages,
+        read_candidates(run_file, qrels, passages, 200),
         n_negatives=2,
         seed=42,
-        epoch=0,
+        files={},
     )
+    columns = data.pairs[:]
     names = ("positive", "negative_1", "negative_2")
     groups = zip(columns["query"], *(columns[name] for name in names), strict=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -216,7 +217,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "/nowhere"}, "/nowhere is not a folder"),
+        ({"model": "/nowhere"}, "/nowhere: no such folder"),
         ({"negatives_run": "/nowhere"}, "cannot read /nowhere"),
         ({"batch_size": 25}, "has 24 rows to train on: too few"),
         ({"max_length": 65}, "max_length=65: expected 8 to 64"),

@@ -22,15 +22,16 @@ def texts(beir):
 
 def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts):
     model = models.load_retriever(model_folder, 8, 16).train()
-    found = samplers.encoder_candidates(model, *texts, depth=5)
+    found = samplers.encoder_candidates(model, *texts, depth=5).toarray()
     assert model.training
     model.eval()
     scores_NxN = model.encode_query(texts[0]) @ model.encode_document(texts[1]).T
     best_NxK = np.argsort(-scores_NxN, axis=1, kind="stable")[:, :5]
-    np.testing.assert_array_equal(found.passages_NxK, best_NxK)
-    expected_NxK = np.take_along_axis(scores_NxN, best_NxK, 1)
-    np.testing.assert_allclose(found.scores_NxK, expected_NxK, rtol=1e-5)
-    assert samplers.encoder_candidates(model, *texts, depth=100).passages_NxK.shape == (24, 24)
+    expected_NxN = np.zeros_like(scores_NxN)
+    np.put_along_axis(expected_NxN, best_NxK, np.take_along_axis(scores_NxN, best_NxK, 1), 1)
+    assert (found != 0).sum() == 24 * 5
+    np.testing.assert_allclose(found, expected_NxN, rtol=1e-5)
+    assert samplers.encoder_candidates(model, *texts, depth=100).nnz == 24 * 24
 
 
 def test_bm25s_candidates_are_its_run(texts):
@@ -38,11 +39,13 @@ def test_bm25s_candidates_are_its_run(texts):
     found = samplers.bm25_candidates(queries, [*texts[1], "another text"], depth=6)
     corpus = [Passage(f"p{i}", "", text) for i, text in enumerate([*texts[1], "another text"])]
     run = bm25_run(corpus, dict(enumerate(queries)), 6)
+    assert found.shape == (25, 25)
     for i, results in enumerate(run.values()):
-        known = found.passages_NxK[i] >= 0
-        assert [f"p{j}" for j in found.passages_NxK[i][known]] == list(results)
-        np.testing.assert_allclose(found.scores_NxK[i][known], list(results.values()))
-    assert (found.passages_NxK[-1] == -1).all()
+        row = slice(*found.indptr[i : i + 2])
+        assert [f"p{j}" for j in found.indices[row]] == list(results)
+        np.testing.assert_allclose(found.data[row], list(results.values()))
+    assert not run[24]
+    assert found.nnz > 24
 
 
 class Run:
@@ -78,12 +81,13 @@ def test_plans_follow_bm25_then_the_encoder_half_way(
 
     for step in (1, 2):
         run.step(step)
-    assert planner._pending is None
+    assert planner._latest.done()
+    assert [path.name for path in (tmp_path / "plans").iterdir()] == ["epoch-0000.npz"]
     run.step(3)
     half_way = samplers.encoder_candidates(model, *texts, 100)
     monkeypatch.setattr(samplers, "encoder_candidates", None)  # the end of the epoch is too late
     run.step(4, should_save=True)
-    assert planner._pending is None  # the plan was waited for
+    assert planner._latest.done()  # the plan was waited for
     expected = schedule.hard_plan(half_way, 4, epoch=1, **options)
     saved = schedule.load_plan(tmp_path / "plans" / "epoch-0001.npz")
     np.testing.assert_array_equal(saved, expected)
@@ -128,8 +132,7 @@ def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(model_folder, texts, tmp
     for epoch, plan in enumerate(plans):
         expected = schedule.hard_plan(bm25, 4, seed=3, epoch=epoch, conflicts=conflicts)
         np.testing.assert_array_equal(plan, expected)
-        deeper = samplers.Candidates(*(array for array in _bm25(*texts, 100)))
-        other = schedule.hard_plan(deeper, 4, seed=3, epoch=epoch, conflicts=conflicts)
+        other = schedule.hard_plan(_bm25(*texts, 100), 4, seed=3, epoch=epoch, conflicts=conflicts)
         assert not np.array_equal(plan, other)
 
 

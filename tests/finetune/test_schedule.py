@@ -10,26 +10,25 @@ from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import schedule
-from cocondenser_jax.finetune.schedule import Candidates
 
 
 def make_candidates(n, k, seed=0):
     rng = np.random.default_rng(seed)
     passages_NxK = np.array([rng.permutation(n)[:k] for _ in range(n)])
-    passages_NxK[rng.random((n, k)) < 0.2] = -1
+    known_NxK = rng.random((n, k)) >= 0.2
     # Whole numbers, so that sums are exact in any order, and so large that few tie.
-    return Candidates(passages_NxK, rng.integers(1, 1 << 20, (n, k)).astype(np.float32))
+    scores_NxK = rng.integers(1, 1 << 20, (n, k)).astype(np.float32)
+    cells = scores_NxK[known_NxK], (known_NxK.nonzero()[0], passages_NxK[known_NxK])
+    return scipy.sparse.csr_array(cells, shape=(n, n))
 
 
 def brute_h(candidates, batch):
     """The definition, with the scores' shift, over ordered pairs of a batch."""
     h = 0.0
     for i, j in itertools.permutations(batch, 2):
-        scores = {
-            int(p): float(s)
-            for p, s in zip(*(array[i] for array in candidates), strict=True)
-            if p >= 0
-        }
+        row = slice(*candidates.indptr[i : i + 2])
+        passages, scores = candidates.indices[row].tolist(), candidates.data[row].tolist()
+        scores = dict(zip(passages, scores, strict=True))
         h += scores[j] - min(scores.values()) if j in scores else 0
     return h
 
@@ -42,7 +41,7 @@ def test_hardness_is_the_sum_over_ordered_pairs():
 
 
 def test_scores_of_queries_without_candidates_are_empty():
-    nothing = Candidates(np.full((4, 2), -1), np.full((4, 2), np.nan))
+    nothing = scipy.sparse.csr_array((4, 4), dtype=np.float32)
     assert schedule.pair_scores(nothing).nnz == 0
     assert sorted(schedule.hard_plan(nothing, 2, seed=0).ravel().tolist()) == [0, 1, 2, 3]
 
@@ -138,7 +137,7 @@ def test_every_pair_once_and_groups_apart(data, sweeps):
 
 
 def plans(candidates, *arguments, **options):
-    yield schedule.random_plan(len(candidates.passages_NxK), *arguments, **options)
+    yield schedule.random_plan(candidates.shape[0], *arguments, **options)
     yield schedule.hard_plan(candidates, *arguments, **options)
 
 
@@ -163,7 +162,7 @@ def test_what_every_plan_keeps():
 
 
 def test_scores_that_are_not_finite_are_refused():
-    diverged = Candidates(np.array([[1], [0]]), np.array([[np.nan], [1.0]]))
+    diverged = scipy.sparse.csr_array([[0, np.nan], [1, 0]])
     with pytest.raises(UserError, match="finite"):
         schedule.hard_plan(diverged, 2, seed=0)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -13,12 +14,15 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import sample
+from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retrieval.search import open_index, search_run
 from configs import cross_encoder, sentences
 from configs import finetune as retriever
 
 CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder, "sentences": sentences}
 FOLDERS = {"retriever": "retriever", "cross_encoder": "cross_encoder", "sentences": "encoder"}
+RECORDED = []
 UNUSUAL = {
     "batch_size": 6,
     "epochs": 2,
@@ -30,6 +34,7 @@ UNUSUAL = {
     "log_every": 3,
     "checkpoint_every": 5,
     "loader_workers": 1,
+    "loggers": f"{__name__}:record",
 }
 # Of one task alone; 12 tokens are fewer than most texts have.
 OWN = {
@@ -37,6 +42,10 @@ OWN = {
     "cross_encoder": {"max_length": 12},
     "sentences": {"length": 12, "pooling": "mean", "train_rows": 24},
 }
+
+
+def record(step, values):
+    RECORDED.append({"step": step, **values})
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +113,7 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("retriever task", "retriever batch_size", "retriever epochs"),
                 pytest.mark.effect("retriever learning_rate", "retriever warmup_ratio"),
                 pytest.mark.effect("retriever weight_decay", "retriever precision"),
-                pytest.mark.effect("retriever seed", "retriever log_every"),
+                pytest.mark.effect("retriever seed", "retriever log_every", "retriever loggers"),
                 pytest.mark.effect("retriever checkpoint_every", "retriever loader_workers"),
                 pytest.mark.effect("retriever pooling", "retriever chunk_size"),
             ],
@@ -116,7 +125,11 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("cross_encoder epochs", "cross_encoder learning_rate"),
                 pytest.mark.effect("cross_encoder warmup_ratio", "cross_encoder weight_decay"),
                 pytest.mark.effect("cross_encoder precision", "cross_encoder seed"),
-                pytest.mark.effect("cross_encoder log_every", "cross_encoder checkpoint_every"),
+                pytest.mark.effect(
+                    "cross_encoder log_every",
+                    "cross_encoder loggers",
+                    "cross_encoder checkpoint_every",
+                ),
                 pytest.mark.effect("cross_encoder loader_workers"),
             ],
         ),
@@ -126,7 +139,7 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("sentences task", "sentences batch_size", "sentences epochs"),
                 pytest.mark.effect("sentences learning_rate", "sentences warmup_ratio"),
                 pytest.mark.effect("sentences weight_decay", "sentences precision"),
-                pytest.mark.effect("sentences seed", "sentences log_every"),
+                pytest.mark.effect("sentences seed", "sentences log_every", "sentences loggers"),
                 pytest.mark.effect("sentences checkpoint_every", "sentences loader_workers"),
                 pytest.mark.effect("sentences pooling", "sentences train_rows"),
             ],
@@ -144,8 +157,9 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
     assert order != other
 
     config.update(seed=7, loader_workers=0)
+    RECORDED.clear()
     dtypes, n_texts, saved = set(), set(), {}
-    on_save = trainer._Checkpoints.on_save
+    write_checksums = trainer.write_checksums
 
     def watch(module, arguments, output):
         if module.training and isinstance(module, torch.nn.Linear):
@@ -153,13 +167,13 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
         if module.training and isinstance(module, torch.nn.Embedding):
             n_texts.add(len(arguments[0]))
 
-    def read(self, args, state, control, **kwargs):
-        on_save(self, args, state, control, **kwargs)
-        path = tmp_path / "run" / "checkpoints" / f"checkpoint-{state.global_step}"
-        groups = torch.load(path / "optimizer.pt")["param_groups"]
-        saved[state.global_step] = {group["weight_decay"] for group in groups}
+    def read(folder):
+        write_checksums(folder)
+        groups = torch.load(folder / "optimizer.pt")["param_groups"]
+        step = int(folder.name.removeprefix("checkpoint-"))
+        saved[step] = {group["weight_decay"] for group in groups}
 
-    monkeypatch.setattr(trainer._Checkpoints, "on_save", read)
+    monkeypatch.setattr(trainer, "write_checksums", read)
     handle = torch.nn.modules.module.register_module_forward_hook(watch)
     try:
         result = finetune(config, tmp_path / "run")
@@ -167,6 +181,7 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
         handle.remove()
 
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == RECORDED
     # Two epochs of 24 rows; logged where it is saved, too. The first two steps warm up.
     assert [line["step"] for line in lines] == [3, 5, 6, 8]
     rates = [line["learning_rate"] for line in lines]
@@ -231,18 +246,50 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
         finetune(config, tmp_path / "strict")
 
 
+PROMPTS = {"query": "abc abc ", "document": "hhh "}
+PROMPT_SETTINGS = {"query_prompt": PROMPTS["query"], "passage_prompt": PROMPTS["document"]}
+
+
+@pytest.mark.effect("retriever query_prompt", "retriever passage_prompt")
 @pytest.mark.parametrize("task", ["retriever"])
-def test_the_prompts_of_a_model_stand_before_its_texts(
-    config, task, model_folder, monkeypatch, tmp_path
+@pytest.mark.parametrize(
+    ("of_folder", "settings"), [(PROMPTS, {}), (PROMPTS | {"query": "cccc "}, PROMPT_SETTINGS)]
+)
+def test_prompts_stand_before_the_texts(
+    config, task, model_folder, of_folder, settings, monkeypatch, tmp_path
 ):
-    model = load_retriever(model_folder)
-    prompts = {"query": "abc abc ", "document": "hhh "}
-    model.prompts.update(prompts)
+    model, prompts = load_retriever(model_folder), PROMPTS
+    model.prompts.update(of_folder)
     model.save_pretrained(str(tmp_path / "model"))
-    config.update(model=str(tmp_path / "model"), loader_workers=0, passage_length=30)
+    config.update(model=str(tmp_path / "model"), loader_workers=0, passage_length=30, **settings)
     config.pooling = ""  # the folder's own modules
     batch = next(iter(made_trainer(monkeypatch, config, tmp_path / "run").get_train_dataloader()))
     for column, task_name in (("query", "query"), ("positive", "document")):
         prompt = model.tokenizer(prompts[task_name])["input_ids"][:-1]
         begins = batch[f"{column}_input_ids"][:, : len(prompt)].tolist()
         assert begins == [prompt] * 6
+
+
+@pytest.mark.parametrize("task", ["retriever"])
+@pytest.mark.parametrize("two_towers", [False, True])
+def test_prompts_of_the_settings_are_used_wherever_the_retriever_is(
+    config, task, data, two_towers, tmp_path
+):
+    config.update(loader_workers=0, max_steps=1, pooling="", precision="float32")
+    config.update(two_towers=two_towers, **PROMPT_SETTINGS)
+    finetune(config, tmp_path / "run")
+    retriever = tmp_path / "run" / "retriever"
+    saved = json.loads((retriever / "config_sentence_transformers.json").read_text())
+    assert saved["prompts"] == PROMPTS
+    encode_corpus(retriever, data / "data", tmp_path / "embeddings")
+    model = SentenceTransformer(str(retriever), device="cpu")
+    texts = [PROMPTS["document"] + passage_text(p) for p in read_corpus(data / "data")]
+    expected_NxD = model.encode(texts, prompt="", task="document")
+    found_NxD = np.load(tmp_path / "embeddings" / "embeddings-00000.npy")
+    np.testing.assert_allclose(found_NxD, expected_NxD, atol=1e-5)
+    queries = read_queries(data / "data")
+    run = search_run(open_index(tmp_path / "embeddings", retriever), queries, depth=1)
+    texts = [PROMPTS["query"] + query for query in queries.values()]
+    scores_QxN = model.encode(texts, prompt="", task="query") @ expected_NxD.T
+    best = [score for results in run.values() for score in results.values()]
+    np.testing.assert_allclose(best, scores_QxN.max(axis=1), rtol=1e-4)

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from cocondenser_jax import files
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import LOCK
@@ -66,7 +67,7 @@ def test_a_second_process_is_refused(inputs, tmp_path, hold):
 def test_a_kill_before_the_settings_are_there_leaves_no_trace(inputs, monkeypatch, tmp_path):
     config = make_config(inputs)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "write_json", lambda path, value: kill())
+        patch.setattr(files, "write_json", lambda path, value: kill())
         with pytest.raises(Killed):
             finetune(config, tmp_path / "run")
     (tmp_path / "run").mkdir(exist_ok=True)

@@ -5,12 +5,12 @@ import functools
 import numpy as np
 import pytest
 import scipy.sparse
+from transformers import TrainerState
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.training_data import (
-    Judgments,
+    EachEpoch,
     TrainingData,
-    draw_negatives,
     fill_rows,
     sample,
     to_judgments,
@@ -32,6 +32,20 @@ def test_samples_grow_with_their_size_and_follow_the_seed():
             draw(n, 200, 3)
 
 
+def make_data(candidates=(), n_negatives=0, seed=0, judgments=None, passages=None):
+    qrels = {"q1": {"d30": 1}, "q2": {"d31": 1}}
+    return TrainingData(
+        training_pairs(qrels),
+        judgments or to_judgments(qrels),
+        {"q1": "one", "q2": "two"},
+        passages or {f"d{i}": f"text {i}" for i in range(50)},
+        dict(candidates),
+        n_negatives,
+        seed,
+        {},
+    )
+
+
 def test_no_epoch_makes_a_copy_of_the_collection():
     copies = []
 
@@ -40,15 +54,19 @@ def test_no_epoch_makes_a_copy_of_the_collection():
             copies.append(protocol)
             return super().__reduce_ex__(protocol)
 
-    pairs = training_pairs({"q1": {"d1": 1}})
-    epochs = functools.partial(
-        lambda rows, passages, epoch: {"epoch": [epoch]}, passages=Passages()
-    )
-    data = TrainingData(pairs, epochs, Judgments({}, {}, None), {}, Passages(), {})
-    for epoch in (0, 1):
-        draw_negatives(data, epoch)
-        assert data.pairs[:] == {"epoch": [epoch]}
+    data = make_data({"q1": ["d1", "d2"], "q2": ["d3"]}, 1, passages=Passages(d30="", d31=""))
+    for i in range(50):
+        data.passages[f"d{i}"] = str(i)
+    drawn = set()
+    for epoch in range(9):
+        EachEpoch(data).on_epoch_begin(None, TrainerState(epoch=epoch + 0.5), None)
+        drawn.add(data.pairs[0]["negative_1"])
+        assert data.pairs[0]["negative_1"] == fill_rows(data, IDS)["negative_1"][0]
+    assert drawn == {"1", "2"}
     assert not copies
+
+
+IDS = {"query_id": ["q1", "q2"], "positive_id": ["d30", "d31"]}
 
 
 def test_pairs_are_the_relevant_judgments():
@@ -56,55 +74,42 @@ def test_pairs_are_the_relevant_judgments():
     assert pairs.to_dict() == {"query_id": ["q1", "q1", "q2"], "positive_id": ["a", "c", "b"]}
 
 
-def fill(epoch, candidates, n_negatives, seed=0, judgments=None):
-    passages = {f"d{i}": f"text {i}" for i in range(50)}
-    return functools.partial(
-        fill_rows,
-        queries={"q1": "one", "q2": "two"},
-        passages=passages,
-        candidates=candidates,
-        n_negatives=n_negatives,
-        seed=seed,
-        epoch=epoch,
-        judgments=judgments,
-    )
-
-
 def test_negatives_are_drawn_anew_every_epoch_and_only_depend_on_the_row():
     candidates = {"q1": [f"d{i}" for i in range(10)], "q2": [f"d{i}" for i in range(10, 20)]}
-    both = {"query_id": ["q1", "q2"], "positive_id": ["d30", "d31"]}
-    epochs = []
-    for epoch in range(20):
-        filled = fill(epoch, candidates, 3)(both)
+    data, epochs = make_data(candidates, 3), []
+    first = fill_rows(data, IDS)
+    for data.epoch in range(20):
+        filled = fill_rows(data, IDS)
         assert filled["query"] == ["one", "two"]
         assert filled["positive"] == ["text 30", "text 31"]
-        alone = fill(epoch, candidates, 3)({"query_id": ["q2"], "positive_id": ["d31"]})
+        alone = fill_rows(data, {"query_id": ["q2"], "positive_id": ["d31"]})
         drawn = [filled[f"negative_{i}"] for i in (1, 2, 3)]
         assert [column[1] for column in drawn] == [alone[f"negative_{i}"][0] for i in (1, 2, 3)]
         epochs.append({column[0] for column in drawn})
         assert len(epochs[-1]) == 3
         assert epochs[-1] <= {f"text {i}" for i in range(10)}
     assert set.union(*epochs) == {f"text {i}" for i in range(10)}
-    assert fill(0, candidates, 3)(both) != fill(0, candidates, 3, seed=1)(both)
+    assert first == fill_rows(make_data(candidates, 3), IDS)
+    assert first != fill_rows(make_data(candidates, 3, seed=1), IDS)
 
 
 def test_few_candidates_come_twice():
-    filled = fill(0, {"q1": ["d1"]}, 4)({"query_id": ["q1"], "positive_id": ["d30"]})
+    data = make_data({"q1": ["d1"]}, 4)
+    filled = fill_rows(data, {"query_id": ["q1"], "positive_id": ["d30"]})
     assert {filled[f"negative_{i}"][0] for i in range(1, 5)} == {"text 1"}
 
 
 def test_rows_without_negatives():
-    filled = fill(0, {}, 0)({"query_id": ["q1"], "positive_id": ["d30"]})
-    assert filled == {"query": ["one"], "positive": ["text 30"]}
+    filled = fill_rows(make_data(), {"query_id": ["q1"], "positive_id": ["d30"]})
+    assert filled == {"query": ["one"], "positive": ["text 30"], "label": [[0, 1]]}
 
 
 def test_labels_lead_to_what_is_known():
     qrels = {"q1": {"d3": 1}, "q2": {"d5": 2, "d3": 1}}
     teacher = {"q1": {"d3": 4.0, "d6": -1.0}, "q2": {"d5": 3.0, "d7": 2.0}, "other": {"d9": 1.0}}
     judgments = to_judgments(qrels, teacher)
-    labels = fill(0, {"q1": ["d6", "d8"], "q2": ["d7"]}, 2, judgments=judgments)(
-        {"query_id": ["q2", "q1"], "positive_id": ["d3", "d3"]}
-    )["label"]
+    data = make_data({"q1": ["d6", "d8"], "q2": ["d7"]}, 2, judgments=judgments)
+    labels = fill_rows(data, {"query_id": ["q2", "q1"], "positive_id": ["d3", "d3"]})["label"]
     names = {number: passage for passage, number in judgments.passages.items()}
     assert [row[0] for row in labels] == [judgments.queries["q2"], judgments.queries["q1"]]
     assert [names[number] for number in labels[0][1:]] == ["d3", "d7", "d7"]

@@ -174,7 +174,7 @@ def test_dropout_does_not_depend_on_the_padding(batch, variables):
         ({"layer_norm_eps": 1 << 31}, "layer_norm_eps is 2147483648; expected"),
         ({"late_mlm": 1}, "late_mlm is 1; expected true or false"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
-        ({"model_type": "t5"}, "expected 'bert' or 'roberta'"),
+        ({"model_type": "t5"}, "expected bert or roberta or xlm-roberta or modernbert"),
     ],
 )
 def test_impossible_shapes_are_refused(change, message):

@@ -9,7 +9,7 @@ import pytest
 
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
 
 LENGTH, MASKED = 12, 3
 
@@ -28,13 +28,15 @@ def traced_flops(jaxpr: Any) -> int:
     return total
 
 
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
 @pytest.mark.parametrize("skip_from", [1, 3])
 @pytest.mark.parametrize("late_mlm", [True, False])
 @pytest.mark.parametrize("n_head_layers", [1, 2])
 def test_counts_the_products_that_are_computed(
-    skip_from: int, late_mlm: bool, n_head_layers: int
+    model_type: str, skip_from: int, late_mlm: bool, n_head_layers: int
 ) -> None:
     config = ModelConfig(
+        model_type=model_type,
         vocab_size=50,
         hidden_size=8,
         num_hidden_layers=3,
@@ -54,5 +56,20 @@ def test_counts_the_products_that_are_computed(
 
     whole = jax.make_jaxpr(model.apply)(variables, ids, mask, positions)
     assert traced_flops(whole.jaxpr) == forward_flops(config, LENGTH, MASKED)
+
+    def trained_flops(remat: bool) -> int:
+        def loss(variables: Any) -> jax.Array:
+            out = Condenser(config, remat=remat).apply(variables, ids, mask, positions)
+            return sum(jnp.sum(x) for x in jax.tree.leaves(out))
+
+        return traced_flops(jax.make_jaxpr(jax.grad(loss))(variables).jaxpr)
+
+    layers, direct = layers_flops(config, LENGTH, MASKED), trained_flops(remat=False)
+    assert direct == 3 * forward_flops(config, LENGTH, MASKED)
+    again = trained_flops(remat=True) - direct
+    if model_type == "bert":
+        assert again == layers
+    else:  # no gradient needs what the last product of a ModernBERT's layer gave
+        assert 0.8 * layers < again < layers
     alone = jax.make_jaxpr(lambda v: model.apply(v, ids, mask, method="encode"))(variables)
     assert traced_flops(alone.jaxpr) == encode_flops(config, LENGTH)

@@ -11,11 +11,15 @@ import optax
 import pytest
 import torch
 
+from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors
-from cocondenser_jax.convert.reference import open_reference
+from cocondenser_jax.convert.reference import TorchCondenser, open_reference
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.pretrain.optimizer import AdamW, make_optimizer
 
+# Far above what rounding leaves of a gradient that is zero, which AdamW would divide by itself.
+EPS = 1e-4
 DEPTHS = [(0, 2), (1, 1), (2, 2)]  # skip_from, n_head_layers; 2 is the last layer
 
 
@@ -72,14 +76,16 @@ def test_forward_equals_pytorch(research_folder, spans, skip_from, n_head_layers
     np.testing.assert_allclose(out.late_logits_BxMxV, theirs["late_logits"], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("skip_from", "n_head_layers"), [(1, 2), (2, 1)])
-def test_gradients_equal_pytorch(research_folder, spans, skip_from, n_head_layers):
+@pytest.mark.parametrize(("skip_from", "n_head_layers", "remat"), [(1, 2, False), (2, 1, True)])
+def test_gradients_and_a_step_of_adamw_equal_pytorch(
+    research_folder, spans, skip_from, n_head_layers, remat
+):
     """Of a loss with all three outputs, for every tensor, the tied word embeddings among them."""
     config, params = load(research_folder, skip_from, n_head_layers)
     labels_BxM = np.random.default_rng(5).integers(5, 80, spans[2].shape)
 
     def loss(params):
-        out = Condenser(config).apply({"params": params}, *spans)
+        out = Condenser(config, remat=remat).apply({"params": params}, *spans)
         cross_entropy = optax.losses.softmax_cross_entropy_with_integer_labels
         return (
             cross_entropy(out.head_logits_BxMxV, labels_BxM).mean()
@@ -98,11 +104,7 @@ def test_gradients_equal_pytorch(research_folder, spans, skip_from, n_head_layer
         + out["cls"].square().sum() / 100
     )
     their_value.backward()
-    theirs = {
-        name.removeprefix("lm."): parameter.grad.numpy()
-        for name, parameter in reference.named_parameters()
-        if parameter.grad is not None
-    }
+    theirs = reference.gradients()
 
     assert value == pytest.approx(their_value.item(), rel=1e-5)
     assert ours.keys() == theirs.keys()
@@ -112,3 +114,25 @@ def test_gradients_equal_pytorch(research_folder, spans, skip_from, n_head_layer
             continue
         error = np.linalg.norm(ours[name] - gradient) / np.linalg.norm(gradient)
         assert error <= 1e-4, f"{name}: relative error {error:.1e}"
+
+    steps = AdamW(**default.get_config().optimizer, n_steps=1)._replace(eps=EPS)
+    optimizer = make_optimizer(steps)
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
+    moved, ours = torch_step(reference), to_tensors(updates, config)
+    whole = np.linalg.norm([np.linalg.norm(x) for x in moved.values()])
+    for name, update in ours.items():
+        assert np.linalg.norm(update - moved[name]) <= 1e-4 * whole, name
+
+
+def torch_step(reference: TorchCondenser) -> dict[str, np.ndarray]:
+    """How far one step of AdamW, with clipping and decay as ours, moves each tensor."""
+    named = dict(reference.named_parameters(remove_duplicate=False))
+    before = {name: p.detach().clone() for name, p in named.items()}
+    groups = [
+        {"params": [p for p in reference.parameters() if p.ndim == 2], "weight_decay": 0.01},
+        {"params": [p for p in reference.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    assert torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0) > 1.0
+    torch.optim.AdamW(groups, lr=1e-4, eps=EPS).step()
+    moved = {name: (p.detach() - before[name]).numpy() for name, p in named.items()}
+    return {name.removeprefix("lm."): x for name, x in moved.items()}

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.configs import default
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 
@@ -25,7 +25,7 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
     (folder / "text.jsonl").write_text("".join(lines))
     (folder / "tokenizer").mkdir()
-    save_tokenizer(train_wordpiece(texts, 80), folder / "tokenizer")
+    save_tokenizer(train_tokenizer(texts, 80), folder / "tokenizer")
     build_store(
         str(folder / "text.jsonl"), str(folder / "tokenizer"), folder / "store", max_tokens=16
     )

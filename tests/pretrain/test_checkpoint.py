@@ -292,6 +292,22 @@ def test_another_experiment_is_refused_with_the_difference(
         checkpoint.open_run(tmp_path / "run", other, scratch_model(other.model, store), store)
 
 
+def test_a_run_knows_the_shares_of_its_stores_and_keeps_their_weights(
+    config: ConfigDict, tmp_path: Path
+) -> None:
+    folder, other = config.data.store, tmp_path / "other"
+    shutil.copytree(folder, other)
+    both = open_store(Path(f"{folder},3*{other}"))
+    model_config = scratch_model(config.model, both)
+    checkpoint.open_run(tmp_path / "run", config, model_config, both)
+    data = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
+    assert data["stores"] == [folder, str(other)]
+    assert (data["weights"], data["shares"]) == ([1, 3], [0.25, 0.75])
+    even = open_store(Path(f"{folder},{other}"))
+    with pytest.raises(UserError, match=r"data\.weights=\[1\.0, 3\.0\], now it is \[1\.0, 1\.0\]"):
+        checkpoint.open_run(tmp_path / "run", config, model_config, even)
+
+
 def test_other_data_are_refused_and_moved_data_are_not(config: ConfigDict, tmp_path: Path) -> None:
     store = open_store(Path(config.data.store))
     model_config = scratch_model(config.model, store)

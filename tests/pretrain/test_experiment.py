@@ -17,7 +17,7 @@ class MSMARCO:
     """As many documents of two spans as MS MARCO's document collection has documents."""
 
     documents_of_pairs = np.arange(3_213_835)
-    sources = (Source(1.0, 0, 3_213_835),)
+    sources = (Source(Path("marco"), 1.0, 0, 3_213_835),)
 
 
 def test_stage_two_on_ms_marco_has_the_papers_steps() -> None:

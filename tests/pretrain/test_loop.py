@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ UNUSUAL = {
         "mlm_reduction": "span_sum",
         "chunk_size": 2,
         "dtype": "float32",
+        "remat": True,
     },
     "optimizer": {
         "learning_rate": 1e-2,
@@ -69,7 +71,13 @@ UNUSUAL = {
     "checkpoint": {"every": 2, "keep": 3, "keep_every": 4},
     "probe": {"every": 0},
     "log_every": 4,
+    "loggers": f"{__name__}:record",
 }
+RECORDED: list[dict[str, float]] = []
+
+
+def record(step: int, values: Mapping[str, float]) -> None:
+    RECORDED.append({"step": step, **values})
 
 
 class Run(NamedTuple):
@@ -79,6 +87,7 @@ class Run(NamedTuple):
     config: ConfigDict
     dropped: set[tuple[int, float]]  # the axes of what went through dropout, and the rate
     chunks: set[tuple[int, int]]  # chunks of a device, spans of a chunk
+    recorded: list[dict[str, float]]  # what the logger got
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +96,7 @@ def unusual(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     config = default.get_config()
     config.update(UNUSUAL)
     config.data.store = str(store_folder)
-    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set())
+    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set(), [])
 
     def dropout(x: Any, rate: float, seeds: Any) -> Any:
         run.dropped.add((x.ndim, rate))
@@ -101,7 +110,9 @@ def unusual(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "dropout", dropout)
         patch.setattr(step_module, "loss_gradient", loss_gradient)
+        RECORDED.clear()
         train(config, run.workdir)
+    run.recorded.extend(RECORDED)
     return run
 
 
@@ -203,6 +214,7 @@ def torch_run(
 @pytest.mark.effect("pretrain optimizer.b1", "pretrain optimizer.b2", "pretrain optimizer.eps")
 @pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep")
 @pytest.mark.effect("pretrain checkpoint.keep_every", "pretrain log_every")
+@pytest.mark.effect("pretrain loggers")
 def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
     defaults = flatten(default.get_config())
@@ -218,6 +230,9 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     lines, expected = torch_run(open_reference(tmp_path / "model"), store)
 
     assert [line["step"] for line in logged(unusual.workdir)] == [4, 8, 9]
+    assert [json.dumps(line) for line in unusual.recorded] == (
+        (unusual.workdir / "metrics.jsonl").read_text().splitlines()
+    )
     for line in logged(unusual.workdir):
         assert line == pytest.approx(lines[int(line["step"]) - 1], rel=1e-3)
     trained = to_tensors(load_run(unusual.workdir)[1], model_config)

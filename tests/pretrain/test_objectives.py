@@ -1,5 +1,9 @@
 """The two losses against transcriptions of their formulas in NumPy, float64."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +14,10 @@ from cocondenser_jax.pretrain.objectives import (
     inverse_cloze_sum,
     masked_lm_sum,
 )
+
+
+def on_one_device(loss: Callable[[jax.Array, str], jax.Array], cls_SxD: Any) -> jax.Array:
+    return jax.vmap(lambda x: loss(x, "d"), axis_name="d")(cls_SxD[None])[0]
 
 
 def contrastive_by_the_formula(cls_SxD: np.ndarray) -> float:
@@ -28,7 +36,7 @@ def test_contrastive_loss_is_the_formula(squared_norm: float) -> None:
     cls = np.random.default_rng(0).normal(size=(12, 16))
     cls *= np.sqrt(squared_norm) / np.linalg.norm(cls, axis=1, keepdims=True)
     cls = cls.astype(np.float32)
-    ours = float(jax.jit(corpus_contrastive_sum)(cls))
+    ours = float(on_one_device(corpus_contrastive_sum, cls))
     assert ours == pytest.approx(contrastive_by_the_formula(cls), rel=2e-6)
 
 
@@ -41,7 +49,7 @@ def test_contrastive_loss_over_devices_is_that_of_one() -> None:
 
 def test_contrastive_gradient_over_devices_needs_no_scaling() -> None:
     cls = np.random.default_rng(2).normal(size=(32, 8)).astype(np.float32)
-    whole = jax.grad(corpus_contrastive_sum)(cls)
+    whole = jax.grad(functools.partial(on_one_device, corpus_contrastive_sum))(cls)
     per_device = jax.pmap(jax.grad(lambda x: corpus_contrastive_sum(x, "d")), axis_name="d")
     parts = per_device(cls.reshape(8, 4, 8)).reshape(32, 8)
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
@@ -56,7 +64,7 @@ def cloze_by_the_formula(cls_SxD: np.ndarray) -> float:
 def test_inverse_cloze_loss_is_the_formula() -> None:
     cls = np.random.default_rng(4).normal(size=(16, 5)).astype(np.float32)
     expected = cloze_by_the_formula(cls)
-    assert float(inverse_cloze_sum(cls)) == pytest.approx(expected, rel=2e-6)
+    assert float(on_one_device(inverse_cloze_sum, cls)) == pytest.approx(expected, rel=2e-6)
     per_device = jax.pmap(lambda x: inverse_cloze_sum(x, "d"), axis_name="d")
     assert float(per_device(cls.reshape(8, 2, 5)).sum()) == pytest.approx(expected, rel=1e-6)
 
@@ -87,7 +95,8 @@ def test_spans_without_masks_give_zero_and_no_nan() -> None:
 
 def test_all_products_of_the_contrastive_loss_are_in_full_precision() -> None:
     """Else a TPU multiplies bfloat16 numbers; no processor here would."""
-    program = jax.make_jaxpr(jax.value_and_grad(corpus_contrastive_sum))(jnp.ones((4, 3)))
+    loss = functools.partial(on_one_device, corpus_contrastive_sum)
+    program = jax.make_jaxpr(jax.value_and_grad(loss))(jnp.ones((4, 3)))
     found = [e.params["precision"] for e in program.eqns if e.primitive.name == "dot_general"]
     assert len(found) == 3  # the logits, and a gradient for each side of them
     assert set(found) == {(jax.lax.Precision.HIGHEST,) * 2}

@@ -9,26 +9,31 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus.batches import BatchSpec
+from cocondenser_jax.corpus.batches import BatchSpec, make_batch
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
 from cocondenser_jax.pretrain import plan as module
-from cocondenser_jax.pretrain.experiment import step_settings
+from cocondenser_jax.pretrain.compiled import (
+    Collective,
+    collectives,
+    estimated_cycles,
+    host_transfers,
+)
+from cocondenser_jax.pretrain.experiment import batch_spec, step_settings
 from cocondenser_jax.pretrain.plan import (
     CORES,
     GIB,
-    Collective,
     Core,
     _roofline,
     _Work,
     _work,
-    collectives,
-    host_transfers,
     largest_chunk,
     least_seconds,
     plan,
@@ -57,6 +62,61 @@ def test_transfers_to_the_host_are_found() -> None:
     assert host_transfers(f"{GATHER}\n{outfeed}\n{callback}") == 2
 
 
+def test_cycles_are_added_up_over_loops_branches_and_layers() -> None:
+    """As libtpu writes them: 100 once, 8 times 30, and in each of the eight one of two branches."""
+
+    def costs(n: int, path: str = "") -> str:
+        name = f' metadata={{op_name="jit(_fun)/while/body/{path}"}},' if path else ""
+        config = f'backend_config={{"window_config":{{"estimated_cycles":"{n}"}}}}'
+        return f"  %x.{n} = f32[2]{{0:T(256)}} fusion(%p), kind=kLoop, calls=%f,{name} {config}"
+
+    backward = "transpose(jvp(Condenser))/Condenser._backbone"
+    short = costs(7, "branch_0_fun/Condenser.encode/Condenser._backbone/embeddings/norm/mul")
+    text = "\n".join(
+        [
+            "HloModule jit__fun, entry_computation_layout={()->f32[2]{0}}",
+            "%short.1 (p: f32[2]) -> f32[2] {",
+            short,
+            "}",
+            "%full.1 (p: f32[2]) -> f32[2] {",
+            costs(20, f"{backward}/layers_0/layers_0._attend/key/dot_general"),
+            costs(21, f"{backward}/layers_11/layers_11._attend/key/add"),
+            costs(3, "jvp(Condenser)/head_1/mlp_norm/jit(_where)/select_n"),
+            "}",
+            "%body.1 (p: (s32[], f32[2])) -> (s32[], f32[2]) {",
+            "  %c.1 = f32[2]{0} conditional(%i, %p, %p), branch_computations={%short.1, %full.1}",
+            costs(30),
+            "}",
+            "%condition.1 (p: (s32[], f32[2])) -> pred[] {",
+            "  %constant.9 = s32[]{:T(256)} constant(8)",
+            "  ROOT %lt.1 = pred[] compare(%i, %constant.9), direction=LT",
+            "}",
+            "ENTRY %main.1_spmd (p: f32[2]) -> f32[2] {",
+            "  %while.1 = (s32[], f32[2]{0}) while(%t), condition=%condition.1, body=%body.1",
+            costs(100, "add"),
+            "}",
+        ]
+    )
+    rest = {"outside of the network": 100, "without a name": 8 * 30}
+    attend = {"gradient, layers/attend/key": 8 * 41, "forward, head/mlp_norm": 8 * 3}
+    assert estimated_cycles(text) == rest | attend
+    assert estimated_cycles(text, min) == rest | {"first pass, embeddings/norm": 8 * 7}
+
+
+def test_a_step_of_a_store_is_between_short_and_full(
+    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = {module.FULL: 20.0, module.SHORT: 10.0, "chunk size": 2, "cores": 8}
+    monkeypatch.setattr(module, "plan_step", lambda *arguments: dict(planned))
+    batch = make_batch(open_store(Path(config.data.store)), batch_spec(config), 0)
+    # Four spans on each of eight devices, sorted; those of up to 14 tokens are computed short.
+    tokens_8x4 = np.sort(np.sum(batch.attention_mask_SxL, axis=1).reshape(8, 4), axis=1)
+    is_full_8x2 = tokens_8x4[:, 1::2] > 14
+    assert 0 < is_full_8x2.mean() < 1
+    expected = 10 + 10 * is_full_8x2.mean()
+    assert plan(config, "v3-8")[module.AS_STORED] == pytest.approx(expected)
+
+
 def small_plan(tmp_path: Path, *overrides: str) -> dict[str, Any]:
     """Plans through the command line, in a process where XLA's optimisations are not turned off."""
     pytest.importorskip("libtpu")
@@ -80,6 +140,27 @@ def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path: Path
     assert exchanged["all-reduce f32"].startswith("2 (")
     assert planned["per step, transfers to or from the host"] == 0
     assert 0 < planned["memory, in all (GiB)"] < planned["memory of a core (GiB)"] == 16
+    # The compiler cannot be faster than the arithmetic, and ten operations are not all.
+    short, full = planned[module.SHORT], planned[module.FULL]
+    assert planned["roofline, arithmetic (ms)"] < short < full
+    of_compiler = [name for name in planned if name.startswith("by the compiler, ")]
+    assert len(of_compiler) == 12
+    assert 0.5 * full < sum(planned[name] for name in of_compiler[2:]) < full
+    assert "by the compiler, gradient, mlm/bmd,vd->bmv (ms)" in of_compiler
+
+
+@pytest.mark.parametrize(
+    ("model_type", "vocabulary"),
+    [("roberta", 50_265), ("xlm-roberta", 250_002), ("modernbert", 50_368)],
+)
+def test_other_backbones_have_their_vocabulary_and_compile(
+    tmp_path: Path, model_type: str, vocabulary: int
+) -> None:
+    network = f"--config.model.model_type={model_type}"
+    planned = small_plan(tmp_path, network, "--config.train.remat=true")
+    assert planned["fits"] == "yes"
+    words = 4 * vocabulary * 128 / GIB  # and the rest
+    assert words < planned["memory, parameters (GiB)"] < words + 0.01
 
 
 def test_a_batch_that_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -163,7 +244,8 @@ def test_memory_is_told_by_kind_and_adds_up(
 ) -> None:
     sizes = {"argument": 5, "output": 4, "alias": 3, "temp": 2, "generated_code": 0.5}
     analysis = SimpleNamespace(**{f"{k}_size_in_bytes": int(x * GIB) for k, x in sizes.items()})
-    compiled = SimpleNamespace(as_text=lambda: GATHER, memory_analysis=lambda: analysis)
+    text = f"ENTRY %main (p: f32[2]) -> f32[2] {{\n{GATHER}\n}}"
+    compiled = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: analysis)
     devices = [SimpleNamespace(process_index=i // 4, device_kind="TPU") for i in range(8)]
     monkeypatch.setattr(module, "_topology", lambda name: (CORES["v3"], devices))
     monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
@@ -186,6 +268,7 @@ def test_memory_is_told_by_kind_and_adds_up(
         "memory, program (GiB)": 0.5,
         "memory, in all (GiB)": 5 + (4 - 3) + 2 + 0.5,
         "memory of a core (GiB)": 16,
+        module.FULL: 0,
         "roofline, network (ms)": 1e3 * 4 * 512 * 256 * 7 / 8 / 164e9,
         module.WHOLE_RUN: planned["roofline, step (ms)"] / 1e3 * 6 / 3600,
     }
@@ -239,5 +322,11 @@ def test_the_work_of_a_step_grows_with_its_chunks() -> None:
     # Two bytes a number read forwards and backwards, thrice with the cache; a sum read and written.
     assert direct.traffic == n * (2 * 2 + 8 + 28)
     assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
+    again = _work(model, settings._replace(remat=True), 128, 32, n)
+    layers = layers_flops(model, 128, 26)
+    assert again.model_flops == cached.model_flops
+    assert again.computed_flops == cached.computed_flops + layers
+    assert again.traffic == n * (4 * (4 * 2 + 8) + 28)
+    assert forward_flops(model, 128, 26) - layers == 2 * 26 * 2 * 768 * (768 + 30522)
     alone = _work(model, settings._replace(objective="condenser"), 128, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,38 @@ get_config = lambda: ConfigDict(json.loads({!r}))
 # As a compilation does, the hash gives up the interpreter's lock and calls no handler.
 COMPILES = """
 import hashlib, logging
-from cocondenser_jax.pretrain.signals import postponed
+from cocondenser_jax.pretrain.signals import between_steps
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-with postponed() as is_to_stop:
+def run(is_to_stop):
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+between_steps(run)
 """
 
 
 @pytest.mark.parametrize("number", signals.HEARD)
 def test_a_signal_is_heard_and_handlers_come_back(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in signals.HEARD]
-    with signals.postponed() as is_to_stop:
-        assert not is_to_stop()
+
+    def run(is_to_stop: Callable[[int], bool]) -> None:
+        assert not is_to_stop(1)
         os.kill(os.getpid(), number)
-        assert is_to_stop()
+        while not is_to_stop(1):  # the main thread hears it
+            time.sleep(0.01)
+
+    signals.between_steps(run)
     assert [signal.getsignal(each) for each in signals.HEARD] == before
-    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_what_a_run_raises_is_raised_and_handlers_come_back() -> None:
+    before = [signal.getsignal(each) for each in signals.HEARD]
+
+    def run(is_to_stop: Callable[[int], bool]) -> None:
+        raise SystemExit(5)
+
+    with pytest.raises(SystemExit, match="5"):
+        signals.between_steps(run)
+    assert [signal.getsignal(each) for each in signals.HEARD] == before
 
 
 @pytest.mark.parametrize("number", signals.HEARD)
@@ -62,7 +77,7 @@ def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number: signal.Sign
 
 @pytest.mark.parametrize("number", signals.HEARD)
 def test_signals_during_a_step_are_answered_and_the_third_ends_it(number: signal.Signals) -> None:
-    program = COMPILES.replace('print("ready"', 'is_to_stop(); print("ready"')
+    program = COMPILES.replace('print("ready"', 'is_to_stop(1); print("ready"')
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", program], **pipes)
     assert process.stdout
@@ -80,11 +95,14 @@ def test_signals_during_a_step_are_answered_and_the_third_ends_it(number: signal
 
 
 def test_nohup_is_respected() -> None:
+    def ignore(is_to_stop: Callable[[int], bool]) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.1)
+        assert not is_to_stop(1)
+
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.postponed() as is_to_stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not is_to_stop()
+        signals.between_steps(ignore)
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -29,6 +29,8 @@ from cocondenser_jax.pretrain.step import (
     loss_and_gradient,
     mapped_step,
     place,
+    state_shapes,
+    train_step,
 )
 
 
@@ -52,7 +54,7 @@ def steps(
     model_config = scratch_model(network_sizes(config), store)
     settings = step_settings(config, config.train.steps)
     devices = jax.devices()[:n_devices]
-    train_step = mapped_step(model_config, settings, devices)
+    step_once = mapped_step(model_config, settings, devices)
     params = jax.tree.map(lambda x: factor * x, initial_params(model_config, config.seed))
     state = place(initial_state(params, settings.optimizer), devices)
     spec = batch_spec(config)
@@ -60,7 +62,7 @@ def steps(
     for step in range(n_steps):
         batch = make_batch(store, spec, step)
         batch.weights_SxM[:empty_spans] = 0.0
-        state, values = train_step(state, batch)
+        state, values = step_once(state, batch)
         metrics.append({name: float(value) for name, value in values.items()})
     state = jax.tree.map(np.asarray, state)
     moment = optax.tree_utils.tree_get(state.optimizer_state, "mu")
@@ -106,6 +108,20 @@ def test_two_passes_are_one_direct_pass(
     for chunk_size in chunk_sizes:
         cached = steps(changed(config, train__chunk_size=chunk_size), n_devices=1)
         assert_same(direct, cached)
+
+
+@pytest.mark.effect("pretrain train.remat")
+def test_layers_are_computed_again_where_the_settings_say_so(config: ConfigDict) -> None:
+    def program(config: ConfigDict) -> str:
+        model_config = scratch_model(network_sizes(config), open_store(Path(config.data.store)))
+        settings, spec = step_settings(config, 1), batch_spec(config)
+        batch = make_batch(open_store(Path(config.data.store)), spec, 0)
+        state = state_shapes(model_config, settings.optimizer)
+        step = functools.partial(train_step, model_config, settings)
+        return str(jax.make_jaxpr(step, axis_env=[(AXIS, 1)])(state, batch))
+
+    assert "prevent_cse" not in program(config)  # a parameter of jax.checkpoint
+    assert "prevent_cse" in program(changed(config, train__remat=True))
 
 
 @pytest.mark.parametrize(

@@ -250,9 +250,9 @@ def test_held_out_first_paragraphs_are_in_no_training_text(
 def test_called_again_it_trains_nothing(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(ladder, "build_store")
+    monkeypatch.setattr(ladder, "build_store", pytest.fail)
     for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):
-        monkeypatch.delattr(pipeline, name)
+        monkeypatch.setattr(pipeline, name, pytest.fail)
     # As a kill between these two would leave it.
     retriever = finished.workdir / "retriever"
     retriever.rename(finished.workdir / "finetuning" / "retriever")

@@ -55,7 +55,8 @@ def test_curves_and_facts_of_several_runs(runs: list[Path], tmp_path: Path) -> N
     titles = re.findall("<h3>(.*?)</h3>", page)
     pretraining = ["contrastive loss", "loss", "probe: partner mrr", "spans per second"]
     assert sorted(titles) == sorted([*pretraining, "loss", "pairs per second"])
-    legends = dict(zip(titles, re.findall('<ul class="legend">(.*?)</ul>', page), strict=True))
+    found = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
+    legends = dict(zip(titles, found, strict=True))
     values = re.findall(r"(\w+) <b>([\d.]+)</b>", legends["contrastive loss"])
     chance = f"{math.log(2 * 32 - 1):.4g}"
     assert values == [("first", "1.25"), ("second", "0.75"), ("chance", chance)]
@@ -66,10 +67,15 @@ def test_curves_and_facts_of_several_runs(runs: list[Path], tmp_path: Path) -> N
         "seed": "7",
         "data.store": "stores/mine",
         "data.batch_size": "32",
-        "text": "a&lt;b.txt: 9 documents, 20 spans, 999 tokens",
-        "data hash": "5a1e",
-        "network": "6 layers x 384, vocabulary 30,522",
-        "versions": "jax 0.10.2",
+        "data.source": "a&lt;b.txt",
+        "data.documents": "9",
+        "data.spans": "20",
+        "data.tokens": "999",
+        "data.sha256": "5a1e",
+        "model.num_hidden_layers": "6",
+        "model.hidden_size": "384",
+        "model.vocab_size": "30522",
+        "versions.jax": "0.10.2",
     }
     assert facts_of(page, "Fine-tuning: tuned") == {
         "seed": "42",

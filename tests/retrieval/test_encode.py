@@ -2,14 +2,17 @@
 
 import json
 import resource
+import shutil
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import LOCK
-from cocondenser_jax.retrieval import encode, models
+from cocondenser_jax.retrieval import encode, models, shards
 
 
 def vectors(folder):
@@ -38,6 +41,81 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
     assert manifest["model_sha256"] == models.model_sha256(model_folder)
     assert (manifest["dimension"], manifest["passages"], manifest["shards"]) == (32, 60, 3)
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
+
+
+def encode_on_machines(n, *arguments, **options):
+    return [encode.encode_corpus(*arguments, shard=(i, n), **options) for i in range(n)]
+
+
+def test_machines_share_a_corpus(model_folder, beir, tmp_path):
+    alone = encode.encode_corpus(model_folder, beir, tmp_path / "alone", shard_size=7)
+    # Whose model and corpus lie elsewhere.
+    copy = Path(shutil.copytree(model_folder, tmp_path / "copy"))
+    encode.encode_corpus(copy, beir / "corpus.jsonl", tmp_path / "out", shard_size=7, shard=(2, 4))
+    with pytest.raises(UserError, match="out lacks shard-00000-of-00004, shard-00001-of-00004, sh"):
+        shards.read_manifest(tmp_path / "out")
+    made = encode_on_machines(4, model_folder, beir, tmp_path / "out", shard_size=7)
+    assert {path.name: len(list(path.glob("*.npy"))) for path in (tmp_path / "out").iterdir()} == {
+        f"shard-{i:05d}-of-00004": n for i, n in enumerate((3, 2, 2, 2))
+    }
+    assert [m | {"model": alone["model"], "corpus": alone["corpus"]} for m in made] == [alone] * 4
+    both = [tmp_path / "alone", tmp_path / "out"]
+    manifests = [shards.read_manifest(folder) for folder in both]
+    assert manifests[0] == manifests[1]
+    (one_S, of_one), (four_S, of_four) = map(shards.open_shards, both, manifests)
+    np.testing.assert_array_equal(np.concatenate(four_S), np.concatenate(one_S))
+    assert [*shards.read_rows(of_four, range(60))] == [*shards.read_rows(of_one, range(60))]
+
+
+def test_a_machine_resumes_alone_and_others_do_not_fit_it(
+    model_folder, make_model, beir, tmp_path, hold
+):
+    out = tmp_path / "out"
+    encode_on_machines(3, model_folder, beir, out, shard_size=20)
+    vectors_file = out / "shard-00001-of-00003" / "embeddings-00001.npy"
+    before = vectors_file.read_bytes()
+    vectors_file.write_bytes(before[:-4])
+    with pytest.raises(UserError, match=f"{vectors_file} is missing or damaged"):
+        shards.open_shards(out, shards.read_manifest(out))
+    hold(out / "shard-00000-of-00003")  # another machine at work is in nobody's way
+    encode.encode_corpus(model_folder, beir, out, shard_size=20, shard=(1, 3))
+    assert vectors_file.read_bytes() == before
+    (out / "shard-00002-of-00003" / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"shard-00002-of-00003 holds no manifest\.json"):
+        shards.read_manifest(out)
+    shutil.rmtree(out / "shard-00002-of-00003")
+    encode.encode_corpus(make_model(seed=1), beir, out, shard_size=20, shard=(2, 3))
+    with pytest.raises(UserError, match=r"2-of-00003 differs from .+ in its model_sha256"):
+        shards.read_manifest(out)
+    encode.encode_corpus(model_folder, beir, out, shard_size=20, shard=(0, 2))
+    with pytest.raises(UserError, match="out also holds shard-00000-of-00002, from a different"):
+        shards.read_manifest(out)
+    with pytest.raises(UserError, match="shard 2/2: expected i/n with 0 <= i < n"):
+        encode.encode_corpus(model_folder, beir, out, shard=(2, 2))
+    with pytest.raises(UserError, match="out already exists"):
+        encode.encode_corpus(model_folder, beir, out)
+    encode.encode_corpus(model_folder, beir, tmp_path / "alone")
+    with pytest.raises(UserError, match="alone holds the embeddings of one machine"):
+        encode.encode_corpus(model_folder, beir, tmp_path / "alone", shard=(0, 2))
+
+
+def test_a_machine_without_a_shard_and_the_vectors_of_each_for_a_database(
+    model_folder, beir, tmp_path
+):
+    for i in range(3):
+        encode.encode_corpus(
+            model_folder,
+            beir,
+            tmp_path / "out",
+            shard=(i, 3),
+            shard_size=40,
+            parquet=tmp_path / f"{i}.parquet",
+        )
+    names = [pyarrow.parquet.read_table(tmp_path / f"{i}.parquet")["id"] for i in range(3)]
+    passages = [passage.id for passage in read_corpus(beir)]
+    assert [column.to_pylist() for column in names] == [passages[:40], passages[40:], []]
+    manifest = shards.read_manifest(tmp_path / "out")
+    assert [len(part) for part in shards.open_shards(tmp_path / "out", manifest)[0]] == [40, 20]
 
 
 def test_half_precision_on_disk(model_folder, beir, tmp_path):
@@ -192,10 +270,10 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
 def test_bad_input_leaves_nothing(model_folder, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"_id": "d1", "text": "x"}\n{"_id": \n')
-    with pytest.raises(UserError, match=r"corpus\.jsonl:2: not valid JSON"):
+    with pytest.raises(UserError, match=r"corpus\.jsonl:2 is not valid JSON"):
         encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=1)
     corpus.write_text('{"_id": "d1", "text": "x"}\n')
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="none: no such folder"):
         encode.encode_corpus(tmp_path / "none", corpus, tmp_path / "out")
     for size in (0, 99999999999999999999):
         with pytest.raises(UserError, match=f"shard_size={size}: expected 1 to 10,000,000"):

@@ -94,7 +94,7 @@ def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder,
 
 
 def test_folders_that_are_no_model(model_folder, tmp_path):
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="none: no such folder"):
         models.load_retriever(tmp_path / "none")
     with pytest.raises(UserError, match=r"holds no config\.json"):
         models.load_retriever(tmp_path)
@@ -243,7 +243,7 @@ def test_folders_that_are_no_cross_encoder(model_folder, cross_encoder_folder, t
         UserError, match=r"is not a cross-encoder: expected .*configs/cross_encoder"
     ):
         models.load_cross_encoder(model_folder)
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="none: no such folder"):
         models.load_cross_encoder(tmp_path / "none")
     # What its config.json calls a cross-encoder, but its weights have no head.
     folder = tmp_path / "headless"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModel
 
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_wordpiece
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from tests.tpu_scripts.cloud import SCRIPTS, Cloud, set_up
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
@@ -110,7 +110,7 @@ def write_text(folder: Path) -> None:
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
     (folder / "my articles.jsonl").write_text("".join(lines))
     (folder / "a tokenizer").mkdir()
-    save_tokenizer(train_wordpiece(texts, 80), folder / "a tokenizer")
+    save_tokenizer(train_tokenizer(texts, 80), folder / "a tokenizer")
 
 
 TINY = (

@@ -1,0 +1,52 @@
+"""Models of the Hugging Face hub, by their names."""
+
+import re
+from pathlib import Path
+
+from cocondenser_jax.errors import UserError, first_line
+
+_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# Beside the weights; [0-9]_*: sentence-transformers' modules.
+_FILES = "*.json", "*.txt", "*.model", "[0-9]_*", "condenser_head.safetensors", "model.pt"
+
+
+def find_folder(name_or_folder: str | Path) -> Path:
+    """Returns the local folder, downloading a model of the hub, as a whole, once."""
+    path, name = Path(name_or_folder), str(name_or_folder)
+    if path.is_dir():
+        return path
+    if path.exists() or not _NAME.fullmatch(name):
+        raise UserError(f"{name}: no such folder, and not the name of a model on the hub")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        # Many models are published in both formats; the second one is twice the download.
+        for weights in ("model*.safetensors", "pytorch_model*.bin"):
+            patterns = [*_FILES, weights, f"*_0_Transformer/{weights}"]  # of one tower or of two
+            folder = Path(snapshot_download(name, allow_patterns=patterns))
+            if any(folder.rglob("model*.safetensors")):
+                break
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise UserError(
+            f"{name}: no such folder, and the model cannot be had from the hub: {first_line(error)}"
+        ) from error
+    return folder
+
+
+def push_folder(folder: Path, name: str) -> None:
+    """Uploads a folder, with its model card, as a model of the hub; makes that if there is none.
+
+    The hub knows who does it by the environment variable HF_TOKEN or `hf auth login`.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        repo = api.create_repo(name, exist_ok=True).repo_id  # with the user's name before it
+        api.upload_folder(repo_id=repo, folder_path=folder)
+    except Exception as error:  # the library passes on whatever the network raised
+        raise UserError(
+            f"{folder} is complete, but cannot be pushed to {name}: {first_line(error)}; try again"
+            f" with hf upload NAME {folder}"
+        ) from error

@@ -1,0 +1,74 @@
+"""Vectors that Flax computes beside those of PyTorch: every family, both poolings, two towers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.retrieval.models import load_retriever
+
+WORDS = "the span of a document is close to another early layers know words search".split()
+N_PASSAGES = 37
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Passages of 1 to 40 words: several lengths, some longer than a model takes."""
+    rng = np.random.default_rng(0)
+    file = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    texts = (" ".join(rng.choice(WORDS, rng.integers(1, 41))) for _ in range(N_PASSAGES))
+    rows = ({"_id": str(i), "title": "", "text": text} for i, text in enumerate(texts))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def encoded(model: Path, corpus: Path, out: Path, *flags: str) -> np.ndarray:
+    command = ["encode", f"--model={model}", f"--corpus={corpus}", f"--out={out}"]
+    assert main([*command, "--batch_size=11", "--shard_size=20", *flags]) == 0
+    return np.concatenate([np.load(path) for path in sorted(out.glob("embeddings-*.npy"))])
+
+
+@pytest.mark.effect("encode --backend")
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_flax_gives_the_vectors_of_pytorch(
+    research_folder: Path, corpus: Path, tmp_path: Path, pooling: str
+) -> None:
+    flags = (f"--pooling={pooling}",)
+    theirs = encoded(research_folder, corpus, tmp_path / "torch", *flags)
+    ours = encoded(research_folder, corpus, tmp_path / "jax", *flags, "--backend=jax")
+    assert ours.shape == theirs.shape == (N_PASSAGES, 32)
+    assert np.abs(theirs).max() > 0.5
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    assert not np.array_equal(ours, theirs)  # another program computed them
+
+
+def test_both_towers_are_computed(research_folders: dict[str, Path], tmp_path: Path) -> None:
+    config, params = load_folder(str(research_folders["bert"]))
+    export_folder(params, config, research_folders["bert"], tmp_path / "one", {})
+    two = load_retriever(tmp_path / "one", two_towers=True)
+    two.save_pretrained(str(tmp_path / "two"))
+    expected = load_retriever(tmp_path / "two").encode_query(["early layers"])
+    from cocondenser_jax.flax_encoder import run_in_flax
+
+    model = load_retriever(tmp_path / "two")
+    run_in_flax(model, tmp_path / "two", batch_size=3)
+    np.testing.assert_allclose(model.encode_query(["early layers"]), expected, rtol=0, atol=1e-4)
+
+
+def test_another_pooling_is_refused(
+    research_folders: dict[str, Path], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    config, params = load_folder(str(research_folders["bert"]))
+    folder = tmp_path / "model"
+    export_folder(params, config, research_folders["bert"], folder, {})
+    pooling = folder / "1_Pooling" / "config.json"
+    modes = json.loads(pooling.read_text())
+    modes |= {"pooling_mode_cls_token": False, "pooling_mode_max_tokens": True}
+    pooling.write_text(json.dumps(modes))
+    command = ["encode", f"--model={folder}", f"--corpus={corpus}", f"--out={tmp_path}/out"]
+    assert main([*command, "--backend=jax"]) == 2
+    assert f"{folder} pools by max: with jax, expected cls or mean" in capsys.readouterr().err

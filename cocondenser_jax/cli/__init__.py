@@ -1,9 +1,12 @@
 """`cocondenser <command>`: parses the command line, calls one function, prints.
 
-Each module declares some commands: their flags, and beside them the call. Commands import the
-libraries they need when they run, so that `--help` and user errors are fast.
+A command is one function in two halves. The first adds its flags to a parser, and yields an example
+for the end of `--help`. There the arguments are sent to the second, which does the work and returns
+the exit status, None for 0. The function's docstring is the help. Libraries are imported in the
+second half, so that `--help` and user errors are fast.
 """
 
+import argparse
 import contextlib
 import errno
 import io
@@ -14,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 from cocondenser_jax import __version__
 from cocondenser_jax.cli import evaluation, quickstart, retrieval, training
@@ -27,6 +31,18 @@ _QUIET = "datasets faiss httpx jax orbax sentence_transformers".split()
 _FIXABLE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EMFILE),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+}
+
+# In the order of --help; analyze_attention is `analyze attention`.
+_COMMANDS = {
+    quickstart: "quickstart adapt report reproduce",
+    training: "vocabulary corpus pretrain plan convert verify_checkpoint verify_store finetune",
+    retrieval: "encode index search retrieve bm25 fuse rerank mine",
+    evaluation: "evaluate analyze_attention analyze_neighbourhood",
+}
+_GROUPS = {
+    "verify": "Check a checkpoint or a token store.",
+    "analyze": "Plot what models attend to, and how two runs agree.",
 }
 
 
@@ -69,7 +85,11 @@ def _run(argv: Sequence[str]) -> int:
         if rest and not hasattr(arguments, "config"):
             raise UserError(f"unknown argument {rest[0]!r} (see {arguments.prog} --help)")
         arguments.overrides = rest
-        status = int(arguments.call(arguments) or 0)
+        status = 0
+        try:
+            arguments.command.send(arguments)
+        except StopIteration as end:
+            status = end.value or 0
         sys.stdout.flush()  # here, where a full device can still be reported
         return status
 
@@ -119,7 +139,21 @@ def _make_parser() -> Parser:
         description="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for module in (quickstart, training, retrieval, evaluation):
-        module.add_commands(commands)
+    groups = {"": parser.add_subparsers(required=True, metavar="COMMAND")}
+    for module, functions in _COMMANDS.items():
+        for function in functions.split():
+            group, _, name = function.rpartition("_")
+            if group not in groups:
+                added = groups[""].add_parser(group, **_about(_GROUPS[group]))
+                groups[group] = added.add_subparsers(required=True, metavar="WHAT")
+            declare = getattr(module, function)
+            added = groups[group].add_parser(name, **_about(declare.__doc__))
+            command = declare(added)
+            added.epilog = f"example:\n  %(prog)s {next(command)}"
+            added.set_defaults(command=command, prog=added.prog)
     return parser
+
+
+def _about(does: str) -> dict[str, Any]:
+    plain = argparse.RawDescriptionHelpFormatter
+    return {"help": does, "description": does, "allow_abbrev": False, "formatter_class": plain}

@@ -8,10 +8,8 @@ from typing import Any
 
 from cocondenser_jax.cli.flags import (
     Arguments,
-    Commands,
+    Command,
     Parser,
-    add_command,
-    add_command_group,
     at_least,
     chosen,
     print_metrics,
@@ -27,18 +25,8 @@ _TOP_K = "1,5,20,100"
 _PRINTED_DEPTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-def add_commands(commands: Commands) -> None:
-    """Adds them to the command line."""
-    _add_evaluate(commands)
-    does = "Plot what models attend to, and how two runs agree."
-    group = add_command_group(commands, "analyze", does)
-    _add_attention(group)
-    _add_neighbourhood(group)
-
-
-def _add_evaluate(commands: Commands) -> None:
-    example = "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv"
-    command = add_command(commands, _evaluate, example)
+def evaluate(command: Parser) -> Command:
+    """Compute the metrics of a run, by judgments or by answers, or of a sentence encoder."""
     run = command.add_mutually_exclusive_group(required=True)
     run.add_argument("--run", type=Path, help="TREC run")
     model = "with --sts or --triplets: the encoder, a folder or hub name"
@@ -64,18 +52,22 @@ def _add_evaluate(commands: Commands) -> None:
     other = "another TREC run: print both, p-values of two paired tests, and queries better, worse"
     command.path("--compare_with", other, required=False, metavar="RUN")
     command.add_json_out()
+    arguments = yield "--run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv"
 
-
-def _evaluate(arguments: Arguments) -> None:
-    """Compute the metrics of a run, by judgments or by answers, or of a sentence encoder."""
     if bool(arguments.model) != bool(arguments.sts or arguments.triplets):
         raise UserError("--model goes with --sts or --triplets, --run with --qrels or --answers")
     if arguments.answers and arguments.corpus is None:
         raise UserError("--answers needs --corpus, the passages to look for them in")
-    answers = dict.fromkeys(("corpus", "regex", "top_k"), "answers")
-    require_together(arguments, measures="qrels", **answers, compare_with="run", pooling="model")
+    require_together(arguments, measures="qrels", corpus="answers", regex="answers")
+    require_together(arguments, top_k="answers", compare_with="run", pooling="model")
     if arguments.model:
-        print_metrics(_evaluate_sentences(arguments), arguments.json_out)
+        from cocondenser_jax.evaluation.sentences import evaluate_scored_pairs, evaluate_triplets
+        from cocondenser_jax.retrieval.encode import encode_sentences
+
+        encode = partial(encode_sentences, folder=arguments.model, pooling=arguments.pooling)
+        evaluate = evaluate_triplets if arguments.triplets else evaluate_scored_pairs
+        metrics = evaluate(arguments.triplets or arguments.sts, encode)
+        print_metrics(metrics, arguments.json_out)
         return
     metrics, *others = _evaluate_runs(arguments)
     result: dict[str, Any] = dict(metrics)
@@ -107,15 +99,6 @@ def _evaluate_runs(arguments: Arguments) -> list[Any]:
     return [evaluate_run(qrels, run, measures) for run in runs]
 
 
-def _evaluate_sentences(arguments: Arguments) -> dict[str, float]:
-    from cocondenser_jax.evaluation.sentences import evaluate_scored_pairs, evaluate_triplets
-    from cocondenser_jax.retrieval.encode import encode_sentences
-
-    encode = partial(encode_sentences, folder=arguments.model, pooling=arguments.pooling)
-    evaluate = evaluate_triplets if arguments.triplets else evaluate_scored_pairs
-    return evaluate(arguments.triplets or arguments.sts, encode)
-
-
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
@@ -126,26 +109,21 @@ def _print_comparisons(comparisons: Mapping[str, Mapping[str, Any]]) -> None:
     print_table(head, [(name, *map(format, r.values(), forms)) for name, r in comparisons.items()])
 
 
-def _add_attention(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _attention,
-        "--model=runs/condenser.model --model=runs/cocondenser.model --texts=data/msmarco"
-        " --out=attention.png",
-    )
+def analyze_attention(command: Parser) -> Command:
+    """Plot how broad the attention of CLS is in each layer: its entropy, for several models."""
     model = "as convert and finetune write it, or a hub name, a line per tower; may be repeated"
     command.path("--model", model, metavar="FOLDER", action="append")
     texts = "a data folder, its file of passages, or a .txt of one text per line (also compressed)"
     command.path("--texts", texts)
-    n_texts = "drawn at random; all where there are fewer"
-    command.flag("--n_texts", n_texts, 1_000, type=at_least(1))
+    command.flag("--n_texts", "drawn at random; all where there are fewer", 1_000, type=at_least(1))
     command.flag("--seed", "of the draw", 0, type=at_least(0))
     command.flag("--passage_length", "tokens kept of a text", 128)
     _add_outputs(command)
+    arguments = yield (
+        "--model=runs/condenser.model --model=runs/cocondenser.model --texts=data/msmarco"
+        " --out=attention.png"
+    )
 
-
-def _attention(arguments: Arguments) -> None:
-    """Plot how broad the attention of CLS is in each layer: its entropy, for several models."""
     from cocondenser_jax.analysis.attention import compare_models
 
     options = chosen(arguments, "n_texts seed passage_length")
@@ -156,24 +134,19 @@ def _attention(arguments: Arguments) -> None:
     _write(arguments, result, panel)
 
 
-def _add_neighbourhood(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _neighbourhood,
-        "--stage1=runs/bm25.trec --stage1=runs/round1.trec --stage2=runs/round2.trec --n=10,50"
-        " --out=neighbourhood.png",
-    )
+def analyze_neighbourhood(command: Parser) -> Command:
+    """Plot how much of the top n of a run lies in the top k of others, by k."""
     stage1 = "TREC run to read to depth k; may be repeated"
     command.path("--stage1", stage1, metavar="RUN", action="append")
-    stage2 = "TREC run whose top n are each query's neighbourhood"
-    command.path("--stage2", stage2, metavar="RUN")
+    command.path("--stage2", "TREC run whose top n are each query's neighbourhood", metavar="RUN")
     n = "sizes of the neighbourhood, separated by commas (default: 10)"
     command.add_argument("--n", type=whole_numbers, default=[10], help=n)
     _add_outputs(command)
+    arguments = yield (
+        "--stage1=runs/bm25.trec --stage1=runs/round1.trec --stage2=runs/round2.trec --n=10,50"
+        " --out=neighbourhood.png"
+    )
 
-
-def _neighbourhood(arguments: Arguments) -> None:
-    """Plot how much of the top n of a run lies in the top k of others, by k."""
     from cocondenser_jax.analysis.neighbourhood import compare_runs
 
     result, panel = compare_runs(arguments.stage1, arguments.stage2, arguments.n)

@@ -1,9 +1,9 @@
-"""What the commands share: how one is declared, common flags, how results are printed."""
+"""What the commands share: their type, common flags, how results are printed."""
 
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,7 +11,9 @@ from cocondenser_jax.errors import UserError, first_words, visible
 from cocondenser_jax.files import write_json
 
 Arguments = argparse.Namespace
-Commands = Any  # what argparse's add_subparsers returns, of a type that it keeps to itself
+# A command: adds its flags, yields an example for its help, gets their values, and does its work.
+Command = Generator[str, Arguments, None]
+StatusCommand = Generator[str, Arguments, int]  # the same, with an exit status other than 0
 
 
 class LogFormatter(logging.Formatter):
@@ -55,32 +57,6 @@ class Parser(argparse.ArgumentParser):
         super().exit(status, message)
 
 
-def add_command(
-    commands: Commands, call: Callable[[Arguments], int | None], example: str
-) -> Parser:
-    """Declares a command, and returns its parser, to add its flags to.
-
-    The last word of the name of `call` is the command's name, its docstring the help, and what it
-    returns the exit status, None for 0. The help ends with the example, some arguments.
-    """
-    added: Parser = commands.add_parser(
-        call.__name__.rpartition("_")[2],
-        help=call.__doc__,
-        description=call.__doc__,
-        epilog=f"example:\n  %(prog)s {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    added.set_defaults(call=call, prog=added.prog)
-    return added
-
-
-def add_command_group(commands: Commands, name: str, does: str) -> Commands:
-    """Declares a command with subcommands, and returns what `add_command` adds them to."""
-    group = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
-    return group.add_subparsers(required=True, metavar="WHAT", parser_class=Parser)
-
-
 def at_least(least: int) -> Callable[[str], int]:
     """Returns a flag's type: a whole number from `least`."""
 
@@ -118,14 +94,11 @@ def chosen(arguments: Arguments, names: str) -> dict[str, Any]:
 
 def require_together(arguments: Arguments, **needed: str) -> None:
     """Raises a UserError for a flag that is given without the one it goes with: {flag: other}."""
+    flags = vars(arguments).items()
+    given = {flag for flag, value in flags if value is not None and value is not False}
     for flag, other in needed.items():
-        if _is_given(arguments, flag) and not _is_given(arguments, other):
+        if flag in given and other not in given:
             raise UserError(f"--{flag} goes with --{other}")
-
-
-def _is_given(arguments: Arguments, flag: str) -> bool:
-    value = getattr(arguments, flag)
-    return value is not None and value is not False
 
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:

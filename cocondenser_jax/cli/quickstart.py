@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.cli.flags import (
-    Arguments,
-    Commands,
-    add_command,
+    Command,
+    Parser,
     chosen,
     print_search,
     print_table,
@@ -19,27 +18,18 @@ from cocondenser_jax.errors import UserError, find, visible
 from cocondenser_jax.files import write_json
 
 
-def add_commands(commands: Commands) -> None:
-    """Adds them to the command line."""
-    for add in (_add_quickstart, _add_adapt, _add_report, _add_reproduce):
-        add(commands)
-
-
-def _add_quickstart(commands: Commands) -> None:
-    command = add_command(commands, _quickstart, "--workdir=runs/quickstart")
-    command.path("--workdir", "the folder to work in")
-
-
-def _quickstart(arguments: Arguments) -> None:
+def quickstart(command: Parser) -> Command:
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
+    command.path("--workdir", "the folder to work in")
+    arguments = yield "--workdir=runs/quickstart"
+
     from cocondenser_jax.quickstart.ladder import quickstart
 
     _print_outcome(quickstart(arguments.workdir))
 
 
-def _add_adapt(commands: Commands) -> None:
-    example = "--corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data"
-    command = add_command(commands, _adapt, example)
+def adapt(command: Parser) -> Command:
+    """Pre-train a model on your documents, and say whether it paid; resumes."""
     command.flag("--corpus", "your documents: whatever corpus --source takes", required=True)
     command.flag("--model", "to adapt (docs/backbones.md): a folder or hub name", required=True)
     command.path("--workdir", "the folder to work in")
@@ -49,14 +39,12 @@ def _add_adapt(commands: Commands) -> None:
     )
     command.path("--data", data, required=False)
     command.set_defaults(config=None)  # --config.KEY=VALUE may follow
+    example = "--corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data"
+    arguments = yield example
 
-
-def _adapt(arguments: Arguments) -> None:
-    """Pre-train a model on your documents, and say whether it paid; resumes."""
     from cocondenser_jax.quickstart.adapt import adapt
 
-    options = chosen(arguments, "workdir corpus model data overrides")
-    _print_outcome(adapt(**options))
+    _print_outcome(adapt(**chosen(arguments, "workdir corpus model data overrides")))
 
 
 def _print_outcome(outcome: Any) -> None:
@@ -75,37 +63,32 @@ def _print_outcome(outcome: Any) -> None:
     print(f"search for yourself:\n  {visible(outcome.search_command)}")
 
 
-def _add_report(commands: Commands) -> None:
-    command = add_command(commands, _report, "--workdir=runs/condenser --workdir=runs/cocondenser")
+def report(command: Parser) -> Command:
+    """Show what runs logged, their settings, data and versions, on one HTML page."""
     workdir = "a run folder of pretrain or finetune; may be repeated"
     command.path("--workdir", workdir, action="append")
     command.flag("--out", "the page", Path("report.html"))
+    arguments = yield "--workdir=runs/condenser --workdir=runs/cocondenser"
 
-
-def _report(arguments: Arguments) -> None:
-    """Show what runs logged, their settings, data and versions, on one HTML page."""
     from cocondenser_jax.quickstart.report import write_run_report
 
     write_run_report(arguments.workdir, arguments.out)
     print(visible(str(arguments.out)))
 
 
-def _add_reproduce(commands: Commands) -> None:
-    command = add_command(commands, _reproduce, "--dry_run co/table1 --row=cocondenser")
+def reproduce(command: Parser) -> Command:
+    """Repeat a table of the papers, or a row of it, and compare with the published figures."""
     command.add_argument("table", nargs="?", help="such as co/table1")
     command.add_argument("--list", action="store_true", help="print the tables and their rows")
     row = "of the table; may be repeated (default: all rows)"
     command.add_argument("--row", action="append", default=[], help=row)
     dry_run = "print the commands, the data and estimated hours, and run nothing"
     command.add_argument("--dry_run", action="store_true", help=dry_run)
-    workdir = "what is made; what is there is not made again"
-    command.flag("--workdir", workdir, Path("runs/papers"))
+    command.flag("--workdir", "what is made; what is there is not made again", Path("runs/papers"))
     command.flag("--data", "the folder of the data that --dry_run names", Path("data"))
     command.add_json_out()
+    arguments = yield "--dry_run co/table1 --row=cocondenser"
 
-
-def _reproduce(arguments: Arguments) -> None:
-    """Repeat a table of the papers, or a row of it, and compare with the published figures."""
     from cocondenser_jax import reproduce
 
     tables, _ = reproduce.load_manifest()

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
-    Arguments,
-    Commands,
+    Command,
     Parser,
-    add_command,
     chosen,
     numbers,
     part,
@@ -20,17 +18,8 @@ from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import write_json
 
 
-def add_commands(commands: Commands) -> None:
-    """Adds them to the command line."""
-    for add in (_add_encode, _add_index, _add_search, _add_retrieve):
-        add(commands)
-    for add in (_add_bm25, _add_fuse, _add_rerank, _add_mine):
-        add(commands)
-
-
-def _add_encode(commands: Commands) -> None:
-    example = "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings"
-    command = add_command(commands, _encode, example)
+def encode(command: Parser) -> Command:
+    """Encode passages into vectors; resumes an interrupted run."""
     command.path("--model", "the retriever: a folder or hub name")
     command.path("--corpus", "a folder in BEIR, MS MARCO or DPR layout, or its file of passages")
     command.path("--out", "the folder for the embeddings, in shards")
@@ -57,10 +46,8 @@ def _add_encode(commands: Commands) -> None:
     parquet = "also write ids and vectors to this file, for a vector database"
     command.path("--parquet", parquet, required=False, metavar="FILE")
     command.add_json_out()
+    arguments = yield "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings"
 
-
-def _encode(arguments: Arguments) -> None:
-    """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.encode import encode_corpus
 
     options = chosen(arguments, "batch_size passage_length shard_size shard dtype")
@@ -73,35 +60,31 @@ def _encode(arguments: Arguments) -> None:
     print_metrics(manifest, arguments.json_out)
 
 
-def _add_index(commands: Commands) -> None:
-    command = add_command(commands, _index, "--embeddings=runs/embeddings --out=runs/index")
+def index(command: Parser) -> Command:
+    """Build a faiss index of embeddings."""
     command.path("--embeddings", "the folder that encode wrote")
     command.path("--out", "the folder for the index")
     factory = "faiss index string, such as IVF1024,Flat or HNSW32; Flat is exact"
     command.flag("--factory", factory, "Flat")
     command.add_json_out()
+    arguments = yield "--embeddings=runs/embeddings --out=runs/index"
 
-
-def _index(arguments: Arguments) -> None:
-    """Build a faiss index of embeddings."""
     from cocondenser_jax.retrieval.index import build_index
 
     manifest = build_index(arguments.embeddings, arguments.out, arguments.factory)
     print_metrics(manifest, arguments.json_out)
 
 
-def _add_search(commands: Commands) -> None:
-    example = '--index=runs/index --model=runs/finetune/retriever --query="oscar winners in 1953"'
-    command = add_command(commands, _search, example)
+def search(command: Parser) -> Command:
+    """Print the best passages for a query, or for each line of standard input."""
     _add_dense_index(command)
     query = "the text to search for (default: every line of standard input, until Ctrl-D)"
     command.flag("--query", query)
     command.flag("--top_k", "passages printed", 10)
     command.add_json_out()
+    example = '--index=runs/index --model=runs/finetune/retriever --query="oscar winners in 1953"'
+    arguments = yield example
 
-
-def _search(arguments: Arguments) -> None:
-    """Print the best passages for a query, or for each line of standard input."""
     from cocondenser_jax.retrieval.search import open_index, search_text
 
     index = open_index(arguments.folder, arguments.model, parameters=arguments.parameters)
@@ -134,19 +117,15 @@ def _typed_queries() -> Iterator[str]:
             print()  # Ctrl-D leaves the cursor behind the prompt
 
 
-def _add_retrieve(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _retrieve,
-        "--index=runs/index --model=runs/finetune/retriever --data=data/msmarco --split=test"
-        " --run_out=runs/test.trec",
-    )
+def retrieve(command: Parser) -> Command:
+    """Search for the queries of a data set and write a TREC run."""
     _add_dense_index(command)
     _add_run_out(command)
+    arguments = yield (
+        "--index=runs/index --model=runs/finetune/retriever --data=data/msmarco --split=test"
+        " --run_out=runs/test.trec"
+    )
 
-
-def _retrieve(arguments: Arguments) -> None:
-    """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.retrieval.search import retrieve
 
     places = (arguments.folder, arguments.model, arguments.data, arguments.run_out)
@@ -155,16 +134,13 @@ def _retrieve(arguments: Arguments) -> None:
     print_metrics(metrics, arguments.json_out)
 
 
-def _add_bm25(commands: Commands) -> None:
-    example = "--data=data/msmarco --split=train --run_out=runs/bm25.train.trec"
-    command = add_command(commands, _bm25, example)
+def bm25(command: Parser) -> Command:
+    """Rank the passages of a data set by BM25 and write a TREC run."""
     _add_run_out(command)
     command.flag("--k1", "saturation of term frequency; tuned on MS MARCO: 0.82", 0.9)
     command.flag("--b", "length normalisation; tuned on MS MARCO: 0.68", 0.4)
+    arguments = yield "--data=data/msmarco --split=train --run_out=runs/bm25.train.trec"
 
-
-def _bm25(arguments: Arguments) -> None:
-    """Rank the passages of a data set by BM25 and write a TREC run."""
     from cocondenser_jax.retrieval.bm25 import write_bm25_run
 
     options = chosen(arguments, "split depth k1 b")
@@ -200,9 +176,8 @@ def _add_precision(command: Parser) -> None:
     command.flag("--precision", precision, "auto", choices=("auto", "float32", "bfloat16"))
 
 
-def _add_fuse(commands: Commands) -> None:
-    example = "--run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec"
-    command = add_command(commands, _fuse, example)
+def fuse(command: Parser) -> Command:
+    """Fuse several runs into one, by ranks or by scores."""
     command.path("--run", "TREC run; two or more", dest="runs", metavar="RUN", action="append")
     command.path("--run_out", "TREC run to write")
     method = (
@@ -214,10 +189,8 @@ def _add_fuse(commands: Commands) -> None:
     command.flag("--weights", weights, type=numbers, metavar="W")
     command.flag("--depth", "passages per query", 100)
     command.add_json_out()
+    arguments = yield "--run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec"
 
-
-def _fuse(arguments: Arguments) -> None:
-    """Fuse several runs into one, by ranks or by scores."""
     from cocondenser_jax.collection.trec import read_run, write_run
     from cocondenser_jax.retrieval.fuse import fuse_runs
 
@@ -229,13 +202,8 @@ def _fuse(arguments: Arguments) -> None:
     print_metrics({"queries": len(fused), "queries in every run": shared}, arguments.json_out)
 
 
-def _add_rerank(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _rerank,
-        "--model=runs/ce/cross_encoder --data=data/msmarco --split=test --run=runs/test.trec"
-        " --run_out=runs/reranked.trec",
-    )
+def rerank(command: Parser) -> Command:
+    """Score the passages of a run with a cross-encoder; write them in the new order."""
     command.path("--model", "the cross-encoder: a folder or hub name")
     command.path("--run", "TREC run to score")
     _add_run_out(command)
@@ -243,10 +211,11 @@ def _add_rerank(commands: Commands) -> None:
     _add_precision(command)
     positives = "also score what --split judges relevant: a teacher's scores for finetune and mine"
     command.flag("--with_positives", positives, action="store_true")
+    arguments = yield (
+        "--model=runs/ce/cross_encoder --data=data/msmarco --split=test --run=runs/test.trec"
+        " --run_out=runs/reranked.trec"
+    )
 
-
-def _rerank(arguments: Arguments) -> None:
-    """Score the passages of a run with a cross-encoder; write them in the new order."""
     from cocondenser_jax.retrieval.rerank import rerank
 
     options = chosen(arguments, "split depth batch_size with_positives precision")
@@ -255,13 +224,8 @@ def _rerank(arguments: Arguments) -> None:
     print_metrics(metrics, arguments.json_out)
 
 
-def _add_mine(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _mine,
-        "--run=runs/bm25.train.trec --run=runs/round1.train.trec --data=data/msmarco"
-        " --out=runs/negatives.trec",
-    )
+def mine(command: Parser) -> Command:
+    """Make the pool of negatives that finetune draws from, of one run or several."""
     run = "TREC run, or published negatives (triples of ids, biencoder file); may be repeated"
     command.path("--run", run, dest="runs", metavar="RUN", action="append")
     command.path("--data", "the folder of queries and qrels")
@@ -287,10 +251,11 @@ def _add_mine(commands: Commands) -> None:
     above = "with --pseudo_qrels: a probability (default: 0.9)"
     command.flag("--pseudo_above", above, type=float, metavar="P")
     command.add_json_out()
+    arguments = yield (
+        "--run=runs/bm25.train.trec --run=runs/round1.train.trec --data=data/msmarco"
+        " --out=runs/negatives.trec"
+    )
 
-
-def _mine(arguments: Arguments) -> None:
-    """Make the pool of negatives that finetune draws from, of one run or several."""
     from cocondenser_jax.retrieval.mine import mine
 
     require_together(arguments, denoise_below="denoise_run", pseudo_qrels="denoise_run")

@@ -3,11 +3,9 @@
 import argparse
 
 from cocondenser_jax.cli.flags import (
-    Arguments,
-    Commands,
+    Command,
     Parser,
-    add_command,
-    add_command_group,
+    StatusCommand,
     at_least,
     chosen,
     part,
@@ -17,14 +15,6 @@ from cocondenser_jax.cli.flags import (
 )
 from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import write_json
-
-
-def add_commands(commands: Commands) -> None:
-    """Adds them to the command line."""
-    for add in (_add_vocabulary, _add_corpus, _add_pretrain, _add_plan, _add_convert, _add_verify):
-        add(commands)
-    _add_finetune(commands)
-
 
 _SOURCE = (
     "a .txt, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file or a folder of them, a folder in"
@@ -51,21 +41,17 @@ def _columns(text: str) -> dict[str, str]:
     return columns
 
 
-def _add_vocabulary(commands: Commands) -> None:
-    example = "--source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine"
-    command = add_command(commands, _vocabulary, example)
-    again = "; may be repeated"
-    command.flag("--source", _SOURCE + again, required=True, action="append")
+def vocabulary(command: Parser) -> Command:
+    """Learn a tokenizer from documents, for a model from scratch."""
+    command.flag("--source", f"{_SOURCE}; may be repeated", required=True, action="append")
     _add_columns(command)
     command.flag("--size", "entries, special tokens included", 30522)
     kinds = "bert: WordPiece; roberta: byte-level BPE, which keeps capitals and accents"
     command.flag("--kind", kinds, "bert", choices=("bert", "roberta"))
     command.flag("--cased", "keep capitals and accents", action="store_true")
     command.path("--out", "the tokenizer's folder to make, for corpus --tokenizer")
+    arguments = yield "--source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine"
 
-
-def _vocabulary(arguments: Arguments) -> None:
-    """Learn a tokenizer from documents, for a model from scratch."""
     from cocondenser_jax.corpus.build import build_vocabulary
 
     if arguments.cased and arguments.kind != "bert":
@@ -75,9 +61,8 @@ def _vocabulary(arguments: Arguments) -> None:
     print(f"{visible(str(arguments.out))}: {tokenizer.vocab_size:,} entries")
 
 
-def _add_corpus(commands: Commands) -> None:
-    example = "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki"
-    command = add_command(commands, _corpus, example)
+def corpus(command: Parser) -> Command:
+    """Cut and tokenise documents into a store that pretrain reads."""
     command.flag("--source", _SOURCE, required=True)
     _add_columns(command)
     command.flag("--tokenizer", "of the model: a folder or hub name", required=True)
@@ -86,10 +71,8 @@ def _add_corpus(commands: Commands) -> None:
     shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"
     command.add_argument("--shard", type=part, default=(0, 1), metavar="I/N", help=shard)
     command.add_json_out()
+    arguments = yield "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki"
 
-
-def _corpus(arguments: Arguments) -> None:
-    """Cut and tokenise documents into a store that pretrain reads."""
     from cocondenser_jax.corpus.build import build_store
 
     options = chosen(arguments, "max_tokens shard columns")
@@ -98,13 +81,8 @@ def _corpus(arguments: Arguments) -> None:
     print_metrics(counts, arguments.json_out)
 
 
-def _add_pretrain(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _pretrain,
-        "--config=configs/cocondenser.py --workdir=runs/cocondenser"
-        " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
-    )
+def pretrain(command: Parser) -> StatusCommand:
+    """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
     command.add_config()
     command.path("--workdir", "the run folder: checkpoints, metrics, what the run decided")
     coordinator = (
@@ -114,10 +92,11 @@ def _add_pretrain(commands: Commands) -> None:
     command.flag("--coordinator", coordinator, metavar="HOST:PORT")
     command.flag("--num_hosts", "with HOST:PORT: how many", type=int, metavar="N")
     command.flag("--host", "with HOST:PORT: which, from 0", type=int, metavar="I")
+    arguments = yield (
+        "--config=configs/cocondenser.py --workdir=runs/cocondenser"
+        " --config.data.store=stores/wiki --config.warm_start=runs/condenser"
+    )
 
-
-def _pretrain(arguments: Arguments) -> int:
-    """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
     from cocondenser_jax.pretrain.supervisor import run_on_hosts
     from cocondenser_jax.settings import load_config
 
@@ -131,18 +110,16 @@ def _pretrain(arguments: Arguments) -> int:
     return run_on_hosts(run, arguments.coordinator, arguments.num_hosts, arguments.host)
 
 
-def _add_plan(commands: Commands) -> None:
-    command = add_command(commands, _plan, "--config=configs/cocondenser.py --topology=v3-8")
+def plan(command: Parser) -> Command:
+    """Compile the training step for a TPU, on any machine, and say what it needs."""
     command.add_config()
     topology = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or a slice of more hosts such as v3:4x4"
     command.flag("--topology", topology, required=True)
     search_chunk = "find the largest train.chunk_size that fits (several compilations)"
     command.flag("--search_chunk", search_chunk, action="store_true")
     command.add_json_out()
+    arguments = yield "--config=configs/cocondenser.py --topology=v3-8"
 
-
-def _plan(arguments: Arguments) -> None:
-    """Compile the training step for a TPU, on any machine, and say what it needs."""
     from cocondenser_jax.pretrain.plan import plan
     from cocondenser_jax.settings import load_config
 
@@ -153,8 +130,8 @@ def _plan(arguments: Arguments) -> None:
     print_metrics(planned, arguments.json_out)
 
 
-def _add_convert(commands: Commands) -> None:
-    command = add_command(commands, _convert, "--checkpoint=runs/cocondenser --out=runs/model")
+def convert(command: Parser) -> Command:
+    """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
     command.path("--checkpoint", "a run folder of pretrain", required=False)
     which = "which checkpoint; best: that of the best probe (default: the latest)"
     command.flag("--step", which, type=lambda x: x if x == "best" else at_least(0)(x))
@@ -168,10 +145,8 @@ def _add_convert(commands: Commands) -> None:
     command.flag("--push_to_hub", push, metavar="NAME")
     init_head = "with --pytorch_folder: draw a new Condenser head where the folder has none"
     command.flag("--init_head", init_head, action="store_true")
+    arguments = yield "--checkpoint=runs/cocondenser --out=runs/model"
 
-
-def _convert(arguments: Arguments) -> None:
-    """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
     if (arguments.checkpoint is None) == (arguments.pytorch_folder is None):
         raise UserError("give either --checkpoint (to PyTorch) or --pytorch_folder (to Flax)")
     to_pytorch = "step max_seq_length research_layout push_to_hub".split()
@@ -193,10 +168,8 @@ def _convert(arguments: Arguments) -> None:
     print(visible(str(arguments.out)))
 
 
-def _add_verify(commands: Commands) -> None:
-    group = add_command_group(commands, "verify", "Check a checkpoint or a token store.")
-    example = "--checkpoint=runs/cocondenser --pytorch_folder=runs/model"
-    command = add_command(group, _verify_checkpoint, example)
+def verify_checkpoint(command: Parser) -> StatusCommand:
+    """Compare losses and gradients with plain PyTorch; exit status 1 if they differ."""
     command.path("--checkpoint", "a run folder of pretrain")
     command.flag("--step", "which checkpoint (default: the latest)", type=int)
     exported = "the same, converted: a folder or hub name (default: converts it for the occasion)"
@@ -206,13 +179,8 @@ def _add_verify(commands: Commands) -> None:
     batch_out = "write inputs, labels, losses, vectors and gradient norms to this .npz file"
     command.path("--batch_out", batch_out, required=False)
     command.add_json_out()
+    arguments = yield "--checkpoint=runs/cocondenser --pytorch_folder=runs/model"
 
-    command = add_command(group, _verify_store, "--store=stores/wiki")
-    command.path("--store", "a folder made by corpus")
-
-
-def _verify_checkpoint(arguments: Arguments) -> int:
-    """Compare losses and gradients with plain PyTorch; exit status 1 if they differ."""
     from cocondenser_jax.verify import verify_checkpoint
 
     options = chosen(arguments, "step pytorch_folder store batch_out")
@@ -226,29 +194,28 @@ def _verify_checkpoint(arguments: Arguments) -> int:
     return int(not all(row.passes for row in rows))
 
 
-def _verify_store(arguments: Arguments) -> None:
+def verify_store(command: Parser) -> Command:
     """Compare every file of a token store with its checksum."""
+    command.path("--store", "a folder made by corpus")
+    arguments = yield "--store=stores/wiki"
+
     from cocondenser_jax.corpus.store import verify_store
 
     verify_store(arguments.store)
     print(f"{visible(str(arguments.store))}: every file is as it was written")
 
 
-def _add_finetune(commands: Commands) -> None:
-    command = add_command(
-        commands,
-        _finetune,
-        "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
-        " --config.data=data/msmarco",
-    )
-    command.add_config()
-    result = "retriever/, cross_encoder/ or encoder/"
-    command.path("--workdir", f"gets {result}, metrics and, while running, checkpoints")
-    command.add_json_out()
-
-
-def _finetune(arguments: Arguments) -> None:
+def finetune(command: Parser) -> Command:
     """Fine-tune a retriever, a cross-encoder or a sentence encoder."""
+    command.add_config()
+    gets = "retriever/, cross_encoder/ or encoder/, metrics and, while running, checkpoints"
+    command.path("--workdir", f"gets {gets}")
+    command.add_json_out()
+    arguments = yield (
+        "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
+        " --config.data=data/msmarco"
+    )
+
     from cocondenser_jax.finetune.tasks import finetune
     from cocondenser_jax.finetune.trainer import is_main_process
     from cocondenser_jax.settings import FINE_TUNING, load_config

@@ -73,8 +73,7 @@ def read_passages(path: Path) -> Iterator[Passage]:
             for where, row in read_rows(path, lines)
         )
     else:
-        places = ((f"{path}:{number}", line) for number, line in lines)
-        found = ((where, parse_passage(line, where)) for where, line in places)
+        found = ((f"{path}:{n}", parse_passage(line, f"{path}:{n}")) for n, line in lines)
     for where, passage in found:
         _require_new(passage.id, seen, where)
         seen.add(passage.id)

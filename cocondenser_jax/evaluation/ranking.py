@@ -1,8 +1,8 @@
 """Metrics of a ranking against relevance judgments."""
 
 import logging
-import math
 from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
 from typing import TypedDict
 
 import ir_measures
@@ -13,9 +13,6 @@ from cocondenser_jax.errors import UserError
 logger = logging.getLogger(__name__)
 
 DEFAULT_MEASURES = ("MRR@10", "Recall@20", "Recall@100", "nDCG@10")
-
-# What papers call a measure, and what ir-measures does.
-_ALIASES = {"MRR": "RR", "Recall": "R"}
 
 # ir-measures' default would also start programs that fail on ids which trec_eval accepts.
 _PROVIDER = ir_measures.providers.FallbackProvider(
@@ -72,10 +69,7 @@ def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASU
 def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Averages each measure of query → measure → value."""
     measures = next(iter(per_query.values()))
-    return {
-        name: math.fsum(values[name] for values in per_query.values()) / len(per_query)
-        for name in measures
-    }
+    return {name: fmean(values[name] for values in per_query.values()) for name in measures}
 
 
 def check_results(
@@ -107,9 +101,8 @@ def check_results(
 
 
 def _parse(name: str) -> ir_measures.Measure:
-    head, at, cutoff = name.partition("@")
     try:
-        measure = ir_measures.parse_measure(_ALIASES.get(head, head) + at + cutoff)
+        measure = ir_measures.parse_measure(name)
         # ir-measures lets through 0, at which trec_eval ends the process, and what it cannot count.
         numbers = [measure.params.get(name, 1) for name in ("cutoff", "rel")]
         in_range = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)

@@ -4,7 +4,6 @@ DIR/pretraining/  the run folder of the coCondenser stage
 DIR/data/         held-out spans, where no data folder with judgments is given
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from cocondenser_jax.quickstart.pipeline import (
     Outcome,
     can_train,
     compare_models,
-    made,
+    make_once,
     opened,
     pretrained,
     write_beir,
@@ -69,13 +68,13 @@ def adapt(
         raise UserError(f"{data} has one judged query of test: a comparison needs two")
     asked = {"corpus": corpus, "data": str(data), "overrides": [*overrides]}
     with opened(workdir, {"command": "adapt", "model": model_sha256(start), **asked}):
-        build = functools.partial(build_store, corpus, str(start), max_tokens=length)
-        store = open_store(made(workdir, workdir / "store", build))
+        make_once(workdir, workdir / "store", build_store, corpus, str(start), max_tokens=length)
+        store = open_store(workdir / "store")
         config = _pretraining(store, str(start), network.num_hidden_layers, overrides)
         task = f"{data}, "
         if data is None:
-            write = functools.partial(_write_held_out, store, config)
-            data, task = made(workdir, workdir / "data", write), "held-out spans of the corpus, "
+            data, task = workdir / "data", "held-out spans of the corpus, "
+            make_once(workdir, data, _write_held_out, store, config)
         task += "after the same fine-tuning" if can_train(data) else "without fine-tuning"
         n_queries = len(read_split(data, "train")[0]) if can_train(data) else 0
 

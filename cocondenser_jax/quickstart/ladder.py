@@ -11,7 +11,6 @@ held out as test queries; their first paragraphs are in no training text.
 The rest is that of every pipeline.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ from cocondenser_jax.quickstart.pipeline import (
     Candidate,
     Outcome,
     compare_models,
-    made,
+    make_once,
     opened,
     pretrained,
     write_beir,
@@ -62,12 +61,11 @@ def quickstart(workdir: Path) -> Outcome:
     `pipeline.py` and the head of this file say what `workdir` will hold.
     """
     with opened(workdir, {"command": "quickstart"}):
-        data = made(workdir, workdir / "data", write_task)
+        data, tokenizer, store = (workdir / name for name in ("data", "tokenizer", "store"))
+        make_once(workdir, data, write_task)
         text, length = data / "pretrain.jsonl", pretraining.get_config().data.length
-        learn = functools.partial(build_vocabulary, [str(text)], size=VOCAB_SIZE)
-        tokenizer = made(workdir, workdir / "tokenizer", learn)
-        build = functools.partial(build_store, str(text), str(tokenizer), max_tokens=length)
-        made(workdir, workdir / "store", build)
+        make_once(workdir, tokenizer, build_vocabulary, [str(text)], size=VOCAB_SIZE)
+        make_once(workdir, store, build_store, str(text), str(tokenizer), max_tokens=length)
         config = finetuning.get_config().unlock()
         config.seed = SEED
         n_queries = len(read_split(data, "test")[0])

@@ -14,7 +14,6 @@ A step whose result exists is skipped, so an interrupted pipeline resumes.
 """
 
 import contextlib
-import functools
 import json
 import shlex
 import shutil
@@ -93,12 +92,11 @@ def timed(workdir: Path, result: Path) -> Iterator[None]:
         write_json(file, seconds)
 
 
-def made(workdir: Path, result: Path, make: Callable[[Path], object]) -> Path:
-    """Returns a result, which `make` makes, and is timed, where it is not there yet."""
+def make_once(workdir: Path, result: Path, make: Callable[..., Any], *of: Any, **how: Any) -> None:
+    """Calls `make(*of, result, **how)`, timed, if the result is not there."""
     with timed(workdir, result):
         if not result.exists():
-            make(result)
-    return result
+            make(*of, result, **how)
 
 
 def compare_models(
@@ -118,14 +116,13 @@ def compare_models(
     the queries are searched for as examples.
     """
     sizes: Any = {"split": "test", "depth": DEPTH}
-    bm25 = functools.partial(write_bm25_run, data, **sizes)
-    made(workdir, workdir / "bm25.trec", bm25)
+    make_once(workdir, workdir / "bm25.trec", write_bm25_run, data, **sizes)
     compared = []
     for each in candidates:
         retriever, index, run = (each.folder / name for name in RESULTS)
-        made(workdir, retriever, functools.partial(_make_retriever, each, data, finetuning))
-        made(workdir, index, functools.partial(_make_index, retriever, data))
-        made(workdir, run, functools.partial(retrieve, index, retriever, data, **sizes))
+        make_once(workdir, retriever, _make_retriever, each, data, finetuning)
+        make_once(workdir, index, _make_index, retriever, data)
+        make_once(workdir, run, retrieve, index, retriever, data, **sizes)
         compared.append(each)
     rows = _rows(workdir, data, compared)
     write_json(workdir / "results.json", [row._asdict() for row in rows])
@@ -151,20 +148,19 @@ def compare_models(
 
 def _rows(workdir: Path, data: Path, candidates: Sequence[Candidate]) -> list[ResultRow]:
     """Evaluates what BM25 and each model found, and tests each against the last."""
-    found = [("BM25", workdir / "bm25.trec", [workdir / "bm25.trec"], 0.0)]
-    for name, folder, _, runs, _ in candidates:
-        tokens = sum(map(_tokens, runs))
-        results = [*runs, *(folder / name for name in RESULTS)]
-        found.append((name, results[-1], results, tokens))
+    results = {"BM25": [workdir / "bm25.trec"]}
+    results |= {each.name: [*each.runs, *(each.folder / r for r in RESULTS)] for each in candidates}
+    tokens = {each.name: sum(map(_tokens, each.runs)) for each in candidates}
     _, qrels = read_split(data, "test")
-    tested = [evaluate_run(qrels, read_run(run), MEASURES) for _, run, *_ in found]
+    tested = {n: evaluate_run(qrels, read_run(of[-1]), MEASURES) for n, of in results.items()}
+    last = tested[candidates[-1].name]
     seconds = read_json(workdir / "seconds.json")
     rows = []
-    for (name, _, results, tokens), metrics in zip(found, tested, strict=True):
-        against = compare(tested[-1]["per_query"], metrics["per_query"])
+    for name, metrics in tested.items():
+        against = compare(last["per_query"], metrics["per_query"])
         p_values = {measure: test["randomisation_p"] for measure, test in against.items()}
-        spent = sum(seconds[result.relative_to(workdir).as_posix()] for result in results)
-        rows.append(ResultRow(name, metrics["mean"], p_values, tokens, spent))
+        spent = sum(seconds[result.relative_to(workdir).as_posix()] for result in results[name])
+        rows.append(ResultRow(name, metrics["mean"], p_values, tokens.get(name, 0.0), spent))
     return rows
 
 

@@ -162,7 +162,8 @@ def open_store(path: Path) -> TokenStore:
     folders, manifests, parts = zip(*chain.from_iterable(opened), strict=True)
     require_same(folders, manifests, ["max_tokens", "tokenizer"])
     for part in opened:
-        require_same(*list(zip(*part, strict=True))[:2], ["parts"])
+        paths, found, _ = zip(*part, strict=True)
+        require_same(paths, found, ["parts"])
     n_documents_S = [sum(len(files.first_span) - 1 for *_, files in part) for part in opened]
     borders = pairwise(accumulate(n_documents_S, initial=0))
     sources = [Source(p, w, *at) for (w, p), at in zip(weighted, borders, strict=True)]

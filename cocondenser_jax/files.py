@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.locks import LOCK, locked
 from cocondenser_jax.paths import plain_path
 
@@ -37,9 +37,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdErro
 
 
 def read_lines(
-    path: Path,
-    max_bytes: int = MAX_LINE_BYTES,
-    on_bytes: OnBytes = lambda n_bytes: None,
+    path: Path, max_bytes: int = MAX_LINE_BYTES, on_bytes: OnBytes = lambda n_bytes: None
 ) -> Iterator[tuple[int, str]]:
     """Yields number, from 1, and text, without its end, of every line.
 
@@ -49,8 +47,7 @@ def read_lines(
       on_bytes: called with numbers of bytes that add up to the size of the file.
 
     Raises:
-      UserError: naming file and line, if the file is missing or damaged, or the line is too long
-        or not UTF-8.
+      UserError: naming file and line; also if the line is too long or not UTF-8.
     """
     number = consumed = 0
     try:
@@ -195,6 +192,15 @@ def start_or_compare(
             " first"
         )
     return started
+
+
+def require_same(
+    folders: Sequence[Path], manifests: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> None:
+    """Raises a UserError for parts of one whole whose manifests differ in what has these names."""
+    for folder, manifest in zip(folders, manifests, strict=True):
+        if differing := [name for name in names if manifest.get(name) != manifests[0].get(name)]:
+            raise UserError(f"{folder} differs from {folders[0]} in its {first_three(differing)}")
 
 
 def is_inside(path: str) -> bool:

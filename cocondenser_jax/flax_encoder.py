@@ -21,7 +21,6 @@ from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.retrieval.models import pooling_of, tower_folder, towers
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
-POOLINGS = ("cls", "mean")
 
 
 def run_in_flax(
@@ -39,7 +38,7 @@ def run_in_flax(
       UserError: for a network that is none of `model.config.MODEL_TYPES`, or another pooling.
     """
     pooling = pooling_of(model)
-    if pooling not in POOLINGS:
+    if pooling not in ("cls", "mean"):
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
     n_rows = -(-batch_size // jax.local_device_count())
     transformers: dict[str, Any] = dict(towers(model))

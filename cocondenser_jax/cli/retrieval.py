@@ -23,7 +23,8 @@ def encode(command: Parser) -> Command:
     command.path("--model", "the retriever: a folder or hub name")
     command.path("--corpus", "a folder in BEIR, MS MARCO or DPR layout, or its file of passages")
     command.path("--out", "the folder for the embeddings, in shards")
-    command.flag("--batch_size", "passages", 128)
+    size = "passages per forward pass (default: 128; where PyTorch computes on a CPU: 32)"
+    command.flag("--batch_size", size, type=int)
     length = "tokens of a passage (default: as the retriever was trained)"
     command.flag("--passage_length", length, type=int)
     shard = (
@@ -91,11 +92,10 @@ def search(command: Parser) -> Command:
     typed = arguments.query is None
     answers = []
     for query in _typed_queries() if typed else [arguments.query]:
-        seconds: dict[str, float] = {}
-        found = search_text(index, query, arguments.top_k, seconds)
+        found = search_text(index, query, arguments.top_k)
         print_search(query, [(s, f"{p.id}  {p.title}".rstrip(), p.text) for s, p in found])
         if typed:
-            parts = [f"{part} {1000 * value:.1f} ms" for part, value in seconds.items()]
+            parts = [f"{part} {1000 * value:.1f} ms" for part, value in index.seconds.items()]
             print(f"  {', '.join(parts)}", flush=True)
         hits = [{"score": score, **passage._asdict()} for score, passage in found]
         answers.append({"query": query, "hits": hits})

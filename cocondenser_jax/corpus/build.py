@@ -1,12 +1,10 @@
 """Building a token store: a corpus cut and tokenised once, in memory that does not grow with it."""
 
 import contextlib
-import dataclasses
 import hashlib
 import importlib.metadata
 import logging
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -32,9 +30,8 @@ from cocondenser_jax.paths import shard_folder
 logger = logging.getLogger(__name__)
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
-# Documents are cut together until they reach this many characters, or this many documents.
+# Documents are cut together until they reach this many characters.
 BATCH_CHARACTERS = 1_000_000
-BATCH_DOCUMENTS = 4096
 # How much of the table of digests is kept in memory.
 DIGEST_CACHE_KIB = 256 * 1024
 _LIBRARIES = ("cocondenser_jax", "numpy", "tokenizers")
@@ -94,11 +91,7 @@ def build_store(
             "parts": len(parts),
             "max_tokens": max_tokens,
             "shard": [*shard],
-            "tokenizer": {
-                field.name: getattr(loaded, field.name)
-                for field in dataclasses.fields(SpanTokenizer)
-                if field.name != "backend"
-            },
+            "tokenizer": {n: value for n, value in vars(loaded).items() if n != "backend"},
             "counts": {**writer.counts, "documents_of_one_span": n_single},
             "dropped": dict(dropped),
             "dropped_short_spans": lost["short_spans"],
@@ -140,11 +133,7 @@ def build_vocabulary(
 
 
 def _kept_documents(
-    source: str,
-    parts: Sequence[Part],
-    folder: Path,
-    shard: tuple[int, int],
-    dropped: Counter[str],
+    source: str, parts: Sequence[Part], folder: Path, shard: tuple[int, int], dropped: Counter[str]
 ) -> Iterator[Document]:
     """Yields the shard's documents without empty ones and copies."""
     index, n_shards = shard
@@ -181,13 +170,11 @@ def _read_with_bar(source: str, parts: Sequence[Part], label: str) -> Iterator[D
         unit_scale=bool(total),
         smoothing=0,  # tokenising comes in bursts
     ) as bar:
-        start = time.monotonic()
         for number, document in enumerate(read_parts(source, parts, bar.update), start=1):
             if not total:
                 bar.update()
             elif number % 256 == 0:
-                rate = number / (time.monotonic() - start)
-                bar.set_postfix_str(f"{number} documents, {rate:.0f}/s", refresh=False)
+                bar.set_postfix(documents=number, refresh=False)
             yield document
 
 
@@ -217,7 +204,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     for document in documents:
         batch.append(document)
         n_characters += len(document.text)
-        if n_characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+        if n_characters >= BATCH_CHARACTERS:
             yield batch
             batch, n_characters = [], 0
     if batch:

@@ -145,10 +145,7 @@ def choose_files(paths: Iterable[str]) -> list[str]:
 
 
 def read_file(path: Path, prefix: str) -> Iterator[Document]:
-    """Streams the documents of one of ACCEPTED_FILES, as `read_parts`; there may be none.
-
-    The prefix is put before line numbers that serve as ids.
-    """
+    """Streams the documents of one of ACCEPTED_FILES, or none; prefixes numbers used as ids."""
     for part in _file_parts(path, prefix, None):
         yield from part.read(lambda n_bytes: None)
 

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from cocondenser_jax.corpus.token_files import (
     read_windows,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import file_sha256, is_inside, read_object
+from cocondenser_jax.files import file_sha256, is_inside, read_object, require_same
 from cocondenser_jax.paths import shard_folders
 
 FORMAT_VERSION = 2
@@ -161,9 +160,10 @@ def open_store(path: Path) -> TokenStore:
     weighted = _weighted_folders(path)
     opened = [list(map(_open_part, shard_folders(folder))) for _, folder in weighted]
     folders, manifests, parts = zip(*chain.from_iterable(opened), strict=True)
-    _check_same(folders, manifests, "max_tokens", "tokenizer")
+    require_same(folders, manifests, ["max_tokens", "tokenizer"])
     for part in opened:
-        _check_same(*list(zip(*part, strict=True))[:2], "parts")
+        paths, found, _ = zip(*part, strict=True)
+        require_same(paths, found, ["parts"])
     n_documents_S = [sum(len(files.first_span) - 1 for *_, files in part) for part in opened]
     borders = pairwise(accumulate(n_documents_S, initial=0))
     sources = [Source(p, w, *at) for (w, p), at in zip(weighted, borders, strict=True)]
@@ -217,13 +217,6 @@ def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
     if len(stores) < len(named) or not all(weight > 0 for weight, _ in stores):
         raise UserError(f"{path}: expected stores and weights above 0 as in wikipedia,2*books")
     return stores
-
-
-def _check_same(folders: Sequence[Path], manifests: Sequence[dict[str, Any]], *names: str) -> None:
-    for what in names:
-        for folder, manifest in zip(folders, manifests, strict=True):
-            if manifest.get(what) != manifests[0].get(what):
-                raise UserError(f"{folder} differs from {folders[0]} in its {what}")
 
 
 def _open_part(folder: Path) -> tuple[Path, dict[str, Any], TokenFiles]:

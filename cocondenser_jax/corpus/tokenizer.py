@@ -9,12 +9,7 @@ from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import (
-    Tokenizer,
-    models,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.files import read_object, write_json
@@ -274,25 +269,21 @@ def _read_folder(folder: Path) -> Tokenizer:
         )
     try:
         with plain_path(folder) as plain:
+            paths = [f"{plain}/{name}" for name in names]
             if names[0] == "tokenizer.json":
-                return Tokenizer.from_file(f"{plain}/tokenizer.json")
-            kind: Kind = "bert" if names[0] == "vocab.txt" else "roberta"
-            if kind == "bert":
-                lines = (plain / "vocab.txt").read_text("utf-8").splitlines()
-                entries = {line: number for number, line in enumerate(lines)}
-                words = entries.keys() - SPECIAL_TOKENS["bert"].values()
-                rules: dict[str, Any] = {
-                    "do_lower_case": not any(re.search("[A-Z]", word) for word in words),
-                    **_read_config(
-                        folder, "do_lower_case", "strip_accents", "tokenize_chinese_chars"
-                    ),
-                }
+                return Tokenizer.from_file(*paths)
+            rules: dict[str, Any] = {}
+            if names[0] == "vocab.txt":
+                kind: Kind = "bert"
+                entries = models.WordPiece.read_file(*paths)
+                words = entries.keys() - SPECIAL_TOKENS[kind].values()
+                rules["do_lower_case"] = not any(re.search("[A-Z]", word) for word in words)
+                configured = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"]
             else:
-                files = f"{plain}/vocab.json", f"{plain}/merges.txt"
-                entries, merges = models.BPE.read_file(*files)
-                rules = {"merges": merges, **_read_config(folder, "add_prefix_space")}
+                kind, configured = "roberta", ["add_prefix_space"]
+                entries, rules["merges"] = models.BPE.read_file(*paths)
             _require_special_tokens(entries, kind, str(folder))  # transformers would add them
-            return _new_tokenizer(kind, vocab=entries, **rules)
+            return _new_tokenizer(kind, vocab=entries, **rules | _read_config(folder, configured))
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -300,7 +291,7 @@ def _read_folder(folder: Path) -> Tokenizer:
         raise UserError(f"{folder}: {wrong} is not a tokenizer: {first_line(error)}") from error
 
 
-def _read_config(folder: Path, *names: str) -> dict[str, bool | None]:
+def _read_config(folder: Path, names: Iterable[str]) -> dict[str, bool | None]:
     """Reads some of `tokenizer_config.json`, where there is one."""
     file = folder / "tokenizer_config.json"
     config = read_object(file, {})

@@ -51,7 +51,7 @@ def encode_corpus(
     corpus: Path,
     out: Path,
     *,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     passage_length: int | None = None,
     shard_size: int | None = None,
     shard: tuple[int, int] = (0, 1),
@@ -64,14 +64,13 @@ def encode_corpus(
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
     `shards.py` describes the folder; its rows are in the order of the corpus. `manifest.json` comes
-    last: without it, the folder is not complete. A shard that was cut short or whose passages
-    differ from the corpus is encoded again.
+    last: without it, the folder is not complete. A shard that was cut short is encoded again.
 
     Args:
       model_folder: see `models.load_retriever`.
       corpus: a data folder, or its file of passages.
       out: the folder for the shards; of several machines, for their folders.
-      batch_size: passages per forward pass.
+      batch_size: passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
       passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       shard: (i, n): what machine i of n is to encode, from 0: see `shards.py`.
@@ -85,9 +84,6 @@ def encode_corpus(
     Returns:
       The manifest: model, its hash, dimension, number of passages and the settings above. On n
       machines, it is each time that of all.
-
-    Raises:
-      UserError: also for an `out` with something else in it, or that another process writes to.
     """
     for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
         if value is not None and not 1 <= value <= _LARGEST:
@@ -116,9 +112,16 @@ def encode_corpus(
             "precision": products,
             "backend": "jax" if backend else "torch",
         }
+        if batch_size is None:
+            batch_size = 32 if model.device.type == "cpu" and backend is None else 128
         if (out / _SETTINGS).exists():
             logger.info("resuming with the shards in %s", out)
-        start_or_compare(str(out), out / _SETTINGS, settings, _content)
+        start_or_compare(
+            str(out),
+            out / _SETTINGS,
+            settings,
+            lambda found: {key: value for key, value in found.items() if key not in MOVED},
+        )
         if backend:
             backend(model, folder, batch_size, products)
         dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
@@ -134,21 +137,14 @@ def encode_corpus(
                 if number not in numbers:
                     continue
                 vectors_file, passages_file = shard_files(out, number)
-                lines = "".join(map(_to_line, rows)).encode()
-                if vectors_file.exists():
-                    whole = map_array(vectors_file, (len(rows), dimension), dtype) is not None
-                    if whole and passages_file.is_file() and passages_file.read_bytes() == lines:
-                        progress.update(len(rows))
-                        continue
-                    logger.warning(
-                        "%s or its passages are damaged: encoding them again", vectors_file
-                    )
-                    vectors_file.unlink()
                 with new_file(passages_file) as partial:
-                    partial.write_bytes(lines)
-                vectors_NxD = _encode(model, rows, batch_size, progress)
-                with new_file(vectors_file) as partial:
-                    save_array(partial, vectors_NxD.astype(dtype))
+                    partial.write_text("".join(map(_to_line, rows)), "utf-8")
+                if map_array(vectors_file, (len(rows), dimension), dtype) is None:
+                    show_bar = len(rows) == n_own  # that of the corpus only moves between shards
+                    vectors_NxD = _encode(model, rows, batch_size, show_bar)
+                    with new_file(vectors_file) as partial:
+                        save_array(partial, vectors_NxD.astype(dtype))
+                progress.update(len(rows))
         manifest = settings | {"dimension": dimension, "shards": n_shards}
         write_json(out / MANIFEST, manifest)
         if parquet:
@@ -181,22 +177,12 @@ def encode_sentences(
 
 
 def _encode(
-    model: SentenceTransformer, passages: list[Passage], batch_size: int, progress: tqdm
+    model: SentenceTransformer, passages: list[Passage], batch_size: int, show_bar: bool
 ) -> np.ndarray:
     """Returns `vectors_NxD` of a shard."""
-    vectors_NxD = model.encode_document(
-        [passage_text(passage) for passage in passages],
-        batch_size=batch_size,
-        # The bar of the whole corpus only moves between shards.
-        show_progress_bar=len(passages) == progress.total,
-    )
-    progress.update(len(passages))
+    texts = [passage_text(passage) for passage in passages]
+    vectors_NxD = model.encode_document(texts, batch_size=batch_size, show_progress_bar=show_bar)
     return np.asarray(vectors_NxD)
-
-
-def _content(settings: dict[str, Any]) -> dict[str, Any]:
-    # Model and corpus may have moved; their hashes are compared.
-    return {key: value for key, value in settings.items() if key not in MOVED}
 
 
 def _to_line(passage: Passage) -> str:

@@ -33,7 +33,6 @@ def load_retriever(
     query_length: int | None = None,
     passage_length: int | None = None,
     pooling: str | None = None,
-    device: str | None = None,
     *,
     two_towers: bool = False,
     projection: int = 0,
@@ -51,18 +50,16 @@ def load_retriever(
       query_length: tokens kept of a query; None: what the folder says, else the model's limit.
       passage_length: tokens kept of a passage (`folder.passage_text`); None likewise.
       pooling: "cls" or "mean", instead of the folder's own.
-      device: as in torch; None: a GPU if there is one.
       two_towers: give queries and passages a copy each of the folder's encoder, in a
         sentence-transformers Router. A folder that has two keeps them.
       projection: size of the vectors A·h that a new matrix A makes of the pooled ones, h; 0: none.
       seed: of A.
 
     Raises:
-      UserError: if the folder lacks something, a length exceeds the model's limit, or a model that
-        has a projection is to have another one.
+      UserError: also if a model that has a projection is to have another one.
     """
     folder = _find_model(folder)
-    model = _open(folder, pooling, device)
+    model = _open(folder, pooling)
     if projection:
         _project(model, projection, seed, folder)
     found: dict[str, Any] = dict(towers(model))
@@ -80,7 +77,11 @@ def load_retriever(
         model.encode_document("a word")
         model.encode_query("a word")
     if two_towers and "" in found:
-        model = _with_two_towers(model, device)
+        model = SentenceTransformer(
+            modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
+            prompts={task: prompt for task, prompt in model.prompts.items() if prompt},
+            similarity_fn_name=model.similarity_fn_name,
+        )
     _without_model_card(model)
     return model
 
@@ -100,8 +101,7 @@ def load_cross_encoder(
       head_seed: of a random head for a folder that has none; None: such a folder is refused.
 
     Raises:
-      UserError: if the folder lacks something, has a head for another task, or the length exceeds
-        the model's limit.
+      UserError: also if the folder has a head for another task.
     """
     folder = _find_model(folder)
     architectures = read_object(folder / "config.json", {}).get("architectures")
@@ -191,19 +191,16 @@ def model_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _open(folder: Path, pooling: str | None, device: str | None) -> SentenceTransformer:
+def _open(folder: Path, pooling: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
     with _loading(folder, "bi-encoder") as plain:
         if (folder / "modules.json").is_file() and pooling is None:
-            return SentenceTransformer(
-                str(plain), device=device, local_files_only=True, model_kwargs=kwargs
-            )
+            return SentenceTransformer(str(plain), local_files_only=True, model_kwargs=kwargs)
         backbone = Transformer(str(plain), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
         return SentenceTransformer(
             modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
             prompts=read_object(folder / "config_sentence_transformers.json", {}).get("prompts"),
             similarity_fn_name="dot",
-            device=device,
         )
 
 
@@ -214,16 +211,6 @@ def _project(model: SentenceTransformer, size: int, seed: int, folder: Path) -> 
     with new_parameters(seed):
         dense = Dense(n_inputs, size, bias=False, activation_function=torch.nn.Identity())
     model.append(dense.to(model.device))
-
-
-def _with_two_towers(model: SentenceTransformer, device: str | None) -> SentenceTransformer:
-    """Returns a model whose queries and passages have a copy each of the given modules."""
-    return SentenceTransformer(
-        modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
-        prompts={task: prompt for task, prompt in model.prompts.items() if prompt},
-        similarity_fn_name=model.similarity_fn_name,
-        device=device,
-    )
 
 
 def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
@@ -310,22 +297,16 @@ def _require_weights(
 
 def _require_own_files(folder: Path) -> None:
     """Raises a UserError for modules or weights outside the folder, which its hash would miss."""
-    listed = folder / "modules.json"
-    modules = read_json(listed) if listed.is_file() else []
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise UserError(f"{listed}: expected a list of objects")
-    router = read_object(folder / "router_config.json", {}).get("types", {})
-    paths: dict[str, Any] = {
-        "modules.json": [module.get("path") for module in modules],
-        "router_config.json": router if isinstance(router, dict) else [router],
-    }
-    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        weight_map = read_object(folder / name, {}).get("weight_map", {})
-        paths[name] = weight_map.values() if isinstance(weight_map, dict) else [weight_map]
-    for name, of_file in paths.items():
-        for path in of_file:
-            if not isinstance(path, str) or not is_inside(path):
-                raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
+    for pattern in ("modules.json", "router_config.json", "*.index.json"):
+        for path in folder.glob(pattern):
+            values = [read_json(path)]
+            for value in values:  # to which those inside it are added
+                if isinstance(value, dict):
+                    values += [*value, *value.values()]
+                elif isinstance(value, list):
+                    values += value
+                elif isinstance(value, str) and not is_inside(value):
+                    raise UserError(f"{path}: {value!r} is not a path inside the folder")
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:

@@ -45,16 +45,10 @@ class DenseIndex(NamedTuple):
     nearest: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
     n_passages: int
     lines: list[PassageLines]
+    seconds: dict[str, float]  # of `encoding` and `search` in the last call, for all its queries
 
 
-def open_index(
-    folder: Path,
-    model_folder: Path,
-    *,
-    parameters: str = "",
-    query_length: int | None = None,
-    device: str | None = None,
-) -> DenseIndex:
+def open_index(folder: Path, model_folder: Path, *, parameters: str = "") -> DenseIndex:
     """Opens an index, or embeddings as they are, with the model that encoded them.
 
     Every search of embeddings reads all of them, a block at a time, and is exact, as in a "Flat"
@@ -65,8 +59,6 @@ def open_index(
       model_folder: the model, wherever it lies now.
       parameters: of the search in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for
         HNSW: slower and more exact. Embeddings have none.
-      query_length: tokens kept of a query; None: as the model folder says.
-      device: see `models.load_retriever`.
 
     Raises:
       UserError: also if the model is not the one that encoded the passages.
@@ -79,13 +71,14 @@ def open_index(
         raise UserError(
             f"{folder} was built with another model ({manifest['model']}) than {model_folder}"
         )
-    pooling = replaced_pooling(manifest)
-    model = load_retriever(model_folder, query_length, pooling=pooling, device=device)
-    if not is_index:
+    model = load_retriever(model_folder, pooling=replaced_pooling(manifest))
+    if is_index:
+        index, joined = read_index(folder, manifest, parameters)
+        search, lines = partial(_nearest_in_index, index), [joined]
+    else:
         shards, lines = open_shards(folder, manifest)
-        return DenseIndex(model, partial(nearest, shards), manifest["passages"], lines)
-    index, joined = read_index(folder, manifest, parameters)
-    return DenseIndex(model, partial(_nearest_in_index, index), index.ntotal, [joined])
+        search = partial(nearest, shards)
+    return DenseIndex(model, search, manifest["passages"], lines, {})
 
 
 def retrieve(
@@ -107,30 +100,21 @@ def retrieve(
     """
     queries = read_queries(data_folder, split)
     index = open_index(folder, model_folder, parameters=parameters)
-    seconds: dict[str, float] = {}
-    write_run(run_out, search_run(index, queries, depth, seconds=seconds))
+    write_run(run_out, search_run(index, queries, depth))
     metrics: dict[str, float] = {"queries": len(queries), "passages": index.n_passages}
-    for part, value in seconds.items():
+    for part, value in index.seconds.items():
         metrics[f"{part}_seconds"] = value
         metrics[f"{part}_ms_per_query"] = 1000 * value / len(queries)
     return metrics
 
 
-def search_run(
-    index: DenseIndex,
-    queries: Mapping[str, str],
-    depth: int = 100,
-    seconds: dict[str, float] | None = None,
-) -> Run:
-    """Finds the `depth` passages with the largest inner product for each query (id → text).
-
-    `seconds`, if given, gets how long `encoding` and `search` of all queries took.
-    """
+def search_run(index: DenseIndex, queries: Mapping[str, str], depth: int = 100) -> Run:
+    """Finds the `depth` passages with the largest inner product for each query (id → text)."""
     if depth < 1:
         raise UserError(f"depth={depth}: expected at least 1")
     if not queries:
         return {}
-    found_Q = _find(index, list(queries.values()), depth, seconds)
+    found_Q = _find(index, list(queries.values()), depth)
     rows = (row for found in found_Q for _, row in found)
     ids = {row: passage.id for row, passage in read_rows(index.lines, rows)}
     return {
@@ -139,30 +123,25 @@ def search_run(
     }
 
 
-def search_text(
-    index: DenseIndex, query: str, k: int = 10, seconds: dict[str, float] | None = None
-) -> list[FoundPassage]:
-    """Finds the `k` best passages for one query; `seconds` is as in `search_run`."""
+def search_text(index: DenseIndex, query: str, k: int = 10) -> list[FoundPassage]:
+    """Finds the `k` best passages for one query."""
     if not query.strip() or without_surrogates(query) != query:
         raise UserError("the query is empty or not UTF-8: expected some words")
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
-    (found,) = _find(index, [query], k, seconds)
+    (found,) = _find(index, [query], k)
     passages = dict(read_rows(index.lines, (row for _, row in found)))
     return [FoundPassage(score, passages[row]) for score, row in found]
 
 
-def _find(
-    index: DenseIndex, texts: list[str], k: int, seconds: dict[str, float] | None
-) -> list[list[tuple[float, int]]]:
+def _find(index: DenseIndex, texts: list[str], k: int) -> list[list[tuple[float, int]]]:
     """Returns score and row of what was found for each text, best first."""
     start = time.perf_counter()
     vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
     vectors_QxD = vectors_QxD.astype(np.float32)
     encoded = time.perf_counter()
     scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, index.n_passages))
-    if seconds is not None:
-        seconds.update(encoding=encoded - start, search=time.perf_counter() - encoded)
+    index.seconds.update(encoding=encoded - start, search=time.perf_counter() - encoded)
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
     order_QxK = np.lexsort((rows_QxK, -scores_QxK))
     return [

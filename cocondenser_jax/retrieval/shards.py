@@ -17,15 +17,13 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from cocondenser_jax.collection.layouts import Passage, parse_passage
-from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.files import new_file, read_object
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import new_file, read_object, require_same
 from cocondenser_jax.paths import shard_folders
 
 MANIFEST = "manifest.json"
 # Settings that may differ, between machines and when a run resumes: checksums are compared.
 MOVED = ("model", "corpus")
-# Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
-BLOCK_ROWS = 65_536
 _DAMAGED = "is missing or damaged: encode again with the same flags, which renews such shards only"
 # What the manifests of embeddings and of an index both hold.
 _KINDS = {
@@ -72,18 +70,11 @@ def map_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray | No
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of a folder of embeddings, its parts on several machines too, or an index.
-
-    Raises:
-      UserError: if there is none, or it lacks something or contradicts itself or another part's.
-    """
+    """Reads the manifest of an index, or of embeddings, whose parts on several machines agree."""
     parts = shard_folders(folder)
-    first, *others = map(_read_manifest, parts)
-    for part, other in zip(parts[1:], others, strict=True):
-        names = [name for name in first if name not in MOVED and other.get(name) != first[name]]
-        if names:
-            raise UserError(f"{part} differs from {parts[0]} in its {first_three(names)}")
-    return first
+    manifests = [_read_manifest(part) for part in parts]
+    require_same(parts, manifests, [name for name in manifests[0] if name not in MOVED])
+    return manifests[0]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -150,7 +141,7 @@ def read_rows(lines: Sequence[PassageLines], rows: Iterable[int]) -> Iterator[tu
 def nearest(
     shards: Sequence[np.ndarray], queries_QxD: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the vectors with the largest inner products, exactly, one block after another.
+    """Finds the vectors with the largest inner products, exactly, one shard after another.
 
     Args:
       shards: vectors, N x D each.
@@ -164,13 +155,12 @@ def nearest(
     best = faiss.ResultHeap(len(queries_QxD), k, keep_max=True)
     first_row = 0
     for shard in tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1):
-        for start in range(0, len(shard), BLOCK_ROWS):
-            block_NxD = np.asarray(shard[start : start + BLOCK_ROWS], np.float32)
-            scores_QxK, rows_QxK = faiss.knn(
-                queries_QxD, block_NxD, min(k, len(block_NxD)), faiss.METRIC_INNER_PRODUCT
-            )
-            best.add_result(scores_QxK, rows_QxK + first_row)
-            first_row += len(block_NxD)
+        vectors_NxD = np.asarray(shard, np.float32)
+        scores_QxK, rows_QxK = faiss.knn(
+            queries_QxD, vectors_NxD, min(k, len(shard)), faiss.METRIC_INNER_PRODUCT
+        )
+        best.add_result(scores_QxK, rows_QxK + first_row)
+        first_row += len(shard)
     best.finalize()
     return best.D, best.I
 

@@ -63,6 +63,14 @@ def test_a_vocabulary_with_capitals_is_cased(wordpiece_folder: Path, tmp_path: P
     assert_same_ids(tokenizer, AutoTokenizer.from_pretrained(tmp_path))
 
 
+def test_a_line_separator_in_a_vocabulary_ends_no_line(
+    wordpiece_folder: Path, tmp_path: Path
+) -> None:
+    entries = (wordpiece_folder / "vocab.txt").read_text()
+    (tmp_path / "vocab.txt").write_text(entries.replace("\n", "\na\u2028b\n", 1))
+    assert_same_ids(load_tokenizer(str(tmp_path)), BertTokenizer.from_pretrained(tmp_path))
+
+
 def test_the_config_beside_the_vocabulary_decides_about_case(
     wordpiece_folder: Path, tmp_path: Path
 ) -> None:

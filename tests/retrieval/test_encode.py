@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+import torch
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
@@ -118,6 +119,16 @@ def test_a_machine_without_a_shard_and_the_vectors_of_each_for_a_database(
     assert [len(part) for part in shards.open_shards(tmp_path / "out", manifest)[0]] == [40, 20]
 
 
+@pytest.mark.effect("encode --batch_size")
+def test_forward_passes_are_smaller_on_a_cpu(model_folder, beir, tmp_path, forward_sizes):
+    encode.encode_corpus(model_folder, beir, tmp_path / "torch")  # 60 passages
+    assert max(forward_sizes) == (60 if torch.cuda.is_available() else 32)
+    sizes = []
+    of_accelerator = lambda model, folder, batch_size, dtype: sizes.append(batch_size)  # noqa: E731
+    encode.encode_corpus(model_folder, beir, tmp_path / "jax", backend=of_accelerator)
+    assert sizes == [128]
+
+
 def test_half_precision_on_disk(model_folder, beir, tmp_path):
     encode.encode_corpus(model_folder, beir, tmp_path / "f16", dtype="float16")
     encode.encode_corpus(model_folder, beir / "corpus.jsonl", tmp_path / "f32")
@@ -194,10 +205,19 @@ def no_passages(out):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [cut_vectors, lengthen_vectors, other_vectors, no_array, cut_passages, no_passages],
+    ("damage", "renewed"),
+    [
+        (cut_vectors, ["d20"]),
+        (lengthen_vectors, ["d20"]),
+        (other_vectors, ["d20"]),
+        (no_array, ["d20"]),
+        (cut_passages, []),
+        (no_passages, []),
+    ],
 )
-def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, monkeypatch, damage):
+def test_a_damaged_shard_alone_is_encoded_again(
+    model_folder, beir, tmp_path, monkeypatch, damage, renewed
+):
     out = tmp_path / "out"
     encode.encode_corpus(model_folder, beir, out, shard_size=20)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -211,7 +231,7 @@ def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, mo
 
     monkeypatch.setattr(encode, "_encode", note)
     encode.encode_corpus(model_folder, beir, out, shard_size=20)
-    assert encoded == ["d20"]
+    assert encoded == renewed
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 

@@ -40,7 +40,7 @@ def encoded(model_folder, beir, tmp_path_factory):
 @pytest.fixture
 def same_model(model_folder, monkeypatch):
     """The model is loaded once, and not for each broken folder."""
-    model = models.load_retriever(model_folder, device="cpu")
+    model = models.load_retriever(model_folder)
     monkeypatch.setattr(search, "load_retriever", lambda *args, **kwargs: model)
 
 
@@ -177,12 +177,12 @@ def test_a_broken_data_folder_is_read_or_refused(layout, tmp_path):
 def sentence_folder(model_folder, tmp_path_factory):
     """A folder of sentence-transformers."""
     folder = tmp_path_factory.mktemp("sentences") / "encoder"
-    models.load_retriever(model_folder, device="cpu").save_pretrained(str(folder))
+    models.load_retriever(model_folder).save_pretrained(str(folder))
     return folder
 
 
 def encode_with(folder):
-    models.load_retriever(folder, device="cpu").encode_query([TEXT])
+    models.load_retriever(folder).encode_query([TEXT])
 
 
 def score_with(folder):

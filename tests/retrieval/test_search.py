@@ -30,14 +30,14 @@ def index(embeddings, tmp_path_factory):
 
 
 def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index, tmp_path):
-    model = models.load_retriever(model_folder, 8, 16)
+    model = models.load_retriever(model_folder, passage_length=16)
     passages = list(read_corpus(beir))
     queries = read_queries(beir)
     scores = (
         model.encode_query(list(queries.values()))
         @ np.stack([model.encode_document(passage_text(p)) for p in passages]).T
     )
-    searcher = search.open_index(index, model_folder, query_length=8)
+    searcher = search.open_index(index, model_folder)
     run = search.search_run(searcher, queries, depth=10)
     assert list(run) == list(queries)
     for row, query in zip(scores, queries, strict=True):
@@ -90,12 +90,11 @@ def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings,
         assert left.score == pytest.approx(right.score, rel=1e-6)
 
 
-def test_blocks_of_vectors_and_of_queries_do_not_matter(
+def test_blocks_of_queries_do_not_matter(
     model_folder, beir, embeddings, index, tmp_path, monkeypatch
 ):
     queries = read_queries(beir)
     whole = search.search_run(search.open_index(index, model_folder), queries)
-    monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)  # three blocks of each shard
     monkeypatch.setattr(search, "_QUERIES_AT_ONCE", 7)
     build_index(embeddings, tmp_path / "index")
     files = sorted(embeddings.glob("*.npy"))
@@ -145,9 +144,8 @@ def test_times_are_those_of_the_parts(model_folder, embeddings, monkeypatch):
     clock = iter([10.0, 12.0, 17.0])
     monkeypatch.setattr(search.time, "perf_counter", lambda: next(clock))
     searcher = search.open_index(embeddings, model_folder)
-    seconds = {}
-    search.search_run(searcher, {"q": "abcde"}, seconds=seconds)
-    assert seconds == {"encoding": 2.0, "search": 5.0}
+    search.search_run(searcher, {"q": "abcde"})
+    assert searcher.seconds == {"encoding": 2.0, "search": 5.0}
 
 
 # All lists of an IVF index: one list, faiss's own choice, may hold a single passage.

@@ -83,15 +83,11 @@ def verify_checkpoint(
     n_documents: int = 8,
     batch_out: Path | None = None,
 ) -> list[Row]:
-    """Compares the three implementations on the first documents of the run's data.
+    """Compares the three implementations, for a checkpoint of a run: the latest, or that of a step.
 
-    Args:
-      checkpoint: a run folder.
-      step: which checkpoint; None for the latest.
-      pytorch_folder: the same checkpoint, exported; None to export it to a temporary folder.
-      store: the token store; None for that of the run.
-      n_documents: of the batch; two spans of each.
-      batch_out: .npz file for the batch and our results.
+    Without `pytorch_folder`, the same checkpoint exported, it is exported to a temporary folder.
+    The batch has two spans of each of the first `n_documents` of the run's store, or of another; it
+    is written to `batch_out`, an .npz file, with our results.
 
     Returns:
       The losses, the CLS vectors, and the gradient, as a whole and by part of the network. Of

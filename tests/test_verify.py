@@ -102,6 +102,14 @@ def test_a_model_without_a_head_is_compared_too(run: Path, tmp_path: Path) -> No
     assert "head mlm loss" not in rows
 
 
+def test_a_setting_that_a_run_is_older_than_has_its_default(run: Path, tmp_path: Path) -> None:
+    older = shutil.copytree(run, tmp_path / "run")
+    facts = json.loads((older / "run.json").read_text())
+    del facts["config"]["train"]["remat"]
+    (older / "run.json").write_text(json.dumps(facts))
+    assert all(row.passes for row in verify_checkpoint(older))
+
+
 @pytest.mark.effect("verify checkpoint --checkpoint", "verify checkpoint --step")
 @pytest.mark.effect("verify checkpoint --store", "verify checkpoint --documents")
 @pytest.mark.effect("verify checkpoint --batch_out", "verify checkpoint --json_out")

@@ -37,12 +37,9 @@ def compare_models(
 ) -> tuple[dict[str, Any], Panel]:
     """Measures the attention of CLS in several encoders, on the same texts.
 
-    Args:
-      folders: retrievers or pre-trained models; each tower counts as an encoder.
-      source: a data folder, its file of passages, or a .txt with one text per line.
-      n_texts: how many of these to draw with `seed`; all where there are fewer.
-      seed: of the draw.
-      passage_length: tokens kept of a text.
+    The folders hold retrievers or pre-trained models; each tower counts as an encoder. Of a data
+    folder, its file of passages, or a .txt with one text per line, `n_texts` are drawn by the seed,
+    all where there are fewer, and `passage_length` tokens of each are kept.
 
     Returns:
       What was measured, {texts: their number, seed, passage_length, models: {name: {folder,
@@ -96,23 +93,17 @@ def layer_entropies(
     """Measures how broad the attention of CLS is, per layer, averaged over heads and texts.
 
     The measure is of Clark et al., *What does BERT look at?* (arXiv 1906.04341); Gao and Callan,
-    *Condenser* (arXiv 2104.08253), plot it for models before and after fine-tuning.
-
-    Args:
-      model: as `AutoModel` loads it. It is left in float32, in evaluation mode, with eager
-        attention.
-      tokenizer: the model's.
-      texts: at least one.
-      max_tokens: kept of a text, CLS and SEP among them; the distribution is over these.
+    *Condenser* (arXiv 2104.08253), plot it for models before and after fine-tuning. The model, as
+    `AutoModel` loads it, is left in float32, in evaluation mode, with eager attention. The
+    distribution is over at most `max_tokens` of a text, CLS and SEP among them.
 
     Raises:
       UserError: if the tokenizer does not put a CLS token first.
     """
     rows = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
     if any(row[:1] != [tokenizer.cls_token_id] for row in rows):
-        name = model.name_or_path
         raise UserError(
-            f"the tokenizer of {name} puts no CLS token first: "
+            f"the tokenizer of {model.name_or_path} puts no CLS token first: "
             "expected a BERT, RoBERTa, XLM-R or ModernBERT"
         )
     model.set_attn_implementation("eager")

@@ -102,7 +102,7 @@ def panel_svg(panel: Panel) -> str:
     Long curves are averaged down to 400 points; from 40 points on, a running mean lies over them.
     The `<svg>` element refers to the CSS variables `--series-0` ... and `--grid`.
     """
-    svg = _draw(panel, "svg", (4.6, 2.5), as_file=False).decode()
+    svg = _draw(panel, "svg", as_file=False).decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # would occur in each plot of the page
@@ -114,13 +114,13 @@ def panel_svg(panel: Panel) -> str:
 
 def write_plot(panel: Panel, out: Path) -> None:
     """Writes a panel that has a point, with title, legend and all points, as .png or .svg."""
-    content = _draw(panel, out.suffix.removeprefix("."), (5.6, 3.6), as_file=True)
+    content = _draw(panel, out.suffix.removeprefix("."), as_file=True)
     with new_file(out) as partial:
         partial.write_bytes(content)
 
 
-def _draw(panel: Panel, kind: str, inches: tuple[float, float], *, as_file: bool) -> bytes:
-    buffer = io.BytesIO()
+def _draw(panel: Panel, kind: str, *, as_file: bool) -> bytes:
+    buffer, inches = io.BytesIO(), (5.6, 3.6) if as_file else (4.6, 2.5)
     with mpl.rc_context({**_STYLE, "svg.hashsalt": panel.title}):
         figure = Figure(figsize=inches, layout="constrained")
         axes = figure.add_subplot()

@@ -20,14 +20,13 @@ from cocondenser_jax.convert.names import (
     Params,
     expected_shapes,
     from_tensors,
-    tensor_names,
     to_tensors,
 )
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.files import read_object
 from cocondenser_jax.hub import find_folder
-from cocondenser_jax.model.config import MODEL_TYPES, ModelConfig
+from cocondenser_jax.model.config import MODEL_TYPES, SIZES, ModelConfig
 from cocondenser_jax.paths import plain_path
 from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.step import initial_params
@@ -42,10 +41,6 @@ _SUPPORTED = {
     **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
 }
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
-_SIZES = (
-    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
-    " max_position_embeddings"
-).split()
 # Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
 
@@ -97,7 +92,7 @@ def load_folder(
     except (TypeError, UserError) as error:
         raise UserError(f"{folder}: {error}") from error
     params = complete(folder, tensors, config, init_head_seed)
-    others = tensors.keys() - tensor_names(config).values()
+    others = tensors.keys() - expected_shapes(config).keys()
     if unused := sorted(name for name in others if not _IGNORED.search(name)):
         logger.warning("%s: %d tensors are not used: %s", folder, len(unused), first_three(unused))
     return config, params
@@ -126,15 +121,13 @@ def complete(
         logger.warning("%s has no %s: a new one is drawn from seed %d", source, part, seed)
         new = to_tensors(initial_params(config, seed), config)
         tensors = {**tensors, **{name: new[name] for name in names}}
-    missing = [name for name in shapes if name not in tensors]
-    if missing:
+    if missing := [name for name in shapes if name not in tensors]:
         raise UserError(f"{source}: {len(missing)} tensors are missing: {first_three(missing)}")
-    wrong = [
+    if wrong := [
         f"{name} is {tensors[name].shape}, expected {shape}"
         for name, shape in shapes.items()
         if tensors[name].shape != shape
-    ]
-    if wrong:
+    ]:
         raise UserError(f"{source}: {len(wrong)} tensors have another shape: {first_three(wrong)}")
     return from_tensors(tensors, config)
 
@@ -150,7 +143,7 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
     for key, supported in _SUPPORTED.items():
         if values.get(key, supported) != supported:
             raise UserError(f"{path}: {key} is {values[key]!r}; only {supported!r} is supported")
-    for key in _SIZES:
+    for key in SIZES:
         if type(values.get(key)) is not int:
             raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
     if model_type == "modernbert":

@@ -46,6 +46,7 @@ _STACKED = ["query", "key", "value"]  # in this order
 class Names(NamedTuple):
     """What a family of models calls its parts."""
 
+    architecture: str  # transformers' class, with the MLM projection
     backbone: str
     mlm: dict[str, str]  # "": where its bias is
     layers: str = "encoder.layer."
@@ -60,10 +61,11 @@ _BERT_MLM = {
 }
 _ROBERTA_MLM = {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"}
 NAMES = {
-    "bert": Names("bert.", _BERT_MLM),
-    "roberta": Names("roberta.", _ROBERTA_MLM),
-    "xlm-roberta": Names("roberta.", _ROBERTA_MLM),
+    "bert": Names("BertForMaskedLM", "bert.", _BERT_MLM),
+    "roberta": Names("RobertaForMaskedLM", "roberta.", _ROBERTA_MLM),
+    "xlm-roberta": Names("XLMRobertaForMaskedLM", "roberta.", _ROBERTA_MLM),
     "modernbert": Names(
+        "ModernBertForMaskedLM",
         "model.",
         {"": "decoder", "dense": "head.dense", "norm": "head.norm"},
         "layers.",
@@ -88,21 +90,19 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
 
     Where several paths have one name, the tensor is theirs, stacked.
     """
-    names = NAMES[config.model_type]
-    return {path: _tensor_name(path, names) for path in _shapes(config)}
-
-
-def _tensor_name(path: str, names: Names) -> str:
-    block, *module, leaf = path.split("/")
-    kind, _, index = block.partition("_")
-    prefix, modules = {
-        "embeddings": (f"{names.backbone}embeddings.", names.embeddings),
-        "layers": (f"{names.backbone}{names.layers}{index}.", names.layer),
-        "head": (f"{HEAD_PREFIX}{index}.", names.layer),
-        "final": (names.backbone, {"": "final_norm"}),
-        "mlm": ("", names.mlm),
-    }[kind]
-    return f"{prefix}{modules['/'.join(module)]}.{_LEAVES[leaf]}"
+    names, found = NAMES[config.model_type], {}
+    for path in _shapes(config):
+        block, *module, leaf = path.split("/")
+        kind, _, index = block.partition("_")
+        prefix, modules = {
+            "embeddings": (f"{names.backbone}embeddings.", names.embeddings),
+            "layers": (f"{names.backbone}{names.layers}{index}.", names.layer),
+            "head": (f"{HEAD_PREFIX}{index}.", names.layer),
+            "final": (names.backbone, {"": "final_norm"}),
+            "mlm": ("", names.mlm),
+        }[kind]
+        found[path] = f"{prefix}{modules['/'.join(module)]}.{_LEAVES[leaf]}"
+    return found
 
 
 def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:

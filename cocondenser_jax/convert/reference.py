@@ -125,11 +125,9 @@ def full_labels(batch: Batch) -> torch.Tensor:
 
 def mlm_sum(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tensor:
     """Returns the cross-entropy summed over all positions whose label is not `IGNORED`."""
+    logits_NxV, labels_N = logits_BxLxV.flatten(0, 1).float(), labels_BxL.flatten()
     return torch.nn.functional.cross_entropy(
-        logits_BxLxV.flatten(0, 1).float(),
-        labels_BxL.flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
+        logits_NxV, labels_N, ignore_index=IGNORED, reduction="sum"
     )
 
 

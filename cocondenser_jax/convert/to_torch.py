@@ -4,30 +4,21 @@ import html
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
-from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, MODERN_CONFIG, to_tensors
+from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, MODERN_CONFIG, NAMES, to_tensors
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, visible
 from cocondenser_jax.files import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
-
-ARCHITECTURES = {
-    "bert": "BertForMaskedLM",
-    "roberta": "RobertaForMaskedLM",
-    "xlm-roberta": "XLMRobertaForMaskedLM",
-    "modernbert": "ModernBertForMaskedLM",
-}
-MODERN_FIELDS = (
-    "local_attention global_attn_every_n_layers global_rope_theta local_rope_theta"
-).split()
 
 
 def export_run(run: Path, out: Path, *, step: int | str | None = None, **options: Any) -> None:
@@ -107,10 +98,10 @@ def _transformers_config(config: ModelConfig) -> dict[str, Any]:
         # Else transformers takes the published model's, which may be beyond the vocabulary.
         sizes |= dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "cls", "sep"))
     else:
-        sizes = {k: v for k, v in sizes.items() if k not in MODERN_FIELDS}
+        sizes = {k: v for k, v in sizes.items() if not k.startswith(("local_", "global_"))}
         sizes |= {"hidden_act": "gelu", "position_embedding_type": "absolute"}
     return {
-        "architectures": [ARCHITECTURES[config.model_type]],
+        "architectures": [NAMES[config.model_type].architecture],
         **sizes,
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
@@ -155,7 +146,7 @@ def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
-    rows = "\n".join(f"| {key} | {value} |" for key, value in _table(facts))
+    facts = flatten_dict(dict(facts), sep=".")
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     values = {
         **config.to_dict(),
@@ -163,7 +154,7 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
         "training": "pre-trained",
         "title": html.escape(visible(name), quote=False),
         "literal": json.dumps(name, ensure_ascii=False),
-        "rows": rows,
+        "rows": "\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items()),
     }
     if config.n_head_layers:
         values["training"] = (
@@ -173,16 +164,11 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
     return template.substitute(values)
 
 
-def _table(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of every fact; the names of nested ones are joined by dots."""
-    for key, value in facts.items():
-        if isinstance(value, Mapping):
-            yield from _table(value, f"{prefix}{key}.")
-        else:
-            text = value if isinstance(value, str | Path) else json.dumps(value, default=str)
-            cell = " ".join(_without_private_parts(str(text)).split())
-            # Facts come from files and settings, and a card is shown as a web page.
-            yield f"{prefix}{key}", html.escape(visible(cell), quote=False).replace("|", "\\|")
+def _cell(fact: Any) -> str:
+    """Returns a fact, which comes from files and settings, as a cell of a table on a web page."""
+    text = fact if isinstance(fact, str | Path) else json.dumps(fact, default=str)
+    cell = " ".join(_without_private_parts(str(text)).split())
+    return html.escape(visible(cell), quote=False).replace("|", "\\|")
 
 
 def _without_private_parts(text: str) -> str:

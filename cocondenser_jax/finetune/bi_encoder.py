@@ -106,14 +106,8 @@ def _planner(
     # `with_format` of datasets 5.2 would copy the collection, which the present format refers to.
     queries, positives = (data.pairs.data[name].to_pylist() for name in ("query_id", "positive_id"))
     texts = [data.queries[query] for query in queries], [data.passages[p] for p in positives]
+    ids, scores, depth = (queries, positives), config.batch_scores, config.batch_depth
     planner = HardPlans(
-        folder,
-        model,
-        texts,
-        (queries, positives),
-        batch_size,
-        seed=seed,
-        scores=config.batch_scores,
-        depth=config.batch_depth,
+        folder, model, texts, ids, batch_size, seed=seed, scores=scores, depth=depth
     )
     return planner.plan, [planner]

@@ -141,11 +141,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         return self._loss(embed_columns(self.model, sentence_features), labels)
 
     def calculate_loss(
-        self,
-        reps: list[list[torch.Tensor]],
-        labels: Any = None,
-        *,
-        with_backward: bool = False,
+        self, reps: list[list[torch.Tensor]], labels: Any = None, *, with_backward: bool = False
     ) -> torch.Tensor:
         """Returns the loss of embeddings in chunks: see `CachedLossMixin`."""
         loss = self._loss([torch.cat(chunks) for chunks in reps], labels)

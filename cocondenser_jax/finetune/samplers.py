@@ -62,17 +62,11 @@ class HardPlans(TrainerCallback):
         scores: str = "encoder",
         depth: int = 100,
     ) -> None:
-        """Plans nothing yet.
+        """Plans nothing yet; the folder will hold the plans, `epoch-0000.npz` and so on.
 
-        Args:
-          folder: for the plans, `epoch-0000.npz` and so on.
-          model: the encoder in training.
-          texts: queries and passages, one of each per pair.
-          ids: theirs; pairs that would be false negatives of each other are kept apart.
-          batch_size: pairs.
-          seed: of the plans.
-          scores: whose are the scores after the first epoch, "encoder" or "bm25".
-          depth: passages scored for each query.
+        `texts` and `ids` are those of queries and passages, one of each per pair; pairs that would
+        be false negatives of each other are kept apart. After the first epoch, the scores are those
+        of the "encoder" in training, or still of "bm25", for `depth` passages of each query.
         """
         self._folder, self._scores = folder, scores
         self._n_steps = len(texts[0]) // batch_size

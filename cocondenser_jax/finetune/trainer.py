@@ -128,17 +128,12 @@ def run(
     patience: int = 0,
     loggers: Sequence[Log] = (),
 ) -> dict[str, Any]:
-    """Trains to the end, from the newest checkpoint if there is one, and saves the model.
+    """Trains to the end, from the newest intact checkpoint if there is one, and saves the model.
 
     With an evaluator, that is the model of the best evaluation; and `patience` evaluations without
-    a gain end the run, for 0 none do. `result` is the model's folder in `workdir`.
-    `loggers` get what is logged, see `metrics_log`.
-
-    Returns:
-      What `tasks.finetune` returns, without the number of rows.
-
-    Raises:
-      UserError: if there are checkpoints but none is intact, or something cannot be written.
+    a gain end the run, for 0 none do. `result` is the model's folder in `workdir`. `loggers` get
+    what is logged, see `metrics_log`. Returns what `tasks.finetune` does, without the number of
+    rows.
     """
     start = time.perf_counter()
     checkpoints = workdir / "checkpoints"
@@ -155,9 +150,8 @@ def run(
             save(*arguments)
             PartialState().wait_for_everyone()  # each writes a part of it
             if is_main_process():
-                folder = Path(
-                    str(trainer.args.output_dir), f"checkpoint-{trainer.state.global_step}"
-                )
+                step = trainer.state.global_step
+                folder = Path(str(trainer.args.output_dir), f"checkpoint-{step}")
                 if own := _own_parameters(loss.state_dict()):
                     save_file(own, folder / _LOSS)
                 write_checksums(folder)
@@ -173,15 +167,11 @@ def run(
         trainer.args.output_dir = str(plain)
         trainer.train(resume_from_checkpoint=f"{plain}/checkpoint-{step}" if step else None)
     trainer.accelerator.wait_for_everyone()
-    best: dict[str, Any] = {}
-    if best_step := trainer.state.best_global_step:
-        measure = str(trainer.args.metric_for_best_model)
-        best = {"best_step": best_step, measure: trainer.state.best_metric}
+    best_step, value = trainer.state.best_global_step, trainer.state.best_metric
+    measure = str(trainer.args.metric_for_best_model)
     if is_main_process():
-        if best:
-            logger.info(
-                "saving the best model: step %d, %s %.4f", best_step, measure, best[measure]
-            )
+        if best_step:
+            logger.info("saving the best model: step %d, %s %.4f", best_step, measure, value)
             if name := _damage(folder := checkpoints / f"checkpoint-{best_step}"):
                 raise UserError(f"{folder}, the best, is damaged: {name} is not what was saved")
             with plain_path(folder) as plain:
@@ -196,7 +186,8 @@ def run(
         "steps": trainer.state.global_step,
         "loss": losses[-1],
         "seconds": time.perf_counter() - start,
-    } | best
+        **({"best_step": best_step, measure: value} if best_step else {}),
+    }
 
 
 class _Metrics(ProgressCallback):

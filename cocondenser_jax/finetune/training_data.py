@@ -136,14 +136,9 @@ def fill_rows(data: TrainingData, rows: Mapping[str, Sequence[str]]) -> dict[str
 def read_training(config: ConfigDict, teacher_run: Path | None = None) -> TrainingData:
     """Reads the pairs of a training set and the negatives to draw from.
 
-    A query without results in `config.negatives_run` draws from all passages.
-
-    Args:
-      config: has the settings `RANKING` and `TRAINING` of configs/finetune.py.
-      teacher_run: a cross-encoder's scores; negatives are drawn from the passages it has scored.
-
-    Raises:
-      UserError: for data that cannot be read or does not fit together.
+    The config has the settings `RANKING` and `TRAINING` of configs/finetune.py. A query without
+    results in `config.negatives_run` draws from all passages; with a cross-encoder's scores,
+    `teacher_run`, negatives are drawn from the passages it has scored.
     """
     folder, split, n_negatives = Path(config.data), config.split, config.negatives_per_query
     files = split_files(folder, split)
@@ -165,15 +160,9 @@ def read_training(config: ConfigDict, teacher_run: Path | None = None) -> Traini
         files["teacher_run"] = teacher_run
         teacher = read_run(teacher_run)
         candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
+    pairs, judgments = training_pairs(relevant), to_judgments(relevant, teacher)
     return TrainingData(
-        training_pairs(relevant),
-        to_judgments(relevant, teacher),
-        queries,
-        passages,
-        candidates,
-        n_negatives,
-        config.seed,
-        files,
+        pairs, judgments, queries, passages, candidates, n_negatives, config.seed, files
     )
 
 

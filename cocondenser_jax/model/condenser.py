@@ -73,10 +73,9 @@ class Condenser(nn.Module):
           seeds_B: one dropout seed per span (uint32); None for no dropout.
         """
         config = self.config
-        cls_Bx1 = jnp.zeros_like(input_ids_BxL[:, :1])
-        rows_BxQ = cls_Bx1
+        rows_BxQ = jnp.zeros_like(input_ids_BxL[:, :1])  # CLS
         if config.late_mlm:
-            rows_BxQ = jnp.concatenate([cls_Bx1, masked_positions_BxM], axis=1)
+            rows_BxQ = jnp.concatenate([rows_BxQ, masked_positions_BxM], axis=1)
         early_BxLxD, late_BxQxD = self._backbone(
             input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ
         )
@@ -120,19 +119,15 @@ class Condenser(nn.Module):
         rows_BxQ: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns `early_BxLxD` and `late_BxQxD` (all rows with `rows_BxQ=None`)."""
-        hidden_BxLxD = self.embeddings(input_ids_BxL, fold_in(seeds_B, 0))
-        early_BxLxD = hidden_BxLxD
-        for index, layer in enumerate(self.layers[:-1]):
-            hidden_BxLxD = layer(hidden_BxLxD, attention_mask_BxL, fold_in(seeds_B, 1 + index))
-            if index + 1 == self.config.skip_from:
-                early_BxLxD = hidden_BxLxD
-        last_seeds_B = fold_in(seeds_B, self.config.num_hidden_layers)
-        if self.config.skip_from == self.config.num_hidden_layers:
-            # The head then reads the late output, so all of its rows are needed.
-            early_BxLxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B)
-            late_BxQxD = early_BxLxD if rows_BxQ is None else take_rows(early_BxLxD, rows_BxQ)
-        else:
-            late_BxQxD = self.layers[-1](hidden_BxLxD, attention_mask_BxL, last_seeds_B, rows_BxQ)
+        skip_from, last = self.config.skip_from, self.config.num_hidden_layers
+        early_BxLxD = hidden_BxSxD = self.embeddings(input_ids_BxL, fold_in(seeds_B, 0))
+        for number, layer in enumerate(self.layers, 1):
+            # A head that reads the late output needs all of its rows.
+            rows = rows_BxQ if number == last != skip_from else None
+            hidden_BxSxD = layer(hidden_BxSxD, attention_mask_BxL, fold_in(seeds_B, number), rows)
+            if number == skip_from:
+                early_BxLxD = hidden_BxSxD
+        late_BxQxD = take_rows(hidden_BxSxD, rows_BxQ) if skip_from == last else hidden_BxSxD
         return self._final(early_BxLxD), self._final(late_BxQxD)
 
     def _final(self, hidden_BxSxD: jax.Array) -> jax.Array:

@@ -7,13 +7,12 @@ from typing import Any, Literal
 
 from cocondenser_jax.errors import UserError
 
-_SIZES = (
+SIZES = (  # that every `config.json` holds
     "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
-    " max_position_embeddings type_vocab_size local_attention global_attn_every_n_layers"
+    " max_position_embeddings"
 ).split()
+_OTHER_SIZES = "type_vocab_size", "local_attention", "global_attn_every_n_layers"
 MODEL_TYPES = "bert", "roberta", "xlm-roberta", "modernbert"
-_RATES = "hidden_dropout_prob", "attention_probs_dropout_prob"
-_SCALES = "layer_norm_eps", "initializer_range"
 
 
 def size_limit(name: str) -> int:
@@ -55,16 +54,16 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Raises a UserError for shapes that cannot be built."""
         self._require("model_type", lambda kind: kind in MODEL_TYPES, " or ".join(MODEL_TYPES))
-        for name in _SIZES:
+        for name in (*SIZES, *_OTHER_SIZES):
             self._require_whole(name, 1, size_limit(name))
         self._require_whole("n_head_layers", 0, size_limit("n_head_layers"))
         self._require_whole("pad_token_id", 0, self.vocab_size - 1)
         self._require_whole("skip_from", 0, self.num_hidden_layers)
-        for name in _RATES:
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             self._require_number(name, lambda rate: 0 <= rate < 1, "a number from 0 to below 1")
         for name in ("global_rope_theta", "local_rope_theta"):
             self._require_number(name, lambda base: 1 < base < math.inf, "a number above 1")
-        for name in _SCALES:
+        for name in ("layer_norm_eps", "initializer_range"):
             self._require_number(name, lambda scale: 0 < scale <= 1, "a number above 0, at most 1")
         self._require("late_mlm", lambda value: type(value) is bool, "true or false")
         if not (self.n_head_layers or self.late_mlm):

@@ -17,8 +17,10 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import dropout, fold_in
 
 
-def take_rows(hidden_BxLxD: jax.Array, rows_BxQ: jax.Array) -> jax.Array:
-    """Returns `hidden_BxQxD`: the rows of each span at the given positions."""
+def take_rows(hidden_BxLxD: jax.Array, rows_BxQ: jax.Array | None) -> jax.Array:
+    """Returns `hidden_BxQxD`: the rows of each span at the given positions, all for None."""
+    if rows_BxQ is None:
+        return hidden_BxLxD
     return jnp.take_along_axis(hidden_BxLxD, rows_BxQ[:, :, None], axis=1)
 
 
@@ -118,37 +120,31 @@ class TransformerLayer(nn.Module):
         seeds_B: jax.Array | None = None,
         rows_BxQ: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns `hidden_BxQxD`, the layer's output at all rows or at the requested ones.
+        """Returns `hidden_BxQxD`, the layer's output at the requested rows, or at all for None.
 
-        Args:
-          hidden_BxLxD: the previous layer's output.
-          attention_mask_BxL: true (or 1) at tokens, false at padding.
-          seeds_B: one dropout seed per span (uint32), or None.
-          rows_BxQ: positions of the requested rows; None for all. Keys and values are those of the
-            whole span either way, so a row's values do not depend on which are requested.
+        Keys and values are those of the whole span either way, so a row's values do not depend on
+        which are requested. The mask is true (or 1) at tokens; `seeds_B` is one dropout seed per
+        span (uint32), or None.
         """
         config = self.config
-        norm_first = config.is_modern
         norm = functools.partial(layer_norm, config, self.dtype)
         n_spans, length, _ = hidden_BxLxD.shape
         all_BxL = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
         numbers_BxQ = all_BxL if rows_BxQ is None else rows_BxQ
-
-        def at_rows(x_BxLxD: jax.Array) -> jax.Array:
-            return x_BxLxD if rows_BxQ is None else take_rows(x_BxLxD, rows_BxQ)
 
         def drop(x_BxQxD: jax.Array, site: int) -> jax.Array:
             seeds_BxQ = fold_in(fold_in(seeds_B, site), numbers_BxQ)
             return dropout(x_BxQxD, config.hidden_dropout_prob, seeds_BxQ)
 
         read_BxLxD = hidden_BxLxD
-        if norm_first and self.number != 0:
+        if config.is_modern and self.number != 0:
             read_BxLxD = norm("attention_norm")(read_BxLxD)
+        read_BxQxD = take_rows(read_BxLxD, rows_BxQ)
         attended_BxQxD = self._attend(
-            at_rows(read_BxLxD), read_BxLxD, numbers_BxQ, attention_mask_BxL, fold_in(seeds_B, 0)
+            read_BxQxD, read_BxLxD, numbers_BxQ, attention_mask_BxL, fold_in(seeds_B, 0)
         )
-        attended_BxQxD = at_rows(hidden_BxLxD) + drop(attended_BxQxD, 1)
-        if norm_first:
+        attended_BxQxD = take_rows(hidden_BxLxD, rows_BxQ) + drop(attended_BxQxD, 1)
+        if config.is_modern:
             inner_BxQxD = self._feed_forward(norm("mlp_norm")(attended_BxQxD))
             return attended_BxQxD + drop(inner_BxQxD, 2)
         attended_BxQxD = norm("attention_norm")(attended_BxQxD)

@@ -1,11 +1,7 @@
 """A run folder: what the run decided (`run.json`) and its checkpoints.
 
-run.json            config, model, data hash, seed, versions
-checkpoints/<step>/ params/ and optimizer/, each Orbax's files and their checksums
-damaged/<step>/     checkpoints that were found damaged when the run resumed from an earlier one
-tokenizer/          the store's tokenizer, so that the run folder is all that `convert` needs
-metrics.jsonl       see ../metrics.py
-nonfinite-<step>.npz  see nonfinite.py
+docs/architecture.md lists its files. A checkpoint is a folder of Orbax's files and their checksums
+for each of parameters and optimizer state.
 """
 
 import contextlib
@@ -47,8 +43,6 @@ from cocondenser_jax.pretrain.step import TrainState, initial_params
 logger = logging.getLogger(__name__)
 
 LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-# What Orbax and TensorStore raise when a file is broken.
-UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 # Settings that may differ when a run resumes: they change how it is computed or stored, not what.
 FREE_SETTINGS = (
     "config.train.chunk_size",
@@ -62,7 +56,6 @@ FREE_SETTINGS = (
 )
 # Where `config.probe.metric` is "": the first of them that the probe measures.
 DEFAULT_METRICS = ("ndcg_at_10", "partner_mrr", "mlm_loss")
-LOWER_IS_BETTER = "mlm_loss"
 
 
 class BestProbe(NamedTuple):
@@ -165,7 +158,7 @@ def best_probe(workdir: Path, steps: Container[int] | None = None) -> BestProbe 
         return None
     steps = _steps(workdir) if steps is None else steps
     for metric in [asked] if asked else DEFAULT_METRICS:
-        sign, name = -1 if metric == LOWER_IS_BETTER else 1, f"probe/{metric}"
+        sign, name = -1 if metric == "mlm_loss" else 1, f"probe/{metric}"  # less is better
         probes = {int(x["step"]): x[name] for x in logged if math.isfinite(x.get(name, math.nan))}
         if saved := [step for step in probes if step in steps]:
             step = max(saved, key=lambda step: (sign * probes[step], -step))
@@ -259,7 +252,7 @@ def _restore(workdir: Path, step: int, like: dict[str, Any]) -> dict[str, Any]:
         if jax.tree.map(np.shape, restored) != jax.tree.map(np.shape, zeros):
             raise ValueError("its arrays have other shapes than those of the model")
         return restored
-    except UNREADABLE as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:  # Orbax's and TensorStore's
         raise UserError(f"checkpoint {folder} is damaged ({first_line(error)})") from error
 
 
@@ -267,11 +260,11 @@ def _write(workdir: Path, step: int, items: dict[str, Any]) -> None:
     """Writes the arrays of trees as a checkpoint, whole or not at all."""
     checkpoints = workdir / "checkpoints"
     try:
-        with new_folder(checkpoints / str(step)) as folder, plain_path(folder) as plain:
+        with new_folder(checkpoints / str(step)) as folder:
             for item, tree in items.items():
                 (folder / item).mkdir()
                 arrays = jax.tree.map(np.asarray, tree)
-                _orbax().save(plain / item, args=ocp.args.PyTreeSave(arrays))
+                _orbax().save(folder / item, args=ocp.args.PyTreeSave(arrays))
                 write_checksums(folder / item)
     except (OSError, ValueError, UserError) as error:
         raise UserError(
@@ -315,8 +308,6 @@ def _fixed(run: dict[str, Any]) -> dict[str, Any]:
             "this folder holds a converted model: start from it with --config.warm_start, in a"
             " new folder"
         )
-    flat = flatten_dict({"config": run["config"], "model": run.get("model")}, sep=".")
-    fixed = {name: value for name, value in flat.items() if not name.startswith(FREE_SETTINGS)}
-    data = run.get("data")
-    data = data if isinstance(data, dict) else {}
-    return fixed | {f"data.{name}": data.get(name) for name in ("sha256", "weights")}
+    fixed, flat = ("config", "model", "data.sha256", "data.weights"), flatten_dict(run, sep=".")
+    names = (name for name in flat if name.startswith(fixed))
+    return {name: flat[name] for name in names if not name.startswith(FREE_SETTINGS)}

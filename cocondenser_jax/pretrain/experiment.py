@@ -13,7 +13,8 @@ from cocondenser_jax.pretrain.step import LossSettings, StepSettings
 
 def step_settings(config: ConfigDict, n_steps: int) -> StepSettings:
     """Returns what a step needs of an experiment whose run has `n_steps`."""
-    loss = {name: config.train[name] for name in LossSettings._fields if name != "seed"}
+    # A run may be older than a setting, which then has the default of `LossSettings`.
+    loss = {name: value for name, value in config.train.items() if name in LossSettings._fields}
     optimizer = AdamW(**config.optimizer, n_steps=n_steps)
     return StepSettings(LossSettings(config.seed, **loss), optimizer, config.train.skip_nonfinite)
 

@@ -46,7 +46,7 @@ def train(config: ConfigDict, workdir: Path, warm_start: WarmStart = lambda: Non
     """Pre-trains with the objective of an experiment, from the start or the run's last checkpoint.
 
     On several hosts each calls it, after `hosts.connect`, with a store of its own; only the first
-    reads and writes the run folder; `checkpoint.py` says what it holds.
+    reads and writes the run folder; docs/architecture.md says what it holds.
 
     `warm_start` gives model and parameters to start from, or None for a new model. It is not called
     for a run that resumes: what that run started from may be gone by then.
@@ -169,12 +169,11 @@ def _describe(
     """Returns the length of a run in words."""
     n_steps, spec = experiment.run_length(config, store), experiment.batch_spec(config)
     examples = {"span": "spans", "pair": "documents", "cloze": "spans"}[spec.example]
-    n_tokens = experiment.run_tokens(config, store)
     seconds = least_seconds(model, settings.loss, spec, jax.devices())
     return (
         f"{n_steps:,} steps of {spec.batch_size:,} {examples},"
         f" {n_steps * spec.batch_size / epoch_examples(store, spec):.3g} epochs,"
-        f" about {n_tokens:.3g} tokens"
+        f" about {experiment.run_tokens(config, store):.3g} tokens"
         + (f", {n_steps * seconds / 3600:.2g} hours or more" if seconds else "")
     )
 
@@ -221,10 +220,7 @@ def new_model(sizes: Mapping[str, Any], seed: int, store: TokenStore) -> tuple[M
 
 
 def _initial_or_restored(
-    model_config: ModelConfig,
-    settings: StepSettings,
-    params: Any | None,
-    workdir: Path,
+    model_config: ModelConfig, settings: StepSettings, params: Any | None, workdir: Path
 ) -> TrainState:
     """Returns the state of `params`, else of the newest checkpoint, as host 0 has it."""
     state = state_shapes(model_config, settings.optimizer)

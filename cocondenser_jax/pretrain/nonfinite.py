@@ -7,6 +7,7 @@ up to a step is the number of steps that the run has left out, so it survives an
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,8 +45,7 @@ def report_step(
         losses = {name: x for name, x in metrics.items() if name != "learning_rate"}
         ids = batch_document_ids(store, spec, step - 1)
         facts = {"step": step, "seed": spec.seed, "document_ids": ids, **losses}
-        arrays = make_batch(store, spec, step - 1)._asdict()
-        arrays |= {name: np.asarray(value) for name, value in facts.items()}
+        arrays: dict[str, Any] = make_batch(store, spec, step - 1)._asdict() | facts
         path = workdir / f"nonfinite-{step}.npz"
         with new_file(path) as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)

@@ -23,9 +23,7 @@ def masked_lm_sum(
       labels_BxM: the token ids that were masked.
       weights_BxM: 1 for slots that hold a masked token, 0 for unused ones.
     """
-    logits_BxMxV = logits_BxMxV.astype(jnp.float32)
-    label_logits_BxM = jnp.take_along_axis(logits_BxMxV, labels_BxM[:, :, None], axis=2)[:, :, 0]
-    losses_BxM = jax.nn.logsumexp(logits_BxMxV, axis=-1) - label_logits_BxM
+    losses_BxM = _cross_entropy(logits_BxMxV.astype(jnp.float32), labels_BxM)
     return jnp.sum(losses_BxM * weights_BxM)
 
 
@@ -34,18 +32,14 @@ def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:
 
     Equation 6 of Gao & Callan, arXiv 2108.05540: for span j of document i,
     L_co = -log exp<h_i1, h_i2> / sum over kl != ij of exp<h_ij, h_kl>, where kl runs over the spans
-    of all devices of all hosts.
-
-    Args:
-      cls_SxD: float32 CLS vectors; rows 2i and 2i + 1 are two spans of one document. Every device
-        holds the same number of rows.
-      axis_name: the mapped axis over devices.
+    of all devices of all hosts, which `axis_name` is mapped over. Rows 2i and 2i + 1 of `cls_SxD`,
+    float32, are two spans of one document, and every device holds the same number of rows.
     """
     all_AxD, own_S = _gather(cls_SxD, axis_name)
     logits_SxA = _inner_products(cls_SxD, all_AxD)
     itself_SxA = own_S[:, None] == jnp.arange(all_AxD.shape[0])[None, :]
     logits_SxA = jnp.where(itself_SxA, -jnp.inf, logits_SxA)
-    return _cross_entropy_sum(logits_SxA, own_S ^ 1)
+    return jnp.sum(_cross_entropy(logits_SxA, own_S ^ 1))
 
 
 def inverse_cloze_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:
@@ -57,7 +51,7 @@ def inverse_cloze_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:
     `corpus_contrastive_sum`.
     """
     texts_AxD, own_I = _gather(cls_SxD[1::2], axis_name)
-    return _cross_entropy_sum(_inner_products(cls_SxD[::2], texts_AxD), own_I)
+    return jnp.sum(_cross_entropy(_inner_products(cls_SxD[::2], texts_AxD), own_I))
 
 
 class Objective(NamedTuple):
@@ -100,6 +94,7 @@ def _inner_products(left_SxD: jax.Array, right_AxD: jax.Array) -> jax.Array:
     return jnp.matmul(left_SxD, right_AxD.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _cross_entropy_sum(logits_SxA: jax.Array, labels_S: jax.Array) -> jax.Array:
-    label_logits_S = jnp.take_along_axis(logits_SxA, labels_S[:, None], axis=1)[:, 0]
-    return jnp.sum(jax.nn.logsumexp(logits_SxA, axis=1) - label_logits_S)
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns −log softmax of the logits, along their last axis, at the labels."""
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - label_logits

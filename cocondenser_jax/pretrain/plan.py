@@ -75,15 +75,9 @@ CORES = {
 }
 # Those whose `device_kind` in JAX is not "TPU " and the name of the generation.
 DEVICE_KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
-# The machines that are rented as one VM, by the names they are rented under.
-MACHINES = {
-    "v2-8": "v2:2x2",
-    "v3-8": "v3:2x2",
-    "v4-8": "v4:2x2x1",
-    "v5e-8": "v5e:2x4",
-    "v5p-8": "v5p:2x2x1",
-    "v6e-8": "v6e:2x4",
-}
+# The machines that are rented as one VM, by the names they are rented under, and their chips.
+_CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
+MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
 
 
 def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> dict[str, Any]:
@@ -260,21 +254,17 @@ def _topology(name: str) -> tuple[Core, list[Any]]:
 def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:
     """Returns the memory of one core by kind; XLA lays out temporaries as one block."""
     parameters, optimizer = _bytes(state.params), _bytes(state.optimizer_state)
+    arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    whole = (
-        analysis.argument_size_in_bytes
-        + outputs
-        + analysis.temp_size_in_bytes
-        + analysis.generated_code_size_in_bytes
-    )
+    program = analysis.generated_code_size_in_bytes
     kinds = {
         "parameters": parameters,
         "optimizer": optimizer,
-        "batch and padding of the above": analysis.argument_size_in_bytes - parameters - optimizer,
+        "batch and padding of the above": arguments - parameters - optimizer,
         "gradient sum": parameters,
-        "activations and temporaries": analysis.temp_size_in_bytes - parameters,
-        "program": analysis.generated_code_size_in_bytes,
-        "in all": whole,
+        "activations and temporaries": temporaries - parameters,
+        "program": program,
+        "in all": arguments + outputs + temporaries + program,
     }
     in_gib = {f"memory, {kind} (GiB)": size / GIB for kind, size in kinds.items()}
     return {**in_gib, "memory of a core (GiB)": float(core.memory)}

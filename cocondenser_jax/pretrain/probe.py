@@ -24,7 +24,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import experiment, hosts
-from cocondenser_jax.pretrain.step import mapped_forward
+from cocondenser_jax.pretrain.step import Forward, mapped_forward
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig)
     if spec.masked:  # the spans as they are, and masked
         both = zip(held_out, held_out_batch(store, spec), strict=True)
         held_out = Batch(*map(np.concatenate, both))
-    search = _open_search(config, store) if config.probe.data else None
+    forward = mapped_forward(model_config, config.train.dtype, N_ROWS)
+    search = _open_search(config, store, forward) if config.probe.data else None
     names = PARTNER * (has_spans and is_pair) + ("mlm_loss",) * (has_spans and spec.masked)
     names += tuple(SEARCH.values()) * (search is not None)
     if config.probe.metric not in ("", *names):
@@ -66,7 +67,6 @@ def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig)
             f"config.probe.metric is {config.probe.metric!r}, but this run measures"
             f" {', '.join(names) or 'nothing'}: see config.probe.documents and config.probe.data"
         )
-    forward = mapped_forward(model_config, config.train.dtype, N_ROWS)
     collapsed = False
 
     def probe(step: int, params: Any) -> dict[str, float]:
@@ -87,8 +87,7 @@ def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig)
                 said = "step %d: CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f"
                 logger.warning(said, step, *shown)
         if search is not None:
-            texts, evaluate = search
-            values |= evaluate(forward(params, texts)[0])
+            values |= search(params)
         return {f"probe/{name}": float(value) for name, value in values.items()}
 
     return probe
@@ -126,12 +125,9 @@ def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
 
 
 def _open_search(
-    config: ConfigDict, store: TokenStore
-) -> tuple[Batch, Callable[[np.ndarray], dict[str, float]]]:
-    """Returns the judged queries and a sample of the passages of `probe.data`, tokenised.
-
-    With them comes a function that measures a search, given their vectors.
-    """
+    config: ConfigDict, store: TokenStore, forward: Forward
+) -> Callable[[Any], dict[str, float]]:
+    """Returns what searches a sample of the passages of `probe.data` with parameters."""
     folder, split, size = Path(config.probe.data), config.probe.split, config.probe.passages
     queries, qrels = collection.read_split(folder, split)
     relevant = {p for grades in qrels.values() for p, grade in grades.items() if grade > 0}
@@ -159,8 +155,8 @@ def _open_search(
     batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, slots_Sx0)
     hosts.agree({"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()})
 
-    def evaluate(vectors_SxD: np.ndarray) -> dict[str, float]:
-        queries_QxD, passages_PxD = np.split(vectors_SxD, [len(queries)])
+    def search(params: Any) -> dict[str, float]:
+        queries_QxD, passages_PxD = np.split(forward(params, batch)[0], [len(queries)])
         run = {}
         for name, query_D in zip(queries, queries_QxD, strict=True):
             scores_P = passages_PxD @ query_D
@@ -169,4 +165,4 @@ def _open_search(
         mean = evaluate_run(qrels, run, list(SEARCH))["mean"]
         return {SEARCH[measure]: value for measure, value in mean.items()}
 
-    return batch, evaluate
+    return search

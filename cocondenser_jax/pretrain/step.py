@@ -61,6 +61,7 @@ class TrainState(NamedTuple):
 
 
 Metrics = dict[str, jax.Array]
+Forward = Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]
 
 
 def train_step(
@@ -183,14 +184,13 @@ def mapped_step(
     state is donated: the one passed in must not be used again. Nothing waits for the devices until
     a value of what it returns is read.
     """
-    step = _pmap(functools.partial(train_step, model_config, settings), devices, (0,))
+    step = functools.partial(train_step, model_config, settings)
+    mapped = _pmap(step, devices, donate_argnums=0)
     n_devices = len(devices) if devices else jax.local_device_count()
-    return lambda state, batch: step(state, _split(batch, n_devices))
+    return lambda state, batch: mapped(state, _split(batch, n_devices))
 
 
-def mapped_forward(
-    model_config: ModelConfig, dtype: str, n_rows: int
-) -> Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]:
+def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forward:
     """Returns the forward pass without dropout over all devices of all hosts.
 
     It takes the parameters of a state that `place` or a step gave and a batch of any size, the same
@@ -245,8 +245,8 @@ def compile_step(
     shapes = zip((tokens, tokens, slots, slots, slots), dtypes, strict=True)
     batch = Batch(*(shape(*each) for each in shapes))
     state = state_shapes(model_config, settings.optimizer)
-    step = _pmap(functools.partial(train_step, model_config, settings), devices, (0,))
-    return step.lower(state, batch).compile()
+    step = functools.partial(train_step, model_config, settings)
+    return _pmap(step, devices, donate_argnums=0).lower(state, batch).compile()
 
 
 def batch_gradient(
@@ -296,18 +296,9 @@ def initial_params(model_config: ModelConfig, seed: int) -> Any:
     return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
 
 
-def _pmap(
-    function: Callable, devices: list[jax.Device] | None, donate_argnums: tuple[int, ...] = ()
-) -> Any:
+def _pmap(function: Callable, devices: list[jax.Device] | None, **options: Any) -> Any:
     """Maps a function of (shared values, parts of the batch) that gives shared values."""
-    return jax.pmap(
-        function,
-        axis_name=AXIS,
-        in_axes=(None, 0),
-        out_axes=None,
-        devices=devices,
-        donate_argnums=donate_argnums,
-    )
+    return jax.pmap(function, AXIS, in_axes=(None, 0), out_axes=None, devices=devices, **options)
 
 
 def _split(tree: Any, n_parts: int) -> Any:

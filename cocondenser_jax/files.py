@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 
-from cocondenser_jax.errors import UserError, first_line, first_three
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.locks import LOCK, locked
 from cocondenser_jax.paths import plain_path
 
@@ -192,15 +192,6 @@ def start_or_compare(
             " first"
         )
     return started
-
-
-def require_same(
-    folders: Sequence[Path], manifests: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> None:
-    """Raises a UserError for parts of one whole whose manifests differ in what has these names."""
-    for folder, manifest in zip(folders, manifests, strict=True):
-        if differing := [name for name in names if manifest.get(name) != manifests[0].get(name)]:
-            raise UserError(f"{folder} differs from {folders[0]} in its {first_three(differing)}")
 
 
 def is_inside(path: str) -> bool:

@@ -3,8 +3,9 @@
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cocondenser_jax.errors import UserError, first_three
 
@@ -46,3 +47,12 @@ def shard_folders(folder: Path) -> list[Path]:
     if alien := sorted(present.difference(names)):
         raise UserError(f"{folder} also holds {first_three(alien)}, from a different sharding")
     return expected
+
+
+def require_same(
+    folders: Sequence[Path], manifests: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> None:
+    """Raises a UserError for parts of one whole whose manifests differ in what has these names."""
+    for folder, manifest in zip(folders, manifests, strict=True):
+        if differing := [name for name in names if manifest.get(name) != manifests[0].get(name)]:
+            raise UserError(f"{folder} differs from {folders[0]} in its {first_three(differing)}")

@@ -30,8 +30,9 @@ from cocondenser_jax.paths import shard_folder
 logger = logging.getLogger(__name__)
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
-# Documents are cut together until they reach this many characters.
+# Documents are cut together until they reach this many characters, or this many documents.
 BATCH_CHARACTERS = 1_000_000
+BATCH_DOCUMENTS = 4096
 # How much of the table of digests is kept in memory.
 DIGEST_CACHE_KIB = 256 * 1024
 _LIBRARIES = ("cocondenser_jax", "numpy", "tokenizers")
@@ -204,7 +205,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     for document in documents:
         batch.append(document)
         n_characters += len(document.text)
-        if n_characters >= BATCH_CHARACTERS:
+        if n_characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, n_characters = [], 0
     if batch:

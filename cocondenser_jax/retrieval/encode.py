@@ -64,7 +64,8 @@ def encode_corpus(
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
     `shards.py` describes the folder; its rows are in the order of the corpus. `manifest.json` comes
-    last: without it, the folder is not complete. A shard that was cut short is encoded again.
+    last: without it, the folder is not complete. A shard that was cut short or whose passages
+    differ from the corpus is encoded again.
 
     Args:
       model_folder: see `models.load_retriever`.
@@ -137,13 +138,22 @@ def encode_corpus(
                 if number not in numbers:
                     continue
                 vectors_file, passages_file = shard_files(out, number)
+                lines = "".join(map(_to_line, rows)).encode()
+                if vectors_file.exists():
+                    whole = map_array(vectors_file, (len(rows), dimension), dtype) is not None
+                    if whole and passages_file.is_file() and passages_file.read_bytes() == lines:
+                        progress.update(len(rows))
+                        continue
+                    logger.warning(
+                        "%s or its passages are damaged: encoding them again", vectors_file
+                    )
+                    vectors_file.unlink()
                 with new_file(passages_file) as partial:
-                    partial.write_text("".join(map(_to_line, rows)), "utf-8")
-                if map_array(vectors_file, (len(rows), dimension), dtype) is None:
-                    show_bar = len(rows) == n_own  # that of the corpus only moves between shards
-                    vectors_NxD = _encode(model, rows, batch_size, show_bar)
-                    with new_file(vectors_file) as partial:
-                        save_array(partial, vectors_NxD.astype(dtype))
+                    partial.write_bytes(lines)
+                show_bar = len(rows) == n_own  # that of the corpus only moves between shards
+                vectors_NxD = _encode(model, rows, batch_size, show_bar)
+                with new_file(vectors_file) as partial:
+                    save_array(partial, vectors_NxD.astype(dtype))
                 progress.update(len(rows))
         manifest = settings | {"dimension": dimension, "shards": n_shards}
         write_json(out / MANIFEST, manifest)

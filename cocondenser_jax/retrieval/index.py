@@ -19,6 +19,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import file_sha256, new_folder, write_json
 from cocondenser_jax.paths import plain_path
 from cocondenser_jax.retrieval.shards import (
+    BLOCK_ROWS,
     MANIFEST,
     PassageLines,
     map_array,
@@ -53,7 +54,8 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
         if not index.is_trained:
             _train(index, shards, factory)
         for shard in tqdm(shards, desc="index", unit=" shards"):
-            index.add(np.asarray(shard, np.float32))
+            for start in range(0, len(shard), BLOCK_ROWS):
+                index.add(np.asarray(shard[start : start + BLOCK_ROWS], np.float32))
         # Given a name, faiss (1.15) only prints that the last block could not be written.
         with (folder / "index.faiss").open("wb") as file:
             writer = faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]
@@ -103,8 +105,13 @@ def read_index(
 
 def _train(index: faiss.Index, shards: list[np.ndarray], factory: str) -> None:
     n_rows = sum(map(len, shards))
-    step = -(-n_rows // _TRAINING_ROWS)
+    share = min(1.0, _TRAINING_ROWS / n_rows)
+    rng = np.random.default_rng(0)
+    sample = [
+        shard[np.sort(rng.choice(len(shard), int(np.ceil(share * len(shard))), replace=False))]
+        for shard in shards
+    ]
     try:
-        index.train(np.concatenate([shard[::step] for shard in shards]).astype(np.float32))
+        index.train(np.concatenate(sample).astype(np.float32))
     except RuntimeError as error:
         raise UserError(f"{n_rows} passages are too few to train the index {factory!r}") from error

@@ -24,6 +24,8 @@ from cocondenser_jax.paths import require_same, shard_folders
 MANIFEST = "manifest.json"
 # Settings that may differ, between machines and when a run resumes: checksums are compared.
 MOVED = ("model", "corpus")
+# Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
+BLOCK_ROWS = 65_536
 _DAMAGED = "is missing or damaged: encode again with the same flags, which renews such shards only"
 # What the manifests of embeddings and of an index both hold.
 _KINDS = {
@@ -141,7 +143,7 @@ def read_rows(lines: Sequence[PassageLines], rows: Iterable[int]) -> Iterator[tu
 def nearest(
     shards: Sequence[np.ndarray], queries_QxD: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the vectors with the largest inner products, exactly, one shard after another.
+    """Finds the vectors with the largest inner products, exactly, one block after another.
 
     Args:
       shards: vectors, N x D each.
@@ -155,12 +157,13 @@ def nearest(
     best = faiss.ResultHeap(len(queries_QxD), k, keep_max=True)
     first_row = 0
     for shard in tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1):
-        vectors_NxD = np.asarray(shard, np.float32)
-        scores_QxK, rows_QxK = faiss.knn(
-            queries_QxD, vectors_NxD, min(k, len(shard)), faiss.METRIC_INNER_PRODUCT
-        )
-        best.add_result(scores_QxK, rows_QxK + first_row)
-        first_row += len(shard)
+        for start in range(0, len(shard), BLOCK_ROWS):
+            block_NxD = np.asarray(shard[start : start + BLOCK_ROWS], np.float32)
+            scores_QxK, rows_QxK = faiss.knn(
+                queries_QxD, block_NxD, min(k, len(block_NxD)), faiss.METRIC_INNER_PRODUCT
+            )
+            best.add_result(scores_QxK, rows_QxK + first_row)
+            first_row += len(block_NxD)
     best.finalize()
     return best.D, best.I
 

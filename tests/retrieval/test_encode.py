@@ -205,19 +205,10 @@ def no_passages(out):
 
 
 @pytest.mark.parametrize(
-    ("damage", "renewed"),
-    [
-        (cut_vectors, ["d20"]),
-        (lengthen_vectors, ["d20"]),
-        (other_vectors, ["d20"]),
-        (no_array, ["d20"]),
-        (cut_passages, []),
-        (no_passages, []),
-    ],
+    "damage",
+    [cut_vectors, lengthen_vectors, other_vectors, no_array, cut_passages, no_passages],
 )
-def test_a_damaged_shard_alone_is_encoded_again(
-    model_folder, beir, tmp_path, monkeypatch, damage, renewed
-):
+def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, monkeypatch, damage):
     out = tmp_path / "out"
     encode.encode_corpus(model_folder, beir, out, shard_size=20)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -231,7 +222,7 @@ def test_a_damaged_shard_alone_is_encoded_again(
 
     monkeypatch.setattr(encode, "_encode", note)
     encode.encode_corpus(model_folder, beir, out, shard_size=20)
-    assert encoded == renewed
+    assert encoded == ["d20"]
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 

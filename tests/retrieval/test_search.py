@@ -90,11 +90,12 @@ def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings,
         assert left.score == pytest.approx(right.score, rel=1e-6)
 
 
-def test_blocks_of_queries_do_not_matter(
+def test_blocks_of_vectors_and_of_queries_do_not_matter(
     model_folder, beir, embeddings, index, tmp_path, monkeypatch
 ):
     queries = read_queries(beir)
     whole = search.search_run(search.open_index(index, model_folder), queries)
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)  # three blocks of each shard
     monkeypatch.setattr(search, "_QUERIES_AT_ONCE", 7)
     build_index(embeddings, tmp_path / "index")
     files = sorted(embeddings.glob("*.npy"))

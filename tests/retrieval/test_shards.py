@@ -25,7 +25,8 @@ def integers(rng, *shape):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("n_queries", [1, 30])  # faiss has one way for few queries, one for many
-def test_shards_give_what_a_flat_index_gives(dtype, n_queries):
+def test_shards_give_what_a_flat_index_gives(monkeypatch, dtype, n_queries):
+    monkeypatch.setattr(shards, "BLOCK_ROWS", 40)
     rng = np.random.default_rng(0)
     vectors_NxD = integers(rng, 230, 6)
     vectors_NxD[200:] = vectors_NxD[:30]  # ties, within a shard and across

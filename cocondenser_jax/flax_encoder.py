@@ -41,12 +41,13 @@ def run_in_flax(
     if pooling not in ("cls", "mean"):
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
     n_rows = -(-batch_size // jax.local_device_count())
+    skips_prompt = any(not getattr(layer, "include_prompt", True) for layer in model.modules())
     transformers: dict[str, Any] = dict(towers(model))
     for name, tower in transformers.items():
-        tower.forward = _forward(tower_folder(folder, name), pooling, n_rows, dtype)
+        tower.forward = _forward(tower_folder(folder, name), pooling, skips_prompt, n_rows, dtype)
 
 
-def _forward(folder: Path, pooling: str, n_rows: int, dtype: str) -> Any:
+def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype: str) -> Any:
     """Returns what replaces the `forward` of a transformer of sentence-transformers.
 
     Its result is a text's vector in place of its tokens', which pooling leaves as it is.
@@ -58,14 +59,19 @@ def _forward(folder: Path, pooling: str, n_rows: int, dtype: str) -> Any:
     by_row = NamedSharding(mesh, PartitionSpec("rows"))
     params = jax.device_put(params, replicated)
 
-    @functools.partial(jax.jit, in_shardings=(replicated, by_row, by_row), out_shardings=by_row)
-    def encode(params: Any, ids_BxL: jax.Array, mask_BxL: jax.Array) -> Any:
-        method = "encode" if pooling == "cls" else "hidden_states"
+    @functools.partial(
+        jax.jit, in_shardings=(replicated, by_row, by_row, replicated), out_shardings=by_row
+    )
+    def encode(params: Any, ids_BxL: jax.Array, mask_BxL: jax.Array, n_skipped: int) -> Any:
+        method = "encode" if pooling == "cls" and not skips_prompt else "hidden_states"
         hidden: Any = network.apply({"params": params}, ids_BxL, mask_BxL, method=method)
-        if pooling == "cls":
+        if method == "encode":
             return hidden
-        kept_BxLxD = jnp.where(mask_BxL[:, :, None], hidden.astype(jnp.float32), 0.0)
-        return kept_BxLxD.sum(axis=1) / mask_BxL.sum(axis=1, keepdims=True)
+        if pooling == "cls":  # the first token that is pooled
+            return jax.lax.dynamic_index_in_dim(hidden, n_skipped, axis=1, keepdims=False)
+        pooled_BxL = mask_BxL & (jnp.arange(mask_BxL.shape[1])[None] >= n_skipped)
+        kept_BxLxD = jnp.where(pooled_BxL[:, :, None], hidden.astype(jnp.float32), 0.0)
+        return kept_BxLxD.sum(axis=1) / pooled_BxL.sum(axis=1, keepdims=True)
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
         ids_BxL, mask_BxL = (features[key].numpy() for key in ("input_ids", "attention_mask"))
@@ -73,11 +79,13 @@ def _forward(folder: Path, pooling: str, n_rows: int, dtype: str) -> Any:
         length = min(-(-n_tokens // LENGTH_STEP) * LENGTH_STEP, config.max_length)
         shape = (n_devices * n_rows, length)
         ids_SxL, mask_SxL = np.full(shape, config.pad_token_id, np.int32), np.zeros(shape, bool)
-        mask_SxL[:, 0] = True  # rows that are too many have a mean, too
+        mask_SxL[n_texts:] = True  # rows that are too many have a mean, too
         ids_SxL[:n_texts, :n_tokens], mask_SxL[:n_texts, :n_tokens] = ids_BxL, mask_BxL
-        vectors_SxD = np.asarray(encode(params, ids_SxL, mask_SxL))
+        n_skipped = int(features.get("prompt_length", 0)) if skips_prompt else 0
+        vectors_SxD = np.asarray(encode(params, ids_SxL, mask_SxL, n_skipped))
         token_BxLxD = torch.from_numpy(vectors_SxD[:n_texts, None].copy())
         one_Bx1 = torch.ones((n_texts, 1), dtype=torch.int64)
-        return features | {"token_embeddings": token_BxLxD, "attention_mask": one_Bx1}
+        done = {"token_embeddings": token_BxLxD, "attention_mask": one_Bx1, "prompt_length": 0}
+        return features | done
 
     return forward

@@ -9,6 +9,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.retrieval.models import load_retriever
 
 WORDS = "the span of a document is close to another early layers know words search".split()
@@ -52,11 +53,26 @@ def test_both_towers_are_computed(research_folders: dict[str, Path], tmp_path: P
     two = load_retriever(tmp_path / "one", two_towers=True)
     two.save_pretrained(str(tmp_path / "two"))
     expected = load_retriever(tmp_path / "two").encode_query(["early layers"])
-    from cocondenser_jax.flax_encoder import run_in_flax
-
     model = load_retriever(tmp_path / "two")
     run_in_flax(model, tmp_path / "two", batch_size=3)
     np.testing.assert_allclose(model.encode_query(["early layers"]), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_prompt_that_is_not_pooled_is_not_pooled(
+    research_folders: dict[str, Path], tmp_path: Path, pooling: str
+) -> None:
+    saved = load_retriever(research_folders["bert"], pooling=pooling)
+    saved.prompts["document"] = "words know "
+    saved.set_pooling_include_prompt(False)
+    saved.save_pretrained(str(tmp_path / "model"))
+    texts = ["early layers", "the span of a document is close to another"]
+    pytorch, flax = load_retriever(tmp_path / "model"), load_retriever(tmp_path / "model")
+    run_in_flax(flax, tmp_path / "model", batch_size=3)
+    expected = pytorch.encode_document(texts)
+    np.testing.assert_allclose(flax.encode_document(texts), expected, rtol=0, atol=1e-4)
+    pytorch.set_pooling_include_prompt(True)
+    assert not np.allclose(pytorch.encode_document(texts), expected, atol=1e-2)
 
 
 def test_another_pooling_is_refused(

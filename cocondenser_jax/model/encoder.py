@@ -38,10 +38,12 @@ def dense(
     return lambda x: layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], features)
 
 
+@jax.checkpoint
 def gelu(x: jax.Array) -> jax.Array:
     """BERT's exact GELU, computed in float32, because `1 + erf` cancels for negative arguments.
 
-    XLA evaluates erf several times faster than erfc.
+    XLA evaluates erf several times faster than erfc. The gradient computes it a second time, rather
+    than keep three float32 arrays of the inner layer.
     """
     x32 = x.astype(jnp.float32)
     return (0.5 * x32 * (1.0 + jax.lax.erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
@@ -53,18 +55,18 @@ def layer_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -
     return nn.LayerNorm(epsilon=config.layer_norm_eps, use_bias=bias, dtype=dtype, name=name)
 
 
-def rotate(x_BxSxNxH: jax.Array, positions_BxS: jax.Array, base: float) -> jax.Array:
+def rotate(x_BxNxHxS: jax.Array, positions_BxS: jax.Array, base: float) -> jax.Array:
     """Rotates each pair (i, i + H/2) of a head by its position times base^(-2i/H), in float32.
 
     Equation 34 of Su et al., arXiv 2104.09864, with the halves of a head as the pairs.
     """
-    half = x_BxSxNxH.shape[-1] // 2
+    half = x_BxNxHxS.shape[2] // 2
     speeds_F = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angles_BxSx1xF = positions_BxS[:, :, None, None] * speeds_F[None, None, None]
-    cos, sin = jnp.cos(angles_BxSx1xF), jnp.sin(angles_BxSx1xF)
-    left, right = jnp.split(x_BxSxNxH.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-    return turned.astype(x_BxSxNxH.dtype)
+    angles_Bx1xFxS = positions_BxS[:, None, None] * speeds_F[None, None, :, None]
+    cos, sin = jnp.cos(angles_Bx1xFxS), jnp.sin(angles_Bx1xFxS)
+    left, right = jnp.split(x_BxNxHxS.astype(jnp.float32), 2, axis=2)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=2)
+    return turned.astype(x_BxNxHxS.dtype)
 
 
 class Embeddings(nn.Module):
@@ -159,30 +161,41 @@ class TransformerLayer(nn.Module):
         attention_mask_BxL: jax.Array,
         seeds_B: jax.Array | None,
     ) -> jax.Array:
-        """Returns `attended_BxQxD`: multi-head attention of rows to the tokens of their span."""
+        """Returns `attended_BxQxD`: multi-head attention of rows to the tokens of their span.
+
+        Queries, keys and values are made with the tokens as their last axis: so a TPU multiplies
+        them, and copies none of them.
+        """
         config = self.config
         n_spans, length, _ = keys_BxLxD.shape
         head_size = config.hidden_size // config.num_attention_heads
+        linear = functools.partial(
+            nn.Einsum,
+            (config.hidden_size, config.hidden_size),
+            use_bias=not config.is_modern,
+            dtype=self.dtype,
+            kernel_init=nn.initializers.normal(config.initializer_range),
+        )
 
         def project(x_BxSxD: jax.Array, name: str) -> jax.Array:
-            out_BxSxD = dense(config, config.hidden_size, self.dtype, name)(x_BxSxD)
-            return out_BxSxD.reshape(n_spans, -1, config.num_attention_heads, head_size)
+            out_BxDxS = linear("bsd,de->bes", name=name)(x_BxSxD)
+            return out_BxDxS.reshape(n_spans, config.num_attention_heads, head_size, -1)
 
-        query_BxQxNxH = project(queries_BxQxD, "query") / jnp.sqrt(head_size).astype(self.dtype)
-        key_BxLxNxH = project(keys_BxLxD, "key")
-        value_BxLxNxH = project(keys_BxLxD, "value")
+        query_BxNxHxQ = project(queries_BxQxD, "query") / jnp.sqrt(head_size).astype(self.dtype)
+        key_BxNxHxL = project(keys_BxLxD, "key")
+        value_BxNxHxL = project(keys_BxLxD, "value")
         visible_Bx1xQxL = attention_mask_BxL[:, None, None, :].astype(bool)
         if config.is_modern:
             positions_1xL = jnp.arange(length)[None]
             is_local = bool((self.number or 0) % config.global_attn_every_n_layers)
             base = config.local_rope_theta if is_local else config.global_rope_theta
-            query_BxQxNxH = rotate(query_BxQxNxH, numbers_BxQ, base)
-            key_BxLxNxH = rotate(key_BxLxNxH, positions_1xL, base)
+            query_BxNxHxQ = rotate(query_BxNxHxQ, numbers_BxQ, base)
+            key_BxNxHxL = rotate(key_BxNxHxL, positions_1xL, base)
             if is_local:
                 distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
                 visible_Bx1xQxL &= distances_BxQxL[:, None] <= config.local_attention // 2
 
-        scores_BxNxQxL = jnp.einsum("bqnh,blnh->bnql", query_BxQxNxH, key_BxLxNxH)
+        scores_BxNxQxL = jnp.einsum("bnhq,bnhl->bnql", query_BxNxHxQ, key_BxNxHxL)
         scores_BxNxQxL = jnp.where(
             visible_Bx1xQxL, scores_BxNxQxL.astype(jnp.float32), jnp.finfo(jnp.float32).min
         )
@@ -190,9 +203,9 @@ class TransformerLayer(nn.Module):
         seeds_BxN = fold_in(seeds_B, jnp.arange(config.num_attention_heads)[None])
         seeds_BxNxQ = fold_in(seeds_BxN, numbers_BxQ[:, None])
         weights_BxNxQxL = dropout(weights_BxNxQxL, config.attention_probs_dropout_prob, seeds_BxNxQ)
-        context_BxQxNxH = jnp.einsum("bnql,blnh->bqnh", weights_BxNxQxL, value_BxLxNxH)
-        context_BxQxD = context_BxQxNxH.reshape(n_spans, -1, config.hidden_size)
-        return dense(config, config.hidden_size, self.dtype, "output")(context_BxQxD)
+        context_BxNxHxQ = jnp.einsum("bnql,bnhl->bnhq", weights_BxNxQxL, value_BxNxHxL)
+        context_BxDxQ = context_BxNxHxQ.reshape(n_spans, config.hidden_size, -1)
+        return linear("bes,ed->bsd", name="output")(context_BxDxQ)
 
     def _feed_forward(self, hidden_BxQxD: jax.Array) -> jax.Array:
         """Returns `out_BxQxD`; ModernBERT's inner layer is gated (GeGLU, arXiv 2002.05202)."""

@@ -182,6 +182,12 @@ def test_impossible_shapes_are_refused(change, message):
         dataclasses.replace(CONFIG, **change)
 
 
+def test_the_gradient_of_gelu_needs_its_input_alone():
+    _, gradient = jax.vjp(encoder.gelu, jnp.linspace(-4, 4, 9).astype(jnp.bfloat16))
+    kept = [(array.dtype, array.shape) for array in jax.tree.leaves(gradient)]
+    assert kept == [(jnp.bfloat16, (9,))]
+
+
 def test_roberta_positions_start_after_the_padding_index():
     config = dataclasses.replace(CONFIG, model_type="roberta", pad_token_id=1)
     assert (config.position_offset, config.max_length) == (2, 14)

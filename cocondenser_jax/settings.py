@@ -32,33 +32,20 @@ INTERVAL = re.compile(r"([\[(])(.+), (.+)([\])])")
 
 
 class Setting(NamedTuple):
-    """One setting. Its type is that of its default.
+    """One setting. Its type is that of its default."""
 
-    Attributes:
-      default: the value where an experiment says nothing.
-      allowed: an interval of numbers such as "[0, 1)", a tuple of choices, `GIVEN` for a text that
-        must be set, or None for any value of the type.
-      unit: of a number; "" where it has none.
-      meaning: what it does, in one line.
-    """
-
-    default: Any
+    default: Any  # the value where an experiment says nothing
+    # An interval of numbers such as "[0, 1)", a tuple of choices, `GIVEN` for a text that must be
+    # set, or None for any value of the type.
     allowed: str | tuple[str, ...] | None
-    unit: str
-    meaning: str
+    unit: str  # of a number; "" where it has none
+    meaning: str  # what it does, in one line
 
 
 def to_config(settings: Mapping[str, Setting]) -> ConfigDict:
-    """Returns the defaults as a locked config; dots in names make sections."""
-    config = ConfigDict()
-    for name, setting in settings.items():
-        *sections, last = name.split(".")
-        place = config
-        for section in sections:
-            if section not in place:
-                place[section] = ConfigDict()
-            place = place[section]
-        place[last] = setting.default
+    """Returns the defaults as a locked config; a dot in a name makes a section."""
+    config = ConfigDict({name.split(".")[0]: {} for name in settings if "." in name})
+    config.update_from_flattened_dict({name: setting.default for name, setting in settings.items()})
     return config.lock()
 
 
@@ -79,7 +66,8 @@ def load_config(
       tasks: the tasks that the caller runs.
       complete: whether the settings that have no default must be set.
     """
-    name, argument = _split(spec)
+    match = re.fullmatch(r"(.*\.py)(?::(.*))?", spec, re.DOTALL)  # the path may hold colons
+    name, argument = match.groups("") if match else (spec, "")
     try:
         get_config = runpy.run_path(str(_find(name))).get("get_config", lambda *_: None)
         config = get_config(*[argument] if argument else [])
@@ -108,8 +96,7 @@ def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
 def declared_settings(task: str) -> dict[str, Setting]:
     """Returns the settings of a task, by their dotted names."""
     module = importlib.import_module(f"cocondenser_jax.configs.{DECLARED_IN[task]}")
-    settings: dict[str, Setting] = module.SETTINGS
-    return settings
+    return dict(module.SETTINGS)
 
 
 def check(config: ConfigDict, *, complete: bool = True) -> None:
@@ -145,9 +132,7 @@ def _is_allowed(setting: Setting, value: Any, complete: bool) -> bool:
         return value in setting.allowed
     if setting.allowed == GIVEN:
         return bool(value) or not complete
-    if setting.allowed is None:
-        return True
-    return _is_inside(setting.allowed, value)
+    return setting.allowed is None or _is_inside(setting.allowed, value)
 
 
 def _is_inside(interval: str, value: float) -> bool:
@@ -169,12 +154,6 @@ def _expected(setting: Setting) -> str:
     unit = f" ({setting.unit})" if setting.unit else ""
     within = f" in {setting.allowed}" if setting.allowed else ""
     return f"{kind[type(setting.default)]}{within}{unit}"
-
-
-def _split(spec: str) -> tuple[str, str]:
-    """Parts FILE.py:ARGUMENT; the path itself may hold colons."""
-    match = re.fullmatch(r"(.*\.py)(?::(.*))?", spec, re.DOTALL)
-    return (match[1], match[2] or "") if match else (spec, "")
 
 
 def _find(name: str) -> Path:

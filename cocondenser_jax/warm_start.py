@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,10 @@ from cocondenser_jax.pretrain.loop import train
 
 def pretrain(config: ConfigDict, workdir: Path) -> None:
     """Calls `pretrain.loop.train` with `config.warm_start`; see there, and `load_warm_start`."""
-
-    def warm_start() -> tuple[ModelConfig, Any] | None:
-        if not config.warm_start:
-            return None
-        seed = config.seed if config.init_head else None
-        store = Path(config.data.store)
-        return load_warm_start(config.warm_start, store, network_sizes(config), seed)
-
-    train(config, workdir, warm_start=warm_start)
+    name, store, sizes = config.warm_start, Path(config.data.store), network_sizes(config)
+    seed = config.seed if config.init_head else None
+    start = partial(load_warm_start, name, store, sizes, seed)
+    train(config, workdir, warm_start=start if name else lambda: None)
 
 
 def load_warm_start(

@@ -139,9 +139,8 @@ def _sentence_transformers_files(config: ModelConfig, length: int) -> dict[str, 
 def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
     import torch  # slow to import, and only this layout needs it
 
-    # Copied, because torch refuses to share the read-only memory of a JAX array without a warning.
-    copies = {name: torch.from_numpy(value.copy()) for name, value in tensors.items()}
-    torch.save(copies, buffer := io.BytesIO())  # of a full disk it says "unexpected pos"
+    named = {name: torch.from_numpy(value) for name, value in tensors.items()}
+    torch.save(named, buffer := io.BytesIO())  # of a full disk it says "unexpected pos"
     path.write_bytes(buffer.getbuffer())
 
 

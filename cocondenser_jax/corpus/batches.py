@@ -164,10 +164,9 @@ def _rows_of(
 ) -> Batch:
     """Returns the rows of examples; the random numbers of a row depend on key and row number."""
     content, capacity = spec.length - 2, mask_capacity(spec.length)
-    per_row = draws_per_span(content, capacity)
     n_rows = len(examples_I) * (1 if spec.example == "span" else 2)
-    draws_SxR = _draws(key, first_row, n_rows, 2 + per_row)
-    choice_S, cut_S, masks_SxR = draws_SxR[:, 0], draws_SxR[:, 1], draws_SxR[:, 2 : 2 + per_row]
+    draws_SxR = _draws(key, first_row, n_rows, 2 + draws_per_span(content, capacity))
+    choice_S, cut_S, masks_SxR = draws_SxR[:, 0], draws_SxR[:, 1], draws_SxR[:, 2:]
 
     spans_S = examples_I
     if spec.example == "pair":

@@ -74,8 +74,7 @@ def build_store(
             for batch in _batches(_kept_documents(source, parts, folder, shard, dropped)):
                 spans_D, batch_lost = cut_documents(batch, loaded, max_tokens)
                 lost += batch_lost
-                cut = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True)]
-                kept = [(name, spans) for name, spans in cut if spans]
+                kept = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
                 dropped["too_short"] += len(batch) - len(kept)
                 n_single += sum(len(spans) == 1 for _, spans in kept)
                 writer.write(kept)
@@ -138,16 +137,14 @@ def _kept_documents(
 ) -> Iterator[Document]:
     """Yields the shard's documents without empty ones and copies."""
     index, n_shards = shard
-    label = "corpus"
-    if n_shards > 1:
-        label = f"corpus {index}/{n_shards}"
-        if len(parts) >= n_shards:
-            n_parts, parts = len(parts), parts[index::n_shards]
-            logger.info(
-                "%s: reading %d of %d parts; copies in other shards are not dropped",
-                *(source, len(parts), n_parts),
-            )
-            index, n_shards = 0, 1
+    label = f"corpus {index}/{n_shards}" if n_shards > 1 else "corpus"
+    if 1 < n_shards <= len(parts):
+        n_parts, parts = len(parts), parts[index::n_shards]
+        logger.info(
+            "%s: reading %d of %d parts; copies in other shards are not dropped",
+            *(source, len(parts), n_parts),
+        )
+        index, n_shards = 0, 1
     with _digest_table(folder / "digests.sqlite") as is_new:
         for document in _read_with_bar(source, parts, label):
             digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()

@@ -4,7 +4,6 @@ import ast
 import gc
 import inspect
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -52,7 +51,7 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
 
 def _find(package: str) -> Path | None:
     """Returns a package's folder, or the file of a single module; imports nothing."""
-    spec = PathFinder.find_spec(package, sys.path) if package.isidentifier() else None
+    spec = PathFinder.find_spec(package) if package.isidentifier() else None
     if spec is None:
         return None
     if spec.submodule_search_locations:

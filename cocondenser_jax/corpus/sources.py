@@ -328,8 +328,7 @@ def _tensorflow_parts(name: str, stack: ExitStack) -> list[Records]:
     parts = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name, re.DOTALL)
     if parts is None:
         raise UserError("tfds: expected a dataset's name, as in tfds:lm1b:train")
-    path, split = (name, None) if os.path.isdir(name) else parts.groups()
-    split = split or "train"
+    path, split = (name, "train") if os.path.isdir(name) else parts.groups("train")
     import tensorflow_datasets as tfds  # slow to import, and needed for this source only
 
     if os.path.isdir(path):
@@ -339,7 +338,6 @@ def _tensorflow_parts(name: str, stack: ExitStack) -> list[Records]:
 
 
 def _slices(data: Any) -> list[Records]:
-    """Cuts a sequence of records."""
     numbers = range(len(data))
     slices = [numbers[k : k + _RECORDS_PER_PART] for k in numbers[::_RECORDS_PER_PART]]
     return [("", k[0] + 1, functools.partial(map, data.__getitem__, k)) for k in slices]

@@ -50,41 +50,26 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStore:
-    """An open store. Pickles as its path, so worker processes map the same files.
+    """An open store. Pickles as its path, so worker processes map the same files."""
 
-    Attributes:
-      path: as given to `open_store`.
-      manifests: one per shard, in their order.
-      sources: the corpora, in their order.
-      n_documents: D.
-      n_spans: N.
-      n_tokens: content tokens of all spans.
-      first_span_D: [D + 1] int64; document i is spans first_span_D[i] to first_span_D[i + 1] - 1.
-      max_tokens: longest span in tokens, [CLS] and [SEP] included.
-      vocab_size: highest token id + 1.
-      special_ids: ids that stand for no text.
-      tokenizer_sha256: `SpanTokenizer.sha256` of the tokenizer that made it.
-      sha256: identifies the data: a hash of the checksums of all files.
-      tokenizer_folder: the tokenizer, as transformers loads it.
-    """
-
-    path: Path
-    manifests: tuple[dict[str, Any], ...]
-    sources: tuple[Source, ...]
-    n_documents: int
-    n_spans: int
-    n_tokens: int
+    path: Path  # as given to `open_store`
+    manifests: tuple[dict[str, Any], ...]  # one per shard, in their order
+    sources: tuple[Source, ...]  # the corpora, in their order
+    n_documents: int  # D
+    n_spans: int  # N
+    n_tokens: int  # content tokens of all spans
+    # [D + 1] int64; document i is spans first_span_D[i] to first_span_D[i + 1] - 1.
     first_span_D: np.ndarray
-    max_tokens: int
-    vocab_size: int
+    max_tokens: int  # longest span in tokens, [CLS] and [SEP] included
+    vocab_size: int  # highest token id + 1
     cls_id: int
     sep_id: int
     pad_id: int
     mask_id: int
-    special_ids: tuple[int, ...]
-    tokenizer_sha256: str
-    sha256: str
-    tokenizer_folder: Path
+    special_ids: tuple[int, ...]  # that stand for no text
+    tokenizer_sha256: str  # `SpanTokenizer.sha256` of the tokenizer that made it
+    sha256: str  # identifies the data: a hash of the checksums of all files
+    tokenizer_folder: Path  # the tokenizer, as transformers loads it
     _parts: tuple[TokenFiles, ...] = dataclasses.field(repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -220,7 +205,6 @@ def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
 
 
 def _open_part(folder: Path) -> tuple[Path, dict[str, Any], TokenFiles]:
-    """Returns folder, manifest and files of a store, or of one shard."""
     manifest = _read_manifest(folder)
     for name, facts in manifest["files"].items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else None

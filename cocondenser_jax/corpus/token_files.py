@@ -48,15 +48,10 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class TokenWriter:
-    """Appends documents to new files in a folder; complete once the context ends.
-
-    Attributes:
-      counts: the documents, spans and tokens written so far.
-    """
+    """Appends documents to new files in a folder; complete once the context ends."""
 
     def __init__(self, folder: Path, vocab_size: int, max_tokens: int):
-        self.counts = {"documents": 0, "spans": 0, "tokens": 0}
-        self._n_id_bytes = 0
+        self.counts = {"documents": 0, "spans": 0, "tokens": 0}  # written so far
         self._dtype = token_dtype(vocab_size)
         n_padding = max_tokens + _PADDING
         self._padding = Span(np.zeros(n_padding, np.uint32), np.zeros(n_padding, np.uint8))
@@ -85,7 +80,7 @@ class TokenWriter:
         n_tokens, n_spans = self.counts["tokens"], self.counts["spans"]
         span_ends = n_tokens + np.cumsum([len(span.tokens) for span in spans])
         document_ends = n_spans + np.cumsum([len(document) for _, document in documents])
-        id_ends = self._n_id_bytes + np.cumsum([len(name) for name in ids])
+        id_ends = self._files["ids.txt"].tell() + np.cumsum([len(name) for name in ids])
 
         self._append_spans(spans)
         self._append("span_offsets.bin", span_ends.astype(INT64))
@@ -94,7 +89,6 @@ class TokenWriter:
         self._append("id_offsets.bin", id_ends.astype(INT64))
         self.counts["documents"] += len(documents)
         self.counts |= {"spans": int(document_ends[-1]), "tokens": int(span_ends[-1])}
-        self._n_id_bytes = int(id_ends[-1])
 
     def _append_spans(self, spans: Sequence[Span]) -> None:
         tokens = np.concatenate([span.tokens for span in spans])

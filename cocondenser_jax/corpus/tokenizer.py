@@ -42,25 +42,18 @@ _REPEATS = 1000  # of a word in one text: bounds its size
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpanTokenizer:
-    """A tokenizer of spans, and what the rest of the package needs to know about it.
+    """A tokenizer of spans, and what the rest of the package needs to know about it."""
 
-    Attributes:
-      backend: neither pads nor truncates, and reads "[MASK]" in a text as text.
-      kind: `bert` is WordPiece, `roberta` and `modernbert` byte-level BPE, `xlm-roberta` unigrams.
-      vocab_size: highest token id + 1.
-      special_ids: ids that stand for no text (and the unknown token), ascending.
-      sha256: equal for two tokenizers exactly when their entries and rules are, however their
-        files are laid out.
-    """
-
-    backend: Tokenizer
-    kind: Kind
-    vocab_size: int
+    backend: Tokenizer  # neither pads nor truncates, and reads "[MASK]" in a text as text
+    kind: Kind  # bert is WordPiece, roberta and modernbert byte-level BPE, xlm-roberta unigrams
+    vocab_size: int  # highest token id + 1
     cls_id: int
     sep_id: int
     pad_id: int
     mask_id: int
-    special_ids: tuple[int, ...]
+    special_ids: tuple[int, ...]  # that stand for no text (and the unknown token), ascending
+    # Equal for two tokenizers exactly when their entries and rules are, however their files are
+    # laid out.
     sha256: str
 
     @property
@@ -292,7 +285,6 @@ def _read_folder(folder: Path) -> Tokenizer:
 
 
 def _read_config(folder: Path, names: Iterable[str]) -> dict[str, bool | None]:
-    """Reads some of `tokenizer_config.json`, where there is one."""
     file = folder / "tokenizer_config.json"
     config = read_object(file, {})
     found = {name: config[name] for name in names if name in config}

@@ -13,7 +13,6 @@ from cocondenser_jax.evaluation.ranking import mean_over_queries
 # Random assignments where there are too many to try them all: p-values near 0.05 are then within
 # 0.01 of the exact ones.
 _ASSIGNMENTS = 10_000
-_SEED = 0
 
 
 def compare(
@@ -77,6 +76,6 @@ def _randomisation_p(differences_Q: np.ndarray) -> float:
         permutation_type="samples",
         n_resamples=_ASSIGNMENTS,
         batch=1000,
-        rng=_SEED,
+        rng=0,
     )
     return float(test.pvalue)

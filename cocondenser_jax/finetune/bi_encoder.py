@@ -81,8 +81,6 @@ def bi_encoder_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformer
 
 
 class _Trainer(SentenceTransformerTrainer):
-    """The library's, with our batches."""
-
     batches: PlannedBatches
 
     def get_batch_sampler(self, *args: Any, **kwargs: Any) -> PlannedBatches:

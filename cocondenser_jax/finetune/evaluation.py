@@ -12,7 +12,6 @@ from scipy.special import logsumexp
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from cocondenser_jax.collection.folder import (
-    judgments_file,
     read_split,
     require_known_passages,
     split_files,
@@ -40,8 +39,8 @@ class DevSearch(BaseEvaluator):
         super().__init__()
         folder, split = Path(config.data), config.eval_split
         queries, qrels = read_split(folder, split)
-        require_known_passages(qrels, data.passages, judgments_file(folder, split))
         files = split_files(folder, split)
+        require_known_passages(qrels, data.passages, files["judgments"])
         data.files.update({f"eval_{name}": files[name] for name in files if name != "corpus"})
         names, n, relevant = list(data.passages), config.eval_candidates, with_positives(qrels)
         drawn = {}

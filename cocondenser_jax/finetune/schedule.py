@@ -212,7 +212,6 @@ def _best_partner(
 
 @njit(cache=True, nogil=True)
 def _move(matrix: _Matrix, batch_N: np.ndarray, own_N: np.ndarray, pair: int, target: int) -> None:
-    """Moves a pair to another batch in `batch_N` and `own_N`."""
     own, own_N[pair] = batch_N[pair], 0.0
     for j, score in zip(*_row(matrix, pair)):  # noqa: B905
         if batch_N[j] == own:

@@ -191,8 +191,6 @@ def run(
 
 
 class _Metrics(ProgressCallback):
-    """Logs metrics and shows the progress bar."""
-
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log

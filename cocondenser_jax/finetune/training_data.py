@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
-    judgments_file,
     passage_text,
     read_candidates,
     read_corpus,
@@ -144,7 +143,7 @@ def read_training(config: ConfigDict, teacher_run: Path | None = None) -> Traini
     files = split_files(folder, split)
     queries, qrels = read_split(folder, split)
     passages = {p.id: passage_text(p) for p in read_corpus(folder)}
-    require_known_passages(qrels, passages, judgments_file(folder, split))
+    require_known_passages(qrels, passages, files["judgments"])
     found = list(with_positives(qrels, config.strict).items())
     name, what = "config.train_queries", "the number of queries with a positive"
     drawn = sample(config.train_queries, len(found), config.seed, name, what)

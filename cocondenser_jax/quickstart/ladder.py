@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -114,7 +113,6 @@ def _candidates(workdir: Path) -> Iterator[Candidate]:
     none = compare / "no-pretraining"
     if not (none / "model").exists():
         shape, params = new_model(_config("condenser", store).model, SEED, open_store(store))
-        params = jax.tree.map(np.asarray, params)
         facts = {"step": 0, "config": {"seed": SEED}}
         export_folder(params, shape, workdir / "tokenizer", none / "model", facts)
     yield Candidate("no pre-training", none, none / "model")

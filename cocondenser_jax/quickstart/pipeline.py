@@ -218,7 +218,6 @@ def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict, ou
 
 
 def _make_index(retriever: Path, data: Path, out: Path) -> None:
-    """Indexes the passages."""
     embeddings = out.with_name("embeddings")
     encode_corpus(retriever, data, embeddings)
     build_index(embeddings, out)

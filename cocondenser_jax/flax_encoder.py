@@ -85,7 +85,7 @@ def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype:
         vectors_SxD = np.asarray(encode(params, ids_SxL, mask_SxL, n_skipped))
         token_BxLxD = torch.from_numpy(vectors_SxD[:n_texts, None].copy())
         one_Bx1 = torch.ones((n_texts, 1), dtype=torch.int64)
-        done = {"token_embeddings": token_BxLxD, "attention_mask": one_Bx1, "prompt_length": 0}
-        return features | done
+        done: dict[str, Any] = {"token_embeddings": token_BxLxD, "attention_mask": one_Bx1}
+        return features | done | {"prompt_length": 0}
 
     return forward

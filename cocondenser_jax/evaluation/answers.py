@@ -14,6 +14,7 @@ from cocondenser_jax.collection.trec import Run, first_passages, read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import Metrics, check_results, mean_over_queries
 
+# Words of letters, digits and marks, or one other character that is neither space nor control.
 _TOKEN = re.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 # Patterns of published questions take microseconds; one that backtracks endlessly is an error, so
 # that no metric depends on the speed of a machine.

@@ -112,16 +112,15 @@ def test_two_passes_are_one_direct_pass(
 
 @pytest.mark.effect("pretrain train.remat")
 def test_layers_are_computed_again_where_the_settings_say_so(config: ConfigDict) -> None:
-    def program(config: ConfigDict) -> str:
+    def count_products(config: ConfigDict) -> int:
         model_config = scratch_model(network_sizes(config), open_store(Path(config.data.store)))
         settings, spec = step_settings(config, 1), batch_spec(config)
         batch = make_batch(open_store(Path(config.data.store)), spec, 0)
         state = state_shapes(model_config, settings.optimizer)
         step = functools.partial(train_step, model_config, settings)
-        return str(jax.make_jaxpr(step, axis_env=[(AXIS, 1)])(state, batch))
+        return str(jax.make_jaxpr(step, axis_env=[(AXIS, 1)])(state, batch)).count("= dot_general")
 
-    assert "prevent_cse" not in program(config)  # a parameter of jax.checkpoint
-    assert "prevent_cse" in program(changed(config, train__remat=True))
+    assert count_products(changed(config, train__remat=True)) > count_products(config)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -47,6 +48,43 @@ def test_a_signal_is_heard_and_handlers_come_back(number: signal.Signals) -> Non
 
     signals.between_steps(run)
     assert [signal.getsignal(each) for each in signals.HEARD] == before
+
+
+def test_a_signal_is_answered_that_comes_while_another_is(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[str] = []
+
+    class Stream:
+        """As sys.stderr, it cannot be written to by a handler that interrupts its writing."""
+
+        busy = False
+
+        def write(self, text: str) -> None:
+            if self.busy:
+                raise RuntimeError("reentrant call")
+            self.busy = True
+            if not answers:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+            answers.append(text)
+            self.busy = False
+
+        def flush(self) -> None: ...
+
+    def run(is_to_stop: Callable[[int], bool]) -> None:
+        is_to_stop(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        end = time.monotonic() + 10
+        while len(answers) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+
+    handler = logging.StreamHandler(Stream())
+    caplog.set_level(logging.INFO, signals.logger.name)
+    signals.logger.addHandler(handler)
+    try:
+        signals.between_steps(run)
+    finally:
+        signals.logger.removeHandler(handler)
+    assert ["2 more" in answers[0], "once more" in answers[-1]] == [True, True]
 
 
 def test_what_a_run_raises_is_raised_and_handlers_come_back() -> None:

@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.encoder import take_rows
 from cocondenser_jax.retrieval.models import pooling_of, tower_folder, towers
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
@@ -67,11 +68,11 @@ def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype:
         hidden: Any = network.apply({"params": params}, ids_BxL, mask_BxL, method=method)
         if method == "encode":
             return hidden
-        if pooling == "cls":  # the first token that is pooled
-            return jax.lax.dynamic_index_in_dim(hidden, n_skipped, axis=1, keepdims=False)
         pooled_BxL = mask_BxL & (jnp.arange(mask_BxL.shape[1])[None] >= n_skipped)
+        if pooling == "cls":
+            return take_rows(hidden, jnp.argmax(pooled_BxL, axis=1, keepdims=True))[:, 0]
         kept_BxLxD = jnp.where(pooled_BxL[:, :, None], hidden.astype(jnp.float32), 0.0)
-        return kept_BxLxD.sum(axis=1) / pooled_BxL.sum(axis=1, keepdims=True)
+        return kept_BxLxD.sum(axis=1) / jnp.maximum(pooled_BxL.sum(axis=1, keepdims=True), 1)
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
         ids_BxL, mask_BxL = (features[key].numpy() for key in ("input_ids", "attention_mask"))

@@ -71,6 +71,11 @@ def test_a_prompt_that_is_not_pooled_is_not_pooled(
     run_in_flax(flax, tmp_path / "model", batch_size=3)
     expected = pytorch.encode_document(texts)
     np.testing.assert_allclose(flax.encode_document(texts), expected, rtol=0, atol=1e-4)
+    # Where a text is cut within its prompt, nothing is left to pool.
+    cut = [load_retriever(tmp_path / "model", passage_length=3) for _ in range(2)]
+    run_in_flax(cut[1], tmp_path / "model", batch_size=3)
+    theirs, ours = (model.encode_document(texts) for model in cut)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
     pytorch.set_pooling_include_prompt(True)
     assert not np.allclose(pytorch.encode_document(texts), expected, atol=1e-2)
 

@@ -297,16 +297,22 @@ def _require_weights(
 
 def _require_own_files(folder: Path) -> None:
     """Raises a UserError for modules or weights outside the folder, which its hash would miss."""
-    for pattern in ("modules.json", "router_config.json", "*.index.json"):
-        for path in folder.glob(pattern):
-            values = [read_json(path)]
-            for value in values:  # to which those inside it are added
-                if isinstance(value, dict):
-                    values += [*value, *value.values()]
-                elif isinstance(value, list):
-                    values += value
-                elif isinstance(value, str) and not is_inside(value):
-                    raise UserError(f"{path}: {value!r} is not a path inside the folder")
+    listed = folder / "modules.json"
+    modules = read_json(listed) if listed.is_file() else []
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise UserError(f"{listed}: expected a list of objects")
+    router = read_object(folder / "router_config.json", {}).get("types", {})
+    paths: dict[str, Any] = {
+        "modules.json": [module.get("path") for module in modules],
+        "router_config.json": router if isinstance(router, dict) else [router],
+    }
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        weight_map = read_object(folder / name, {}).get("weight_map", {})
+        paths[name] = weight_map.values() if isinstance(weight_map, dict) else [weight_map]
+    for name, of_file in paths.items():
+        for path in of_file:
+            if not isinstance(path, str) or not is_inside(path):
+                raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:

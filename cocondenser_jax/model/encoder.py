@@ -229,5 +229,8 @@ class MaskedLMHead(nn.Module):
         hidden_BxMxD = gelu(dense(config, config.hidden_size, self.dtype, "dense")(hidden_BxMxD))
         hidden_BxMxD = layer_norm(config, self.dtype, "norm")(hidden_BxMxD)
         bias_V = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
-        logits_BxMxV = jnp.einsum("bmd,vd->bmv", hidden_BxMxD, words_VxD.astype(self.dtype))
-        return logits_BxMxV + bias_V.astype(self.dtype)[None, None]
+        # Flat, because a TPU would pad each span's few rows to a multiple of eight.
+        flat_SxD = hidden_BxMxD.reshape(-1, config.hidden_size)
+        logits_SxV = jnp.einsum("sd,vd->sv", flat_SxD, words_VxD.astype(self.dtype))
+        logits_SxV += bias_V.astype(self.dtype)[None]
+        return logits_SxV.reshape(*hidden_BxMxD.shape[:2], config.vocab_size)

@@ -23,8 +23,8 @@ def masked_lm_sum(
       labels_BxM: the token ids that were masked.
       weights_BxM: 1 for slots that hold a masked token, 0 for unused ones.
     """
-    losses_BxM = _cross_entropy(logits_BxMxV.astype(jnp.float32), labels_BxM)
-    return jnp.sum(losses_BxM * weights_BxM)
+    logits_SxV = logits_BxMxV.reshape(-1, logits_BxMxV.shape[2]).astype(jnp.float32)
+    return jnp.sum(_cross_entropy(logits_SxV, labels_BxM.reshape(-1)) * weights_BxM.reshape(-1))
 
 
 def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:

@@ -22,6 +22,7 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_folder
 from cocondenser_jax.hub import find_folder
+from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import batch_spec, run_length
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
@@ -70,7 +71,7 @@ def adapt(
     with opened(workdir, {"command": "adapt", "model": model_sha256(start), **asked}):
         make_once(workdir, workdir / "store", build_store, corpus, str(start), max_tokens=length)
         store = open_store(workdir / "store")
-        config = _pretraining(store, str(start), network.num_hidden_layers, overrides)
+        config = _pretraining(store, str(start), network, overrides)
         task = f"{data}, "
         if data is None:
             data, task = workdir / "data", "held-out spans of the corpus, "
@@ -114,13 +115,15 @@ def verdict(rows: Sequence[ResultRow]) -> str:
 
 
 def _pretraining(
-    store: TokenStore, start: str, n_layers: int, overrides: Sequence[str]
+    store: TokenStore, start: str, network: ModelConfig, overrides: Sequence[str]
 ) -> ConfigDict:
     """Returns the settings of the run, with about ten probes and checkpoints."""
     on_cpu = jax.default_backend() == "cpu"
     n_documents = len(store.documents_of_pairs) * 9 // 10  # the probe holds out a tenth at most
-    config = proposals.propose(n_documents, n_layers, jax.device_count(), on_cpu).unlock()
+    config = proposals.propose(n_documents, jax.device_count(), on_cpu).unlock()
     config.data.store, config.warm_start = str(store.path), start
+    head = {"n_head_layers": network.n_head_layers, "skip_from": network.skip_from}
+    config.model.update(head)  # of its own head, or of a new one
     every = max(run_length(override(config, overrides), store) // 10, 1)
     config.checkpoint.every = config.probe.every = every
     return override(config, overrides)

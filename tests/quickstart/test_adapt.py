@@ -19,6 +19,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels
 from cocondenser_jax.configs import adapt as proposals
 from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -102,10 +103,12 @@ def finished(
     folder = tmp_path_factory.mktemp("adapt")
     plain, model = make_model(), folder / "with-mean-pooling"
     load_retriever(plain, pooling="mean").save_pretrained(str(model), create_model_card=False)
+    network, params = load_folder(str(plain), n_head_layers=1, skip_from=0, init_head_seed=0)
+    export_folder(params, network, plain, headed := folder / "with-a-head", {})
     test_only, with_train = judged_data / "test-only", judged_data / "with-train"
     asked = {
         "unlabelled": [f"--corpus={corpus}", f"--model={model}"],
-        "judged": [f"--corpus={test_only}", f"--model={plain}", f"--data={test_only}"],
+        "judged": [f"--corpus={test_only}", f"--model={headed}", f"--data={test_only}"],
         "trained": [f"--corpus={with_train}", f"--model={plain}", f"--data={with_train}"],
     }
     printed = {}
@@ -254,6 +257,12 @@ def test_with_training_pairs_both_are_fine_tuned_in_the_same_way(finished: Finis
     assert "Fine-tuning: adapted" in (finished.trained / "report.html").read_text()
 
 
+def test_the_head_that_a_model_has_goes_on(finished: Finished) -> None:
+    for workdir, expected in ((finished.judged, (1, 0)), (finished.trained, (2, 1))):
+        network, _, _ = load_run(workdir / "pretraining")
+        assert (network.n_head_layers, network.skip_from) == expected
+
+
 def test_called_again_it_trains_nothing(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,16 +347,15 @@ def test_the_verdict_is_about_the_better_unadapted_row(rows: list[ResultRow], sa
 
 
 def test_the_proposals_are_what_was_measured_and_what_the_papers_have() -> None:
-    measured = proposals.propose(14_296, 6, 2, on_cpu=True)
+    measured = proposals.propose(14_296, 2, on_cpu=True)
     assert (measured.data.batch_size, measured.data.length) == (32, 64)
     assert measured.optimizer.learning_rate == 5e-5
     assert measured.train.epochs * 14_296 / 32 == pytest.approx(450, rel=0.01)
-    assert (measured.train.dtype, measured.model.skip_from) == ("float32", 3)
-    papers = proposals.propose(3_213_835, 12, 8, on_cpu=False)
+    assert measured.train.dtype == "float32"
+    papers = proposals.propose(3_213_835, 8, on_cpu=False)
     assert (papers.data.batch_size, papers.train.chunk_size) == (2048, 64)
-    assert (papers.optimizer.learning_rate, papers.model.skip_from) == (1e-4, 6)
-    assert papers.train.dtype == "bfloat16"
-    assert proposals.propose(100, 6, 1, on_cpu=True).train.epochs == 8.0
+    assert (papers.optimizer.learning_rate, papers.train.dtype) == (1e-4, "bfloat16")
+    assert proposals.propose(100, 1, on_cpu=True).train.epochs == 8.0
     first, many = (proposals.propose_finetuning(n, 512) for n in (809, 2000))
     assert (first.epochs, many.epochs, many.learning_rate) == (3, 1, 2e-5)
     assert (many.batch_size, many.passage_length) == (32, 256)
@@ -357,7 +365,7 @@ def test_the_proposals_are_what_was_measured_and_what_the_papers_have() -> None:
 def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu: bool) -> None:
     for n_documents in (0, 1, 9, 31, 100, 5_000, 20_001, 10_000_000):
         for n_devices in (1, 2, 3, 8, 32):
-            config = proposals.propose(n_documents, 12, n_devices, on_cpu)
+            config = proposals.propose(n_documents, n_devices, on_cpu)
             check(config, complete=False)
             spec = batch_spec(config)
             check_batch(spec, config.train.chunk_size, 512, n_devices)

@@ -146,7 +146,7 @@ def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path: Path
     of_compiler = [name for name in planned if name.startswith("by the compiler, ")]
     assert len(of_compiler) == 12
     assert 0.5 * full < sum(planned[name] for name in of_compiler[2:]) < full
-    assert "by the compiler, gradient, mlm/bmd,vd->bmv (ms)" in of_compiler
+    assert "by the compiler, gradient, mlm/sd,vd->sv (ms)" in of_compiler
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def masked_lm_sum(
       labels_BxM: the token ids that were masked.
       weights_BxM: 1 for slots that hold a masked token, 0 for unused ones.
     """
+    # Flat, as they were multiplied: a TPU would copy them for a softmax by spans.
     logits_SxV = logits_BxMxV.reshape(-1, logits_BxMxV.shape[2]).astype(jnp.float32)
     return jnp.sum(_cross_entropy(logits_SxV, labels_BxM.reshape(-1)) * weights_BxM.reshape(-1))
 

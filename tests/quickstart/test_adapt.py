@@ -263,6 +263,12 @@ def test_the_head_that_a_model_has_goes_on(finished: Finished) -> None:
         assert (network.n_head_layers, network.skip_from) == expected
 
 
+def test_a_new_head_reads_the_middle_as_in_the_papers(make_model: Callable[..., Path]) -> None:
+    for n_layers, middle in ((6, 3), (12, 6)):
+        network, _ = load_folder(str(make_model(num_hidden_layers=n_layers)), init_head_seed=0)
+        assert (network.n_head_layers, network.skip_from) == (2, middle)
+
+
 def test_called_again_it_trains_nothing(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:

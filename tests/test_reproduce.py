@@ -3,14 +3,16 @@
 import json
 import os
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.results import is_ours, measured
 from benchmarks.results import table as as_markdown
-from cocondenser_jax import reproduce
+from cocondenser_jax import papers, reproduce
 from cocondenser_jax.cli import _make_parser
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.reproduce import (
@@ -81,6 +83,14 @@ def test_a_figure_that_is_not_given_has_a_reason() -> None:
         assert (None in figures) <= ("why" in table), table["title"]
         assert table["title"]
         assert table["tolerance"]
+
+
+def test_no_recipe_of_one_file_hides_that_of_another() -> None:
+    files = [f for f in resources.files(papers).iterdir() if f.name.endswith(".yaml")]
+    contents = {f.name: yaml.safe_load(f.read_text("utf-8")) for f in files}
+    shared = contents.pop("recipes.yaml")
+    own = [name for content in contents.values() for name in content.get("recipes", {})]
+    assert sorted([*shared, *own]) == sorted(RECIPES)
 
 
 def test_every_recipe_is_used() -> None:

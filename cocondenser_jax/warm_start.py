@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,18 @@ from cocondenser_jax.pretrain.loop import train
 
 def pretrain(config: ConfigDict, workdir: Path) -> None:
     """Calls `pretrain.loop.train` with `config.warm_start`; see there, and `load_warm_start`."""
-    name, store, sizes = config.warm_start, Path(config.data.store), network_sizes(config)
-    seed = config.seed if config.init_head else None
-    start = partial(load_warm_start, name, store, sizes, seed)
+    name, seed = config.warm_start, config.seed if config.init_head else None
+
+    def start() -> tuple[ModelConfig, Any]:
+        loaded = load_warm_start(name, network_sizes(config), seed)
+        _check_vocabulary(name, Path(config.data.store))
+        return loaded
+
     train(config, workdir, warm_start=start if name else lambda: None)
 
 
 def load_warm_start(
-    name_or_folder: str, store: Path, settings: Mapping[str, Any], init_head_seed: int | None
+    name_or_folder: str, settings: Mapping[str, Any], init_head_seed: int | None
 ) -> tuple[ModelConfig, Any]:
     """Reads what a run starts from: one of our run folders, or a Hugging Face model.
 
@@ -41,12 +44,10 @@ def load_warm_start(
     that is missing is drawn from `init_head_seed`; None forbids it.
     """
     asked = {name: settings[name] for name in ("n_head_layers", "skip_from")}
-    if (Path(name_or_folder) / "run.json").is_file():
+    if _is_run(name_or_folder):
         model_config, params, _ = load_run(Path(name_or_folder))
-        tokenizer = str(Path(name_or_folder) / "tokenizer")
     else:
         model_config, params = load_folder(name_or_folder, **asked, init_head_seed=init_head_seed)
-        tokenizer = name_or_folder
     if not (settings["n_head_layers"] and model_config.n_head_layers):
         tensors = to_tensors(params, model_config)
         model_config = dataclasses.replace(model_config, late_mlm=True, **asked)
@@ -57,11 +58,20 @@ def load_warm_start(
                 f"{name_or_folder}: its Condenser head has {name} {found}, but config.model.{name}"
                 f" is {wanted}"
             )
+    kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
+    return dataclasses.replace(model_config, **{name: settings[name] for name in kept}), params
+
+
+def _check_vocabulary(name_or_folder: str, store: Path) -> None:
+    is_run = _is_run(name_or_folder)
+    tokenizer = str(Path(name_or_folder) / "tokenizer") if is_run else name_or_folder
     of_store = load_tokenizer(str(open_store(store).tokenizer_folder))
     if load_tokenizer(tokenizer).backend.get_vocab() != of_store.backend.get_vocab():
         raise UserError(
             f"the store {store} was made with another tokenizer than {tokenizer}:"
             " build the store with the model's own tokenizer"
         )
-    kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
-    return dataclasses.replace(model_config, **{name: settings[name] for name in kept}), params
+
+
+def _is_run(name_or_folder: str) -> bool:
+    return (Path(name_or_folder) / "run.json").is_file()

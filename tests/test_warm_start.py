@@ -58,7 +58,7 @@ def bert(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
 
 
 def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path, store: Path) -> None:
-    config, params = load_warm_start(str(bert), store, settings(), None)
+    config, params = load_warm_start(str(bert), settings(), None)
     assert (config.hidden_size, config.n_head_layers, config.skip_from) == (32, 2, 1)
     assert (config.late_mlm, config.hidden_dropout_prob) == (False, 0.3)
     assert config.attention_probs_dropout_prob == 0.4
@@ -69,29 +69,29 @@ def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path, store: 
 
 def test_another_head_than_the_models_is_refused(bert: Path, store: Path) -> None:
     with pytest.raises(UserError, match=r"has n_head_layers 2, but config\.model.* is 3"):
-        load_warm_start(str(bert), store, settings(n_head_layers=3), 0)
+        load_warm_start(str(bert), settings(n_head_layers=3), 0)
 
 
 def test_a_run_says_what_its_head_reads(folder: Path, store: Path, tmp_path: Path) -> None:
     import_folder(str(folder), tmp_path / "run")
     with pytest.raises(UserError, match=r"has skip_from 1, but config\.model\.skip_from is 2"):
-        load_warm_start(str(tmp_path / "run"), store, settings(skip_from=2), 0)
+        load_warm_start(str(tmp_path / "run"), settings(skip_from=2), 0)
 
 
 def test_a_new_head_is_as_the_settings_say(folder: Path, store: Path) -> None:
     (folder / "model.pt").unlink()
     asked = settings(n_head_layers=1, skip_from=2)
-    config, params = load_warm_start(str(folder), store, asked, 0)
+    config, params = load_warm_start(str(folder), asked, 0)
     assert (config.n_head_layers, config.skip_from) == (1, 2)
     assert "head_0" in params
     assert "head_1" not in params
     with pytest.raises(UserError, match="has no Condenser head; --init_head"):
-        load_warm_start(str(folder), store, asked, None)
+        load_warm_start(str(folder), asked, None)
 
 
 def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert: Path, store: Path) -> None:
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
-    config, params = load_warm_start(str(bert), store, without, None)
+    config, params = load_warm_start(str(bert), without, None)
     assert (config.n_head_layers, config.late_mlm) == (0, True)
     assert not any(name.startswith("head") for name in params)
     assert params.keys() >= {"embeddings", "layers_0", "mlm"}
@@ -99,7 +99,7 @@ def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert: Path, sto
 
 def test_a_run_without_a_head_can_begin_one(bert: Path, store: Path, tmp_path: Path) -> None:
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
-    config, params = load_warm_start(str(bert), store, without, None)
+    config, params = load_warm_start(str(bert), without, None)
     tokenizer = load_tokenizer(str(open_store(store).tokenizer_folder))
     save_converted(tmp_path / "headless", config, params, tokenizer, "test")
     export_folder(params, config, open_store(store).tokenizer_folder, tmp_path / "exported", {})
@@ -108,8 +108,8 @@ def test_a_run_without_a_head_can_begin_one(bert: Path, store: Path, tmp_path: P
     assert "with a Condenser head" not in " ".join(card.split())
     for start in (tmp_path / "headless", tmp_path / "exported"):
         with pytest.raises(UserError, match="has no Condenser head"):
-            load_warm_start(str(start), store, settings(n_head_layers=1), None)
-        config, found = load_warm_start(str(start), store, settings(n_head_layers=1), 3)
+            load_warm_start(str(start), settings(n_head_layers=1), None)
+        config, found = load_warm_start(str(start), settings(n_head_layers=1), 3)
         assert (config.n_head_layers, config.skip_from, config.late_mlm) == (1, 1, False)
         new = initial_params(config, 3)
         for name in new:
@@ -120,10 +120,12 @@ def test_a_run_without_a_head_can_begin_one(bert: Path, store: Path, tmp_path: P
                 np.testing.assert_array_equal(a, b)
 
 
-def test_another_vocabulary_is_refused(folder: Path, store: Path) -> None:
-    save_tokenizer(train_tokenizer(["other words"], 40), folder)
+def test_another_vocabulary_is_refused(bert: Path, store: Path, tmp_path: Path) -> None:
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
+    save_tokenizer(train_tokenizer(["other words"], 40), next(bert.glob("tokenizer"), bert))
     with pytest.raises(UserError, match="made with another tokenizer"):
-        load_warm_start(str(folder), store, settings(), None)
+        pretrain(config, tmp_path / "new")
 
 
 @pytest.mark.effect("pretrain warm_start", "pretrain init_head")

@@ -23,7 +23,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import new_folder
 from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import batch_spec, run_length
+from cocondenser_jax.pretrain.experiment import batch_spec, network_sizes, run_length
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
     Outcome,
@@ -37,6 +37,7 @@ from cocondenser_jax.quickstart.pipeline import (
 from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, pooling_of
 from cocondenser_jax.settings import override
+from cocondenser_jax.warm_start import load_warm_start
 
 MAX_PASSAGES = 20_000  # held-out spans and those of other documents
 CHANCE = 0.05  # a difference whose p-value is not below it counts as none
@@ -59,11 +60,13 @@ def adapt(
       overrides: of the settings of pre-training that `configs/adapt.py` proposes.
     """
     start = find_folder(model)
-    network, _ = load_folder(str(start), init_head_seed=0)
+    network, _ = load_folder(str(start), n_head_layers=0, init_head_seed=0)
     own_pooling = pooling_of(load_retriever(start))
-    length = override(proposals.get_config(), overrides).data.length
+    known = override(_of_model(proposals.get_config(), start, network), overrides)
+    length = known.data.length
     if length > network.max_length:
         raise UserError(f"config.data.length is {length}: {model} has {network.max_length} tokens")
+    load_warm_start(str(start), network_sizes(known), known.seed)  # refuses another head
     next(read_documents(corpus))
     if data is not None and len(read_split(data, "test")[1]) < 2:
         raise UserError(f"{data} has one judged query of test: a comparison needs two")
@@ -71,7 +74,7 @@ def adapt(
     with opened(workdir, {"command": "adapt", "model": model_sha256(start), **asked}):
         make_once(workdir, workdir / "store", build_store, corpus, str(start), max_tokens=length)
         store = open_store(workdir / "store")
-        config = _pretraining(store, str(start), network, overrides)
+        config = _pretraining(store, start, network, overrides)
         task = f"{data}, "
         if data is None:
             data, task = workdir / "data", "held-out spans of the corpus, "
@@ -114,16 +117,24 @@ def verdict(rows: Sequence[ResultRow]) -> str:
     return says + (f"; BM25 is ahead with {bm25[0]:.3f}" if bm25[0] > adapted[0] else "")
 
 
+def _of_model(config: ConfigDict, start: Path, network: ModelConfig) -> ConfigDict:
+    """Returns settings that go on with the model's own head, or with a new one on its middle."""
+    config = config.unlock()
+    config.warm_start = str(start)
+    config.model.skip_from = network.skip_from
+    config.model.n_head_layers = network.n_head_layers or config.model.n_head_layers
+    return config
+
+
 def _pretraining(
-    store: TokenStore, start: str, network: ModelConfig, overrides: Sequence[str]
+    store: TokenStore, start: Path, network: ModelConfig, overrides: Sequence[str]
 ) -> ConfigDict:
     """Returns the settings of the run, with about ten probes and checkpoints."""
     on_cpu = jax.default_backend() == "cpu"
     n_documents = len(store.documents_of_pairs) * 9 // 10  # the probe holds out a tenth at most
-    config = proposals.propose(n_documents, jax.device_count(), on_cpu).unlock()
-    config.data.store, config.warm_start = str(store.path), start
-    head = {"n_head_layers": network.n_head_layers, "skip_from": network.skip_from}
-    config.model.update(head)  # of its own head, or of a new one
+    config = proposals.propose(n_documents, jax.device_count(), on_cpu)
+    config = _of_model(config, start, network)
+    config.data.store = str(store.path)
     every = max(run_length(override(config, overrides), store) // 10, 1)
     config.checkpoint.every = config.probe.every = every
     return override(config, overrides)

@@ -263,6 +263,17 @@ def test_the_head_that_a_model_has_goes_on(finished: Finished) -> None:
         assert (network.n_head_layers, network.skip_from) == expected
 
 
+def test_another_head_than_the_models_is_refused_before_anything_is_made(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    headed, new = finished.judged.with_name("with-a-head"), tmp_path / "new"
+    words = [f"--corpus={finished.corpus}", f"--model={headed}", f"--workdir={new}"]
+    assert main(["adapt", *words, "--config.model.n_head_layers=2"]) == 2
+    expected = "its Condenser head has n_head_layers 1, but config.model.n_head_layers is 2\n"
+    assert capsys.readouterr().err.endswith(expected)
+    assert not new.exists()
+
+
 def test_a_new_head_reads_the_middle_as_in_the_papers(make_model: Callable[..., Path]) -> None:
     for n_layers, middle in ((6, 3), (12, 6)):
         network, _ = load_folder(str(make_model(num_hidden_layers=n_layers)), init_head_seed=0)

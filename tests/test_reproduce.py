@@ -33,6 +33,7 @@ ROWS_OF_EACH_KIND = [
     ("co/table2", "ensemble"),
     ("condenser/table1", "nli-500"),
     ("condenser/figure2", "bert"),
+    ("proof/scratch", "none-100"),
 ]
 ALL_ROWS = [(name, row) for name, table in TABLES.items() for row in table["rows"]]
 

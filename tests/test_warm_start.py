@@ -57,7 +57,7 @@ def bert(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path, store: Path) -> None:
+def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path) -> None:
     config, params = load_warm_start(str(bert), settings(), None)
     assert (config.hidden_size, config.n_head_layers, config.skip_from) == (32, 2, 1)
     assert (config.late_mlm, config.hidden_dropout_prob) == (False, 0.3)
@@ -67,18 +67,18 @@ def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path, store: 
         np.testing.assert_array_equal(a, b)
 
 
-def test_another_head_than_the_models_is_refused(bert: Path, store: Path) -> None:
+def test_another_head_than_the_models_is_refused(bert: Path) -> None:
     with pytest.raises(UserError, match=r"has n_head_layers 2, but config\.model.* is 3"):
         load_warm_start(str(bert), settings(n_head_layers=3), 0)
 
 
-def test_a_run_says_what_its_head_reads(folder: Path, store: Path, tmp_path: Path) -> None:
+def test_a_run_says_what_its_head_reads(folder: Path, tmp_path: Path) -> None:
     import_folder(str(folder), tmp_path / "run")
     with pytest.raises(UserError, match=r"has skip_from 1, but config\.model\.skip_from is 2"):
         load_warm_start(str(tmp_path / "run"), settings(skip_from=2), 0)
 
 
-def test_a_new_head_is_as_the_settings_say(folder: Path, store: Path) -> None:
+def test_a_new_head_is_as_the_settings_say(folder: Path) -> None:
     (folder / "model.pt").unlink()
     asked = settings(n_head_layers=1, skip_from=2)
     config, params = load_warm_start(str(folder), asked, 0)
@@ -89,7 +89,7 @@ def test_a_new_head_is_as_the_settings_say(folder: Path, store: Path) -> None:
         load_warm_start(str(folder), asked, None)
 
 
-def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert: Path, store: Path) -> None:
+def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert: Path) -> None:
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
     config, params = load_warm_start(str(bert), without, None)
     assert (config.n_head_layers, config.late_mlm) == (0, True)

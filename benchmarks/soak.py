@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from benchmarks.results import report
-from cocondenser_jax.files import file_sha256
+from cocondenser_jax.storage.files import file_sha256
 
 KILLS_PER_RUN = 10
 AIMS = "any time", "step", "checkpoint"

@@ -17,7 +17,7 @@ import yaml
 
 from cocondenser_jax.errors import UserError, find
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.files import read_json
+from cocondenser_jax.storage.files import read_json
 
 # Peak bfloat16 operations a second: eight cores of a TPU v3, see pretrain/plan.py; NVIDIA's data
 # sheets of A100 and H100 SXM, dense.

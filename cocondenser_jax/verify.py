@@ -30,13 +30,13 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import new_file
-from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import step_settings
 from cocondenser_jax.pretrain.step import LossSettings, batch_gradient, check_batch
+from cocondenser_jax.storage.files import new_file
+from cocondenser_jax.storage.hub import find_folder
 
 TWO_PASS_TOLERANCE = 1e-5  # two passes against one, relative
 TORCH_TOLERANCE = 1e-4  # Flax against PyTorch, relative

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # On a busy machine, one of eight devices may wait for the others for more than XLA's 40 seconds.
@@ -31,7 +30,6 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -72,7 +70,7 @@ _SPECIALS |= {"xlm-roberta": _SPECIALS["roberta"], "modernbert": _SPECIALS["bert
 MODEL_TYPES = tuple(_SPECIALS)
 
 
-def _seed() -> None:
+def _seed():
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     if "torch" in sys.modules:  # whoever draws with it has imported it
@@ -80,12 +78,12 @@ def _seed() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_report_to_serializable() -> Iterator[None]:
+def pytest_report_to_serializable():
     """Escapes what is not UTF-8 in the output of a test: workers cannot send it."""
     return _escaped((yield))
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value):
     match value:
         case str():
             return value.encode("utf-8", "backslashreplace").decode()
@@ -96,7 +94,7 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup; tests send it
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # pytest-randomly chooses the order of the tests, not what they draw.
@@ -104,7 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Puts the longest files first, so that no worker starts one at the end."""
     rank = {Path(__file__).parent / name: n for n, name in enumerate(_LONGEST)}
     assert all(path.is_file() for path in rank), rank
@@ -112,18 +110,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup() -> None:
+def pytest_fixture_setup():
     """Fixtures of all scopes draw the same, whichever test asks first."""
     _seed()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call() -> None:
+def pytest_runtest_call():
     _seed()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _free_compiled_programs() -> Iterator[None]:
+def _free_compiled_programs():
     """JAX keeps every program that it compiled, and glibc the memory that is freed: gigabytes."""
     yield
     jax.clear_caches()
@@ -133,7 +131,7 @@ def _free_compiled_programs() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _same_environment() -> Iterator[None]:
+def _same_environment():
     """Undoes what a test, or the code that it calls, sets for later imports."""
     before = dict(os.environ)
     yield
@@ -142,17 +140,17 @@ def _same_environment() -> Iterator[None]:
 
 
 @pytest.fixture(params=MODEL_TYPES)
-def model_type(request: pytest.FixtureRequest) -> str:
+def model_type(request):
     return request.param
 
 
 @pytest.fixture
-def texts() -> list[str]:
+def texts():
     return list(TEXTS)
 
 
 @pytest.fixture(scope="session")
-def research_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def research_folders(tmp_path_factory):
     """Small random models, written by transformers and torch alone: {model type: folder}.
 
     Layout of the published research checkpoints: a Hugging Face folder, and the two layers of the
@@ -204,7 +202,7 @@ def research_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     return folders
 
 
-def _write_tokenizer(kind: str, folder: Path) -> None:
+def _write_tokenizer(kind, folder):
     """Writes a small tokenizer of the kind that published models of this type have."""
     from transformers import PreTrainedTokenizerFast
 
@@ -245,12 +243,12 @@ def _write_tokenizer(kind: str, folder: Path) -> None:
 
 
 @pytest.fixture
-def research_folder(research_folders: dict[str, Path], model_type: str) -> Path:
+def research_folder(research_folders, model_type):
     return research_folders[model_type]
 
 
 @pytest.fixture
-def spans(model_type: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def spans(model_type):
     """Three right-padded spans, one of the greatest length: ids, attention mask, positions."""
     rng = np.random.default_rng(3)
     lengths_B = np.array([24, 13, 5])
@@ -262,7 +260,7 @@ def spans(model_type: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.fixture
-def small_disk() -> Iterator[Callable[[int], None]]:
+def small_disk():
     """Gives a function after which no file can grow beyond so many bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -270,13 +268,13 @@ def small_disk() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture
-def hold() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+def hold():
     """Gives a function that starts another process, which holds a folder until the test ends."""
-    code = "import sys, pathlib; from cocondenser_jax.locks import held\n"
+    code = "import sys, pathlib; from cocondenser_jax.storage.locks import held\n"
     code += "with held(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     with contextlib.ExitStack() as stack:
 
-        def start(folder: Path) -> subprocess.Popen[str]:
+        def start(folder):
             pipe = subprocess.PIPE
             command = [sys.executable, "-c", code, str(folder)]
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)

@@ -4,9 +4,7 @@ import copy
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,14 +68,14 @@ _VALUES = st.sampled_from(
 class Payload:
     """Unpickled, it writes a file."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return Path.touch, (self.path,)
 
 
-def fuzz(share: float = 1.0) -> settings:
+def fuzz(share=1.0):
     """Returns the settings of a fuzzer; `share` of the usual examples where each takes long."""
     return settings(
         max_examples=max(1, int(share * int(_EXAMPLES or 100))),
@@ -88,7 +86,7 @@ def fuzz(share: float = 1.0) -> settings:
     )
 
 
-def assert_read_or_refused(read: Callable[..., Any], *arguments: Any) -> None:
+def assert_read_or_refused(read, *arguments):
     """Calls a reader: whatever its input, it returns or raises a UserError of one line."""
     message = "read"
     try:
@@ -99,7 +97,7 @@ def assert_read_or_refused(read: Callable[..., Any], *arguments: Any) -> None:
 
 
 @st.composite
-def broken_bytes(draw: st.DrawFn, data: bytes) -> bytes:
+def broken_bytes(draw, data):
     """Cuts, flips, repeats or replaces parts of a file."""
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, len(data)))
@@ -110,7 +108,7 @@ def broken_bytes(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 @st.composite
-def broken_lines(draw: st.DrawFn, data: bytes) -> bytes:
+def broken_lines(draw, data):
     """Removes, repeats or swaps lines, or breaks what is in them."""
     lines = data.splitlines(keepends=True)
     for _ in range(draw(st.integers(1, 3))):
@@ -123,7 +121,7 @@ def broken_lines(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 @st.composite
-def broken_values(draw: st.DrawFn, value: Any) -> Any:
+def broken_values(draw, value):
     """Replaces, removes or adds values of a nested JSON value."""
     holder = {"": copy.deepcopy(value)}
     for _ in range(draw(st.integers(1, 2))):
@@ -139,7 +137,7 @@ def broken_values(draw: st.DrawFn, value: Any) -> Any:
     return holder[""]
 
 
-def broken_json(value: Any) -> st.SearchStrategy[bytes]:
+def broken_json(value):
     """Breaks a JSON file in its values, or as bytes."""
     return st.one_of(
         broken_values(value).map(lambda broken: json.dumps(broken).encode()),
@@ -147,38 +145,38 @@ def broken_json(value: Any) -> st.SearchStrategy[bytes]:
     )
 
 
-def fuzz_content(path: Path, valid: bytes, read: Callable[[Path], Any]) -> None:
+def fuzz_content(path, valid, read):
     """Reads a valid file, then breaks its lines and bytes again and again."""
     path.write_bytes(valid)
     read(path)
 
     @fuzz()
     @given(broken_lines(valid) | broken_bytes(valid))
-    def check(content: bytes) -> None:
+    def check(content):
         path.write_bytes(content)
         assert_read_or_refused(read, path)
 
     check()
 
 
-def fuzz_record(path: Path, record: Any, read: Callable[[Path], Any]) -> None:
+def fuzz_record(path, record, read):
     """Reads files of one JSON record again and again, with values of wrong types."""
 
     @fuzz()
     @given(broken_json(record))
-    def check(content: bytes) -> None:
+    def check(content):
         path.write_bytes(content + b"\n")
         assert_read_or_refused(read, path)
 
     check()
 
 
-def jsonl(*records: Any) -> bytes:
+def jsonl(*records):
     """Returns a file with one record per line."""
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
-def fuzz_file(folder: Path, name: str, read: Callable[[Path], Any], share: float = 1.0) -> None:
+def fuzz_file(folder, name, read, share=1.0):
     """Breaks one file of a folder again and again, and reads the folder; then restores it."""
     path = folder / name
     valid = path.read_bytes()
@@ -186,7 +184,7 @@ def fuzz_file(folder: Path, name: str, read: Callable[[Path], Any], share: float
 
     @fuzz(share)
     @given(broken)
-    def check(content: bytes) -> None:
+    def check(content):
         path.unlink(missing_ok=True)  # what is mapped must not change
         path.write_bytes(content)
         assert_read_or_refused(read, folder)
@@ -198,7 +196,7 @@ def fuzz_file(folder: Path, name: str, read: Callable[[Path], Any], share: float
     path.write_bytes(valid)
 
 
-def _places(holder: Any) -> Any:
+def _places(holder):
     """Yields each container and key of a nested value."""
     keys = list(holder) if isinstance(holder, dict) else range(len(holder))
     for key in keys:

@@ -6,8 +6,6 @@ import json
 import lzma
 import random
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
@@ -36,7 +34,7 @@ SMALLER = {
 }
 
 
-def execute(command: Sequence[str]) -> int:
+def execute(command):
     """Runs a command of a recipe in this process, made tiny."""
     words = list(command[1:])
     config = next((word for word in words if word.startswith("--config=")), "")
@@ -50,7 +48,7 @@ def execute(command: Sequence[str]) -> int:
     return main(words)
 
 
-def write_data(data: Path, workdir: Path) -> None:
+def write_data(data, workdir):
     """Writes the data that people get, and into `workdir` what the quickstart makes."""
     rng = random.Random(0)
     texts = [_text(rng, 3) for _ in range(N_PASSAGES)]
@@ -74,16 +72,16 @@ def write_data(data: Path, workdir: Path) -> None:
     _write_quickstart(data, workdir)
 
 
-def _text(rng: random.Random, n_sentences: int) -> str:
+def _text(rng, n_sentences):
     return " ".join(" ".join(rng.choices(WORDS, k=8)) + "." for _ in range(n_sentences))
 
 
-def _lines(path: Path, lines: Sequence[str]) -> None:
+def _lines(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _write_models(data: Path, texts: list[str]) -> None:
+def _write_models(data, texts):
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
@@ -97,7 +95,7 @@ def _write_models(data: Path, texts: list[str]) -> None:
         BertForMaskedLM(config).save_pretrained(data / name)
 
 
-def _write_msmarco(data: Path, texts: list[str], queries: list[str]) -> None:
+def _write_msmarco(data, texts, queries):
     folder, docs = data / "msmarco", data / "msmarco-docs"
     _lines(folder / "corpus.tsv", [f"{i}\ttitle\t{text}" for i, text in enumerate(texts)])
     documents = [f"D{i}\thttp://a.b/{i}\ttitle\t{text} {text}" for i, text in enumerate(texts)]
@@ -111,11 +109,11 @@ def _write_msmarco(data: Path, texts: list[str], queries: list[str]) -> None:
         _lines(docs / f"msmarco-doc{split}-qrels.tsv", [f"{i} 0 D{i} 1" for i in numbers])
 
 
-def _write_dpr(data: Path, texts: list[str], queries: list[str]) -> None:
+def _write_dpr(data, texts, queries):
     passages = [f"{i + 1}\t{text}\ttitle" for i, text in enumerate(texts)]
     _lines(data / "dpr" / "psgs_w100.tsv", ["id\ttext\ttitle", *passages])
 
-    def context(i: int) -> dict[str, str]:
+    def context(i):
         return {"passage_id": str(i + 1), "title": "title", "text": texts[i]}
 
     for name in ("nq", "trivia"):
@@ -139,8 +137,8 @@ def _write_dpr(data: Path, texts: list[str], queries: list[str]) -> None:
         _lines(data / "dpr" / f"{name}-test.qa.csv", answers)
 
 
-def _write_sentences(data: Path, rng: random.Random) -> None:
-    def sentence() -> str:
+def _write_sentences(data, rng):
+    def sentence():
         return " ".join(rng.choices(WORDS, k=5))
 
     for split in ("train", "test"):
@@ -159,7 +157,7 @@ def _write_sentences(data: Path, rng: random.Random) -> None:
         file.write("\n".join(["split\tdataset\tfilename\tsentence1\tsentence2\tlabel", *rows]))
 
 
-def _write_beir(folder: Path, texts: list[str], queries: list[str]) -> None:
+def _write_beir(folder, texts, queries):
     rows = [json.dumps({"_id": f"p{i}", "title": "", "text": t}) for i, t in enumerate(texts)]
     _lines(folder / "corpus.jsonl", rows)
     rows = [json.dumps({"_id": f"q{i}", "text": text}) for i, text in enumerate(queries)]
@@ -170,7 +168,7 @@ def _write_beir(folder: Path, texts: list[str], queries: list[str]) -> None:
         _lines(folder / "qrels" / f"{split}.tsv", ["query-id\tcorpus-id\tscore", *judged])
 
 
-def _write_quickstart(data: Path, workdir: Path) -> None:
+def _write_quickstart(data, workdir):
     """Puts tiny files where the quickstart's are: it would read the docstrings of this machine."""
     quickstart = workdir / "quickstart"
     shutil.copytree(data / "boolq", quickstart / "data")

@@ -1,7 +1,6 @@
 """What import-linter cannot say of the package: sizes, names, the one place of pmap."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ CATCH_ALLS = {"utils", "util", "helpers", "common", "misc"}
 PMAP_FILE = "pretrain/step.py"
 
 
-def read_sources(root: Path) -> dict[str, str]:
+def read_sources(root):
     """Returns the source of each module below `root` by its path relative to it."""
     return {
         path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
@@ -21,7 +20,7 @@ def read_sources(root: Path) -> dict[str, str]:
     }
 
 
-def complaints(sources: Mapping[str, str]) -> list[str]:
+def complaints(sources):
     """Returns one line for each broken rule."""
     n_lines = {path: len(source.splitlines()) for path, source in sources.items()}
     found = [
@@ -40,13 +39,13 @@ def complaints(sources: Mapping[str, str]) -> list[str]:
     return found
 
 
-def test_the_package_keeps_its_rules() -> None:
+def test_the_package_keeps_its_rules():
     sources = read_sources(PACKAGE)
     assert {"__init__.py", "errors.py", "model/__init__.py", PMAP_FILE} <= set(sources)
     assert complaints(sources) == []
 
 
-def test_no_other_file_is_too_long() -> None:
+def test_no_other_file_is_too_long():
     folders = ("tests", "benchmarks", "configs", "examples")
     sources = {
         f"{folder}/{path}": source
@@ -74,14 +73,14 @@ def test_no_other_file_is_too_long() -> None:
         ("model/big.py", "x = 1\n" * 300, "model: more than a fifth of the package"),
     ],
 )
-def test_a_broken_rule_is_named(path: str, source: str, complaint: str) -> None:
+def test_a_broken_rule_is_named(path, source, complaint):
     modules = ("corpus", "model", "pretrain", "cli", "convert", "analysis", "evaluation")
     sources = {f"{module}/a.py": "x = 1\n" * 60 for module in modules}
     assert complaints(sources) == []
     assert complaints({**sources, path: source}) == [complaint]
 
 
-def test_the_architecture_page_names_every_module_and_no_other() -> None:
+def test_the_architecture_page_names_every_module_and_no_other():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     tables = page[page.index("## The modules") : page.index("## One training step")]
     named = set(re.findall(r"`(\w+\.py)`", tables))

@@ -1,7 +1,6 @@
 """Each backbone from text to a model, through the command line: what the table in docs says."""
 
 import json
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,7 +20,7 @@ SIZES = (
 
 
 @pytest.fixture
-def store(research_folder: Path, tmp_path: Path) -> Path:
+def store(research_folder, tmp_path):
     """Twelve documents, with the tokenizer of a published model of this type."""
     rng = np.random.default_rng(0)
     texts = (". ".join(" ".join(rng.choice(WORDS, 8)) for _ in range(9)) + "." for _ in range(12))
@@ -32,7 +31,7 @@ def store(research_folder: Path, tmp_path: Path) -> Path:
     return out
 
 
-def test_from_text_to_a_model_and_on_from_it(model_type: str, store: Path, tmp_path: Path) -> None:
+def test_from_text_to_a_model_and_on_from_it(model_type, store, tmp_path):
     pretrain = ["pretrain", "--config=configs/default.py", f"--config.data.store={store}"]
     pretrain += [f"--config.{setting}" for setting in SIZES]
     scratch, model, back, again = (tmp_path / x for x in ("scratch", "model", "back", "again"))

@@ -2,8 +2,6 @@
 
 import importlib
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
@@ -30,18 +28,18 @@ EXPERIMENTS = [
 PRETRAINING = [name for name in EXPERIMENTS if name.partition(":")[0] not in FINE_TUNING]
 
 
-def module(name: str) -> ModuleType:
+def module(name):
     return importlib.import_module(f"cocondenser_jax.configs.{name}")
 
 
-def load(experiment: str) -> ConfigDict:
+def load(experiment):
     name, colon, argument = experiment.partition(":")
     return module(name).get_config(argument) if colon else module(name).get_config()
 
 
-def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+def flatten(config, prefix=""):
     """Returns the settings under their dotted names."""
-    flat: dict[str, Any] = {}
+    flat = {}
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             flat |= flatten(value, f"{prefix}{key}.")
@@ -50,12 +48,12 @@ def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def test_the_files_are_found() -> None:
+def test_the_files_are_found():
     assert {"default", "condenser", "cocondenser", "quickstart"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_config_refuses_unknown_keys_on_every_level(experiment: str) -> None:
+def test_config_refuses_unknown_keys_on_every_level(experiment):
     config = load(experiment)
     sections = [config, *(value for value in config.values() if isinstance(value, ConfigDict))]
     for section in sections:
@@ -65,25 +63,25 @@ def test_config_refuses_unknown_keys_on_every_level(experiment: str) -> None:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_setting_has_an_allowed_value(experiment: str) -> None:
+def test_every_setting_has_an_allowed_value(experiment):
     check(load(experiment), complete=False)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if len(ARGUMENTS.get(name, ())) > 1])
-def test_variants_differ_and_the_head_names_them(name: str) -> None:
+def test_variants_differ_and_the_head_names_them(name):
     configs = [str(load(f"{name}:{argument}")) for argument in ARGUMENTS[name]]
     assert len(set(configs)) == len(configs) - (name == "finetune")  # nq and trivia are alike
     head = module(name).__doc__ or ""
     assert all(argument in head for argument in ARGUMENTS[name])
 
 
-def test_an_unknown_variant_is_refused() -> None:
+def test_an_unknown_variant_is_refused():
     with pytest.raises(UserError, match=r"finetune.py:x: expected one of marco_round2, .*adaptive"):
         load("finetune:x")
 
 
 @pytest.mark.parametrize("experiment", [name for name in PRETRAINING if name != "default"])
-def test_pretraining_config_has_the_settings_of_the_default(experiment: str) -> None:
+def test_pretraining_config_has_the_settings_of_the_default(experiment):
     settings, defaults = flatten(load(experiment)), flatten(load("default"))
     assert settings.keys() == defaults.keys()
     types = {key: type(value) for key, value in settings.items()}
@@ -95,7 +93,7 @@ def test_pretraining_config_has_the_settings_of_the_default(experiment: str) -> 
     ("experiment", "n_devices"),
     [*((name, 1) for name in PRETRAINING), *((name, 8) for name in FOR_A_TPU)],
 )
-def test_pretraining_config_fits_its_devices(experiment: str, n_devices: int) -> None:
+def test_pretraining_config_fits_its_devices(experiment, n_devices):
     config = load(experiment)
     model = ModelConfig(**config.model.to_dict(), vocab_size=30522)
     spec = batch_spec(config)
@@ -107,13 +105,13 @@ def test_pretraining_config_fits_its_devices(experiment: str, n_devices: int) ->
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "default"])
-def test_the_head_of_the_file_names_its_command(name: str) -> None:
+def test_the_head_of_the_file_names_its_command(name):
     head = module(name).__doc__ or ""
     assert f"--config=configs/{name}.py" in head
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_each_call_returns_a_config_of_its_own(experiment: str) -> None:
+def test_each_call_returns_a_config_of_its_own(experiment):
     first, second = load(experiment), load(experiment)
     with first.unlocked():
         first.changed = True

@@ -8,7 +8,6 @@ is added without a test fails here, and so does the mark of one that is gone.
 
 import argparse
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 from cocondenser_jax.cli import _make_parser
@@ -19,7 +18,7 @@ TESTS = Path(__file__).parent
 WITHOUT_EFFECT_OF_THEIR_OWN = ("--help", "--version")
 
 
-def marked() -> set[str]:
+def marked():
     """Returns the names in the `effect` marks of all tests."""
     names = set()
     for file in TESTS.rglob("test_*.py"):
@@ -29,7 +28,7 @@ def marked() -> set[str]:
     return names
 
 
-def flags(parser: argparse.ArgumentParser, command: str = "") -> Iterator[str]:
+def flags(parser, command=""):
     """Yields "COMMAND --flag" of every flag of a parser and of its subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -39,10 +38,10 @@ def flags(parser: argparse.ArgumentParser, command: str = "") -> Iterator[str]:
             yield f"{command} {action.option_strings[-1]}"
 
 
-def test_every_setting_has_a_test_of_its_effect() -> None:
+def test_every_setting_has_a_test_of_its_effect():
     declared = {f"{task} {name}" for task in DECLARED_IN for name in declared_settings(task)}
     assert declared == {name for name in marked() if "--" not in name}
 
 
-def test_every_flag_has_a_test_of_its_effect() -> None:
+def test_every_flag_has_a_test_of_its_effect():
     assert set(flags(_make_parser())) == {name for name in marked() if "--" in name}

@@ -1,7 +1,6 @@
 """Vectors that Flax computes beside those of PyTorch: every family, both poolings, two towers."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ N_PASSAGES = 37
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory):
     """Passages of 1 to 40 words: several lengths, some longer than a model takes."""
     rng = np.random.default_rng(0)
     file = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
@@ -27,7 +26,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def encoded(model: Path, corpus: Path, out: Path, *flags: str) -> np.ndarray:
+def encoded(model, corpus, out, *flags):
     command = ["encode", f"--model={model}", f"--corpus={corpus}", f"--out={out}"]
     assert main([*command, "--batch_size=11", "--shard_size=20", *flags]) == 0
     return np.concatenate([np.load(path) for path in sorted(out.glob("embeddings-*.npy"))])
@@ -35,9 +34,7 @@ def encoded(model: Path, corpus: Path, out: Path, *flags: str) -> np.ndarray:
 
 @pytest.mark.effect("encode --backend")
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_flax_gives_the_vectors_of_pytorch(
-    research_folder: Path, corpus: Path, tmp_path: Path, pooling: str
-) -> None:
+def test_flax_gives_the_vectors_of_pytorch(research_folder, corpus, tmp_path, pooling):
     flags = (f"--pooling={pooling}",)
     theirs = encoded(research_folder, corpus, tmp_path / "torch", *flags)
     ours = encoded(research_folder, corpus, tmp_path / "jax", *flags, "--backend=jax")
@@ -47,7 +44,7 @@ def test_flax_gives_the_vectors_of_pytorch(
     assert not np.array_equal(ours, theirs)  # another program computed them
 
 
-def test_both_towers_are_computed(research_folders: dict[str, Path], tmp_path: Path) -> None:
+def test_both_towers_are_computed(research_folders, tmp_path):
     config, params = load_folder(str(research_folders["bert"]))
     export_folder(params, config, research_folders["bert"], tmp_path / "one", {})
     two = load_retriever(tmp_path / "one", two_towers=True)
@@ -59,9 +56,7 @@ def test_both_towers_are_computed(research_folders: dict[str, Path], tmp_path: P
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_a_prompt_that_is_not_pooled_is_not_pooled(
-    research_folders: dict[str, Path], tmp_path: Path, pooling: str
-) -> None:
+def test_a_prompt_that_is_not_pooled_is_not_pooled(research_folders, tmp_path, pooling):
     saved = load_retriever(research_folders["bert"], pooling=pooling)
     saved.prompts["document"] = "words know "
     saved.set_pooling_include_prompt(False)
@@ -80,9 +75,7 @@ def test_a_prompt_that_is_not_pooled_is_not_pooled(
     assert not np.allclose(pytorch.encode_document(texts), expected, atol=1e-2)
 
 
-def test_another_pooling_is_refused(
-    research_folders: dict[str, Path], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_another_pooling_is_refused(research_folders, corpus, tmp_path, capsys):
     config, params = load_folder(str(research_folders["bert"]))
     folder = tmp_path / "model"
     export_folder(params, config, research_folders["bert"], folder, {})

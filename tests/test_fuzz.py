@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import cocondenser_jax
 from cocondenser_jax.cli import main
-from cocondenser_jax.files import read_json
-from cocondenser_jax.metrics import forget_steps_after
 from cocondenser_jax.settings import load_config
+from cocondenser_jax.storage.files import read_json
+from cocondenser_jax.storage.metrics import forget_steps_after
 from tests.mutations import assert_read_or_refused, fuzz, fuzz_content, jsonl
 
 _JSON = json.dumps(
@@ -35,7 +35,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_read_or_refused(name, tmp_path):
     fuzz_content(tmp_path / name, *READERS[name])
 
 
@@ -45,15 +45,15 @@ def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
     st.sampled_from(["1", "1e999", "9" * 400, "{[]: 1}", "(" * 5000, "'a", "\udcff", "\0", "[1]"])
     | st.text(max_size=5),
 )
-def test_a_broken_override_is_applied_or_refused(key: str, value: str) -> None:
-    def load() -> None:
+def test_a_broken_override_is_applied_or_refused(key, value):
+    def load():
         overrides = ["--config.data.store=x", f"--config.{key}={value}"]
         json.dumps(load_config("configs/default.py", overrides).to_dict())
 
     assert_read_or_refused(load)
 
 
-def test_the_package_unpickles_and_evaluates_nothing() -> None:
+def test_the_package_unpickles_and_evaluates_nothing():
     forbidden = {"pickle", "marshal", "shelve", "dill", "joblib", "eval", "exec"}
     for path in Path(cocondenser_jax.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -74,9 +74,7 @@ def test_the_package_unpickles_and_evaluates_nothing() -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff", b"\xef\xbb\xbf", b"x", b"q1 Q0 d1 1 nan t\n", b"", b"q\0 Q0\n"]
 )
-def test_the_command_line_answers_with_one_line(
-    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_answers_with_one_line(content, tmp_path, capsys):
     for name in ("run", "qrels"):
         (tmp_path / name).write_bytes(content)
     assert main(["evaluate", f"--run={tmp_path / 'run'}", f"--qrels={tmp_path / 'qrels'}"]) == 2

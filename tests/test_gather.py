@@ -14,7 +14,7 @@ PYTHON = ROOT / ".venv-beam/bin/python"
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make .venv-beam/installed")
 
 
-def build(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def build(folder, *flags):
     return subprocess.run(
         [PYTHON, ROOT / "examples" / "gather.py", *flags],
         cwd=folder,
@@ -27,7 +27,7 @@ def build(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "flags", [[], ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]]
 )
-def test_every_text_comes_once_from_whatever_worker(tmp_path: Path, flags: list[str]) -> None:
+def test_every_text_comes_once_from_whatever_worker(tmp_path, flags):
     source = tmp_path / "articles"
     source.mkdir()
     lines = [{"_id": "b", "text": "twice"}, {"title": "Title", "text": "é\nmore"}, {"text": " "}]
@@ -51,7 +51,7 @@ def test_every_text_comes_once_from_whatever_worker(tmp_path: Path, flags: list[
     assert "datasets/documents/1.0.0 already exists" in again.stderr
 
 
-def test_mistakes_end_in_one_line_and_leave_no_dataset(tmp_path: Path) -> None:
+def test_mistakes_end_in_one_line_and_leave_no_dataset(tmp_path):
     missing = build(tmp_path, "--source=nowhere", "--out=datasets")
     assert missing.returncode == 2
     assert (

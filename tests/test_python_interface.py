@@ -16,7 +16,7 @@ SUBJECTS = "birds maps vectors stars rivers recipes trains clocks".split()
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory):
     """A folder with what the page's examples read: text, tokenizer, run, index and judgments."""
     from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
     from cocondenser_jax.pretrain.checkpoint import save_converted
@@ -50,11 +50,11 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_examples_of_the_page_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_page_run(workdir, monkeypatch):
     monkeypatch.chdir(workdir)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 10
-    scope: dict[str, object] = {}
+    scope = {}
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), scope)
     metrics = scope["metrics"]["mean"]
@@ -66,18 +66,18 @@ def test_the_examples_of_the_page_run(workdir: Path, monkeypatch: pytest.MonkeyP
     ).read_bytes()
 
 
-def test_the_page_has_an_example_of_every_public_name() -> None:
+def test_the_page_has_an_example_of_every_public_name():
     used = set(re.findall(r"\bcj\.(\w+)", PAGE))
     assert used == set(cj.__all__)
 
 
 @pytest.mark.parametrize("name", cj.__all__)
-def test_a_public_name_is_there_and_documented(name: str) -> None:
+def test_a_public_name_is_there_and_documented(name):
     assert name in dir(cj)
     assert getattr(cj, name).__doc__
 
 
-def test_another_name_is_an_attribute_error() -> None:
+def test_another_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'train_everything'"):
         _ = cj.train_everything
 
@@ -97,9 +97,7 @@ def test_another_name_is_an_attribute_error() -> None:
         ),
     ],
 )
-def test_what_is_slow_to_import_is_not_loaded_where_it_is_not_needed(
-    statement: str, slow: str
-) -> None:
+def test_what_is_slow_to_import_is_not_loaded_where_it_is_not_needed(statement, slow):
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {statement}; print(*sys.modules)"],
         check=True,
@@ -110,7 +108,7 @@ def test_what_is_slow_to_import_is_not_loaded_where_it_is_not_needed(
     assert not set(done.stdout.split()) & set(slow.split())
 
 
-def test_the_example_with_a_loss_of_ones_own_learns(workdir: Path) -> None:
+def test_the_example_with_a_loss_of_ones_own_learns(workdir):
     if not (workdir / "store").exists():
         cj.build_store(
             str(workdir / "articles.jsonl"), str(workdir / "tokenizer"), workdir / "store",
@@ -128,7 +126,7 @@ def test_the_example_with_a_loss_of_ones_own_learns(workdir: Path) -> None:
     assert losses == pytest.approx(whole, rel=1e-3)  # the cache changes nothing
 
 
-def test_the_example_that_searches_prints_passages(workdir: Path) -> None:
+def test_the_example_that_searches_prints_passages(workdir):
     program = [sys.executable, ROOT / "examples" / "search.py"]
     places = [f"--index={workdir / 'runs' / 'index'}", f"--model={workdir / 'exported'}"]
     done = subprocess.run(

@@ -2,10 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -38,23 +36,23 @@ ROWS_OF_EACH_KIND = [
 ALL_ROWS = [(name, row) for name, table in TABLES.items() for row in table["rows"]]
 
 
-def planned(rows: Sequence[tuple[str, str]]) -> dict[Path, Step]:
+def planned(rows):
     """Returns the steps of some rows where nothing is made yet."""
-    steps: dict[Path, Step] = {}
+    steps = {}
     for table, row in rows:
         for path, step in plan(TABLES[table], [row], Path("W"), Path("D"))[1].items():
             assert steps.setdefault(path, step) == step
     return steps
 
 
-def commands_of(rows: Sequence[tuple[str, str]]) -> list[list[str]]:
+def commands_of(rows):
     return [command for step in planned(rows).values() for command in step.commands]
 
 
 # ---- the manifest ----
 
 
-def test_every_command_of_every_row_can_be_typed() -> None:
+def test_every_command_of_every_row_can_be_typed():
     parser = _make_parser()
     for command in commands_of(ALL_ROWS):
         assert command[0] == "cocondenser"
@@ -66,14 +64,14 @@ def test_every_command_of_every_row_can_be_typed() -> None:
             assert rest == []
 
 
-def test_a_step_finishes_with_what_one_of_its_commands_makes() -> None:
+def test_a_step_finishes_with_what_one_of_its_commands_makes():
     for path, step in planned(ALL_ROWS).items():
         words = [word for command in step.commands for word in command]
         # or it lies in a folder that grows
         assert step.get or any(word.endswith((f"={path}", f"={path.parent}")) for word in words)
 
 
-def test_a_figure_that_is_not_given_has_a_reason() -> None:
+def test_a_figure_that_is_not_given_has_a_reason():
     for table in TABLES.values():
         figures = [
             figure
@@ -86,7 +84,7 @@ def test_a_figure_that_is_not_given_has_a_reason() -> None:
         assert table["tolerance"]
 
 
-def test_no_recipe_of_one_file_hides_that_of_another() -> None:
+def test_no_recipe_of_one_file_hides_that_of_another():
     files = [f for f in resources.files(papers).iterdir() if f.name.endswith(".yaml")]
     contents = {f.name: yaml.safe_load(f.read_text("utf-8")) for f in files}
     shared = contents.pop("recipes.yaml")
@@ -94,10 +92,10 @@ def test_no_recipe_of_one_file_hides_that_of_another() -> None:
     assert sorted([*shared, *own]) == sorted(RECIPES)
 
 
-def test_every_recipe_is_used() -> None:
+def test_every_recipe_is_used():
     used = set()
 
-    def use(name: str, given: dict[str, Any]) -> None:
+    def use(name, given):
         used.add(name)
         parameters = {**RECIPES[name].get("with", {}), **given}
         for key, need in RECIPES[name].get("needs", {}).items():
@@ -114,7 +112,7 @@ def test_every_recipe_is_used() -> None:
     assert used == RECIPES.keys()
 
 
-def test_the_page_of_results_shows_what_the_manifest_measured() -> None:
+def test_the_page_of_results_shows_what_the_manifest_measured():
     page = (Path(__file__).parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
     ours = {name: table for name, table in TABLES.items() if is_ours(table)}
     assert len(ours) == page.count("<!-- end -->")
@@ -135,7 +133,7 @@ def test_the_page_of_results_shows_what_the_manifest_measured() -> None:
 
 
 @pytest.fixture
-def chain(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def chain(monkeypatch):
     """A table of two rows whose models share a store."""
     recipes = {
         "data": {"out": "data", "get": "a library"},
@@ -149,18 +147,16 @@ def chain(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def make(command: Sequence[str]) -> int:
+def make(command):
     Path(command[-1]).touch()
     return 0
 
 
-def test_steps_run_once_in_order_and_go_on_where_they_stopped(
-    chain: dict[str, Any], tmp_path: Path
-) -> None:
-    def unfinished() -> dict[Path, Step]:
+def test_steps_run_once_in_order_and_go_on_where_they_stopped(chain, tmp_path):
+    def unfinished():
         return plan(chain, [], tmp_path, tmp_path)[1]
 
-    def names() -> list[str]:
+    def names():
         return [path.name for path in unfinished()]
 
     assert names() == ["data", "store", "model", "model-one", "model-two"]
@@ -168,9 +164,9 @@ def test_steps_run_once_in_order_and_go_on_where_they_stopped(
         run(unfinished(), make)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "data").touch()
-    ran: list[str] = []
+    ran = []
 
-    def stop_at_model(command: Sequence[str]) -> int:
+    def stop_at_model(command):
         ran.append(Path(command[-1]).name)
         return make(command) if ran[-1] != "model" else 7
 
@@ -187,7 +183,7 @@ def test_steps_run_once_in_order_and_go_on_where_they_stopped(
     assert names() == ["model-two"]
 
 
-def test_parameters_reach_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_reach_what_is_needed(monkeypatch):
     run = ["c --in={text} --out={out}"]
     recipes = {
         "text": {"out": "text", "get": "a library"},
@@ -228,7 +224,7 @@ def test_parameters_reach_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> Non
         plan(table, ["q"], Path("w"), Path("d"))
 
 
-def test_hours_are_those_of_the_roofline_at_a_share_of_the_peak() -> None:
+def test_hours_are_those_of_the_roofline_at_a_share_of_the_peak():
     """docs/tpu.md: a step of 4,096 spans takes a v3-8 at least 825 ms of arithmetic."""
     step = planned([("co/table4", "both")])[Path("W/models/cocondenser-marco")]
     estimated = hours({Path("a"): step})
@@ -239,8 +235,8 @@ def test_hours_are_those_of_the_roofline_at_a_share_of_the_peak() -> None:
     assert both["H100"] == 2 * estimated["H100"]
 
 
-def test_figures_are_compared_within_the_tolerance(tmp_path: Path) -> None:
-    def goal(row: str, seed: int, *values: float, figure: float | None = 0.382) -> Goal:
+def test_figures_are_compared_within_the_tolerance(tmp_path):
+    def goal(row, seed, *values, figure=0.382):
         file = tmp_path / f"{row}-{seed}.json"
         per_query = {f"q{i}": {"MRR@10": value} for i, value in enumerate(values)}
         mean = {"MRR@10": sum(values) / len(values)}
@@ -266,7 +262,7 @@ def test_figures_are_compared_within_the_tolerance(tmp_path: Path) -> None:
     assert compare_goals(goals[3:4], 0.01)[0]["within"]
 
 
-def test_deviation_and_test_are_over_seeds(tmp_path: Path) -> None:
+def test_deviation_and_test_are_over_seeds(tmp_path):
     goals = []
     for row, shift in (("a", 0.0), ("b", 0.1)):
         for seed, mean in enumerate((0.2, 0.4, 0.6)):
@@ -284,7 +280,7 @@ def test_deviation_and_test_are_over_seeds(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def tiny(tmp_path_factory):
     """The folders for --workdir and --data."""
     folder = tmp_path_factory.mktemp("papers")
     write_data(folder / "data", folder / "work")
@@ -295,7 +291,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("name", "row"), ALL_ROWS if os.environ.get("REPRODUCE") == "all" else ROWS_OF_EACH_KIND
 )
-def test_a_row_ends_in_its_figures(tiny: tuple[Path, Path], name: str, row: str) -> None:
+def test_a_row_ends_in_its_figures(tiny, name, row):
     table = TABLES[name]
     goals, steps = plan(table, [row], *tiny)
     run(steps, execute)
@@ -305,8 +301,8 @@ def test_a_row_ends_in_its_figures(tiny: tuple[Path, Path], name: str, row: str)
             assert -100 <= comparison["measured"] <= 100
 
 
-def test_those_rows_run_every_command() -> None:
-    def kinds(rows: Sequence[tuple[str, str]]) -> set[str]:
+def test_those_rows_run_every_command():
+    def kinds(rows):
         return {command[1] for command in commands_of(rows)}
 
     assert kinds(ALL_ROWS) - kinds(ROWS_OF_EACH_KIND) == {"quickstart"}  # tests/quickstart

@@ -4,7 +4,6 @@ import importlib
 import os
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +34,7 @@ ROWS = [
 ]
 
 
-def wrong_values(setting: Setting) -> list[Any]:
+def wrong_values(setting):
     """Returns values that a setting must refuse, written out by hand for each kind of range."""
     if isinstance(setting.allowed, tuple):
         return ["no such choice", 1]
@@ -54,7 +53,7 @@ def wrong_values(setting: Setting) -> list[Any]:
     return [least - 1, 2**32, 10**400, True, 2.0]
 
 
-def complete_config(task: str) -> Any:
+def complete_config(task):
     config = to_config(declared_settings(task)).unlock()
     for name, setting in declared_settings(task).items():
         if setting.allowed == GIVEN:
@@ -64,7 +63,7 @@ def complete_config(task: str) -> Any:
 
 
 @pytest.mark.parametrize(("task", "name", "setting"), ROWS)
-def test_a_value_outside_the_range_is_refused(task: str, name: str, setting: Setting) -> None:
+def test_a_value_outside_the_range_is_refused(task, name, setting):
     config = complete_config(task)
     check(config)
     section, _, last = name.rpartition(".")
@@ -89,9 +88,7 @@ def test_a_value_outside_the_range_is_refused(task: str, name: str, setting: Set
         ("[0, 64]", 2, [0, 64], [-1, 65]),
     ],
 )
-def test_an_interval_means_what_it_says(
-    allowed: str, default: Any, inside: list, outside: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interval_means_what_it_says(allowed, default, inside, outside, monkeypatch):
     module = importlib.import_module("cocondenser_jax.configs.default")
     settings = {"x": Setting(default, allowed, "", "a number")}
     monkeypatch.setattr(module, "SETTINGS", settings)
@@ -125,23 +122,23 @@ def test_an_interval_means_what_it_says(
         ("configs/none.py", [], "no config file"),
     ],
 )
-def test_a_wrong_experiment_ends_in_one_line(spec: str, overrides: list[str], message: str) -> None:
+def test_a_wrong_experiment_ends_in_one_line(spec, overrides, message):
     with pytest.raises(UserError, match=message):
         load_config(spec, overrides)
 
 
-def test_a_config_without_a_setting_or_with_another_is_refused() -> None:
+def test_a_config_without_a_setting_or_with_another_is_refused():
     with pytest.raises(UserError, match=r"config\.seed is missing"):
         check(to_config({"log_every": Setting(1, None, "", "")} | _without("seed")))
     with pytest.raises(UserError, match=r"config\.speed is not a setting"):
         check(to_config(declared_settings(PRETRAINING) | {"speed": Setting(1, None, "", "")}))
 
 
-def _without(name: str) -> dict[str, Setting]:
+def _without(name):
     return {key: setting for key, setting in declared_settings(PRETRAINING).items() if key != name}
 
 
-def test_a_path_may_hold_colons_and_the_argument_follows_the_last(tmp_path: Path) -> None:
+def test_a_path_may_hold_colons_and_the_argument_follows_the_last(tmp_path):
     folder = tmp_path / "c:d"
     folder.mkdir()
     (folder / "tiny.py").write_text(
@@ -153,13 +150,11 @@ def test_a_path_may_hold_colons_and_the_argument_follows_the_last(tmp_path: Path
     assert condenser.train.objective == "condenser"
 
 
-def test_planning_needs_no_store() -> None:
+def test_planning_needs_no_store():
     assert load_config("configs/default.py", complete=False).data.store == ""
 
 
-def test_a_refused_setting_leaves_nothing_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_setting_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     commands = [
         ["pretrain", "--config=configs/default.py", "--config.log_every=0"],
@@ -174,13 +169,13 @@ def test_a_refused_setting_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("task", [PRETRAINING, *FINE_TUNING])
-def test_every_setting_has_a_meaning_and_its_default_is_allowed(task: str) -> None:
+def test_every_setting_has_a_meaning_and_its_default_is_allowed(task):
     for name, setting in declared_settings(task).items():
         assert setting.meaning.strip(), name
     check(to_config(declared_settings(task)), complete=False)
 
 
-def test_the_page_of_settings_is_up_to_date() -> None:
+def test_the_page_of_settings_is_up_to_date():
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     printed = runpy.run_path(str(ROOT / "docs" / "settings.py"))["settings_page"]()
     assert page == printed, "python docs/settings.py > docs/settings.md"

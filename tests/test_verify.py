@@ -3,13 +3,11 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import torch
-from ml_collections import ConfigDict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
@@ -27,7 +25,7 @@ from cocondenser_jax.verify import verify_checkpoint
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run of two steps, with a head of two layers and the late MLM."""
     folder = tmp_path_factory.mktemp("verify")
     rng = np.random.default_rng(0)
@@ -46,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def experiment(store: Path) -> ConfigDict:
+def experiment(store):
     config = default.get_config().unlock()
     config.data.update({"store": str(store), "batch_size": 8, "length": 24})
     config.model.update({"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2})
@@ -57,14 +55,14 @@ def experiment(store: Path) -> ConfigDict:
 
 
 @pytest.fixture
-def folder(run: Path, tmp_path: Path) -> Path:
+def folder(run, tmp_path):
     """The run, exported."""
     config, params, _ = load_run(run)
     export_folder(params, config, run / "tokenizer", tmp_path / "model", {})
     return tmp_path / "model"
 
 
-def test_all_implementations_agree_on_a_real_batch(run: Path, folder: Path, tmp_path: Path) -> None:
+def test_all_implementations_agree_on_a_real_batch(run, folder, tmp_path):
     rows = {row.name: row for row in verify_checkpoint(run, batch_out=tmp_path / "batch.npz")}
     assert all(row.passes for row in rows.values())
     assert rows["loss"].direct == pytest.approx(
@@ -92,7 +90,7 @@ def test_all_implementations_agree_on_a_real_batch(run: Path, folder: Path, tmp_
     assert total == pytest.approx(rows["gradient"].direct, rel=1e-5)
 
 
-def test_a_model_without_a_head_is_compared_too(run: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_head_is_compared_too(run, tmp_path):
     config = experiment(run.parent / "store").unlock()
     config.train.update({"objective": "mlm", "steps": 1})
     train(config.lock(), tmp_path / "run")
@@ -102,7 +100,7 @@ def test_a_model_without_a_head_is_compared_too(run: Path, tmp_path: Path) -> No
     assert "head mlm loss" not in rows
 
 
-def test_a_setting_that_a_run_is_older_than_has_its_default(run: Path, tmp_path: Path) -> None:
+def test_a_setting_that_a_run_is_older_than_has_its_default(run, tmp_path):
     older = shutil.copytree(run, tmp_path / "run")
     facts = json.loads((older / "run.json").read_text())
     del facts["config"]["train"]["remat"]
@@ -113,7 +111,7 @@ def test_a_setting_that_a_run_is_older_than_has_its_default(run: Path, tmp_path:
 @pytest.mark.effect("verify checkpoint --checkpoint", "verify checkpoint --step")
 @pytest.mark.effect("verify checkpoint --store", "verify checkpoint --documents")
 @pytest.mark.effect("verify checkpoint --batch_out", "verify checkpoint --json_out")
-def test_an_older_checkpoint_on_other_documents(run: Path, tmp_path: Path) -> None:
+def test_an_older_checkpoint_on_other_documents(run, tmp_path):
     texts = (run.parent / "text.txt").read_text().split("\n\n")
     (tmp_path / "text.txt").write_text("\n\n".join(reversed(texts)))
     store, batch_out, rows_out = (tmp_path / name for name in ("store", "batch.npz", "rows.json"))
@@ -128,7 +126,7 @@ def test_an_older_checkpoint_on_other_documents(run: Path, tmp_path: Path) -> No
     np.testing.assert_array_equal(batch["input_ids"], ids)
     assert (ids != of_run).any()
 
-    def cls(step: int) -> np.ndarray:
+    def cls(step):
         config, params, _ = load_run(run, step)
         encode = jax.jit(partial(Condenser(config).apply, method="encode"))
         return encode({"params": params}, batch["input_ids"], batch["attention_mask"])
@@ -138,9 +136,7 @@ def test_an_older_checkpoint_on_other_documents(run: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.effect("verify checkpoint --pytorch_folder")
-def test_a_changed_weight_is_noticed(
-    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_weight_is_noticed(run, folder, capsys):
     command = ["verify", "checkpoint", f"--checkpoint={run}", f"--pytorch_folder={folder}"]
     assert main(command) == 0
     assert "TOO LARGE" not in capsys.readouterr().out
@@ -156,17 +152,13 @@ def test_a_changed_weight_is_noticed(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_another_model_is_refused(
-    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_model_is_refused(run, folder, capsys):
     (folder / "condenser.json").write_text('{"n_head_layers": 2, "skip_from": 2, "late_mlm": true}')
     assert main(["verify", "checkpoint", f"--checkpoint={run}", f"--pytorch_folder={folder}"]) == 2
     assert "skip_from is 2, but 1 in " in capsys.readouterr().err
 
 
-def test_mistakes_are_one_line(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line(run, tmp_path, capsys):
     assert main(["verify", "checkpoint", f"--checkpoint={tmp_path}"]) == 2
     assert "is not a run folder" in capsys.readouterr().err
     verify_run = ["verify", "checkpoint", f"--checkpoint={run}"]
@@ -179,9 +171,7 @@ def test_mistakes_are_one_line(
 
 
 @pytest.mark.effect("verify store --store")
-def test_a_store_alone_is_compared_with_its_checksums(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_alone_is_compared_with_its_checksums(run, tmp_path, capsys):
     store = shutil.copytree(run.parent / "store", tmp_path / "store")
     assert main(["verify", "store", f"--store={store}"]) == 0
     tokens = store / "tokens.bin"

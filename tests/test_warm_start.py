@@ -2,12 +2,10 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax import warm_start
 from cocondenser_jax.configs import default
@@ -25,7 +23,7 @@ TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for
 
 
 @pytest.fixture
-def folder(research_folders: dict[str, Path], tmp_path: Path) -> Path:
+def folder(research_folders, tmp_path):
     """A BERT with a head of two layers that does not say what it reads."""
     folder = Path(shutil.copytree(research_folders["bert"], tmp_path / "bert"))
     save_tokenizer(train_tokenizer(TEXTS, 80), folder)
@@ -33,14 +31,14 @@ def folder(research_folders: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(folder: Path, tmp_path: Path) -> Path:
+def store(folder, tmp_path):
     """A store made with the tokenizer of the BERT."""
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS))
     build_store(str(tmp_path / "text.txt"), str(folder), tmp_path / "store", max_tokens=16)
     return tmp_path / "store"
 
 
-def settings(**changes: Any) -> ConfigDict:
+def settings(**changes):
     """What `config.model` says; the BERT has two layers, and a head of two."""
     sizes = default.get_config().model.unlock()
     sizes.update({"skip_from": 1, "late_mlm": False, "hidden_dropout_prob": 0.3, **changes})
@@ -49,7 +47,7 @@ def settings(**changes: Any) -> ConfigDict:
 
 
 @pytest.fixture(params=["folder", "run"])
-def bert(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
+def bert(request, folder, tmp_path):
     """The same model in both forms that a run may start from."""
     if request.param == "run":
         import_folder(str(folder), tmp_path / "run")
@@ -57,7 +55,7 @@ def bert(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path) -> None:
+def test_the_head_and_the_sizes_are_the_models(bert, folder):
     config, params = load_warm_start(str(bert), settings(), None)
     assert (config.hidden_size, config.n_head_layers, config.skip_from) == (32, 2, 1)
     assert (config.late_mlm, config.hidden_dropout_prob) == (False, 0.3)
@@ -67,18 +65,18 @@ def test_the_head_and_the_sizes_are_the_models(bert: Path, folder: Path) -> None
         np.testing.assert_array_equal(a, b)
 
 
-def test_another_head_than_the_models_is_refused(bert: Path) -> None:
+def test_another_head_than_the_models_is_refused(bert):
     with pytest.raises(UserError, match=r"has n_head_layers 2, but config\.model.* is 3"):
         load_warm_start(str(bert), settings(n_head_layers=3), 0)
 
 
-def test_a_run_says_what_its_head_reads(folder: Path, tmp_path: Path) -> None:
+def test_a_run_says_what_its_head_reads(folder, tmp_path):
     import_folder(str(folder), tmp_path / "run")
     with pytest.raises(UserError, match=r"has skip_from 1, but config\.model\.skip_from is 2"):
         load_warm_start(str(tmp_path / "run"), settings(skip_from=2), 0)
 
 
-def test_a_new_head_is_as_the_settings_say(folder: Path) -> None:
+def test_a_new_head_is_as_the_settings_say(folder):
     (folder / "model.pt").unlink()
     asked = settings(n_head_layers=1, skip_from=2)
     config, params = load_warm_start(str(folder), asked, 0)
@@ -89,7 +87,7 @@ def test_a_new_head_is_as_the_settings_say(folder: Path) -> None:
         load_warm_start(str(folder), asked, None)
 
 
-def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert: Path) -> None:
+def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert):
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
     config, params = load_warm_start(str(bert), without, None)
     assert (config.n_head_layers, config.late_mlm) == (0, True)
@@ -97,7 +95,7 @@ def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert: Path) -> 
     assert params.keys() >= {"embeddings", "layers_0", "mlm"}
 
 
-def test_a_run_without_a_head_can_begin_one(bert: Path, store: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_head_can_begin_one(bert, store, tmp_path):
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
     config, params = load_warm_start(str(bert), without, None)
     tokenizer = load_tokenizer(str(open_store(store).tokenizer_folder))
@@ -120,7 +118,7 @@ def test_a_run_without_a_head_can_begin_one(bert: Path, store: Path, tmp_path: P
                 np.testing.assert_array_equal(a, b)
 
 
-def test_another_vocabulary_is_refused(bert: Path, store: Path, tmp_path: Path) -> None:
+def test_another_vocabulary_is_refused(bert, store, tmp_path):
     config = default.get_config().unlock()
     config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
     save_tokenizer(train_tokenizer(["other words"], 40), next(bert.glob("tokenizer"), bert))
@@ -129,21 +127,19 @@ def test_another_vocabulary_is_refused(bert: Path, store: Path, tmp_path: Path) 
 
 
 @pytest.mark.effect("pretrain warm_start", "pretrain init_head")
-def test_an_experiment_names_what_its_run_starts_from(
-    folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_names_what_its_run_starts_from(folder, store, tmp_path, monkeypatch):
     (folder / "model.pt").unlink()
-    started: list[Any] = []
+    started = []
     monkeypatch.setattr(warm_start, "train", lambda *_, warm_start: started.append(warm_start))
 
-    def start(**changes: Any) -> Any:
+    def start(**changes):
         config = default.get_config().unlock()
         config.data.store, config.model = str(store), settings(n_head_layers=1)
         config.update(changes)
         pretrain(config, tmp_path / "run")
         return started.pop()()
 
-    def same(one: Any, other: Any) -> list[bool]:
+    def same(one, other):
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
         return [np.array_equal(a, b) for a, b in pairs]
 

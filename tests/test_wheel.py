@@ -24,7 +24,7 @@ TINY = (
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Built from a copy, so that no build/ stays in the repository."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("cocondenser_jax", "configs", "papers"):
@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def programs(wheel: Path) -> Path:
+def programs(wheel):
     """The bin/ of an environment with the wheel and, from this one, the libraries."""
     folder = wheel.parent / "environment"
     venv.create(folder)
@@ -54,7 +54,7 @@ def programs(wheel: Path) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_holds_every_module_page_and_config(wheel: Path) -> None:
+def test_the_wheel_holds_every_module_page_and_config(wheel):
     expected = {
         *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("cocondenser_jax/**/*.py")),
         "cocondenser_jax/convert/model_card.md",
@@ -67,10 +67,10 @@ def test_the_wheel_holds_every_module_page_and_config(wheel: Path) -> None:
     assert names == expected
 
 
-def test_it_trains_where_the_repository_is_not(programs: Path, tmp_path: Path) -> None:
+def test_it_trains_where_the_repository_is_not(programs, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    def run(program: str, *arguments: str) -> str:
+    def run(program, *arguments):
         done = subprocess.run(
             [str(programs / program), *arguments],
             cwd=tmp_path,

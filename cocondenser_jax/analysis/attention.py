@@ -17,9 +17,9 @@ from transformers.data.data_collator import pad_without_fast_tokenizer_warning a
 from cocondenser_jax.analysis.plots import Curve, Panel, legend_names
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import numbered_lines
 from cocondenser_jax.retrieval.models import load_retriever, towers
-from cocondenser_jax.tables import plain_name
+from cocondenser_jax.storage.files import numbered_lines
+from cocondenser_jax.storage.tables import plain_name
 
 # Attention weights per head of a batch: 300 MB for all 12 layers and heads of a BERT-base.
 _MAX_WEIGHTS = 1 << 19

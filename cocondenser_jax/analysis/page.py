@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cocondenser_jax.analysis.plots import SERIES_COLOURS, Panel, final_value, panel_svg
 from cocondenser_jax.errors import first_words
-from cocondenser_jax.files import new_file
+from cocondenser_jax.storage.files import new_file
 
 _HTML = Environment(
     loader=FileSystemLoader(Path(__file__).parent),

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cocondenser_jax.errors import visible
-from cocondenser_jax.files import new_file
-from cocondenser_jax.metrics import logged_lines
+from cocondenser_jax.storage.files import new_file
+from cocondenser_jax.storage.metrics import logged_lines
 
 _MAX_POINTS = 400  # per curve; more cannot be seen at this width and would swell the page
 _SMOOTHED_FROM = 40  # points; shorter curves are drawn as they are

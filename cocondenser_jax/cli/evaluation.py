@@ -18,7 +18,7 @@ from cocondenser_jax.cli.flags import (
     whole_numbers,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import write_json
+from cocondenser_jax.storage.files import write_json
 
 _MEASURES = "MRR@10,Recall@100,nDCG@10"
 _TOP_K = "1,5,20,100"

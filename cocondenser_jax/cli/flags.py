@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cocondenser_jax.errors import UserError, first_words, visible
-from cocondenser_jax.files import write_json
+from cocondenser_jax.storage.files import write_json
 
 Arguments = argparse.Namespace
 # A command: adds its flags, yields an example for its help, gets their values, and does its work.

@@ -15,7 +15,7 @@ from cocondenser_jax.cli.flags import (
     print_table,
 )
 from cocondenser_jax.errors import UserError, find, visible
-from cocondenser_jax.files import write_json
+from cocondenser_jax.storage.files import write_json
 
 
 def quickstart(command: Parser) -> Command:

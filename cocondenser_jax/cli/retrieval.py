@@ -15,7 +15,7 @@ from cocondenser_jax.cli.flags import (
     require_together,
 )
 from cocondenser_jax.errors import UserError, visible
-from cocondenser_jax.files import write_json
+from cocondenser_jax.storage.files import write_json
 
 
 def encode(command: Parser) -> Command:

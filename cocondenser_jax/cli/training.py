@@ -14,7 +14,7 @@ from cocondenser_jax.cli.flags import (
     require_together,
 )
 from cocondenser_jax.errors import UserError, visible
-from cocondenser_jax.files import write_json
+from cocondenser_jax.storage.files import write_json
 
 _SOURCE = (
     "a .txt, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file or a folder of them, a folder in"
@@ -154,7 +154,7 @@ def convert(command: Parser) -> Command:
     require_together(arguments, **dict.fromkeys(to_pytorch, "checkpoint"), **to_flax)
     if arguments.checkpoint is not None:
         from cocondenser_jax.convert.to_torch import export_run
-        from cocondenser_jax.hub import push_folder
+        from cocondenser_jax.storage.hub import push_folder
 
         options = chosen(arguments, "step max_seq_length research_layout")
         name = arguments.push_to_hub

@@ -13,7 +13,7 @@ from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.layouts import Passage, matching_files
 from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_run
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.tables import PASSAGE_FILES, plain_name
+from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name
 
 logger = logging.getLogger(__name__)
 

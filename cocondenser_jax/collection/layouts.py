@@ -17,8 +17,13 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.collection.trec import Qrels, require_run_id
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import numbered_lines, parse_object, read_json_items, without_surrogates
-from cocondenser_jax.tables import plain_name, read_rows, split_fields
+from cocondenser_jax.storage.files import (
+    numbered_lines,
+    parse_object,
+    read_json_items,
+    without_surrogates,
+)
+from cocondenser_jax.storage.tables import plain_name, read_rows, split_fields
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import numbered_lines, parse_object, without_surrogates
-from cocondenser_jax.tables import plain_name
+from cocondenser_jax.storage.files import numbered_lines, parse_object, without_surrogates
+from cocondenser_jax.storage.tables import plain_name
 
 LABELS = ("contradiction", "entailment", "neutral")  # of a labelled pair
 _TRIPLET_HEADER = ["Sentence1", "Sentence2", "Sentence3"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import new_file, numbered_lines, write_text
+from cocondenser_jax.storage.files import new_file, numbered_lines, write_text
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]

@@ -24,12 +24,12 @@ from cocondenser_jax.convert.names import (
 )
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
-from cocondenser_jax.files import read_object
-from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.config import MODEL_TYPES, SIZES, ModelConfig
-from cocondenser_jax.paths import plain_path
 from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.step import initial_params
+from cocondenser_jax.storage.files import read_object
+from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.paths import plain_path
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
 from cocondenser_jax.corpus.batches import Batch
-from cocondenser_jax.paths import plain_path
+from cocondenser_jax.storage.paths import plain_path
 
 _TIED = re.compile(r"\.decoder\.|^decoder\.weight$")  # to the word embeddings and their bias
 IGNORED = -100  # the label of positions that are not to be predicted

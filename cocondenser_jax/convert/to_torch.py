@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, MODERN_CONFIG, NAMES, to_tensors
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, visible
-from cocondenser_jax.files import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
 
 
 def export_run(run: Path, out: Path, *, step: int | str | None = None, **options: Any) -> None:

@@ -24,8 +24,8 @@ from cocondenser_jax.corpus.tokenizer import (
     train_tokenizer,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import file_sha256, new_folder, write_json
-from cocondenser_jax.paths import shard_folder
+from cocondenser_jax.storage.files import file_sha256, new_folder, write_json
+from cocondenser_jax.storage.paths import shard_folder
 
 logger = logging.getLogger(__name__)
 

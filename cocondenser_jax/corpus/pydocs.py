@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import without_surrogates
+from cocondenser_jax.storage.files import without_surrogates
 
 DEFAULT_PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "torch", "transformers", "pandas")
 _TEST_FOLDERS = frozenset({"test", "tests", "testing"})

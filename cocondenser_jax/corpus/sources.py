@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError, first_line, first_three, visible
-from cocondenser_jax.files import OnBytes, parse_object, read_lines, without_surrogates
-from cocondenser_jax.paths import plain_path
-from cocondenser_jax.tables import PASSAGE_FILES, plain_name, read_rows
+from cocondenser_jax.storage.files import OnBytes, parse_object, read_lines, without_surrogates
+from cocondenser_jax.storage.paths import plain_path
+from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, read_rows
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from cocondenser_jax.corpus.token_files import (
     read_windows,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import file_sha256, is_inside, read_object
-from cocondenser_jax.paths import require_same, shard_folders
+from cocondenser_jax.storage.files import file_sha256, is_inside, read_object
+from cocondenser_jax.storage.paths import require_same, shard_folders
 
 FORMAT_VERSION = 2
 # Facts about its tokenizer that a store is opened by: each a whole number.

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.files import read_object, write_json
-from cocondenser_jax.paths import plain_path
+from cocondenser_jax.storage.files import read_object, write_json
+from cocondenser_jax.storage.paths import plain_path
 
 Kind = Literal["bert", "roberta", "xlm-roberta", "modernbert"]
 

@@ -22,7 +22,7 @@ import scipy.sparse
 from numba import njit
 
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.files import new_file
+from cocondenser_jax.storage.files import new_file
 
 # indptr, indices and values of a scipy.sparse.csr_array.
 _Matrix = tuple[np.ndarray, np.ndarray, np.ndarray]

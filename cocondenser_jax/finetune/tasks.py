@@ -9,13 +9,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import require_absent
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.bi_encoder import bi_encoder_trainer
 from cocondenser_jax.finetune.cross_encoder import cross_encoder_trainer
 from cocondenser_jax.finetune.sentences import sentences_trainer
-from cocondenser_jax.locks import held
-from cocondenser_jax.metrics import load_loggers
+from cocondenser_jax.storage.files import require_absent
+from cocondenser_jax.storage.locks import held
+from cocondenser_jax.storage.metrics import load_loggers
 
 # What makes the trainer, the folder of what is trained, and what that is trained on.
 _TASKS: dict[str, tuple[Callable[[ConfigDict, Path], Any], str, str]] = {

@@ -23,7 +23,8 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.files import (
+from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
+from cocondenser_jax.storage.files import (
     CHECKSUMS,
     damaged_file,
     file_sha256,
@@ -32,9 +33,8 @@ from cocondenser_jax.files import (
     start_or_compare,
     write_checksums,
 )
-from cocondenser_jax.metrics import Log, metrics_log
-from cocondenser_jax.paths import plain_path
-from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
+from cocondenser_jax.storage.metrics import Log, metrics_log
+from cocondenser_jax.storage.paths import plain_path
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,11 @@ from cocondenser_jax.corpus.batches import source_shares
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.files import (
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.experiment import batch_spec
+from cocondenser_jax.pretrain.nonfinite import count_batches
+from cocondenser_jax.pretrain.step import TrainState, initial_params
+from cocondenser_jax.storage.files import (
     damaged_file,
     new_folder,
     read_object,
@@ -33,12 +37,8 @@ from cocondenser_jax.files import (
     write_checksums,
     write_json,
 )
-from cocondenser_jax.metrics import logged_lines
-from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.paths import plain_path
-from cocondenser_jax.pretrain.experiment import batch_spec
-from cocondenser_jax.pretrain.nonfinite import count_batches
-from cocondenser_jax.pretrain.step import TrainState, initial_params
+from cocondenser_jax.storage.metrics import logged_lines
+from cocondenser_jax.storage.paths import plain_path
 
 logger = logging.getLogger(__name__)
 

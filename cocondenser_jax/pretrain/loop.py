@@ -17,8 +17,6 @@ from tqdm import tqdm
 from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches, source_shares
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, visible
-from cocondenser_jax.locks import held
-from cocondenser_jax.metrics import load_loggers, metrics_log
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, experiment, hosts
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, report_step
@@ -36,6 +34,8 @@ from cocondenser_jax.pretrain.step import (
     place,
     state_shapes,
 )
+from cocondenser_jax.storage.locks import held
+from cocondenser_jax.storage.metrics import load_loggers, metrics_log
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import numpy as np
 from cocondenser_jax.corpus.batches import BatchSpec, batch_document_ids, make_batch
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.files import new_file
 from cocondenser_jax.pretrain import hosts
+from cocondenser_jax.storage.files import new_file
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,6 @@ from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import new_folder
-from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import batch_spec, network_sizes, run_length
 from cocondenser_jax.quickstart.pipeline import (
@@ -37,6 +35,8 @@ from cocondenser_jax.quickstart.pipeline import (
 from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, pooling_of
 from cocondenser_jax.settings import override
+from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.warm_start import load_warm_start
 
 MAX_PASSAGES = 20_000  # held-out spans and those of other documents

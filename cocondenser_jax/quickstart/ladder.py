@@ -25,7 +25,6 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.files import new_folder
 from cocondenser_jax.pretrain.loop import new_model
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
@@ -37,6 +36,7 @@ from cocondenser_jax.quickstart.pipeline import (
     write_beir,
     write_lines,
 )
+from cocondenser_jax.storage.files import new_folder
 
 VOCAB_SIZE = 8192
 SEED = 0

@@ -33,9 +33,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.files import new_folder, read_json, start_or_compare, write_json, write_text
 from cocondenser_jax.finetune.tasks import finetune
-from cocondenser_jax.locks import held
 from cocondenser_jax.pretrain.experiment import run_tokens
 from cocondenser_jax.quickstart.report import ResultRow, comparison_table, run_sections
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
@@ -43,6 +41,14 @@ from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, retrieve, search_text
+from cocondenser_jax.storage.files import (
+    new_folder,
+    read_json,
+    start_or_compare,
+    write_json,
+    write_text,
+)
+from cocondenser_jax.storage.locks import held
 from cocondenser_jax.warm_start import pretrain
 
 MEASURES = ("MRR@10", "Recall@100", "nDCG@10")

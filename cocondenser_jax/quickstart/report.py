@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from cocondenser_jax.analysis.page import comparison, definitions, plots, write_page
 from cocondenser_jax.analysis.plots import Curve, Panel, legend_names, read_curves
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import read_object
 from cocondenser_jax.settings import PRETRAINING, declared_settings, flatten
+from cocondenser_jax.storage.files import read_object
 
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}

@@ -14,10 +14,6 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import file_sha256, new_file, start_or_compare, write_json
-from cocondenser_jax.hub import find_folder
-from cocondenser_jax.locks import held
-from cocondenser_jax.paths import shard_folder
 from cocondenser_jax.retrieval.models import (
     load_retriever,
     model_sha256,
@@ -33,6 +29,10 @@ from cocondenser_jax.retrieval.shards import (
     shard_files,
     write_parquet,
 )
+from cocondenser_jax.storage.files import file_sha256, new_file, start_or_compare, write_json
+from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.locks import held
+from cocondenser_jax.storage.paths import shard_folder
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ import numpy as np
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import file_sha256, new_folder, write_json
-from cocondenser_jax.paths import plain_path
 from cocondenser_jax.retrieval.shards import (
     BLOCK_ROWS,
     MANIFEST,
@@ -27,6 +25,8 @@ from cocondenser_jax.retrieval.shards import (
     read_manifest,
     save_array,
 )
+from cocondenser_jax.storage.files import file_sha256, new_folder, write_json
+from cocondenser_jax.storage.paths import plain_path
 
 # Vectors to train a compressed index on; faiss takes at most 256 of them per centroid.
 _TRAINING_ROWS = 1_000_000

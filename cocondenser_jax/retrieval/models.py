@@ -15,10 +15,10 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Router, Transformer
 
 from cocondenser_jax.errors import UserError, first_line, first_three
-from cocondenser_jax.files import file_sha256, is_inside, read_json, read_object
-from cocondenser_jax.hub import find_folder
 from cocondenser_jax.model.config import size_limit
-from cocondenser_jax.paths import plain_path
+from cocondenser_jax.storage.files import file_sha256, is_inside, read_json, read_object
+from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.paths import plain_path
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run a folder's code.

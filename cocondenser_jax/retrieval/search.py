@@ -15,7 +15,6 @@ from cocondenser_jax.collection.folder import read_queries
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import without_surrogates
 from cocondenser_jax.retrieval.index import read_index
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.retrieval.shards import (
@@ -26,6 +25,7 @@ from cocondenser_jax.retrieval.shards import (
     read_rows,
     replaced_pooling,
 )
+from cocondenser_jax.storage.files import without_surrogates
 
 _QUERIES_AT_ONCE = 256
 

@@ -1,12 +1,11 @@
 """Entropies of attention: by hand, and against NumPy from the weights of small random models."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, AutoTokenizer
 
 from cocondenser_jax.analysis import attention
 from cocondenser_jax.analysis.attention import (
@@ -24,23 +23,21 @@ MAX_TOKENS = 24
 
 
 @pytest.fixture
-def model(research_folder: Path, model_type: str) -> PreTrainedModel:
+def model(research_folder, model_type):
     options = {} if model_type == "modernbert" else {"add_pooling_layer": False}
     return AutoModel.from_pretrained(research_folder, **options).eval()
 
 
 @pytest.fixture
-def tokenizer(research_folder: Path) -> PreTrainedTokenizerBase:
+def tokenizer(research_folder):
     return AutoTokenizer.from_pretrained(research_folder)
 
 
-def n_tokens(tokenizer: PreTrainedTokenizerBase, text: str, max_tokens: int) -> int:
+def n_tokens(tokenizer, text, max_tokens):
     return min(len(tokenizer.tokenize(text)) + 2, max_tokens)
 
 
-def entropies_by_numpy(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str
-) -> np.ndarray:
+def entropies_by_numpy(model, tokenizer, text):
     """Entropies [layers, heads] of one text, from its hidden states and the projections."""
     state = {name: value.double().numpy() for name, value in model.state_dict().items()}
     inputs = tokenizer(text, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
@@ -62,7 +59,7 @@ def entropies_by_numpy(
     return np.reshape(entropies, (-1, N_HEADS))
 
 
-def test_entropy_of_the_first_position_by_hand() -> None:
+def test_entropy_of_the_first_position_by_hand():
     weights_BxNxLxL = torch.full((1, 3, 4, 4), 0.25)  # the other positions must not matter
     weights_BxNxLxL[0, :, 0] = torch.tensor(
         [[0.5, 0.25, 0.25, 0.0], [0.25, 0.25, 0.25, 0.25], [0.0, 1.0, 0.0, 0.0]]
@@ -72,9 +69,7 @@ def test_entropy_of_the_first_position_by_hand() -> None:
 
 
 @LIKE_BERT
-def test_entropies_are_those_of_numpy(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]
-) -> None:
+def test_entropies_are_those_of_numpy(model, tokenizer, texts):
     lengths = {n_tokens(tokenizer, text, MAX_TOKENS) for text in texts}
     assert len(lengths) > 1  # so that some texts are padded
     expected = np.mean([entropies_by_numpy(model, tokenizer, text) for text in texts], axis=(0, 2))
@@ -85,9 +80,7 @@ def test_entropies_are_those_of_numpy(
 
 @LIKE_BERT
 @pytest.mark.parametrize("max_tokens", [6, MAX_TOKENS])
-def test_uniform_attention_has_the_entropy_log_length(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], max_tokens: int
-) -> None:
+def test_uniform_attention_has_the_entropy_log_length(model, tokenizer, texts, max_tokens):
     for name, parameter in model.named_parameters():
         if ".attention.self.query." in name:
             parameter.data.zero_()
@@ -98,11 +91,11 @@ def test_uniform_attention_has_the_entropy_log_length(
 
 
 def test_neither_padding_nor_batches_nor_order_matter(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    model,
+    tokenizer,
+    texts,
+    monkeypatch,
+):
     together = layer_entropies(model, tokenizer, texts, MAX_TOKENS)
     alone = [layer_entropies(model, tokenizer, [text], MAX_TOKENS).entropy for text in texts]
     np.testing.assert_allclose(together.entropy, np.mean(alone, axis=0), rtol=1e-5)
@@ -112,7 +105,7 @@ def test_neither_padding_nor_batches_nor_order_matter(
     np.testing.assert_allclose(in_pairs.entropy, together.entropy, rtol=1e-5)
 
 
-def test_batches_hold_every_row_and_bounded_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_hold_every_row_and_bounded_attention(monkeypatch):
     rows = [[i] * length for i, length in enumerate((3, 40, 9, 10, 1, 5, 5))]
     monkeypatch.setattr(attention, "_MAX_WEIGHTS", 200)
     batches = list(attention._batches(rows))
@@ -121,24 +114,20 @@ def test_batches_hold_every_row_and_bounded_attention(monkeypatch: pytest.Monkey
     assert [len(batch) for batch in batches] == [1, 2, 4]
 
 
-def test_half_precision_weights_are_computed_with_in_single(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]
-) -> None:
+def test_half_precision_weights_are_computed_with_in_single(model, tokenizer, texts):
     rounded = model.bfloat16().float()
     expected = layer_entropies(rounded, tokenizer, texts, MAX_TOKENS).entropy
     found = layer_entropies(model.bfloat16(), tokenizer, texts, MAX_TOKENS).entropy
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_tokenizer_without_cls_is_refused(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_tokenizer_without_cls_is_refused(model, tokenizer):
     tokenizer.cls_token = tokenizer.mask_token
     with pytest.raises(UserError, match="puts no CLS token first"):
         layer_entropies(model, tokenizer, ["a text"], MAX_TOKENS)
 
 
-def test_panel_counts_layers_from_one_and_marks_uniform_attention() -> None:
+def test_panel_counts_layers_from_one_and_marks_uniform_attention():
     found = {
         "two": LayerEntropies([1.0, 2.0], 3.5),
         "three": LayerEntropies([1.5, 2.5, 0.5], 3.5),

@@ -9,14 +9,14 @@ from cocondenser_jax.errors import UserError
 Rankings = dict[str, list[str]]
 
 
-def random_rankings(seed: int, lengths: dict[str, int]) -> Rankings:
+def random_rankings(seed, lengths):
     rng = np.random.default_rng(seed)
     return {
         query: [f"d{i}" for i in rng.permutation(40)[:length]] for query, length in lengths.items()
     }
 
 
-def by_sets(stage1: Rankings, stage2: Rankings, n: int, k: int) -> float:
+def by_sets(stage1, stage2, n, k):
     shares = []
     for query, passages in stage2.items():
         neighbours = set(passages[:n])
@@ -25,7 +25,7 @@ def by_sets(stage1: Rankings, stage2: Rankings, n: int, k: int) -> float:
 
 
 @pytest.mark.parametrize("n", [1, 5, 12])
-def test_recall_is_what_sets_say(n: int) -> None:
+def test_recall_is_what_sets_say(n):
     # Some rankings are shorter than n or than the longest; a query of each stage has no other.
     stage1 = random_rankings(0, {"q1": 30, "q2": 7, "q3": 0, "q4": 25, "only1": 40})
     stage2 = random_rankings(2, {"q1": 20, "q2": 12, "q3": 9, "q4": 3, "only2": 15})
@@ -36,7 +36,7 @@ def test_recall_is_what_sets_say(n: int) -> None:
     assert 0 < recall[-1] < 1
 
 
-def test_recall_by_hand() -> None:
+def test_recall_by_hand():
     stage2 = {"q1": ["a", "b", "c"], "q2": ["x"]}
     stage1 = {"q1": ["b", "c", "z", "a"], "q2": ["y", "x"]}
     # q1 finds b at 1 and a at 4 of its top 2; q2 has one neighbour only, at 2.
@@ -44,7 +44,7 @@ def test_recall_by_hand() -> None:
     np.testing.assert_allclose(neighbourhood_recall(stage2, stage2, 3), [2 / 3, 5 / 6, 1.0])
 
 
-def test_a_query_that_stage_1_lacks_counts_as_not_found() -> None:
+def test_a_query_that_stage_1_lacks_counts_as_not_found():
     stage2 = {"q1": ["a"], "q2": ["b"], "q3": ["c"], "q4": []}
     np.testing.assert_allclose(neighbourhood_recall({"q1": ["a"]}, stage2, 1), [1 / 3])
 
@@ -57,12 +57,12 @@ def test_a_query_that_stage_1_lacks_counts_as_not_found() -> None:
         ({"p": ["a"], "q": []}, {"q": ["a", "b", "c"]}, "stage 1 has none of the 1 queries"),
     ],
 )
-def test_what_cannot_be_compared(stage1: Rankings, stage2: Rankings, says: str) -> None:
+def test_what_cannot_be_compared(stage1, stage2, says):
     with pytest.raises(UserError, match=says):
         neighbourhood_recall(stage1, stage2, 3)
 
 
-def test_panel_names_n_once_or_in_each_line() -> None:
+def test_panel_names_n_once_or_in_each_line():
     recall = np.array([0.25, 0.5])
     one = recall_panel({"bm25": {10: recall}, "dense": {10: recall}})
     assert one.title.endswith("n = 10")

@@ -2,8 +2,6 @@
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ LOADING_ATTRIBUTES = {"src", "srcset", "href", "xlink:href", "data", "action", "
 class Page(HTMLParser):
     """Keeps the text of each element and every attribute; fails on tags that do not nest."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
         self.open: list[str] = []
         self.texts: list[tuple[str, str]] = []  # (innermost tag, text)
@@ -28,28 +26,28 @@ class Page(HTMLParser):
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if data.strip():
             self.texts.append((self.open[-1], " ".join(data.split())))
 
-    def texts_in(self, tag: str) -> list[str]:
+    def texts_in(self, tag):
         return [text for where, text in self.texts if where == tag]
 
 
-def content(**changes: Any) -> dict[str, Any]:
+def content(**changes):
     steps = np.arange(1.0, 4.0)
-    values: dict[str, Any] = {
+    values = {
         "title": "A run",
         "summary": "Small.",
         "facts": {"seed": "7", "jax": "0.10"},
@@ -71,7 +69,7 @@ def content(**changes: Any) -> dict[str, Any]:
     return values | changes
 
 
-def written_page(folder: Path, **changes: Any) -> tuple[str, Page]:
+def written_page(folder, **changes):
     values, out = content(**changes), folder / "report.html"
     sections = {
         "Comparison": comparison(
@@ -86,7 +84,7 @@ def written_page(folder: Path, **changes: Any) -> tuple[str, Page]:
     return html, Page(html)
 
 
-def test_page_shows_the_metrics_and_sets_the_best_of_each_column_in_bold(tmp_path: Path) -> None:
+def test_page_shows_the_metrics_and_sets_the_best_of_each_column_in_bold(tmp_path):
     html, page = written_page(tmp_path)
     table = html[html.index("<tbody>") : html.index("</tbody>")]
     assert re.findall(r"<b>([\d.]+)</b>", table) == ["0.471", "0.900"]
@@ -105,7 +103,7 @@ def test_page_shows_the_metrics_and_sets_the_best_of_each_column_in_bold(tmp_pat
     assert re.search(r"^pre \{[^}]*white-space: pre-wrap; overflow-wrap: anywhere;", html, re.M)
 
 
-def test_page_shows_examples_with_scores_and_opens_the_first(tmp_path: Path) -> None:
+def test_page_shows_examples_with_scores_and_opens_the_first(tmp_path):
     html, page = written_page(tmp_path)
     assert page.texts_in("summary") == ["sort an array", "nothing like it"]
     assert "12.25" in page.texts_in("span")
@@ -114,7 +112,7 @@ def test_page_shows_examples_with_scores_and_opens_the_first(tmp_path: Path) -> 
     assert opened == [(" open", "sort an array"), ("", "nothing like it")]
 
 
-def test_page_leaves_out_panels_without_points_and_names_final_values(tmp_path: Path) -> None:
+def test_page_leaves_out_panels_without_points_and_names_final_values(tmp_path):
     html, page = written_page(tmp_path)
     assert "MLM loss" in page.texts_in("h3")
     assert "Contrastive loss" not in page.texts_in("h3")
@@ -122,7 +120,7 @@ def test_page_leaves_out_panels_without_points_and_names_final_values(tmp_path: 
     assert "1.25" in page.texts_in("b")
 
 
-def hostile_content() -> dict[str, Any]:
+def hostile_content():
     return {
         "title": HOSTILE,
         "summary": HOSTILE,
@@ -141,7 +139,7 @@ def hostile_content() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changes", [{}, hostile_content()])
-def test_page_loads_nothing_and_runs_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_page_loads_nothing_and_runs_nothing(tmp_path, changes):
     html, page = written_page(tmp_path, **changes)
     loaded = [
         value
@@ -156,7 +154,7 @@ def test_page_loads_nothing_and_runs_nothing(tmp_path: Path, changes: dict[str, 
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
 
 
-def test_text_comes_out_as_it_went_in(tmp_path: Path) -> None:
+def test_text_comes_out_as_it_went_in(tmp_path):
     _, page = written_page(tmp_path, **hostile_content())
     shown = [text for _, text in page.texts if text == HOSTILE]
     # Title twice, summary, heading, fact twice, panel, curve, reference, metric, column, row, cell,
@@ -164,7 +162,7 @@ def test_text_comes_out_as_it_went_in(tmp_path: Path) -> None:
     assert len(shown) == 18
 
 
-def test_lone_surrogates_are_written(tmp_path: Path) -> None:
+def test_lone_surrogates_are_written(tmp_path):
     _, page = written_page(tmp_path, found={"\ud800 query": []})
     assert page.texts_in("summary") == ["? query"]
 
@@ -177,14 +175,14 @@ def test_lone_surrogates_are_written(tmp_path: Path) -> None:
         ("文" * 100_000, "文" * 400 + " …"),
     ],
 )
-def test_page_shows_the_beginning_of_a_passage(tmp_path: Path, passage: str, shown: str) -> None:
+def test_page_shows_the_beginning_of_a_passage(tmp_path, passage, shown):
     found = {f"query {i}": [(1.0, "title", passage)] * 10 for i in range(20)}
     html, page = written_page(tmp_path, found=found)
     assert page.texts_in("p").count(shown) == 200
     assert len(html.encode()) < 400_000
 
 
-def test_an_older_page_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_an_older_page_is_replaced_and_nothing_else_is_left(tmp_path):
     (tmp_path / "report.html").write_text("old")
     _, page = written_page(tmp_path)
     assert page.texts_in("h1") == ["A run"]

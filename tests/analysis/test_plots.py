@@ -22,12 +22,12 @@ from cocondenser_jax.analysis.plots import (
 from cocondenser_jax.errors import UserError
 
 
-def write_lines(path: Path, *rows: dict[str, float], end: str = "") -> Path:
+def write_lines(path, *rows, end=""):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
     return path
 
 
-def test_curves_have_the_values_of_the_lines_that_have_their_key(tmp_path: Path) -> None:
+def test_curves_have_the_values_of_the_lines_that_have_their_key(tmp_path):
     path = write_lines(tmp_path / "m.jsonl", {"step": 1, "loss": 2.0}, {"step": 2, "rate": 0.5})
     curves = read_curves(path, "run")
     assert list(curves) == ["step", "loss", "rate"]
@@ -39,7 +39,7 @@ def test_curves_have_the_values_of_the_lines_that_have_their_key(tmp_path: Path)
 
 
 @pytest.mark.parametrize("end", ["", "{", '{"step": 3, "lo', "\x00\x00"])
-def test_curves_ignore_an_unfinished_last_line(tmp_path: Path, end: str) -> None:
+def test_curves_ignore_an_unfinished_last_line(tmp_path, end):
     path = write_lines(
         tmp_path / "m.jsonl", {"step": 1, "loss": 2}, {"step": 2, "loss": 1}, end=end
     )
@@ -47,19 +47,19 @@ def test_curves_ignore_an_unfinished_last_line(tmp_path: Path, end: str) -> None
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": 1, "loss": "high"}', "3"])
-def test_read_curves_names_the_line_that_is_wrong(tmp_path: Path, line: str) -> None:
+def test_read_curves_names_the_line_that_is_wrong(tmp_path, line):
     path = tmp_path / "m.jsonl"
     path.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n{{"step": 2, "loss": 2}}\n')
     with pytest.raises(UserError, match=r"m\.jsonl, line 2: expected"):
         read_curves(path, "")
 
 
-def test_read_curves_of_a_missing_file(tmp_path: Path) -> None:
+def test_read_curves_of_a_missing_file(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
         read_curves(tmp_path / "none.jsonl", "")
 
 
-def test_curves_leave_out_what_cannot_be_drawn(tmp_path: Path) -> None:
+def test_curves_leave_out_what_cannot_be_drawn(tmp_path):
     losses = [1.0, np.inf, np.nan, 2.0]
     rows = [{"step": step, "loss": loss, "none": np.nan} for step, loss in enumerate(losses)]
     curves = read_curves(write_lines(tmp_path / "m.jsonl", *rows), "")
@@ -67,7 +67,7 @@ def test_curves_leave_out_what_cannot_be_drawn(tmp_path: Path) -> None:
     assert curves["none"].values.shape == (0,)
 
 
-def test_bin_means() -> None:
+def test_bin_means():
     np.testing.assert_allclose(bin_means(np.arange(6.0), 3), [0.5, 2.5, 4.5])
     np.testing.assert_array_equal(bin_means(np.arange(3.0), 3), [0, 1, 2])
     values = np.random.default_rng(0).normal(size=1003)
@@ -75,15 +75,15 @@ def test_bin_means() -> None:
     np.testing.assert_allclose(means @ ([101] * 3 + [100] * 7), values.sum())
 
 
-def test_final_value_is_the_mean_of_the_last_twentieth() -> None:
+def test_final_value_is_the_mean_of_the_last_twentieth():
     values = np.concatenate([np.zeros(95), [1, 2, 3, 4, 5]])
     assert final_value(Curve("", np.arange(100), values)) == 3.0
     assert final_value(Curve("", np.arange(3), np.array([9.0, 9.0, 7.0]))) == 7.0
 
 
-def drawn_lines(svg: str) -> dict[str, list[np.ndarray]]:
+def drawn_lines(svg):
     """Returns the points [T, 2] of every unfilled path, by stroke."""
-    lines: dict[str, list[np.ndarray]] = {}
+    lines = {}
     for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
         style = dict(re.findall(r"([\w-]+): ([^;]+)", element.get("style", "")))
         if style.get("fill") == "none" and "stroke" in style:
@@ -93,7 +93,7 @@ def drawn_lines(svg: str) -> dict[str, list[np.ndarray]]:
     return lines
 
 
-def test_panel_draws_each_curve_to_scale_in_its_own_colour() -> None:
+def test_panel_draws_each_curve_to_scale_in_its_own_colour():
     steps, first, second = np.array([0, 1, 3]), np.array([1.0, 5.0, 3.0]), np.array([2.0, 2.0, 4.0])
     empty = Curve("empty", np.empty(0), np.empty(0))
     curves = [Curve("a", steps, first), empty, Curve("b", steps, second)]
@@ -110,13 +110,13 @@ def test_panel_draws_each_curve_to_scale_in_its_own_colour() -> None:
 
 
 @pytest.mark.parametrize("from_zero", [True, False])
-def test_vertical_axis_starts_at_zero_on_request(from_zero: bool) -> None:
+def test_vertical_axis_starts_at_zero_on_request(from_zero):
     line = Curve("", np.array([10.0, 11.0]), np.array([300.0, 310.0]))
     labels = re.findall(r">([\d,.]+)</text>", panel_svg(Panel("", [line], from_zero=from_zero)))
     assert ("0" in labels) == from_zero
 
 
-def test_running_mean_of_a_noisy_line_lies_on_the_line() -> None:
+def test_running_mean_of_a_noisy_line_lies_on_the_line():
     steps = np.arange(200.0)
     noise = np.where(steps % 2 == 0, 1.0, -1.0)  # cancels in every window of even length
     svg = panel_svg(Panel("", [Curve("", steps, 0.5 * steps + noise)]))
@@ -128,7 +128,7 @@ def test_running_mean_of_a_noisy_line_lies_on_the_line() -> None:
     np.testing.assert_allclose(value, step / 2, atol=1e-3)
 
 
-def test_panel_takes_its_colours_from_the_page_only() -> None:
+def test_panel_takes_its_colours_from_the_page_only():
     steps = np.arange(50.0)
     curves = [Curve(str(i), steps, steps * i) for i in range(7)]
     svg = panel_svg(Panel("", curves, from_zero=True, reference=(1.0, "")))
@@ -136,7 +136,7 @@ def test_panel_takes_its_colours_from_the_page_only() -> None:
     assert "<metadata" not in svg
 
 
-def test_panel_of_a_long_run_stays_small() -> None:
+def test_panel_of_a_long_run_stays_small():
     steps = np.arange(500_000.0)
     values = np.random.default_rng(0).normal(size=steps.shape)
     assert len(panel_svg(Panel("", [Curve("", steps, values)]))) < 60_000
@@ -150,7 +150,7 @@ LIGHT = dict(
 )
 
 
-def test_a_file_has_the_light_colours_of_the_report_and_every_point(tmp_path: Path) -> None:
+def test_a_file_has_the_light_colours_of_the_report_and_every_point(tmp_path):
     k = np.arange(1, 61)
     jagged, other = k + 9.0 * (k % 2), 50.0 - 5.0 * (k % 3)  # a running mean would show
     curves = [Curve("<jagged>", k, jagged), Curve("other", k, other)]
@@ -175,7 +175,7 @@ def test_a_file_has_the_light_colours_of_the_report_and_every_point(tmp_path: Pa
     assert (tmp_path / "again.svg").read_text() == svg
 
 
-def test_more_lines_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
+def test_more_lines_than_colours_differ_in_their_dashes(tmp_path):
     curves = [Curve(f"{i}", np.arange(3), np.arange(3) * i) for i in range(8)]
     write_plot(Panel("", curves), tmp_path / "plot.svg")
     styles = re.findall(
@@ -184,13 +184,13 @@ def test_more_lines_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
     assert len(set(styles)) == 8
 
 
-def test_a_png_is_one_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_a_png_is_one_and_nothing_else_is_left(tmp_path):
     write_plot(Panel("", [Curve("a", np.arange(3), np.arange(3.0))]), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     panel = Panel("", [Curve("a", np.arange(3), np.arange(3.0))])
     with pytest.raises(UserError, match=r"cannot write .*plot\.png"):
@@ -205,6 +205,6 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         (["run"], ["run"]),
     ],
 )
-def test_names_of_a_legend_tell_paths_apart(paths: list[str], names: list[str]) -> None:
+def test_names_of_a_legend_tell_paths_apart(paths, names):
     found = legend_names([Path(path) for path in paths])
     assert found == {name: Path(path) for name, path in zip(names, paths, strict=False)}

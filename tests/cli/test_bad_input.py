@@ -1,7 +1,6 @@
 """What user errors get: one line that names the mistake, and nothing left behind."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from tests.cli.workplace import SMALLER, make_workplace
 
 
-def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
+def bad_inputs(folder):
     """Commands with one mistake each, and what the one line has to say."""
     texts = {
         "empty.jsonl": b"",
@@ -22,11 +21,11 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
     for name, content in texts.items():
         (folder / name).write_bytes(content)
 
-    def corpus(source: str) -> list[str]:
+    def corpus(source):
         tokenizer = folder / "bert-base-uncased"
         return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}", f"--out={folder}/out"]
 
-    def pretrain(*words: str) -> list[str]:
+    def pretrain(*words):
         store = f"--config.data.store={folder}/stores/wiki"
         smaller = [store, *SMALLER["pretrain"].split()]
         return [
@@ -96,7 +95,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, research_folders: dict[str, Path]) -> Path:
+def folder(tmp_path_factory, research_folders):
     """A workplace with a store, a model of another vocabulary, a run file, and an index."""
     folder = make_workplace(tmp_path_factory.mktemp("bad"))
     arguments = [f"--source={folder}/articles.jsonl.xz", f"--out={folder}/stores/wiki"]
@@ -111,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, research_folders: dict[str,
 
 
 @pytest.fixture(scope="module")
-def bad(folder: Path) -> dict[str, tuple[list[str], str]]:
+def bad(folder):
     return bad_inputs(folder)
 
 
@@ -125,18 +124,18 @@ CASES = (
 )  # fmt: skip
 
 
-def test_no_case_is_forgotten(bad: dict[str, tuple[list[str], str]]) -> None:
+def test_no_case_is_forgotten(bad):
     assert set(CASES) == bad.keys()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_gets_one_line_and_leaves_nothing(
-    bad: dict[str, tuple[list[str], str]],
-    case: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    bad,
+    case,
+    folder,
+    capsys,
+    monkeypatch,
+):
     monkeypatch.chdir(folder)
     before = sorted(path.name for path in folder.iterdir())
     data = sorted(path.name for path in (folder / "data").rglob("*"))

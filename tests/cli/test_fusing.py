@@ -13,21 +13,21 @@ SECOND = {"b": 3.0, "c": 2.9, "d": 1.0}
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[str]:
+def runs(tmp_path):
     for name, scores in (("first", FIRST), ("second", SECOND)):
         lines = "".join(f"q Q0 {p} {i} {s} x\n" for i, (p, s) in enumerate(scores.items(), 1))
         (tmp_path / name).write_text(lines)
     return [f"--run={tmp_path}/first", f"--run={tmp_path}/second"]
 
 
-def fuse(*flags: str) -> list[str]:
+def fuse(*flags):
     out = Path(flags[0].removeprefix("--run=")).with_name("fused")
     assert main(["fuse", *flags, f"--run_out={out}"]) == 0
     return [line.split()[2] for line in out.read_text().splitlines()]
 
 
 @pytest.mark.effect("fuse --run", "fuse --run_out", "fuse --method", "fuse --weights")
-def test_methods_and_weights_order_the_passages(runs: list[str]) -> None:
+def test_methods_and_weights_order_the_passages(runs):
     assert fuse(*runs) == ["b", "c", "a", "d"]  # 1/63 + 1/61, 2/62, 1/61, 1/63
     assert fuse(*runs, runs[0]) == ["c", "b", "a", "d"]  # 3/62, 2/63 + 1/61, 2/61, 1/63
     assert fuse(*runs, "--method=min_max") == ["c", "a", "b", "d"]  # 1/9 + 0.95, 1, 1, 0
@@ -36,9 +36,7 @@ def test_methods_and_weights_order_the_passages(runs: list[str]) -> None:
 
 
 @pytest.mark.effect("fuse --depth", "fuse --json_out")
-def test_depth_and_counts(
-    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_depth_and_counts(runs, tmp_path, capsys):
     (tmp_path / "second").open("a").write("only_here Q0 a 1 1.0 x\n")
     json_out = tmp_path / "counts.json"
     assert fuse(*runs, "--depth=3", f"--json_out={json_out}") == ["b", "c", "a", "a"]
@@ -57,12 +55,12 @@ def test_depth_and_counts(
     ],
 )
 def test_mistakes_get_one_line(
-    runs: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
-) -> None:
+    runs,
+    tmp_path,
+    capsys,
+    flags,
+    message,
+):
     assert main(["fuse", *runs, f"--run_out={tmp_path}/fused", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

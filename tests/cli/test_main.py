@@ -5,9 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
@@ -19,7 +17,7 @@ WORDS = "red green blue stone river cloud tree house bird fish salt iron".split(
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> list[str]:
+def command(tmp_path):
     """`cocondenser corpus` for a text of a hundred kilobytes."""
     texts = [f"Text {n}. " + " ".join(WORDS * 3) + ". And so on, it ended." for n in range(800)]
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
@@ -31,23 +29,23 @@ def command(tmp_path: Path) -> list[str]:
 
 
 def test_a_full_disk_leaves_no_store(
-    command: list[str],
-    tmp_path: Path,
-    small_disk: Callable[[int], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    command,
+    tmp_path,
+    small_disk,
+    capsys,
+):
     small_disk(50_000)
     assert main(command) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("cocondenser: cannot write ")
     assert not any((tmp_path / "stores").iterdir())
 
 
-def full_device() -> TextIO:
+def full_device():
     return open("/dev/full", "w")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "ascii:surrogateescape"])
-def test_any_name_can_be_printed(encoding: str) -> None:
+def test_any_name_can_be_printed(encoding):
     code = "from cocondenser_jax.cli import main\nfrom cocondenser_jax.corpus import store\n"
     code += "store.verify_store = str\n"
     code += "main(['verify', 'store', '--store=é\\udcff\\x1b[2J'])"
@@ -57,7 +55,7 @@ def test_any_name_can_be_printed(encoding: str) -> None:
     assert printed.decode().endswith(rf"{name}\xff\x1b[2J: every file is as it was written" "\n")
 
 
-def closed_pipe() -> TextIO:
+def closed_pipe():
     read, write = os.pipe()
     os.close(read)
     return os.fdopen(write, "w")
@@ -72,14 +70,14 @@ def closed_pipe() -> TextIO:
 )
 @pytest.mark.parametrize("is_help", [True, False])
 def test_an_output_that_takes_nothing(
-    command: list[str],
-    make_output: Callable[[], TextIO],
-    status: int,
-    says: str,
-    is_help: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    command,
+    make_output,
+    status,
+    says,
+    is_help,
+    monkeypatch,
+    capsys,
+):
     with make_output() as output:
         monkeypatch.setattr("sys.stdout", output)
         assert main(["verify", "store", "--help"] if is_help else command) == status
@@ -87,7 +85,7 @@ def test_an_output_that_takes_nothing(
     assert capsys.readouterr().err.rpartition("\r")[2].endswith(says)
 
 
-def test_a_process_says_one_line_of_a_full_or_closed_output() -> None:
+def test_a_process_says_one_line_of_a_full_or_closed_output():
     program = [sys.executable, "-m", "cocondenser_jax.cli", "verify", "store", "--help"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     for redirection, says in ((">/dev/full", "[Errno 28]"), (">&-", "standard output is closed")):
@@ -100,13 +98,13 @@ def test_a_process_says_one_line_of_a_full_or_closed_output() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_nothing_half_made(
-    command: list[str],
-    tmp_path: Path,
-    number: signal.Signals,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def send(*arguments: object) -> None:
+    command,
+    tmp_path,
+    number,
+    monkeypatch,
+    capsys,
+):
+    def send(*arguments):
         assert (tmp_path / "stores" / "out.partial").is_dir()
         signal.raise_signal(number)
 
@@ -124,18 +122,14 @@ def test_a_signal_leaves_nothing_half_made(
     assert not any((tmp_path / "stores").iterdir())
 
 
-def test_surroundings_that_libraries_do_not_check(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_surroundings_that_libraries_do_not_check(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "x")
     assert main(["verify", "store", "--store=a"]) == 2
     assert "WORLD_SIZE is 'x': expected a whole number" in capsys.readouterr().err
 
 
-def test_what_may_not_be_read_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
+def test_what_may_not_be_read_is_one_line(monkeypatch, capsys):
+    def refuse(*arguments, **options):
         raise PermissionError(13, "Permission denied", "stores/wiki")
 
     monkeypatch.setattr(Path, "is_dir", refuse)

@@ -17,7 +17,7 @@ N_PASSAGES, N_QUERIES = 40, 12
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """The same passages without titles, queries and judgments, in each layout."""
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, 12)) for _ in range(N_PASSAGES)]
@@ -57,13 +57,13 @@ def write_lines(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def bm25(data: Path) -> Path:
+def bm25(data):
     run = data / "bm25.trec"
     assert main(["bm25", f"--data={data}", "--split=train", f"--run_out={run}"]) == 0
     return run
 
 
-def test_every_layout_gives_the_same_run(folders: dict[str, Path]) -> None:
+def test_every_layout_gives_the_same_run(folders):
     runs = {name: bm25(folder).read_text() for name, folder in folders.items()}
     assert len(runs["beir"].splitlines()) > N_QUERIES
     assert runs["msmarco"] == runs["beir"]
@@ -71,9 +71,7 @@ def test_every_layout_gives_the_same_run(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.effect("mine --answers")
-def test_passages_with_an_answer_are_no_negatives(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_passages_with_an_answer_are_no_negatives(folders, tmp_path, capsys):
     data, answers, out = folders["beir"], tmp_path / "answers.jsonl", tmp_path / "pool.trec"
     texts = [json.loads(x)["text"] for x in (data / "corpus.jsonl").read_text().splitlines()]
     found = {}
@@ -100,7 +98,7 @@ def test_passages_with_an_answer_are_no_negatives(
 
 
 @pytest.mark.effect("mine --data", "mine --split", "mine --depth", "mine --skip_top")
-def test_ranks_of_a_split(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_ranks_of_a_split(folders, tmp_path):
     data = Path(shutil.copytree(folders["beir"], tmp_path / "data"))
     write_lines(data / "qrels" / "dev.tsv", ["3\t3\t1", "7\t7\t1"])
     best = {}
@@ -116,9 +114,7 @@ def test_ranks_of_a_split(folders: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.effect("mine --run", "mine --out", "mine --denoise_run", "mine --json_out")
-def test_mine_prints_what_it_wrote(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mine_prints_what_it_wrote(folders, tmp_path, capsys):
     data, out, metrics = folders["dpr"], tmp_path / "pool.trec", tmp_path / "metrics.json"
     run = bm25(data)
     teacher = tmp_path / "teacher.trec"
@@ -143,7 +139,7 @@ def test_mine_prints_what_it_wrote(
 
 
 @pytest.mark.effect("mine --pseudo_qrels", "mine --pseudo_above")
-def test_pseudo_labels_are_a_split(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_pseudo_labels_are_a_split(folders, tmp_path):
     data, teacher = folders["beir"], tmp_path / "teacher.trec"
     lines = [line.split() for line in bm25(data).read_text().splitlines()]
     # The first query's own passage is relevant with a probability of 0.95, another one with 0.82.
@@ -161,9 +157,7 @@ def test_pseudo_labels_are_a_split(folders: dict[str, Path], tmp_path: Path) -> 
     assert len(pool) == sum(q == "0" for q, *_ in lines) - 2
 
 
-def test_mistakes_get_one_line(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_get_one_line(folders, tmp_path, capsys):
     data, out = folders["beir"], tmp_path / "pool.trec"
     run = bm25(data)
     for command, says in (
@@ -194,9 +188,7 @@ def test_mistakes_get_one_line(
 
 @pytest.mark.effect("finetune --json_out")
 @pytest.mark.parametrize("layout", ["msmarco", "dpr"])
-def test_finetuning_reads_the_layout_and_its_negatives(
-    folders: dict[str, Path], tmp_path: Path, layout: str
-) -> None:
+def test_finetuning_reads_the_layout_and_its_negatives(folders, tmp_path, layout):
     import transformers
 
     from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer

@@ -12,7 +12,6 @@ import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,9 +21,8 @@ from safetensors.numpy import load_file
 from cocondenser_jax import warm_start
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.files import read_json
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.loop import WarmStart
+from cocondenser_jax.storage.files import read_json
 from tests.cli.workplace import ODD_NAME, SMALLER, make_workplace
 
 README = Path(__file__).parents[2] / "README.md"
@@ -33,7 +31,7 @@ PLACE = re.compile(r"=(articles\.jsonl\.xz|bert-base-uncased|stores/.*|runs/.*|d
 CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"
 
 
-def readme_commands() -> list[list[str]]:
+def readme_commands():
     """Returns the commands of the README's section on a corpus of one's own."""
     section = README.read_text().split("## Your own corpus")[1].split("\n## ")[0]
     block = re.search(r"```\n(.*?)```", section, re.DOTALL)
@@ -43,7 +41,7 @@ def readme_commands() -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """The folder after all of these commands, and in log.txt what they said."""
     top = tmp_path_factory.mktemp("pipeline")
     (top / ODD_NAME).mkdir()
@@ -64,13 +62,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_readme_runs_the_whole_pipeline() -> None:
+def test_the_readme_runs_the_whole_pipeline():
     assert {command[1] for command in readme_commands()} == {
         "corpus", "pretrain", "convert", "finetune", "encode", "index", "retrieve", "evaluate"
     }  # fmt: skip
 
 
-def holders_of_the_secret(folder: Path) -> list[str]:
+def holders_of_the_secret(folder):
     """Lists the files whose name or content has it."""
     return [
         path.name
@@ -79,7 +77,7 @@ def holders_of_the_secret(folder: Path) -> list[str]:
     ]
 
 
-def test_no_credential_is_written_or_printed(finished: Path) -> None:
+def test_no_credential_is_written_or_printed(finished):
     assert holders_of_the_secret(finished) == []
     folders = {path.name for path in finished.rglob("*") if path.is_dir()}
     assert folders >= {"checkpoints", "tensorboard", "model", "retriever", "index"}
@@ -89,7 +87,7 @@ def test_no_credential_is_written_or_printed(finished: Path) -> None:
     (finished / "planted").unlink()
 
 
-def test_a_model_says_nothing_of_the_links_to_its_folder(finished: Path) -> None:
+def test_a_model_says_nothing_of_the_links_to_its_folder(finished):
     for path in (finished / "runs").rglob("*.json"):
         assert "/link" not in path.read_text(), path.name
     assert json.loads((finished / "runs" / "finetune" / "finetune.json").read_text())["model"] == (
@@ -97,7 +95,7 @@ def test_a_model_says_nothing_of_the_links_to_its_folder(finished: Path) -> None
     )
 
 
-def test_the_pipeline_ends_in_metrics(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pipeline_ends_in_metrics(finished, capsys):
     run, qrels = finished / "runs" / "test.trec", finished / "data" / "qrels" / "test.tsv"
     assert main(["evaluate", f"--run={run}", f"--qrels={qrels}"]) == 0
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
@@ -108,7 +106,7 @@ def test_the_pipeline_ends_in_metrics(finished: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.effect("pretrain --config", "pretrain --workdir", "finetune --config")
 @pytest.mark.effect("finetune --workdir")
-def test_each_run_is_that_of_its_experiment(finished: Path) -> None:
+def test_each_run_is_that_of_its_experiment(finished):
     for stage in ("condenser", "cocondenser"):
         config = read_json(finished / "runs" / stage / "run.json")["config"]
         assert config["train"]["objective"] == stage
@@ -118,7 +116,7 @@ def test_each_run_is_that_of_its_experiment(finished: Path) -> None:
 
 
 @pytest.mark.effect("convert --pytorch_folder", "convert --checkpoint", "convert --out")
-def test_convert_and_back_gives_the_same_parameters(finished: Path, tmp_path: Path) -> None:
+def test_convert_and_back_gives_the_same_parameters(finished, tmp_path):
     folder = finished / "runs" / "model"
     assert main(["convert", f"--pytorch_folder={folder}", f"--out={tmp_path}/run"]) == 0
     assert main(["convert", f"--checkpoint={tmp_path}/run", f"--out={tmp_path}/again"]) == 0
@@ -129,13 +127,13 @@ def test_convert_and_back_gives_the_same_parameters(finished: Path, tmp_path: Pa
             np.testing.assert_array_equal(value, right[key])
 
 
-def same(left: Any, right: Any) -> bool:
+def same(left, right):
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.effect("convert --step", "convert --max_seq_length", "convert --research_layout")
-def test_an_older_checkpoint_in_the_research_layout(finished: Path, tmp_path: Path) -> None:
+def test_an_older_checkpoint_in_the_research_layout(finished, tmp_path):
     run, out = finished / "runs" / "cocondenser", tmp_path / "old"
     command = ["convert", f"--checkpoint={run}", f"--out={out}", "--step=2"]
     assert main([*command, "--max_seq_length=7", "--research_layout"]) == 0
@@ -149,19 +147,19 @@ def test_an_older_checkpoint_in_the_research_layout(finished: Path, tmp_path: Pa
 
 @pytest.mark.effect("convert --push_to_hub")
 def test_what_is_converted_is_pushed_with_its_card(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    pushed: list[tuple[str, Path, str]] = []
+    finished,
+    tmp_path,
+    monkeypatch,
+    capfd,
+):
+    pushed = []
 
     class Api:
-        def create_repo(self, name: str, exist_ok: bool) -> SimpleNamespace:
+        def create_repo(self, name, exist_ok):
             assert exist_ok
             return SimpleNamespace(repo_id=name)
 
-        def upload_folder(self, repo_id: str, folder_path: Path) -> None:
+        def upload_folder(self, repo_id, folder_path):
             pushed.append((repo_id, folder_path, (folder_path / "README.md").read_text()))
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
@@ -181,7 +179,7 @@ def test_what_is_converted_is_pushed_with_its_card(
 
 
 @pytest.fixture
-def headless(finished: Path, tmp_path: Path) -> Path:
+def headless(finished, tmp_path):
     """The exported folder without the Condenser head."""
     folder = Path(shutil.copytree(finished / "runs" / "model", tmp_path / "headless"))
     (folder / "condenser_head.safetensors").unlink()
@@ -189,7 +187,7 @@ def headless(finished: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.effect("convert --init_head")
-def test_a_head_is_drawn_where_it_may_be(headless: Path, tmp_path: Path) -> None:
+def test_a_head_is_drawn_where_it_may_be(headless, tmp_path):
     command = ["convert", f"--pytorch_folder={headless}", f"--out={tmp_path}/run"]
     assert main(command) == 2
     assert not (tmp_path / "run").exists()
@@ -197,12 +195,10 @@ def test_a_head_is_drawn_where_it_may_be(headless: Path, tmp_path: Path) -> None
     assert "head_0" in load_run(tmp_path / "run")[1]
 
 
-def test_pretraining_starts_from_an_exported_folder(
-    finished: Path, headless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starts: list[Any] = []
+def test_pretraining_starts_from_an_exported_folder(finished, headless, tmp_path, monkeypatch):
+    starts = []
 
-    def train(config: Any, workdir: Path, warm_start: WarmStart) -> None:
+    def train(config, workdir, warm_start):
         starts.append(warm_start())
 
     monkeypatch.setattr(warm_start, "train", train)
@@ -225,8 +221,8 @@ def test_pretraining_starts_from_an_exported_folder(
 
 
 def test_once_there_is_a_checkpoint_what_the_run_started_from_may_go(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    finished, tmp_path, monkeypatch
+):
     (tmp_path / "stores").symlink_to(finished / "stores")
     monkeypatch.chdir(tmp_path)
     _, *command = readme_commands()[2]
@@ -236,9 +232,7 @@ def test_once_there_is_a_checkpoint_what_the_run_started_from_may_go(
     assert main([*command, *SMALLER["pretrain"].split()]) == 0
 
 
-def test_a_converted_model_is_not_a_run_to_resume(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_converted_model_is_not_a_run_to_resume(finished, tmp_path, capsys):
     folder = finished / "runs" / "model"
     assert main(["convert", f"--pytorch_folder={folder}", f"--out={tmp_path}/run"]) == 0
     arguments = [

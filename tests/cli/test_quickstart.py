@@ -7,8 +7,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ TABLES, _ = reproduce.load_manifest()
 
 
 @pytest.mark.effect("reproduce --list")
-def test_list_names_tables_rows_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_tables_rows_and_what_is_left_out(capsys):
     assert main(["reproduce", "--list"]) == 0
     printed = capsys.readouterr().out
     for name, table in TABLES.items():
@@ -31,7 +29,7 @@ def test_list_names_tables_rows_and_what_is_left_out(capsys: pytest.CaptureFixtu
 @pytest.mark.effect(
     "reproduce --dry_run", "reproduce --row", "reproduce --workdir", "reproduce --data"
 )
-def test_dry_run_prints_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_what_is_missing(tmp_path, capsys):
     words = ["reproduce", "co/table1", "--row=cocondenser", "--dry_run"]
     folders = [f"--workdir={tmp_path}/w w", f"--data={tmp_path}/d"]
     assert main([*words, *folders]) == 0
@@ -63,12 +61,12 @@ def test_dry_run_prints_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_a_mistake_is_one_line(
-    words: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words,
+    said,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", *words.split()]) == 2
     error = capsys.readouterr().err
@@ -78,11 +76,9 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.effect("reproduce --json_out")
-def test_a_row_runs_in_processes_of_its_own(
-    beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_runs_in_processes_of_its_own(beir, tmp_path, monkeypatch, capfd):
     words = "cocondenser evaluate --run={run} --qrels={beir}/qrels/train.tsv --json_out={out}"
-    recipes: dict[str, Any] = {
+    recipes = {
         "beir": {"out": beir.name, "get": "nowhere"},
         "run": {
             "needs": {"beir": None},
@@ -115,9 +111,7 @@ def test_a_row_runs_in_processes_of_its_own(
     assert "exit status 2: cocondenser evaluate" in capfd.readouterr().err
 
 
-def test_a_request_to_end_reaches_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_to_end_reaches_the_command(tmp_path, monkeypatch):
     program = tmp_path / "python"
     program.write_text(
         "#!/bin/sh\ntrap 'touch $0.ended; exit' TERM\ntouch $0.started\n"
@@ -126,10 +120,10 @@ def test_a_request_to_end_reaches_the_command(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
 
-    def end(*_: Any) -> None:
+    def end(*_):
         raise SystemExit(143)
 
-    def ask() -> None:
+    def ask():
         while not (tmp_path / "python.started").exists():
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -20,7 +20,7 @@ N_PASSAGES, N_QUERIES = 30, 8
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """data/ in BEIR layout, model/ (a BERT without a head), and a pool of negatives."""
     place = tmp_path_factory.mktemp("place")
     rng = np.random.default_rng(0)
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cross_encoder(place: Path) -> Path:
+def cross_encoder(place):
     command = [
         "finetune",
         "--config=configs/cross_encoder.py",
@@ -75,12 +75,12 @@ def cross_encoder(place: Path) -> Path:
     return Path(metrics["cross_encoder"])
 
 
-def reranking(place: Path, model: Path, out: Path, *flags: str) -> list[str]:
+def reranking(place, model, out, *flags):
     files = [f"--model={model}", f"--data={place}/data", f"--run={place}/pool.trec"]
     return ["rerank", *files, "--split=train", f"--run_out={out}", *flags]
 
 
-def test_our_tokenizers_part_the_texts_of_a_pair(cross_encoder: Path) -> None:
+def test_our_tokenizers_part_the_texts_of_a_pair(cross_encoder):
     features = CrossEncoder(str(cross_encoder)).preprocess([("baba dada", "gaga")])
     assert features["token_type_ids"].unique().tolist() == [0, 1]
 
@@ -88,12 +88,12 @@ def test_our_tokenizers_part_the_texts_of_a_pair(cross_encoder: Path) -> None:
 @pytest.mark.effect("rerank --model", "rerank --run", "rerank --data", "rerank --run_out")
 @pytest.mark.effect("rerank --depth", "rerank --batch_size", "rerank --json_out")
 def test_reranking_prints_what_it_did(
-    place: Path,
-    cross_encoder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    forward_sizes: list[int],
-) -> None:
+    place,
+    cross_encoder,
+    tmp_path,
+    capsys,
+    forward_sizes,
+):
     out, metrics = tmp_path / "reranked.trec", tmp_path / "metrics.json"
     flags = ["--depth=3", "--batch_size=2", f"--json_out={metrics}"]
     assert main(reranking(place, cross_encoder, out, *flags)) == 0
@@ -112,7 +112,7 @@ def test_reranking_prints_what_it_did(
 
 
 @pytest.mark.effect("rerank --split", "rerank --precision")
-def test_a_split_in_half_precision(place: Path, cross_encoder: Path, tmp_path: Path) -> None:
+def test_a_split_in_half_precision(place, cross_encoder, tmp_path):
     pool = trec.read_run(place / "pool.trec")
     trec.write_run(tmp_path / "two.trec", {query: pool[query] for query in "25"})
     found = []
@@ -129,9 +129,7 @@ def test_a_split_in_half_precision(place: Path, cross_encoder: Path, tmp_path: P
 
 
 @pytest.mark.effect("rerank --with_positives", "mine --denoise_below")
-def test_a_teachers_scores_denoise_a_pool(
-    place: Path, cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_teachers_scores_denoise_a_pool(place, cross_encoder, tmp_path, capsys):
     teacher, out = tmp_path / "teacher.trec", tmp_path / "denoised.trec"
     assert main(reranking(place, cross_encoder, teacher, "--with_positives")) == 0
     logits, pool = trec.read_run(teacher), trec.read_run(place / "pool.trec")
@@ -155,9 +153,7 @@ def test_a_teachers_scores_denoise_a_pool(
     assert re.search(rf"^excluded, scored too high +{gone}$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_mistakes_get_one_line(
-    place: Path, cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_get_one_line(place, cross_encoder, tmp_path, capsys):
     out = tmp_path / "out.trec"
     for command, says in (
         (["rerank", f"--run_out={out}"], "required: --model, --run, --data"),

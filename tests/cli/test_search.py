@@ -22,7 +22,7 @@ from cocondenser_jax.retrieval.bm25 import bm25_run
 
 
 @pytest.fixture(scope="module")
-def encoded(model_folder: Path, beir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def encoded(model_folder, beir, tmp_path_factory):
     """embeddings/ and their index/, made with a copy of the model that is gone."""
     place = tmp_path_factory.mktemp("encoded")
     shutil.copytree(model_folder, place / "model")
@@ -34,7 +34,7 @@ def encoded(model_folder: Path, beir: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def data(beir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(beir, tmp_path_factory):
     """The collection with a split `few`, which judges three of its queries."""
     folder = Path(shutil.copytree(beir, tmp_path_factory.mktemp("data") / "beir"))
     judgments = "".join(f"q{i}\td{i}\t1\n" for i in (3, 5, 8))
@@ -43,7 +43,7 @@ def data(beir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-def vectors_by_hand(folder: Path, texts: list[str], length: int) -> np.ndarray:
+def vectors_by_hand(folder, texts, length):
     """Returns the mean of the last layer over each text's first tokens, by transformers alone."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False)
@@ -55,8 +55,8 @@ def vectors_by_hand(folder: Path, texts: list[str], length: int) -> np.ndarray:
 
 @pytest.mark.effect("encode --shard")
 def test_index_retrieve_and_search_read_what_several_machines_encoded(
-    encoded: Path, model_folder: Path, beir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    encoded, model_folder, beir, tmp_path, capfd
+):
     model, query = f"--model={model_folder}", (beir / "queries.jsonl").read_text()[20:35]
     command = ["encode", model, f"--corpus={beir}", "--shard_size=25", f"--out={tmp_path}/out"]
     search = ["search", model, f"--query={query}"]
@@ -95,9 +95,7 @@ def test_index_retrieve_and_search_read_what_several_machines_encoded(
 @pytest.mark.effect("encode --passage_length", "encode --shard_size", "encode --dtype")
 @pytest.mark.effect("encode --precision", "encode --pooling", "encode --parquet")
 @pytest.mark.effect("encode --json_out")
-def test_what_each_flag_of_encode_does(
-    model_folder: Path, beir: Path, tmp_path: Path, forward_sizes: list[int]
-) -> None:
+def test_what_each_flag_of_encode_does(model_folder, beir, tmp_path, forward_sizes):
     command = "encode --batch_size=7 --passage_length=16 --shard_size=25 --pooling=mean"
     command += " --dtype=float16 --precision=bfloat16"
     places = [f"--model={model_folder}", f"--corpus={beir}", f"--out={tmp_path}/out"]
@@ -124,9 +122,7 @@ def test_what_each_flag_of_encode_does(
 
 @pytest.mark.effect("index --embeddings", "index --out", "index --factory", "index --json_out")
 @pytest.mark.effect("search --parameters", "search --top_k", "retrieve --parameters")
-def test_an_approximate_index_finds_more_with_its_parameters(
-    encoded: Path, model_folder: Path, data: Path, tmp_path: Path
-) -> None:
+def test_an_approximate_index_finds_more_with_its_parameters(encoded, model_folder, data, tmp_path):
     command = ["index", f"--embeddings={encoded}/embeddings", "--factory=IVF8,Flat"]
     out = [f"--out={tmp_path}/index", f"--json_out={tmp_path}/index.json"]
     assert main([*command, *out]) == 0
@@ -147,9 +143,7 @@ def test_an_approximate_index_finds_more_with_its_parameters(
     assert max(found[False]) < 60
 
 
-def test_encoding_says_which_pooling_was_used(
-    encoded: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_encoding_says_which_pooling_was_used(encoded, model_folder, tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
@@ -175,9 +169,7 @@ def test_encoding_says_which_pooling_was_used(
 
 @pytest.mark.effect("search --index", "search --embeddings", "search --model")
 @pytest.mark.effect("search --query", "search --json_out")
-def test_search_prints_passages_with_their_ids(
-    encoded: Path, model_folder: Path, beir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_search_prints_passages_with_their_ids(encoded, model_folder, beir, capsys):
     titles = {passage.id: passage.title for passage in read_corpus(beir)}
     command = ["search", f"--model={model_folder}", "--query=abcde fgh", "--top_k=3"]
     printed = []
@@ -198,13 +190,11 @@ def test_search_prints_passages_with_their_ids(
 class Terminal(io.StringIO):
     """Standard input with someone in front of it."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def test_passages_cannot_control_the_terminal(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_passages_cannot_control_the_terminal(model_folder, tmp_path, capsys):
     attack = "\x1b[2J\x1b]0;title\x07\x1b]52;c;cm0=\x07\r\n\x9b2J"
     passage = {"_id": "d\x1b[2J", "title": attack, "text": f"abcde {attack}"}
     (tmp_path / "corpus.jsonl").write_text(json.dumps(passage) + "\n")
@@ -219,7 +209,7 @@ def test_passages_cannot_control_the_terminal(
     assert r"d\x1b[2J  \x1b[2J\x1b]0;title\x07\x1b]52;c;cm0=\x07\x0d\x0a\x9b2J" in printed
 
 
-def test_log_messages_cannot_control_the_terminal(tmp_path: Path) -> None:
+def test_log_messages_cannot_control_the_terminal(tmp_path):
     program = (
         "import logging; from cocondenser_jax.cli import main; main([]);"
         " logging.warning('a\\n%s', '\\x1b[2J')"
@@ -230,12 +220,12 @@ def test_log_messages_cannot_control_the_terminal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_queries_are_answered_line_by_line(
-    encoded: Path,
-    model_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[io.StringIO],
-) -> None:
+    encoded,
+    model_folder,
+    capsys,
+    monkeypatch,
+    kind,
+):
     monkeypatch.setattr("sys.stdin", kind("abcde fgh\n\n  \n hgfed"))
     place = [f"--index={encoded}/index", f"--model={model_folder}"]
     assert main(["search", *place, "--top_k=2", f"--json_out={encoded}/answers.json"]) == 0
@@ -253,12 +243,12 @@ def test_queries_are_answered_line_by_line(
 @pytest.mark.effect("retrieve --data", "retrieve --split", "retrieve --depth")
 @pytest.mark.effect("retrieve --run_out", "retrieve --json_out")
 def test_a_corpus_is_searched_with_and_without_an_index(
-    encoded: Path,
-    model_folder: Path,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    encoded,
+    model_folder,
+    data,
+    tmp_path,
+    capsys,
+):
     runs = []
     for place in (f"--embeddings={encoded}/embeddings", f"--index={encoded}/index"):
         out = [f"--run_out={tmp_path}/run.trec", f"--json_out={tmp_path}/metrics.json"]
@@ -277,7 +267,7 @@ def test_a_corpus_is_searched_with_and_without_an_index(
 
 @pytest.mark.effect("bm25 --data", "bm25 --split", "bm25 --run_out", "bm25 --depth")
 @pytest.mark.effect("bm25 --json_out", "bm25 --k1", "bm25 --b")
-def test_bm25_by_command_line(data: Path, tmp_path: Path) -> None:
+def test_bm25_by_command_line(data, tmp_path):
     out, metrics = tmp_path / "bm25.trec", tmp_path / "metrics.json"
     command = ["bm25", f"--data={data}", "--split=few", f"--run_out={out}", "--depth=2"]
     queries, _ = read_split(data, "few")
@@ -321,15 +311,15 @@ def test_bm25_by_command_line(data: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_gets_one_line_and_leaves_nothing(
-    encoded: Path,
-    model_folder: Path,
-    beir: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    says: str,
-) -> None:
+    encoded,
+    model_folder,
+    beir,
+    tmp_path,
+    capsys,
+    monkeypatch,
+    command,
+    says,
+):
     places = {"INDEX": encoded / "index", "EMBEDDINGS": encoded / "embeddings", "DATA": beir}
     for name, place in (places | {"MODEL": model_folder}).items():
         command = command.replace(name, str(place))

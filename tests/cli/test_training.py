@@ -16,7 +16,7 @@ from tests.cli.workplace import make_workplace
 
 @pytest.mark.effect("corpus --source", "corpus --tokenizer", "corpus --out")
 @pytest.mark.effect("corpus --max_tokens", "corpus --shard", "corpus --json_out")
-def test_the_shards_of_a_store(tmp_path: Path) -> None:
+def test_the_shards_of_a_store(tmp_path):
     place = make_workplace(tmp_path)
     tokenizer, counts = f"{place}/bert-base-uncased", f"{place}/counts.json"
     command = ["corpus", f"--source={place}/articles.jsonl.xz", f"--tokenizer={tokenizer}"]
@@ -38,7 +38,7 @@ def test_the_shards_of_a_store(tmp_path: Path) -> None:
 @pytest.mark.effect("vocabulary --source", "vocabulary --size", "vocabulary --kind")
 @pytest.mark.effect("vocabulary --cased", "vocabulary --columns", "vocabulary --out")
 @pytest.mark.effect("corpus --columns")
-def test_a_vocabulary_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     place = make_workplace(tmp_path)
     rows = {"text": ["none of these"] * 40, "body": ["Ärger Über " * 9] * 40, "key": [*range(40)]}
     pq.write_table(pa.table(rows), place / "a.parquet")
@@ -93,9 +93,7 @@ def test_a_vocabulary_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("verify store --store=store --step=7", "'--step=7' (see cocondenser verify store --help)"),
     ],
 )
-def test_a_flag_without_effect_is_refused(
-    command: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flag_without_effect_is_refused(command, says, capsys):
     assert main(command.split()) == 2
     error = capsys.readouterr().err
     assert says in error

@@ -4,7 +4,6 @@ import json
 import lzma
 import os
 import random
-from pathlib import Path
 
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
@@ -25,7 +24,7 @@ SMALLER = {
 }
 
 
-def make_workplace(folder: Path) -> Path:
+def make_workplace(folder):
     """Makes articles.jsonl.xz, a tokenizer, and a BEIR folder, which the README assumes."""
     rng = random.Random(1)
     texts = [" ".join(_sentence(rng) for _ in range(5)) for _ in range(40)]
@@ -51,5 +50,5 @@ def make_workplace(folder: Path) -> Path:
     return folder
 
 
-def _sentence(rng: random.Random) -> str:
+def _sentence(rng):
     return " ".join(rng.choices(WORDS, k=rng.randint(8, 11))) + "."

@@ -2,9 +2,6 @@
 
 import json
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,17 +22,17 @@ from cocondenser_jax.errors import UserError
 from tests.mutations import fuzz_content, fuzz_record, jsonl
 
 
-def _passages(path: Path) -> None:
+def _passages(path):
     for passage in read_passages(path):
         " ".join(passage).encode()
 
 
-def _queries(path: Path) -> None:
+def _queries(path):
     for pair in read_queries(path).items():
         " ".join(pair).encode()
 
 
-def _run(path: Path) -> None:
+def _run(path):
     write_run(path.with_suffix(".again"), read_run(path))
 
 
@@ -81,7 +78,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_read_or_refused(name, tmp_path):
     fuzz_content(tmp_path / name, *READERS[name])
 
 
@@ -94,13 +91,11 @@ def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_json_of_wrong_types_is_read_or_refused(
-    name: str, record: Any, read: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_json_of_wrong_types_is_read_or_refused(name, record, read, tmp_path):
     fuzz_record(tmp_path / name, record, read)
 
 
-def test_lone_surrogates_of_passages_and_queries_are_replaced(tmp_path: Path) -> None:
+def test_lone_surrogates_of_passages_and_queries_are_replaced(tmp_path):
     record = {"_id": "d\ud800", "title": "\udfff", "text": "a \ud800"}
     (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
     assert list(read_passages(tmp_path / "a.jsonl")) == [("d?", "?", "a ?")]
@@ -109,9 +104,7 @@ def test_lone_surrogates_of_passages_and_queries_are_replaced(tmp_path: Path) ->
 
 @pytest.mark.parametrize("unit", [b"a ", b"\t", b"[],"])
 @pytest.mark.parametrize("read", [read_run, read_qrels, read_queries, read_answers])
-def test_one_long_line_costs_little_memory(
-    unit: bytes, read: Callable[[Path], Any], tmp_path: Path
-) -> None:
+def test_one_long_line_costs_little_memory(unit, read, tmp_path):
     size = 50_000_001
     path = tmp_path / "long.tsv"
     path.write_bytes((unit * size)[:size])

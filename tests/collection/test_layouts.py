@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import tracemalloc
-from pathlib import Path
 
 import pytest
 import zstandard
@@ -115,7 +114,7 @@ COMPRESSIONS = {
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_reads_alike(tmp_path: Path, layout: str, suffix: str) -> None:
+def test_every_layout_reads_alike(tmp_path, layout, suffix):
     passages = [Passage(p.id, "" if "MARCO" in layout else p.title, p.text) for p in PASSAGES]
     LAYOUTS[layout](tmp_path, passages)
     if layout == "documents":

@@ -19,10 +19,10 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import write_json
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.step import initial_params
+from cocondenser_jax.storage.files import write_json
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def equal(ours, theirs):
     return all(p == q and x.dtype == y.dtype and np.array_equal(x, y) for (p, x), (q, y) in leaves)
 
 
-def rewrite(folder: Path, change) -> None:
+def rewrite(folder, change):
     """Replaces the weights by change(weights)."""
     save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
 
 
-def edit_config(folder: Path, **values) -> None:
+def edit_config(folder, **values):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | values))
 
@@ -95,7 +95,7 @@ def test_the_research_checkpoint_gives_the_shape(folder):
     assert config.max_length == 24
 
 
-def old_pytorch_file(folder: Path) -> None:
+def old_pytorch_file(folder):
     """As TensorFlow's conversion wrote it: gamma and beta, tied copies, a pooler, NSP."""
     state = load_file(folder / "model.safetensors")
     state = {
@@ -120,14 +120,14 @@ def old_pytorch_file(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def shards(folder: Path) -> None:
+def shards(folder):
     model = AutoModelForMaskedLM.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="20KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 2
 
 
-def without_prefix(folder: Path) -> None:
+def without_prefix(folder):
     rewrite(
         folder,
         lambda state: {re.sub(r"^(bert|roberta|model)\.", "", k): v for k, v in state.items()},
@@ -314,7 +314,7 @@ OLD = {"global_attn_every_n_layers": 2, "global_rope_theta": 1e5, "local_rope_th
 KINDS = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
 
 
-def ropes(global_base: float, local_base: float, kind: str = "default") -> dict:
+def ropes(global_base, local_base, kind="default"):
     bases = {"full_attention": global_base, "sliding_attention": local_base}
     factor = {} if kind == "default" else {"factor": 2.0}
     return {k: {"rope_theta": v, "rope_type": kind, **factor} for k, v in bases.items()}

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,17 +14,13 @@ from tests.mutations import Payload, fuzz_file
 
 
 @pytest.mark.parametrize("name", ["config.json", "condenser.json", "model.safetensors", "model.pt"])
-def test_broken_weights_load_or_are_refused(
-    name: str, research_folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_broken_weights_load_or_are_refused(name, research_folders, tmp_path):
     folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
     (folder / "condenser.json").write_text('{"n_head_layers": 2, "skip_from": 1, "late_mlm": true}')
     fuzz_file(folder, name, lambda folder: load_folder(str(folder)), 0.1)
 
 
-def test_a_broken_index_of_weights_is_read_or_refused(
-    research_folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_broken_index_of_weights_is_read_or_refused(research_folders, tmp_path):
     folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -38,9 +31,7 @@ def test_a_broken_index_of_weights_is_read_or_refused(
 
 
 @pytest.mark.parametrize("load", [lambda folder: load_folder(str(folder)), load_retriever])
-def test_a_pickle_of_code_is_refused_and_not_run(
-    load: Callable[[Path], Any], research_folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_pickle_of_code_is_refused_and_not_run(load, research_folders, tmp_path):
     folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
     (folder / "model.safetensors").unlink()
     torch.save({"x": Payload(tmp_path / "ran")}, folder / "pytorch_model.bin")
@@ -52,9 +43,7 @@ def test_a_pickle_of_code_is_refused_and_not_run(
 
 
 @pytest.mark.parametrize("load", [lambda folder: load_folder(str(folder)), load_retriever])
-def test_weights_lie_inside_the_folder(
-    load: Callable[[Path], Any], research_folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_weights_lie_inside_the_folder(load, research_folders, tmp_path):
     folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
     weights = tmp_path / "model-00001.safetensors"
     (folder / "model.safetensors").rename(weights)

@@ -6,7 +6,6 @@ import math
 import optparse
 import statistics
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from tokenizers import (
@@ -20,7 +19,6 @@ from tokenizers import (
 )
 
 from cocondenser_jax.corpus.tokenizer import (
-    SpanTokenizer,
     load_tokenizer,
     span_tokenizer,
     train_tokenizer,
@@ -28,7 +26,7 @@ from cocondenser_jax.corpus.tokenizer import (
 
 
 @pytest.fixture(scope="session")
-def paragraphs() -> list[str]:
+def paragraphs():
     modules = (argparse, csv, optparse, statistics)
     docstrings = [
         getattr(item, "__doc__", None) or ""
@@ -39,7 +37,7 @@ def paragraphs() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def byte_level_folder(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def byte_level_folder(paragraphs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("byte_level")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -55,14 +53,14 @@ def byte_level_folder(paragraphs: list[str], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="session")
-def wordpiece_folder(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wordpiece_folder(paragraphs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wordpiece")
     train_tokenizer(paragraphs, 900).backend.model.save(str(folder))
     return folder
 
 
 @pytest.fixture(scope="session")
-def unigrams(paragraphs: list[str]) -> SpanTokenizer:
+def unigrams(paragraphs):
     """As XLM-R's: SentencePiece's unigrams, words by spaces alone.
 
     The pieces are listed, since `UnigramTrainer` learns others in each process, and their scores
@@ -88,7 +86,7 @@ def unigrams(paragraphs: list[str]) -> SpanTokenizer:
 
 
 @pytest.fixture(scope="session")
-def composed_bytes(byte_level_folder: Path) -> SpanTokenizer:
+def composed_bytes(byte_level_folder):
     """As ModernBERT's: byte-level, composed characters, BERT's special tokens, runs of spaces."""
     folder = str(byte_level_folder)
     tokenizer = Tokenizer(models.BPE.from_file(f"{folder}/vocab.json", f"{folder}/merges.txt"))
@@ -102,11 +100,11 @@ def composed_bytes(byte_level_folder: Path) -> SpanTokenizer:
 
 @pytest.fixture(scope="session")
 def tokenizers(
-    wordpiece_folder: Path,
-    byte_level_folder: Path,
-    unigrams: SpanTokenizer,
-    composed_bytes: SpanTokenizer,
-) -> dict[str, SpanTokenizer]:
+    wordpiece_folder,
+    byte_level_folder,
+    unigrams,
+    composed_bytes,
+):
     return {
         "bert": load_tokenizer(str(wordpiece_folder)),
         "roberta": load_tokenizer(str(byte_level_folder)),
@@ -116,5 +114,5 @@ def tokenizers(
 
 
 @pytest.fixture
-def tokenizer(tokenizers: dict[str, SpanTokenizer], model_type: str) -> SpanTokenizer:
+def tokenizer(tokenizers, model_type):
     return tokenizers[model_type]

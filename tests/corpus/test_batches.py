@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from cocondenser_jax.corpus import batches
 from cocondenser_jax.corpus.batches import (
-    Batch,
     BatchSpec,
     batch_document_ids,
     batch_examples,
@@ -31,7 +29,7 @@ N_DOCUMENTS = 24
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory, wordpiece_folder: Path) -> TokenStore:
+def store(tmp_path_factory, wordpiece_folder):
     """Documents of a different word each, so that every span tells its document."""
     folder = tmp_path_factory.mktemp("batches")
     rng = np.random.default_rng(0)
@@ -45,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, wordpiece_folder: Path) -> T
     return open_store(folder / "store")
 
 
-def originals(batch: Batch) -> np.ndarray:
+def originals(batch):
     """The spans' ids with the masks taken back."""
     ids = batch.input_ids_SxL.copy()
     rows, slots = np.nonzero(batch.weights_SxM)
@@ -53,7 +51,7 @@ def originals(batch: Batch) -> np.ndarray:
     return ids
 
 
-def test_spans_are_cls_tokens_sep_padding(store: TokenStore) -> None:
+def test_spans_are_cls_tokens_sep_padding(store):
     batch = make_batch(store, SPEC, 0)
     ids = originals(batch)
     assert ids.shape == (16, 16)
@@ -69,13 +67,13 @@ def test_spans_are_cls_tokens_sep_padding(store: TokenStore) -> None:
     assert positions.min() >= 1
 
 
-def test_pairs_are_two_spans_of_one_document_and_documents_differ(store: TokenStore) -> None:
+def test_pairs_are_two_spans_of_one_document_and_documents_differ(store):
     words = originals(make_batch(store, SPEC, 3))[:, 1]
     np.testing.assert_array_equal(words[0::2], words[1::2])
     assert len(set(words[0::2].tolist())) == SPEC.batch_size
 
 
-def test_every_document_once_per_epoch_in_a_new_order(store: TokenStore) -> None:
+def test_every_document_once_per_epoch_in_a_new_order(store):
     epochs = [
         np.concatenate(
             [originals(make_batch(store, SPEC, step))[::2, 1] for step in range(first, first + 3)]
@@ -87,14 +85,14 @@ def test_every_document_once_per_epoch_in_a_new_order(store: TokenStore) -> None
     assert epochs[0].tolist() != epochs[1].tolist()
 
 
-def test_pairs_are_two_different_spans_and_uniform(store: TokenStore) -> None:
-    reads: list[np.ndarray] = []
+def test_pairs_are_two_different_spans_and_uniform(store):
+    reads = []
 
     class Spy:
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name):
             return getattr(store, name)
 
-        def read_spans(self, spans_N: np.ndarray, length: int) -> object:
+        def read_spans(self, spans_N, length):
             reads.append(spans_N)
             return store.read_spans(spans_N, length)
 
@@ -116,7 +114,7 @@ def test_pairs_are_two_different_spans_and_uniform(store: TokenStore) -> None:
 
 
 @pytest.mark.parametrize("n_hosts", [2, 4])
-def test_hosts_hold_parts_of_the_same_batch(store: TokenStore, n_hosts: int) -> None:
+def test_hosts_hold_parts_of_the_same_batch(store, n_hosts):
     whole = make_batch(store, SPEC, 5)
     parts = [make_batch(store, SPEC, 5, host=host, n_hosts=n_hosts) for host in range(n_hosts)]
     for name, expected in whole._asdict().items():
@@ -124,7 +122,7 @@ def test_hosts_hold_parts_of_the_same_batch(store: TokenStore, n_hosts: int) -> 
         np.testing.assert_array_equal(joined, expected)
 
 
-def test_a_batch_depends_on_seed_and_step_only(store: TokenStore) -> None:
+def test_a_batch_depends_on_seed_and_step_only(store):
     steps = list(read_batches(store, SPEC, first_step=0, n_steps=5))
     later = list(read_batches(store, SPEC, first_step=3, n_steps=5))
     assert len(steps) == 5
@@ -136,7 +134,7 @@ def test_a_batch_depends_on_seed_and_step_only(store: TokenStore) -> None:
     assert (other.input_ids_SxL != steps[0].input_ids_SxL).any()
 
 
-def of_documents(store: TokenStore, batch: Batch) -> list[str]:
+def of_documents(store, batch):
     """The tokens of each row, as text, without specials and masks."""
     return [
         " ".join(map(str, row[1 : int(mask.sum()) - 1]))
@@ -144,12 +142,12 @@ def of_documents(store: TokenStore, batch: Batch) -> list[str]:
     ]
 
 
-def every_span(store: TokenStore) -> list[str]:
+def every_span(store):
     ids, _, n_tokens = store.read_spans(np.arange(store.n_spans), store.max_tokens - 2)
     return [" ".join(map(str, row[:n])) for row, n in zip(ids, n_tokens, strict=True)]
 
 
-def test_every_span_once_per_epoch_in_a_new_order(store: TokenStore) -> None:
+def test_every_span_once_per_epoch_in_a_new_order(store):
     spec = SPEC._replace(example="span", batch_size=store.n_spans // 4)
     n_steps = -(-store.n_spans // spec.batch_size)
     assert epoch_examples(store, spec) == store.n_spans
@@ -164,7 +162,7 @@ def test_every_span_once_per_epoch_in_a_new_order(store: TokenStore) -> None:
 
 
 @pytest.fixture(scope="session")
-def mixed(tmp_path_factory: pytest.TempPathFactory, wordpiece_folder: Path) -> dict[str, Path]:
+def mixed(tmp_path_factory, wordpiece_folder):
     """Two stores: of documents of one and of three spans, each with words of its own."""
     folder = tmp_path_factory.mktemp("mixed")
     for name, words, n_documents in (("some", "ab", 10), ("many", "cd", 20)):
@@ -181,7 +179,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, wordpiece_folder: Path) -> d
     return {name: folder / name for name in ("some", "many")}
 
 
-def test_pairs_come_from_documents_of_two_spans(mixed: dict[str, Path]) -> None:
+def test_pairs_come_from_documents_of_two_spans(mixed):
     store = open_store(mixed["many"])
     spec = BatchSpec(seed=1, batch_size=10, length=30)
     assert (store.n_documents, epoch_examples(store, spec)) == (20, 10)
@@ -193,7 +191,7 @@ def test_pairs_come_from_documents_of_two_spans(mixed: dict[str, Path]) -> None:
     assert [ids.count(f"many{i}") for i in range(20)] == [1, 3] * 10
 
 
-def test_stores_are_read_together(mixed: dict[str, Path]) -> None:
+def test_stores_are_read_together(mixed):
     some, many = (open_store(mixed[name]) for name in ("some", "many"))
     both = open_store(Path(f"{mixed['some']},{mixed['many']}"))
     assert (both.n_documents, both.n_spans) == (30, 60)
@@ -206,7 +204,7 @@ def test_stores_are_read_together(mixed: dict[str, Path]) -> None:
     assert both.sha256 not in (some.sha256, many.sha256)
 
 
-def test_a_weight_is_the_passes_over_a_store_in_an_epoch(mixed: dict[str, Path]) -> None:
+def test_a_weight_is_the_passes_over_a_store_in_an_epoch(mixed):
     both = open_store(Path(f"4*{mixed['some']},0.5*{mixed['many']}"))
     spec = BatchSpec(seed=1, batch_size=10, length=30, example="span")
     assert epoch_examples(both, spec) == 4 * 20 + 0.5 * 40 == 100
@@ -221,7 +219,7 @@ def test_a_weight_is_the_passes_over_a_store_in_an_epoch(mixed: dict[str, Path])
     assert (np.bincount(documents, minlength=30)[1:10:2] == 4).all()
 
 
-def test_stores_that_do_not_fit_are_refused(mixed: dict[str, Path], store: TokenStore) -> None:
+def test_stores_that_do_not_fit_are_refused(mixed, store):
     with pytest.raises(UserError, match="in its max_tokens"):
         open_store(Path(f"{mixed['some']},{store.path}"))
     with pytest.raises(UserError, match="weights above 0"):
@@ -239,8 +237,8 @@ SENTENCES = np.array(
 )
 
 
-def test_a_cloze_is_a_sentence_and_the_rest_of_its_span() -> None:
-    seen: list[set[tuple[tuple[int, ...], tuple[int, ...]]]] = [set(), set(), set()]
+def test_a_cloze_is_a_sentence_and_the_rest_of_its_span():
+    seen = [set(), set(), set()]
     kept, n_draws = 0, 400
     draws = np.random.default_rng(0).integers(0, 2**64, (n_draws, 3, 2), np.uint64)
     for draw in draws:
@@ -264,7 +262,7 @@ def test_a_cloze_is_a_sentence_and_the_rest_of_its_span() -> None:
     assert abs(kept / (3 * n_draws) - 0.1) < 0.026  # three standard deviations
 
 
-def test_clozes_of_a_store(mixed: dict[str, Path]) -> None:
+def test_clozes_of_a_store(mixed):
     store = open_store(mixed["many"])
     spec = BatchSpec(seed=1, batch_size=20, length=30, example="cloze", masked=False)
     batch = make_batch(store, spec, 0)
@@ -279,7 +277,7 @@ def test_clozes_of_a_store(mixed: dict[str, Path]) -> None:
     assert of_documents(store, halves[0]) + of_documents(store, halves[1]) == rows
 
 
-def test_some_rows_are_cut_short_between_words(store: TokenStore) -> None:
+def test_some_rows_are_cut_short_between_words(store):
     starts = np.tile(np.array([2, 0, 1, 0, 0, 1, 0, 0]), (4000, 1))
     n_tokens = np.full(4000, 6)
     draws = np.random.default_rng(0).integers(0, 2**64, 4000, np.uint64)
@@ -297,20 +295,18 @@ def test_some_rows_are_cut_short_between_words(store: TokenStore) -> None:
     assert (short < whole).any()
 
 
-def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(
-    store: TokenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(store, monkeypatch):
     specs = [SPEC._replace(seed=seed) for seed in range(4)]
     assert len({tuple(batch_examples(store, spec, 0)) for spec in specs}) == 4
 
     pairs, draws = [], []
     mask, read = batches.mask_whole_words, TokenStore.read_spans
 
-    def read_spans(self: TokenStore, spans_N: np.ndarray, length: int) -> Any:
+    def read_spans(self, spans_N, length):
         pairs.append(tuple(spans_N))
         return read(self, spans_N, length)
 
-    def mask_whole_words(*arguments: Any, **settings: Any) -> Any:
+    def mask_whole_words(*arguments, **settings):
         draws.append(arguments[3])
         return mask(*arguments, **settings)
 
@@ -326,14 +322,14 @@ def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(
     assert len(np.unique(numbers)) == numbers.size
 
 
-def test_batches_that_cannot_be_filled_are_refused(store: TokenStore) -> None:
+def test_batches_that_cannot_be_filled_are_refused(store):
     with pytest.raises(UserError, match="has only 24"):
         read_batches(store, SPEC._replace(batch_size=25), first_step=0, n_steps=1)
     with pytest.raises(UserError, match="not a multiple of 3 hosts"):
         read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)
 
 
-def test_the_share_of_a_source_is_that_of_its_examples(mixed: dict[str, Path]) -> None:
+def test_the_share_of_a_source_is_that_of_its_examples(mixed):
     both = open_store(Path(f"3*{mixed['some']},0.5*{mixed['many']}"))
     spec = BatchSpec(seed=1, batch_size=4, length=30, example="span", held_out=2)
     examples = [batch_examples(both, spec, step) for step in range(epoch_examples(both, spec) // 4)]
@@ -346,9 +342,7 @@ def test_the_share_of_a_source_is_that_of_its_examples(mixed: dict[str, Path]) -
 
 @pytest.mark.parametrize("example", ["span", "pair", "cloze"])
 @pytest.mark.parametrize("weights", [(1, 1), (2, 0.5)])
-def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
-    mixed: dict[str, Path], example: str, weights: tuple[float, float]
-) -> None:
+def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(mixed, example, weights):
     some, many = (f"{weight}*{mixed[name]}" for weight, name in zip(weights, mixed, strict=True))
     both = open_store(Path(f"{some},{many}"))
     spec = BatchSpec(seed=1, batch_size=1, length=30, example=example, held_out=1)
@@ -370,7 +364,7 @@ def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
     assert (counts * (times == 0) == 0).all()
 
 
-def test_two_whole_spans_of_each_held_out_document(store: TokenStore) -> None:
+def test_two_whole_spans_of_each_held_out_document(store):
     spec = SPEC._replace(held_out=2, short_span_prob=1.0)
     batch, unmasked = (held_out_batch(store, spec._replace(masked=x)) for x in (True, False))
     rows = of_documents(store, batch)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 
 
-def test_a_shard_reads_its_parts_of_the_source_alone(
-    paragraphs: list[str], wordpiece_folder: Path, tmp_path: Path
-) -> None:
+def test_a_shard_reads_its_parts_of_the_source_alone(paragraphs, wordpiece_folder, tmp_path):
     texts = [*dict.fromkeys(paragraphs)][:20]
     texts += [texts[0], texts[1]]  # in part 0, where the original is, and in part 1, where not
     files = [[*range(i, 20, 5)] for i in range(5)]
@@ -25,7 +22,7 @@ def test_a_shard_reads_its_parts_of_the_source_alone(
         lines = (json.dumps({"id": str(i), "text": texts[i]}) for i in numbers)
         (source / f"{k}.jsonl").write_text("\n".join(lines))
 
-    def build(index: int) -> int:
+    def build(index):
         """Returns how many copies were dropped; what belongs to the other shard cannot be read."""
         hidden = {path: path.read_bytes() for path in [*sorted(source.iterdir())][1 - index :: 2]}
         for path in hidden:

@@ -4,7 +4,6 @@ import gzip
 import json
 import lzma
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tests.conftest import TEXTS
 from tests.mutations import fuzz_content, fuzz_file, fuzz_record, jsonl
 
 
-def _documents(path: Path) -> None:
+def _documents(path):
     for document in read_documents(str(path)):
         f"{document.id} {document.text}".encode()
 
@@ -39,17 +38,17 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_read_or_refused(name, tmp_path):
     fuzz_content(tmp_path / name, *READERS[name])
 
 
-def test_json_of_wrong_types_is_read_or_refused(tmp_path: Path) -> None:
+def test_json_of_wrong_types_is_read_or_refused(tmp_path):
     record = {"_id": "d1", "title": "T", "text": "One.", "spans": ["a"]}
     fuzz_record(tmp_path / "a.jsonl", record, _documents)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     lines = jsonl(*({"_id": str(i), "spans": [*TEXTS[:3], f"{TEXTS[0]} {i}"]} for i in range(9)))
     (folder / "a.jsonl").write_bytes(lines)
@@ -60,7 +59,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def _whole_store(folder: Path) -> None:
+def _whole_store(folder):
     open_store(folder)
     verify_store(folder)
     opened = open_store(folder)
@@ -82,13 +81,13 @@ def _whole_store(folder: Path) -> None:
         "sentence_starts.bin",
     ],
 )
-def test_a_broken_store_opens_or_is_refused(name: str, store: Path, tmp_path: Path) -> None:
+def test_a_broken_store_opens_or_is_refused(name, store, tmp_path):
     folder = shutil.copytree(store, tmp_path / "store")
     fuzz_file(folder, name, _whole_store)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.txt"])
-def test_a_broken_tokenizer_loads_or_is_refused(name: str, store: Path, tmp_path: Path) -> None:
+def test_a_broken_tokenizer_loads_or_is_refused(name, store, tmp_path):
     folder = shutil.copytree(store / "tokenizer", tmp_path / "tokenizer")
     if name != "tokenizer.json":  # it would be read in place of the other files
         (folder / "tokenizer.json").unlink()
@@ -96,7 +95,7 @@ def test_a_broken_tokenizer_loads_or_is_refused(name: str, store: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "tokenizer/../../outside", "9" * 300])
-def test_files_of_a_store_lie_inside_it(name: str, store: Path, tmp_path: Path) -> None:
+def test_files_of_a_store_lie_inside_it(name, store, tmp_path):
     folder = shutil.copytree(store, tmp_path / "store")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": 0, "sha256": ""}

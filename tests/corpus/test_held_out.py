@@ -8,17 +8,17 @@ import pytest
 
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.corpus.store import open_store
 
 
-def build(source: Path, tokenizer: Path, out: Path, n_shards: int = 1) -> TokenStore:
+def build(source, tokenizer, out, n_shards=1):
     for index in range(n_shards):
         build_store(str(source), str(tokenizer), out, max_tokens=12, shard=(index, n_shards))
     return open_store(out)
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     """64 documents of one, two or three spans; of one span, every fourth."""
     rng = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("held_out") / "text.jsonl"
@@ -30,15 +30,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(source: Path, wordpiece_folder: Path) -> TokenStore:
+def store(source, wordpiece_folder):
     return build(source, wordpiece_folder, source.parent / "store")
 
 
-def names(store: TokenStore, n: int) -> list[str]:
+def names(store, n):
     return [store.document_id(int(document)) for document in held_out_documents(store, n)]
 
 
-def test_the_documents_of_the_lowest_hashes(store: TokenStore) -> None:
+def test_the_documents_of_the_lowest_hashes(store):
     factors = [int(x) for x in np.random.Philox(key=0).random_raw(20)]
     hashes = {}
     for document in range(store.n_documents):
@@ -54,21 +54,17 @@ def test_the_documents_of_the_lowest_hashes(store: TokenStore) -> None:
     assert held_out_documents(store, 1000).tolist() == in_order[:4]  # a tenth at most
 
 
-def test_the_same_documents_however_a_store_is_sharded(
-    store: TokenStore, source: Path, wordpiece_folder: Path
-) -> None:
+def test_the_same_documents_however_a_store_is_sharded(store, source, wordpiece_folder):
     sharded = build(source, wordpiece_folder, source.parent / "sharded", n_shards=3)
     assert names(sharded, 4) == names(store, 4)
 
 
-def test_identical_texts_go_together(store: TokenStore) -> None:
+def test_identical_texts_go_together(store):
     both = open_store(Path(f"{store.path},{store.path}"))
     assert names(both, 1) == names(store, 1) * 2
 
 
-def test_where_no_document_has_two_spans_they_have_one(
-    tmp_path: Path, wordpiece_folder: Path
-) -> None:
+def test_where_no_document_has_two_spans_they_have_one(tmp_path, wordpiece_folder):
     spans = (" ".join("abcdefgh"[i // n % 8] for n in (1, 8) * 4) for i in range(40))
     lines = [json.dumps({"spans": [span]}) + "\n" for span in spans]
     (tmp_path / "text.jsonl").write_text("".join(lines))

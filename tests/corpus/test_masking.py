@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocondenser_jax.corpus.masking import (
-    MaskedSpans,
     draws_per_span,
     mask_capacity,
     mask_whole_words,
@@ -16,9 +15,7 @@ MASK, FIRST_ORDINARY, VOCAB = 4, 5, 1000
 ORDINARY = np.arange(FIRST_ORDINARY, VOCAB, dtype=np.int32)
 
 
-def masked(
-    n_spans: int, length: int, word_share: float, seed: int, n_tokens_N: np.ndarray | None = None
-) -> tuple[MaskedSpans, np.ndarray, np.ndarray, np.ndarray]:
+def masked(n_spans, length, word_share, seed, n_tokens_N=None):
     rng = np.random.default_rng(seed)
     content, capacity = length - 2, mask_capacity(length)
     ids_NxC = rng.integers(FIRST_ORDINARY, VOCAB, (n_spans, content)).astype(np.int32)
@@ -34,9 +31,9 @@ def masked(
     return spans, ids_NxC, word_start_NxC, n_tokens_N
 
 
-def words(word_start_C: np.ndarray, n_tokens: int) -> list[set[int]]:
+def words(word_start_C, n_tokens):
     """The words of a span as sets of positions; the slow way."""
-    found: list[set[int]] = []
+    found = []
     for position in range(n_tokens):
         if word_start_C[position]:
             found.append(set())
@@ -51,9 +48,7 @@ def words(word_start_C: np.ndarray, n_tokens: int) -> list[set[int]]:
     word_share=st.floats(0.05, 1.0),
     seed=st.integers(0, 2**32),
 )
-def test_masks_whole_words_inside_the_span_and_nothing_else(
-    n_spans: int, length: int, word_share: float, seed: int
-) -> None:
+def test_masks_whole_words_inside_the_span_and_nothing_else(n_spans, length, word_share, seed):
     spans, ids, word_start, n_tokens = masked(n_spans, length, word_share, seed)
     for n in range(n_spans):
         used = spans.weights_NxM[n] > 0
@@ -69,16 +64,14 @@ def test_masks_whole_words_inside_the_span_and_nothing_else(
         assert not spans.labels_NxM[n][~used].any()
 
 
-def mask_slowly(
-    ids: list[int], word_start: list[bool], draws: list[int], capacity: int
-) -> tuple[list[int], list[int]]:
+def mask_slowly(ids, word_start, draws, capacity):
     """The definition of the masking, one token at a time; returns positions and ids."""
     length = len(ids)
     choice, order, action = draws[0], draws[1:-capacity], draws[-capacity:]
     spans = sorted(map(sorted, words(np.array(word_start), length)))
     spans.sort(key=lambda word: (order[word[0]] >> 33, word[0]))
     budget = 0.15 * length
-    positions: list[int] = []
+    positions = []
     for word in spans:
         after = len(positions) + len(word)
         if after <= budget:
@@ -100,7 +93,7 @@ def mask_slowly(
 
 @settings(max_examples=100, deadline=None)
 @given(length=st.integers(4, 60), word_share=st.floats(0.05, 1.0), seed=st.integers(0, 2**32))
-def test_is_what_a_slow_masker_does(length: int, word_share: float, seed: int) -> None:
+def test_is_what_a_slow_masker_does(length, word_share, seed):
     rng = np.random.default_rng(seed)
     content, capacity = length - 2, mask_capacity(length)
     n_tokens = int(rng.integers(1, content + 1))
@@ -124,17 +117,17 @@ def test_is_what_a_slow_masker_does(length: int, word_share: float, seed: int) -
 
 @pytest.mark.parametrize("length", [16, 32, 128])
 @pytest.mark.parametrize("word_share", [0.6, 1.0])
-def test_masks_fifteen_percent_of_the_tokens(length: int, word_share: float) -> None:
+def test_masks_fifteen_percent_of_the_tokens(length, word_share):
     spans, _, _, n_tokens = masked(6000, length, word_share, seed=1)
     assert spans.weights_NxM.sum() / n_tokens.sum() == pytest.approx(0.15, abs=0.005)
 
 
-def test_short_spans_are_masked_as_much_as_long_ones() -> None:
+def test_short_spans_are_masked_as_much_as_long_ones():
     spans, _, _, n_tokens = masked(20000, 32, 0.8, seed=2, n_tokens_N=np.full(20000, 5))
     assert spans.weights_NxM.sum() / n_tokens.sum() == pytest.approx(0.15, abs=0.005)
 
 
-def test_replaces_eighty_ten_ten() -> None:
+def test_replaces_eighty_ten_ten():
     spans, _, _, _ = masked(6000, 64, 0.8, seed=3)
     used = spans.weights_NxM > 0
     shown = np.take_along_axis(spans.ids_NxC, spans.positions_NxM.astype(int), axis=1)[used]
@@ -147,7 +140,7 @@ def test_replaces_eighty_ten_ten() -> None:
     assert other.mean() == pytest.approx(ORDINARY.mean(), rel=0.03)
 
 
-def test_every_word_is_masked_equally_often() -> None:
+def test_every_word_is_masked_equally_often():
     n_spans = 20000
     rng = np.random.default_rng(5)
     word_start = np.tile(np.array([1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1], bool), (n_spans, 1))

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ TWO = '"""{0}.\n\n    More about {0}.\n    """'
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def package(tmp_path, monkeypatch):
     root = tmp_path / "inventory"
     (root / "tests").mkdir(parents=True)
     (root / "__init__.py").write_text(
@@ -69,7 +68,7 @@ def half_a_character():
     return "inventory"
 
 
-def test_docstrings_of_a_package_in_order(package: str) -> None:
+def test_docstrings_of_a_package_in_order(package):
     assert list(read_docstrings([package])) == [
         ("inventory", "Inventory.\n\nMore about Inventory."),
         (
@@ -83,13 +82,13 @@ def test_docstrings_of_a_package_in_order(package: str) -> None:
     ]
 
 
-def test_a_named_package_must_be_there(package: str) -> None:
+def test_a_named_package_must_be_there(package):
     for missing in ("no_such_package", "inventory.shelf", ""):
         with pytest.raises(UserError, match="is installed"):
             list(read_docstrings([package, missing]))
 
 
-def test_nothing_that_is_read_is_imported() -> None:
+def test_nothing_that_is_read_is_imported():
     program = (
         "import sys\n"
         "from cocondenser_jax.corpus.pydocs import read_docstrings\n"

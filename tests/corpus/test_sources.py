@@ -2,9 +2,7 @@ import gzip
 import json
 import lzma
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +19,7 @@ from cocondenser_jax.corpus.sources import (
 )
 from cocondenser_jax.errors import UserError
 
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+COMPRESSIONS = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
@@ -29,23 +27,23 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def source_bytes(source: str) -> int:
+def source_bytes(source):
     with open_source(source) as parts:
         return sum(part.n_bytes or 0 for part in parts)
 
 
-def in_columns(source: str, columns: dict[str, str]) -> list[Document]:
+def in_columns(source, columns):
     with open_source(source, columns) as parts:
         return list(read_parts(source, parts))
 
 
-def write_jsonl(path: Path, records: list[Any]) -> Path:
+def write_jsonl(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_jsonl_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
+def test_jsonl_plain_and_compressed(tmp_path, suffix):
     plain = write_jsonl(
         tmp_path / "plain.jsonl",
         [
@@ -58,7 +56,7 @@ def test_jsonl_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
     ).read_bytes()
     path = tmp_path / f"corpus.jsonl{suffix}"
     path.write_bytes(COMPRESSIONS[suffix](plain.replace(b'{"id": 7', b'\n{"id": 7')))
-    counted: list[int] = []
+    counted = []
     assert list(read_documents(str(path), counted.append)) == [
         Document("1", "no name"),
         Document("b", "Title\nand text"),
@@ -69,14 +67,14 @@ def test_jsonl_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
     assert sum(counted) == source_bytes(str(path)) == path.stat().st_size
 
 
-def test_frames_of_zstandard_are_read_to_the_last(tmp_path: Path) -> None:
+def test_frames_of_zstandard_are_read_to_the_last(tmp_path):
     path = tmp_path / "corpus.txt.zst"
     compress = zstandard.ZstdCompressor().compress
     path.write_bytes(compress(b"one\n") + compress(b"two\n"))
     assert [document.text for document in read_documents(str(path))] == ["one", "two"]
 
 
-def test_text_is_a_document_per_line_or_per_block(tmp_path: Path) -> None:
+def test_text_is_a_document_per_line_or_per_block(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_bytes("\ufefffirst é\r\nsecond\r\n\r\n".encode())
     assert list(read_documents(str(path))) == [Document("1", "first é"), Document("2", "second")]
@@ -87,11 +85,11 @@ def test_text_is_a_document_per_line_or_per_block(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     write_jsonl(tmp_path / "b.jsonl", [{"text": "last"}])
     (tmp_path / "a.txt").write_text("first\nsecond")
     (tmp_path / "README.md").write_text("not read")
-    counted: list[int] = []
+    counted = []
     assert list(read_documents(str(tmp_path), counted.append)) == [
         Document("a.txt:1", "first"),
         Document("a.txt:2", "second"),
@@ -101,10 +99,10 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_tables_of_passages_are_documents(tmp_path: Path, suffix: str) -> None:
+def test_tables_of_passages_are_documents(tmp_path, suffix):
     path = tmp_path / f"any-name.tsv{suffix}"
     path.write_bytes(COMPRESSIONS[suffix](b"D1\thttp://x\tTitle\tBody.\nD2\t\t\tTitle.\n"))
-    counted: list[int] = []
+    counted = []
     # A URL is no prose: it is not read.
     expected = [Document("D1", "Title\nBody."), Document("D2", "Title.")]
     assert list(read_documents(str(path), counted.append)) == expected
@@ -115,7 +113,7 @@ def test_tables_of_passages_are_documents(tmp_path: Path, suffix: str) -> None:
     "corpus",
     ["corpus.jsonl", "corpus.tsv", "collection.tsv.gz", "psgs_w100.tsv", "msmarco-docs.tsv"],
 )
-def test_of_a_data_set_the_passages_alone_are_read(tmp_path: Path, corpus: str) -> None:
+def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
     content = b"1\tPassage.\n" if corpus.endswith("tsv") else b'{"_id": "1", "text": "Passage."}\n'
     if corpus.endswith("gz"):
         content = gzip.compress(b"1\tPassage.\n")
@@ -133,7 +131,7 @@ def test_of_a_data_set_the_passages_alone_are_read(tmp_path: Path, corpus: str) 
     ]
 
 
-def test_half_characters_are_replaced(tmp_path: Path) -> None:
+def test_half_characters_are_replaced(tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"id": "\\udc00", "text": "half \\ud83d of a smile"}')
     assert list(read_documents(str(path))) == [Document("?", "half ? of a smile")]
@@ -153,9 +151,7 @@ def test_half_characters_are_replaced(tmp_path: Path) -> None:
         (b"[" * 100_000, r"corpus\.jsonl:1 is not valid JSON"),
     ],
 )
-def test_a_broken_record_is_named_by_file_and_line(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_a_broken_record_is_named_by_file_and_line(tmp_path, content, message):
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
@@ -164,7 +160,7 @@ def test_a_broken_record_is_named_by_file_and_line(
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("damage", ["cut", "garbage"])
-def test_a_broken_archive_is_named(tmp_path: Path, suffix: str, damage: str) -> None:
+def test_a_broken_archive_is_named(tmp_path, suffix, damage):
     whole = COMPRESSIONS[suffix](b"".join(b"line %d\n" % i for i in range(10_000)))
     path = tmp_path / f"corpus.txt{suffix}"
     path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive at all")
@@ -175,9 +171,7 @@ def test_a_broken_archive_is_named(tmp_path: Path, suffix: str, damage: str) -> 
 @pytest.mark.parametrize(
     ("name", "unit"), [("corpus.txt", "line"), ("corpus.jsonl", "line"), ("blocks.txt", "document")]
 )
-def test_a_giant_document_is_refused_and_never_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, unit: str
-) -> None:
+def test_a_giant_document_is_refused_and_never_held(tmp_path, monkeypatch, name, unit):
     monkeypatch.setattr(sources, "MAX_DOCUMENT_BYTES", 1_000_000)
     block = b"short\n\n" + (b"x" * 9_999 + b"\n") * 2000
     (tmp_path / name).write_bytes(block if name == "blocks.txt" else b"x" * 20_000_000)
@@ -199,18 +193,18 @@ def test_a_giant_document_is_refused_and_never_held(
         ("tfds:", "expected a dataset's name"),
     ],
 )
-def test_an_unknown_source_gets_the_list_of_known_ones(source: str, message: str) -> None:
+def test_an_unknown_source_gets_the_list_of_known_ones(source, message):
     with pytest.raises(UserError, match=message):
         list(read_documents(source))
 
 
-def test_names_of_files_become_ids_whatever_they_are(tmp_path: Path) -> None:
+def test_names_of_files_become_ids_whatever_they_are(tmp_path):
     for name in ("a\n.txt", "b\udcff.txt"):
         (tmp_path / name).write_text("text\n")
     assert [d.id for d in read_documents(str(tmp_path))] == [r"a\x0a.txt:1", r"b\xff.txt:1"]
 
 
-def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_text_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds no \.txt, \.jsonl, \.tsv or \.parquet file"):
         list(read_documents(str(tmp_path)))
 
@@ -224,13 +218,13 @@ PARQUET = {
 NAMED = {"id": "key", "title": "headline", "text": "body"}
 
 
-def test_each_row_group_of_parquet_is_a_part(tmp_path: Path) -> None:
+def test_each_row_group_of_parquet_is_a_part(tmp_path):
     path = tmp_path / "a\udcff.parquet"
     with path.open("wb") as file:
         pq.write_table(pa.table(PARQUET), file, row_group_size=2)
     expected = [Document("7", "T\na"), Document("8", "b"), Document("9", "U\n")]
     assert in_columns(str(path), NAMED) == expected
-    counted: list[int] = []
+    counted = []
     with open_source(str(path), {"text": "body"}) as parts:
         last = list(parts[1].read(counted.append))
     assert last == [Document("3", "")]  # numbers count from the start of the file
@@ -246,7 +240,7 @@ def test_each_row_group_of_parquet_is_a_part(tmp_path: Path) -> None:
     ]
 
 
-def test_columns_are_read_under_their_names_and_no_others(tmp_path: Path) -> None:
+def test_columns_are_read_under_their_names_and_no_others(tmp_path):
     record = {"_id": "x", "title": "ignored", "body": "b", "headline": "h", "key": 7}
     path = write_jsonl(tmp_path / "a.jsonl", [record])
     assert in_columns(str(path), {"text": "body"}) == [Document("1", "b")]
@@ -259,7 +253,7 @@ def test_columns_are_read_under_their_names_and_no_others(tmp_path: Path) -> Non
             in_columns(source, NAMED)
 
 
-def test_broken_parquet_is_one_line(tmp_path: Path) -> None:
+def test_broken_parquet_is_one_line(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"a\.parquet: .*Parquet"):
@@ -274,7 +268,7 @@ def test_broken_parquet_is_one_line(tmp_path: Path) -> None:
         list(read_documents(str(path)))
 
 
-def test_the_files_of_a_streamed_dataset_are_parts(tmp_path: Path) -> None:
+def test_the_files_of_a_streamed_dataset_are_parts(tmp_path):
     pytest.importorskip("datasets")
     odd = tmp_path / "a b"
     odd.mkdir()
@@ -289,9 +283,7 @@ def test_the_files_of_a_streamed_dataset_are_parts(tmp_path: Path) -> None:
         in_columns(f"hf:{odd}", {"text": "words"})
 
 
-def test_records_that_are_read_by_number_are_parts_of_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_are_read_by_number_are_parts_of_some(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(sources, "_RECORDS_PER_PART", 2)
     datasets.Dataset.from_dict({"text": ["a", "b", "c"]}).save_to_disk(str(tmp_path / "saved"))
@@ -300,7 +292,7 @@ def test_records_that_are_read_by_number_are_parts_of_some(
     assert found == [[Document("1", "a"), Document("2", "b")], [Document("3", "c")]]
 
 
-def test_hugging_face_folders(tmp_path: Path) -> None:
+def test_hugging_face_folders(tmp_path):
     datasets = pytest.importorskip("datasets")
     saved = tmp_path / "saved:[a]\udcff"
     columns = {"id": [4, 5], "title": ["T", "U"], "text": ["a", "b"]}
@@ -318,21 +310,21 @@ def test_hugging_face_folders(tmp_path: Path) -> None:
         list(read_documents(f"hf:{loose}::nosuchsplit"))
 
 
-def test_tensorflow_datasets_without_tensorflow(tmp_path: Path) -> None:
+def test_tensorflow_datasets_without_tensorflow(tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
 
     class Tiny(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
 
-        def _info(self) -> Any:
+        def _info(self):
             text = tfds.features.Text()
             features = tfds.features.FeaturesDict({"title": text, "text": text})
             return tfds.core.DatasetInfo(builder=self, features=features)
 
-        def _split_generators(self, dl_manager: Any) -> Any:
+        def _split_generators(self, dl_manager):
             return {"train": ((i, {"title": f"T{i}", "text": f"é{i}"}) for i in range(3))}
 
-        def _generate_examples(self) -> Any:
+        def _generate_examples(self):
             raise NotImplementedError
 
     builder = Tiny(data_dir=str(tmp_path), file_format="array_record")

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from cocondenser_jax.corpus import spans
 from cocondenser_jax.corpus.sources import Document
-from cocondenser_jax.corpus.spans import Span, cut_documents, split_sentences
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer
+from cocondenser_jax.corpus.spans import cut_documents, split_sentences
 from tests.conftest import MODEL_TYPES
 from tests.corpus.test_words import own_tokens
 
@@ -27,13 +26,13 @@ DOCUMENTS = TEXTS.map(lambda words: "".join(word + space for word, space in word
 
 
 @pytest.fixture(autouse=True)
-def _keep_short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def _keep_short_spans(monkeypatch):
     monkeypatch.setattr(spans, "MIN_TOKENS", 1)
 
 
-def greedy_spans(tokenizer: SpanTokenizer, sentences: list[str], limit: int) -> list[str]:
+def greedy_spans(tokenizer, sentences, limit):
     """The longest runs of sentences that fit, by tokenising every candidate from scratch."""
-    texts: list[str] = []
+    texts = []
     for sentence in sentences:
         longer = f"{texts[-1]} {sentence}" if texts else sentence
         if texts and len(own_tokens(tokenizer, longer)[0]) <= limit:
@@ -43,7 +42,7 @@ def greedy_spans(tokenizer: SpanTokenizer, sentences: list[str], limit: int) -> 
     return texts
 
 
-def plain(span: Span) -> tuple[list[int], list[bool]]:
+def plain(span):
     return span.tokens.tolist(), (span.starts > 0).tolist()
 
 
@@ -66,18 +65,18 @@ def plain(span: Span) -> tuple[list[int], list[bool]]:
         (" \n \n\t", []),
     ],
 )  # fmt: skip
-def test_sentences(text: str, sentences: list[str]) -> None:
+def test_sentences(text, sentences):
     assert split_sentences(text) == sentences
 
 
 @given(DOCUMENTS)
-def test_sentences_keep_every_character_but_white_space(text: str) -> None:
+def test_sentences_keep_every_character_but_white_space(text):
     sentences = split_sentences(text)
     assert "".join("".join(sentences).split()) == "".join(text.split())
     assert all(sentence == " ".join(sentence.split()) != "" for sentence in sentences)
 
 
-def test_text_without_borders_is_cut_at_a_bound() -> None:
+def test_text_without_borders_is_cut_at_a_bound():
     words = "word " * 10_000
     pieces = split_sentences(words + "x" * 25_000)
     assert max(map(len, pieces)) <= spans.MAX_SENTENCE_CHARACTERS
@@ -87,9 +86,7 @@ def test_text_without_borders_is_cut_at_a_bound() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(text=DOCUMENTS, limit=st.integers(30, 60), kind=st.sampled_from(MODEL_TYPES))
-def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(
-    tokenizers: dict[str, SpanTokenizer], text: str, limit: int, kind: str
-) -> None:
+def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(tokenizers, text, limit, kind):
     tokenizer = tokenizers[kind]
     sentences = [s for s in split_sentences(text) if len(own_tokens(tokenizer, s)[0]) <= limit]
     text = "\n\n".join(sentences)
@@ -100,9 +97,7 @@ def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(
 
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)
-def test_spans_know_where_their_sentences_start(
-    tokenizers: dict[str, SpanTokenizer], kind: str
-) -> None:
+def test_spans_know_where_their_sentences_start(tokenizers, kind):
     sentences = ["The list is empty.", "It has no values.", "An error is raised."]
     text = " ".join([*sentences, "So a " + "very " * 60 + "long one is cut"])
     [found], _ = cut_documents([Document("d", text)], tokenizers[kind], 60)
@@ -116,9 +111,7 @@ def test_spans_know_where_their_sentences_start(
 
 @settings(deadline=None, max_examples=60)
 @given(text=DOCUMENTS, limit=st.integers(8, 30), kind=st.sampled_from(MODEL_TYPES))
-def test_long_sentences_are_cut_between_words_and_nothing_is_lost(
-    tokenizers: dict[str, SpanTokenizer], text: str, limit: int, kind: str
-) -> None:
+def test_long_sentences_are_cut_between_words_and_nothing_is_lost(tokenizers, text, limit, kind):
     tokenizer = tokenizers[kind]
     documents = [Document("d", text), Document("e", text)]
     (found, again), lost = cut_documents(documents, tokenizer, limit + 2)
@@ -140,7 +133,7 @@ def test_long_sentences_are_cut_between_words_and_nothing_is_lost(
         assert [plain(span) for span in found] == [own_tokens(tokenizer, t) for t in texts]
 
 
-def test_a_word_longer_than_a_span_is_truncated_and_counted(tokenizer: SpanTokenizer) -> None:
+def test_a_word_longer_than_a_span_is_truncated_and_counted(tokenizer):
     word = "qxzj" * 20  # not in the tokenizer, within WordPiece's 100 characters
     text = f"{word} after {word}"
     ids, starts = own_tokens(tokenizer, text)
@@ -154,7 +147,7 @@ def test_a_word_longer_than_a_span_is_truncated_and_counted(tokenizer: SpanToken
     assert len(found) == 4
 
 
-def test_given_spans_stay_and_are_truncated_between_words(tokenizer: SpanTokenizer) -> None:
+def test_given_spans_stay_and_are_truncated_between_words(tokenizer):
     long = "the argument parser " * 8
     given_spans = ("One. Two.", long, "", "end")
     [found], lost = cut_documents([Document("d", "", given_spans)], tokenizer, 12)
@@ -168,9 +161,7 @@ def test_given_spans_stay_and_are_truncated_between_words(tokenizer: SpanTokeniz
     assert lost["truncated_spans"] == 1
 
 
-def test_short_spans_are_dropped_and_counted(
-    tokenizer: SpanTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_spans_are_dropped_and_counted(tokenizer, monkeypatch):
     monkeypatch.setattr(spans, "MIN_TOKENS", 3)
     document = Document("d", "", ("one two three four", "a"))
     [found], lost = cut_documents([document], tokenizer, 60)
@@ -180,9 +171,7 @@ def test_short_spans_are_dropped_and_counted(
     assert lost["short_spans"] == 1
 
 
-def test_batches_of_the_tokenizer_do_not_matter(
-    tokenizer: SpanTokenizer, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_of_the_tokenizer_do_not_matter(tokenizer, paragraphs, monkeypatch):
     documents = [Document(str(i), text) for i, text in enumerate(paragraphs[:20])]
     whole, _ = cut_documents(documents, tokenizer, 40)
     monkeypatch.setattr(spans, "ENCODE_BATCH", 3)

@@ -1,8 +1,6 @@
 import json
 import pickle
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +12,16 @@ from cocondenser_jax.corpus import store as store_module
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import Span, cut_documents
-from cocondenser_jax.corpus.store import TokenStore, open_store, verify_store
+from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer, save_tokenizer
+from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
 
 MAX_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def corpus(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+def corpus(paragraphs, tmp_path_factory):
     """Real text with copies, an empty document, and two that are too short."""
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     unique = list(dict.fromkeys(paragraphs))
@@ -34,9 +32,7 @@ def corpus(paragraphs: list[str], tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 @pytest.fixture(scope="module")
-def tokenizer_folders(
-    tokenizers: dict[str, SpanTokenizer], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
+def tokenizer_folders(tokenizers, tmp_path_factory):
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in tokenizers}
     for kind, folder in folders.items():
         save_tokenizer(tokenizers[kind], folder)
@@ -44,9 +40,7 @@ def tokenizer_folders(
 
 
 @pytest.fixture(scope="module")
-def stores(
-    corpus: str, tokenizer_folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def stores(corpus, tokenizer_folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
     for kind, tokenizer in tokenizer_folders.items():
         build_store(corpus, tokenizer, folder / kind, max_tokens=MAX_TOKENS)
@@ -54,9 +48,7 @@ def stores(
 
 
 @pytest.fixture(scope="module")
-def shards(
-    corpus: str, tokenizer_folders: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def shards(corpus, tokenizer_folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     for index in range(3):
         build_store(
@@ -65,7 +57,7 @@ def shards(
     return folder
 
 
-def expected_documents(corpus: str, tokenizer: SpanTokenizer) -> dict[str, list[Span]]:
+def expected_documents(corpus, tokenizer):
     """Name -> spans of the first copy of each document that has any."""
     first = {document.text: document for document in reversed(list(read_documents(corpus)))}
     documents = [d for d in read_documents(corpus) if first[d.text].id == d.id]
@@ -74,7 +66,7 @@ def expected_documents(corpus: str, tokenizer: SpanTokenizer) -> dict[str, list[
     return {d.id: spans for d, spans in zip(documents, spans_D, strict=True) if spans}
 
 
-def stored_documents(store: TokenStore) -> dict[str, list[tuple[list[int], list[bool]]]]:
+def stored_documents(store):
     documents = {}
     for index in range(store.n_documents):
         numbers = np.arange(store.first_span_D[index], store.first_span_D[index + 1])
@@ -85,16 +77,14 @@ def stored_documents(store: TokenStore) -> dict[str, list[tuple[list[int], list[
     return documents
 
 
-def as_lists(documents: dict[str, list[Span]]) -> dict[str, list[tuple[list[int], list[bool]]]]:
+def as_lists(documents):
     return {
         name: [(span.tokens.tolist(), span.starts.tolist()) for span in spans]
         for name, spans in documents.items()
     }
 
 
-def test_a_store_gives_back_the_spans_that_were_cut(
-    stores: dict[str, Path], corpus: str, tokenizer: SpanTokenizer, model_type: str
-) -> None:
+def test_a_store_gives_back_the_spans_that_were_cut(stores, corpus, tokenizer, model_type):
     store = open_store(stores[model_type])
     expected = as_lists(expected_documents(corpus, tokenizer))
     found = stored_documents(store)
@@ -104,9 +94,7 @@ def test_a_store_gives_back_the_spans_that_were_cut(
     assert store.n_tokens == sum(len(ids) for spans in found.values() for ids, _ in spans)
 
 
-def test_the_manifest_counts_what_is_there_and_what_is_not(
-    stores: dict[str, Path], corpus: str, tokenizer: SpanTokenizer, model_type: str
-) -> None:
+def test_the_manifest_counts_what_is_there_and_what_is_not(stores, corpus, tokenizer, model_type):
     manifest = json.loads((stores[model_type] / "manifest.json").read_text())
     documents = expected_documents(corpus, tokenizer)
     n_all = len(list(read_documents(corpus)))
@@ -129,17 +117,13 @@ def test_the_manifest_counts_what_is_there_and_what_is_not(
     verify_store(stores[model_type])
 
 
-def test_the_store_knows_its_tokenizer(
-    stores: dict[str, Path], tokenizer: SpanTokenizer, model_type: str
-) -> None:
+def test_the_store_knows_its_tokenizer(stores, tokenizer, model_type):
     store = open_store(stores[model_type])
     for field in ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id", "special_ids"):
         assert getattr(store, field) == getattr(tokenizer, field)
 
 
-def test_shards_hold_what_one_store_holds(
-    shards: Path, stores: dict[str, Path], corpus: str
-) -> None:
+def test_shards_hold_what_one_store_holds(shards, stores, corpus):
     whole, parts = open_store(stores["bert"]), open_store(shards)
     assert stored_documents(parts) == stored_documents(whole)
     assert (parts.n_spans, parts.n_tokens) == (whole.n_spans, whole.n_tokens)
@@ -158,7 +142,7 @@ def test_shards_hold_what_one_store_holds(
         assert np.array_equal(together, np.concatenate(apart))
 
 
-def test_one_shard_opens_by_itself(shards: Path) -> None:
+def test_one_shard_opens_by_itself(shards):
     store = open_store(shards / "shard-00001-of-00003")
     assert store.n_documents == store.manifests[0]["counts"]["documents"]
 
@@ -171,12 +155,12 @@ def test_one_shard_opens_by_itself(shards: Path) -> None:
     vocab_size=st.sampled_from([500, 70_000]),
 )
 def test_reading_agrees_with_a_loop_over_spans(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    length: int,
-    seed: int,
-    vocab_size: int,
-) -> None:
+    tmp_path_factory,
+    lengths,
+    length,
+    seed,
+    vocab_size,
+):
     rng = np.random.default_rng(seed)
     spans = [
         Span(
@@ -205,7 +189,7 @@ def test_reading_agrees_with_a_loop_over_spans(
         assert starts[row].tolist() == [*expected[:n].tolist(), *[0] * (width - n)]
 
 
-def test_a_longer_row_than_any_span_is_padded(stores: dict[str, Path]) -> None:
+def test_a_longer_row_than_any_span_is_padded(stores):
     store = open_store(stores["bert"])
     numbers = np.arange(store.n_spans)
     ids, starts, n_tokens = store.read_spans(numbers, 40)
@@ -216,7 +200,7 @@ def test_a_longer_row_than_any_span_is_padded(stores: dict[str, Path]) -> None:
     assert [a.shape for a in empty] == [(0, 8), (0, 8), (0,)]
 
 
-def test_numbers_outside_the_store_are_refused(stores: dict[str, Path]) -> None:
+def test_numbers_outside_the_store_are_refused(stores):
     store = open_store(stores["bert"])
     for number in (-1, store.n_spans):
         with pytest.raises(IndexError):
@@ -225,7 +209,7 @@ def test_numbers_outside_the_store_are_refused(stores: dict[str, Path]) -> None:
             store.document_id(number)
 
 
-def test_a_store_pickles_as_its_path(shards: Path) -> None:
+def test_a_store_pickles_as_its_path(shards):
     store = open_store(shards)
     copy = pickle.dumps(store)
     assert len(copy) < 1000
@@ -233,9 +217,7 @@ def test_a_store_pickles_as_its_path(shards: Path) -> None:
     assert pickle.loads(copy).sha256 == store.sha256
 
 
-def test_the_same_corpus_gives_the_same_store(
-    corpus: str, tokenizer_folders: dict[str, str], stores: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_same_corpus_gives_the_same_store(corpus, tokenizer_folders, stores, tmp_path):
     build_store(corpus, tokenizer_folders["bert"], tmp_path / "again", max_tokens=MAX_TOKENS)
     build_store(corpus, tokenizer_folders["bert"], tmp_path / "other", max_tokens=MAX_TOKENS + 1)
     again, other = open_store(tmp_path / "again"), open_store(tmp_path / "other")
@@ -244,13 +226,13 @@ def test_the_same_corpus_gives_the_same_store(
 
 @pytest.mark.parametrize(("constant", "value"), [("DOCUMENTS", 5), ("CHARACTERS", 2000)])
 def test_batches_of_documents_do_not_matter(
-    corpus: str, tokenizer_folders: dict[str, str], stores: dict[str, Path], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, constant: str, value: int,
-) -> None:  # fmt: skip
-    sizes: list[int] = []
+    corpus, tokenizer_folders, stores, tmp_path,
+    monkeypatch, constant, value,
+):  # fmt: skip
+    sizes = []
     cut = build.cut_documents
 
-    def counting(documents: list, *arguments: Any) -> Any:
+    def counting(documents, *arguments):
         sizes.append(len(documents))
         return cut(documents, *arguments)
 
@@ -264,9 +246,7 @@ def test_batches_of_documents_do_not_matter(
     assert found["truncated_spans"] + found["dropped_short_spans"] > 5
 
 
-def test_tokens_are_counted_in_all_spans_or_in_evenly_spaced_ones(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_counted_in_all_spans_or_in_evenly_spaced_ones(shards, monkeypatch):
     store = open_store(shards)
     monkeypatch.setattr(store_module, "_SPANS_AT_ONCE", 7)
     documents = stored_documents(store).values()
@@ -277,8 +257,8 @@ def test_tokens_are_counted_in_all_spans_or_in_evenly_spaced_ones(
         np.testing.assert_array_equal(store.token_counts(n_spans), expected)
 
 
-def test_a_damaged_store_does_not_open(stores: dict[str, Path], tmp_path: Path) -> None:
-    def damaged(name: str) -> Path:
+def test_a_damaged_store_does_not_open(stores, tmp_path):
+    def damaged(name):
         shutil.copytree(stores["bert"], tmp_path / name)
         return tmp_path / name
 
@@ -309,7 +289,7 @@ def test_a_damaged_store_does_not_open(stores: dict[str, Path], tmp_path: Path) 
         open_store(folder)
 
 
-def test_verifying_finds_a_changed_byte(stores: dict[str, Path], tmp_path: Path) -> None:
+def test_verifying_finds_a_changed_byte(stores, tmp_path):
     folder = tmp_path / "store"
     shutil.copytree(stores["bert"], folder)
     data = bytearray((folder / "tokens.bin").read_bytes())
@@ -321,8 +301,8 @@ def test_verifying_finds_a_changed_byte(stores: dict[str, Path], tmp_path: Path)
 
 
 def test_shards_that_do_not_belong_together_do_not_open(
-    shards: Path, corpus: str, tokenizer_folders: dict[str, str], tmp_path: Path
-) -> None:
+    shards, corpus, tokenizer_folders, tmp_path
+):
     folder = tmp_path / "shards"
     shutil.copytree(shards, folder)
     shutil.rmtree(folder / "shard-00001-of-00003")
@@ -352,12 +332,12 @@ def test_shards_that_do_not_belong_together_do_not_open(
     ],
 )
 def test_what_fails_leaves_nothing_behind(
-    tmp_path: Path,
-    wordpiece_folder: Path,
-    lines: str,
-    arguments: dict,
-    message: str,
-) -> None:
+    tmp_path,
+    wordpiece_folder,
+    lines,
+    arguments,
+    message,
+):
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "made" / "store"
     corpus.write_text(lines)
     tokenizer = arguments.pop("tokenizer", str(wordpiece_folder))
@@ -366,16 +346,14 @@ def test_what_fails_leaves_nothing_behind(
     assert not list(tmp_path.rglob("*store*"))
 
 
-def test_a_folder_in_use_is_refused(corpus: str, wordpiece_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(corpus, wordpiece_folder, tmp_path):
     (tmp_path / "precious").write_text("keep")
     with pytest.raises(UserError, match="already exists"):
         build_store(corpus, str(wordpiece_folder), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_names_may_hold_anything(
-    tmp_path: Path, wordpiece_folder: Path, paragraphs: list[str]
-) -> None:
+def test_names_may_hold_anything(tmp_path, wordpiece_folder, paragraphs):
     names = ["line\nbreak", "", "名前", " spaces "]
     corpus = tmp_path / "corpus.jsonl"
     records = [{"id": n, "text": t} for n, t in zip(names, dict.fromkeys(paragraphs), strict=False)]

@@ -3,14 +3,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
 from cocondenser_jax.corpus.tokenizer import (
-    SpanTokenizer,
     load_tokenizer,
     save_tokenizer,
     train_tokenizer,
@@ -26,7 +24,7 @@ TEXTS = [
 ]
 
 
-def assert_same_ids(tokenizer: SpanTokenizer, reference) -> None:
+def assert_same_ids(tokenizer, reference):
     assert len(set(TEXTS)) == len(TEXTS)
     for text in TEXTS:
         assert tokenizer.backend.encode(text).ids == reference(text)["input_ids"]
@@ -34,15 +32,13 @@ def assert_same_ids(tokenizer: SpanTokenizer, reference) -> None:
     assert pair.ids == reference(TEXTS[0], TEXTS[1])["input_ids"]
 
 
-def test_vocab_txt_gives_the_ids_of_transformers(wordpiece_folder: Path) -> None:
+def test_vocab_txt_gives_the_ids_of_transformers(wordpiece_folder):
     tokenizer = load_tokenizer(str(wordpiece_folder))
     assert tokenizer.kind == "bert"
     assert_same_ids(tokenizer, BertTokenizer.from_pretrained(wordpiece_folder))
 
 
-def test_vocab_json_and_merges_give_the_ids_of_transformers(
-    byte_level_folder: Path, tmp_path: Path
-) -> None:
+def test_vocab_json_and_merges_give_the_ids_of_transformers(byte_level_folder, tmp_path):
     odd = shutil.copytree(byte_level_folder, tmp_path / "a\udcff")
     tokenizer = load_tokenizer(str(odd))
     assert tokenizer.kind == "roberta"
@@ -53,7 +49,7 @@ def test_vocab_json_and_merges_give_the_ids_of_transformers(
     assert_same_ids(tokenizer, RobertaTokenizer.from_pretrained(byte_level_folder))
 
 
-def test_a_vocabulary_with_capitals_is_cased(wordpiece_folder: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_with_capitals_is_cased(wordpiece_folder, tmp_path):
     entries = (wordpiece_folder / "vocab.txt").read_text() + "The\n"
     (tmp_path / "vocab.txt").write_text(entries)
     tokenizer = load_tokenizer(str(tmp_path))
@@ -63,17 +59,13 @@ def test_a_vocabulary_with_capitals_is_cased(wordpiece_folder: Path, tmp_path: P
     assert_same_ids(tokenizer, AutoTokenizer.from_pretrained(tmp_path))
 
 
-def test_a_line_separator_in_a_vocabulary_ends_no_line(
-    wordpiece_folder: Path, tmp_path: Path
-) -> None:
+def test_a_line_separator_in_a_vocabulary_ends_no_line(wordpiece_folder, tmp_path):
     entries = (wordpiece_folder / "vocab.txt").read_text()
     (tmp_path / "vocab.txt").write_text(entries.replace("\n", "\na\u2028b\n", 1))
     assert_same_ids(load_tokenizer(str(tmp_path)), BertTokenizer.from_pretrained(tmp_path))
 
 
-def test_the_config_beside_the_vocabulary_decides_about_case(
-    wordpiece_folder: Path, tmp_path: Path
-) -> None:
+def test_the_config_beside_the_vocabulary_decides_about_case(wordpiece_folder, tmp_path):
     shutil.copy(wordpiece_folder / "vocab.txt", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert_same_ids(
@@ -83,8 +75,8 @@ def test_the_config_beside_the_vocabulary_decides_about_case(
 
 @pytest.mark.parametrize("rule", ["strip_accents", "tokenize_chinese_chars"])
 def test_the_config_beside_the_vocabulary_decides_about_accents_and_chinese(
-    wordpiece_folder: Path, tmp_path: Path, rule: str
-) -> None:
+    wordpiece_folder, tmp_path, rule
+):
     shutil.copy(wordpiece_folder / "vocab.txt", tmp_path)
     default = load_tokenizer(str(tmp_path)).backend.encode("".join(TEXTS)).ids
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({rule: False}))
@@ -93,7 +85,7 @@ def test_the_config_beside_the_vocabulary_decides_about_accents_and_chinese(
     assert tokenizer.backend.encode("".join(TEXTS)).ids != default
 
 
-def test_transformers_loads_what_was_saved(tokenizer: SpanTokenizer, tmp_path: Path) -> None:
+def test_transformers_loads_what_was_saved(tokenizer, tmp_path):
     save_tokenizer(tokenizer, tmp_path, model_max_length=77)
     reference = AutoTokenizer.from_pretrained(tmp_path)
     assert reference.is_fast
@@ -108,9 +100,7 @@ def test_transformers_loads_what_was_saved(tokenizer: SpanTokenizer, tmp_path: P
     assert padded[1][-1] == tokenizer.pad_id
 
 
-def test_the_checksum_survives_saving_by_us_and_by_transformers(
-    tokenizer: SpanTokenizer, tmp_path: Path
-) -> None:
+def test_the_checksum_survives_saving_by_us_and_by_transformers(tokenizer, tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     save_tokenizer(tokenizer, ours)
@@ -119,7 +109,7 @@ def test_the_checksum_survives_saving_by_us_and_by_transformers(
     assert load_tokenizer(str(theirs)).sha256 == tokenizer.sha256
 
 
-def test_another_entry_or_rule_changes_the_checksum(wordpiece_folder: Path, tmp_path: Path) -> None:
+def test_another_entry_or_rule_changes_the_checksum(wordpiece_folder, tmp_path):
     shutil.copy(wordpiece_folder / "vocab.txt", tmp_path)
     checksums = {load_tokenizer(str(tmp_path)).sha256}
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
@@ -131,9 +121,7 @@ def test_another_entry_or_rule_changes_the_checksum(wordpiece_folder: Path, tmp_
     assert len(checksums) == 3
 
 
-def test_truncation_and_padding_of_a_published_file_are_switched_off(
-    tokenizer: SpanTokenizer, tmp_path: Path
-) -> None:
+def test_truncation_and_padding_of_a_published_file_are_switched_off(tokenizer, tmp_path):
     published = Tokenizer.from_str(tokenizer.backend.to_str())
     published.enable_truncation(8)
     published.enable_padding(length=8)
@@ -144,7 +132,7 @@ def test_truncation_and_padding_of_a_published_file_are_switched_off(
     assert loaded.backend.encode(text).ids == tokenizer.backend.encode(text).ids
 
 
-def test_a_special_token_spelt_in_a_text_is_text(tokenizer: SpanTokenizer) -> None:
+def test_a_special_token_spelt_in_a_text_is_text(tokenizer):
     text = "[CLS] [SEP] [PAD] [MASK] <s> </s> <pad> <mask>"
     encoding = tokenizer.backend.encode(text, add_special_tokens=False)
     unknown = tokenizer.backend.token_to_id("[UNK]")
@@ -152,8 +140,8 @@ def test_a_special_token_spelt_in_a_text_is_text(tokenizer: SpanTokenizer) -> No
 
 
 def test_training_is_deterministic_and_numbers_the_special_tokens_first(
-    paragraphs: list[str],
-) -> None:
+    paragraphs,
+):
     first, *others = (train_tokenizer(iter(paragraphs), 500) for _ in range(4))
     assert [other.sha256 for other in others] == [first.sha256] * 3
     assert first.vocab_size == 500
@@ -168,9 +156,7 @@ def test_training_is_deterministic_and_numbers_the_special_tokens_first(
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_a_vocabulary_is_the_same_whatever_the_number_of_threads(
-    kind: str, paragraphs: list[str], tmp_path: Path
-) -> None:
+def test_a_vocabulary_is_the_same_whatever_the_number_of_threads(kind, paragraphs, tmp_path):
     # Words of equal counts: with ties, an order that depends on threads shows.
     words = sorted({word for text in paragraphs for word in text.split()})
     (tmp_path / "texts.txt").write_text("\n".join(words * 20))
@@ -190,9 +176,7 @@ def test_a_vocabulary_is_the_same_whatever_the_number_of_threads(
     assert len({run.stdout for run in found}) == 1
 
 
-def test_byte_level_training_is_the_librarys_own(
-    paragraphs: list[str], byte_level_folder: Path
-) -> None:
+def test_byte_level_training_is_the_librarys_own(paragraphs, byte_level_folder):
     texts = [" " + " ".join(text.split()) for text in paragraphs]
     reference = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -203,13 +187,13 @@ def test_byte_level_training_is_the_librarys_own(
     assert_same_ids(found, lambda *texts: {"input_ids": _roberta_ids(reference, *texts)})
 
 
-def _roberta_ids(reference: ByteLevelBPETokenizer, *texts: str) -> list[int]:
+def _roberta_ids(reference, *texts):
     """RoBERTa's <s> A </s> or <s> A </s></s> B </s>."""
     first, *second = (reference.encode(text).ids for text in texts)
     return [0, *first, 2, *(i for ids in second for i in (2, *ids, 2))]
 
 
-def test_a_vocabulary_is_cased_where_asked(paragraphs: list[str]) -> None:
+def test_a_vocabulary_is_cased_where_asked(paragraphs):
     cased = train_tokenizer(paragraphs, 500, lowercase=False).backend
     assert cased.encode("Parser").ids != cased.encode("parser").ids
     with pytest.raises(UserError, match="roberta needs at least 261"):
@@ -218,9 +202,7 @@ def test_a_vocabulary_is_cased_where_asked(paragraphs: list[str]) -> None:
         train_tokenizer([" ", "\n"], 100)
 
 
-def test_other_tokenizers_than_berts_and_robertas_are_refused(
-    wordpiece_folder: Path, tmp_path: Path
-) -> None:
+def test_other_tokenizers_than_berts_and_robertas_are_refused(wordpiece_folder, tmp_path):
     with pytest.raises(UserError, match=r"expected tokenizer\.json, vocab\.txt"):
         load_tokenizer(str(tmp_path))
     with pytest.raises(UserError, match="is a file"):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from cocondenser_jax.corpus import words
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer, span_tokenizer
+from cocondenser_jax.corpus.tokenizer import span_tokenizer
 from cocondenser_jax.corpus.words import WordTable
 from cocondenser_jax.errors import UserError
 from tests.conftest import MODEL_TYPES
@@ -17,13 +17,13 @@ LETTERS = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from(ODD)))
 TEXTS = st.lists(LETTERS.map(lambda text: " ".join(text.split())).filter(bool), min_size=1)
 
 
-def found_tokens(table: WordTable, texts: list[str]) -> list[tuple[list[int], list[bool]]]:
+def found_tokens(table, texts):
     ids, starts, ends = table.tokenize(texts)
     borders = pairwise([0, *ends.tolist()])
     return [(ids[i:j].tolist(), starts[i:j].tolist()) for i, j in borders]
 
 
-def is_unspaced(letter: str) -> bool:
+def is_unspaced(letter):
     """Whether a letter is of a script that writes no spaces between words, by Unicode's blocks."""
     code = ord(letter)
     return (
@@ -36,11 +36,11 @@ def is_unspaced(letter: str) -> bool:
     )
 
 
-def tokens_after_a_space(tokenizer: SpanTokenizer, text: str) -> tuple[list[int], list[bool]]:
+def tokens_after_a_space(tokenizer, text):
     return own_tokens(tokenizer, " " * (tokenizer.kind in ("roberta", "modernbert")) + text)
 
 
-def own_tokens(tokenizer: SpanTokenizer, text: str) -> tuple[list[int], list[bool]]:
+def own_tokens(tokenizer, text):
     """The tokenizer's for the whole text, and which of them start a word."""
     encoding = tokenizer.backend.encode(text, add_special_tokens=False)
     numbers, places = encoding.word_ids, [first for first, _ in encoding.offsets]
@@ -54,8 +54,8 @@ def own_tokens(tokenizer: SpanTokenizer, text: str) -> tuple[list[int], list[boo
 
 
 def test_tokens_without_spaces_between_them_are_words(
-    unigrams: SpanTokenizer,
-) -> None:
+    unigrams,
+):
     """In Chinese, Japanese and Thai; Korean and Latin words stay whole."""
     chinese, thai, korean, mixed = found_tokens(
         WordTable(unigrams), ["密集検索。", "การค้นหา", "한국어", "retrieval検x"]
@@ -70,9 +70,7 @@ def test_tokens_without_spaces_between_them_are_words(
 
 @settings(deadline=None)
 @given(texts=TEXTS, kind=st.sampled_from(MODEL_TYPES))
-def test_tokens_are_those_of_the_whole_text(
-    tokenizers: dict[str, SpanTokenizer], texts: list[str], kind: str
-) -> None:
+def test_tokens_are_those_of_the_whole_text(tokenizers, texts, kind):
     tokenizer = tokenizers[kind]
     table = WordTable(tokenizer)
     expected = [tokens_after_a_space(tokenizer, text) for text in texts]
@@ -82,12 +80,12 @@ def test_tokens_are_those_of_the_whole_text(
 
 @pytest.mark.parametrize(("known_tokens", "encode_words"), [(1, 1), (50, 3), (10**6, 10**6)])
 def test_forgotten_words_are_looked_up_again(
-    tokenizer: SpanTokenizer,
-    paragraphs: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    known_tokens: int,
-    encode_words: int,
-) -> None:
+    tokenizer,
+    paragraphs,
+    monkeypatch,
+    known_tokens,
+    encode_words,
+):
     monkeypatch.setattr(words, "KNOWN_TOKENS", known_tokens)
     monkeypatch.setattr(words, "ENCODE_WORDS", encode_words)
     table = WordTable(tokenizer)
@@ -98,7 +96,7 @@ def test_forgotten_words_are_looked_up_again(
 
 
 @pytest.mark.parametrize("token", [AddedToken("New York"), AddedToken("New", rstrip=True)])
-def test_a_token_across_a_space_is_refused(tokenizer: SpanTokenizer, token: AddedToken) -> None:
+def test_a_token_across_a_space_is_refused(tokenizer, token):
     backend = Tokenizer.from_str(tokenizer.backend.to_str())
     backend.add_tokens(["York"])
     WordTable(span_tokenizer(backend, "within a word"))

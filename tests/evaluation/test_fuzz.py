@@ -1,7 +1,5 @@
 """Whatever a file holds, it is read or refused with one clear line; and nothing in it is run."""
 
-from pathlib import Path
-
 import pytest
 
 from cocondenser_jax.collection.trec import read_qrels
@@ -10,12 +8,12 @@ from cocondenser_jax.evaluation.ranking import evaluate_run
 from tests.mutations import fuzz_content, fuzz_record, jsonl
 
 
-def _answers(path: Path) -> None:
+def _answers(path):
     for name, answers in read_answers(path).items():
         " ".join([name, *answers]).encode()
 
 
-def _judgments(path: Path) -> None:
+def _judgments(path):
     evaluate_run(read_qrels(path), {"q1": {"d1": 1.0}, "q2": {"d1": 2.0}})
 
 
@@ -28,9 +26,9 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_broken_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_read_or_refused(name, tmp_path):
     fuzz_content(tmp_path / name, *READERS[name])
 
 
-def test_json_of_wrong_types_is_read_or_refused(tmp_path: Path) -> None:
+def test_json_of_wrong_types_is_read_or_refused(tmp_path):
     fuzz_record(tmp_path / "answers.jsonl", {"_id": "1", "answers": ["a", "b"]}, _answers)

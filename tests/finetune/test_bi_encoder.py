@@ -14,13 +14,13 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries, read_split
 from cocondenser_jax.collection.trec import read_run, write_run
+from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import bi_encoder, trainer
 from cocondenser_jax.finetune.schedule import random_plan
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval.models import load_retriever, passage_tokens, towers
-from configs import finetune as finetune_config
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from cocondenser_jax.collection.folder import (
     read_split,
 )
 from cocondenser_jax.collection.trec import write_run
+from cocondenser_jax.configs import cross_encoder as cross_encoder_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.cross_encoder import group_loss
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import TrainingData, to_judgments, training_pairs
-from configs import cross_encoder as cross_encoder_config
 
 N_QUERIES, POOL = 24, 9
 

@@ -8,15 +8,15 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.files import write_checksums
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.evaluation import DevSearch
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval import models
-from configs import finetune as finetune_config
+from cocondenser_jax.storage.files import write_checksums
 
 
 @pytest.fixture(scope="module")

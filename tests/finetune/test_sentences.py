@@ -9,12 +9,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.configs import sentences as sentences_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import sentences, trainer
 from cocondenser_jax.finetune.sentences import _read_rows
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.retrieval.models import load_retriever
-from configs import sentences as sentences_config
 
 
 @pytest.fixture

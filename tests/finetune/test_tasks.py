@@ -10,6 +10,8 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.trec import write_run
+from cocondenser_jax.configs import cross_encoder, sentences
+from cocondenser_jax.configs import finetune as retriever
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
@@ -17,8 +19,6 @@ from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, search_run
-from configs import cross_encoder, sentences
-from configs import finetune as retriever
 
 CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder, "sentences": sentences}
 FOLDERS = {"retriever": "retriever", "cross_encoder": "cross_encoder", "sentences": "encoder"}

@@ -7,14 +7,14 @@ import shutil
 
 import pytest
 
-from cocondenser_jax import files
 from cocondenser_jax.collection.trec import write_run
+from cocondenser_jax.configs import finetune as finetune_config
+from cocondenser_jax.configs import sentences as sentences_config
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import LOCK
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
-from configs import finetune as finetune_config
-from configs import sentences as sentences_config
+from cocondenser_jax.storage import files
+from cocondenser_jax.storage.files import LOCK
 
 
 @pytest.fixture

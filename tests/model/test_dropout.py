@@ -9,14 +9,14 @@ import pytest
 from cocondenser_jax.model.dropout import dropout, fold_in
 
 
-def kept(seeds: np.ndarray, rate: float, n_columns: int) -> np.ndarray:
+def kept(seeds, rate, n_columns):
     """Where ones survive, [seeds, columns]."""
     ones = jnp.ones((len(seeds), n_columns))
     return np.asarray(dropout(ones, rate, jnp.asarray(seeds, jnp.uint32))) > 0
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_the_rate_is_zeroed_and_the_mean_kept(rate: float) -> None:
+def test_the_rate_is_zeroed_and_the_mean_kept(rate):
     out = np.asarray(dropout(jnp.ones((2000, 500)), rate, jnp.arange(2000, dtype=jnp.uint32)))
     assert set(np.unique(out)) == {np.float32(0.0), np.float32(1 / (1 - rate))}
     # A million independent elements: four standard deviations.
@@ -28,7 +28,7 @@ def test_the_rate_is_zeroed_and_the_mean_kept(rate: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_masks_of_neighbours_are_independent(rate: float) -> None:
+def test_masks_of_neighbours_are_independent(rate):
     """Neighbouring seeds of any level, and neighbouring columns: correlations are noise."""
     seed = jnp.uint32(3)
     step, next_step = (fold_in(fold_in(seed, s), jnp.arange(4000)) for s in (7, 8))
@@ -42,7 +42,7 @@ def test_masks_of_neighbours_are_independent(rate: float) -> None:
         assert abs(both) < limit
 
 
-def test_a_mask_is_a_function_of_seed_and_column_only() -> None:
+def test_a_mask_is_a_function_of_seed_and_column_only():
     seeds = np.arange(6)
     whole = kept(seeds, 0.5, 40)
     np.testing.assert_array_equal(kept(seeds[2:4], 0.5, 30), whole[2:4, :30])
@@ -50,7 +50,7 @@ def test_a_mask_is_a_function_of_seed_and_column_only() -> None:
     np.testing.assert_array_equal(np.asarray(many).reshape(6, 40) > 0, whole)
 
 
-def test_without_seeds_or_rate_nothing_changes() -> None:
+def test_without_seeds_or_rate_nothing_changes():
     x = jnp.arange(6.0).reshape(2, 3)
     assert dropout(x, 0.5, None) is x
     assert dropout(x, 0.0, jnp.zeros(2, jnp.uint32)) is x

@@ -1,7 +1,6 @@
 """The count of floating-point operations against the matrix products that JAX traces."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flop
 LENGTH, MASKED = 12, 3
 
 
-def traced_flops(jaxpr: Any) -> int:
+def traced_flops(jaxpr):
     """Two for each multiply-add of every matrix product, also in inner functions."""
     total = 0
     for equation in jaxpr.eqns:
@@ -32,9 +31,7 @@ def traced_flops(jaxpr: Any) -> int:
 @pytest.mark.parametrize("skip_from", [1, 3])
 @pytest.mark.parametrize("late_mlm", [True, False])
 @pytest.mark.parametrize("n_head_layers", [1, 2])
-def test_counts_the_products_that_are_computed(
-    model_type: str, skip_from: int, late_mlm: bool, n_head_layers: int
-) -> None:
+def test_counts_the_products_that_are_computed(model_type, skip_from, late_mlm, n_head_layers):
     config = ModelConfig(
         model_type=model_type,
         vocab_size=50,
@@ -57,8 +54,8 @@ def test_counts_the_products_that_are_computed(
     whole = jax.make_jaxpr(model.apply)(variables, ids, mask, positions)
     assert traced_flops(whole.jaxpr) == forward_flops(config, LENGTH, MASKED)
 
-    def trained_flops(remat: bool) -> int:
-        def loss(variables: Any) -> jax.Array:
+    def trained_flops(remat):
+        def loss(variables):
             out = Condenser(config, remat=remat).apply(variables, ids, mask, positions)
             return sum(jnp.sum(x) for x in jax.tree.leaves(out))
 

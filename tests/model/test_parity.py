@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import torch
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors
-from cocondenser_jax.convert.reference import TorchCondenser, open_reference
+from cocondenser_jax.convert.reference import open_reference
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain.optimizer import AdamW, make_optimizer
 
@@ -23,7 +22,7 @@ EPS = 1e-4
 DEPTHS = [(0, 2), (1, 1), (2, 2)]  # skip_from, n_head_layers; 2 is the last layer
 
 
-def pytorch(folder: Path, spans, skip_from: int, n_head_layers: int):
+def pytorch(folder, spans, skip_from, n_head_layers):
     """The reference model at another depth, and its outputs at the masked positions."""
     reference = open_reference(folder)
     reference.skip_from, reference.c_head = skip_from, reference.c_head[:n_head_layers]
@@ -42,7 +41,7 @@ def as_torch(spans):
     return tuple(torch.from_numpy(x.astype(bool if x.dtype == bool else np.int64)) for x in spans)
 
 
-def load(folder: Path, skip_from: int, n_head_layers: int, late_mlm: bool = True):
+def load(folder, skip_from, n_head_layers, late_mlm=True):
     config, params = load_folder(str(folder), skip_from=skip_from)
     config = dataclasses.replace(config, late_mlm=late_mlm)
     kept = {k: v for k, v in params.items() if k != "head_1" or n_head_layers == 2}
@@ -124,7 +123,7 @@ def test_gradients_and_a_step_of_adamw_equal_pytorch(
         assert np.linalg.norm(update - moved[name]) <= 1e-4 * whole, name
 
 
-def torch_step(reference: TorchCondenser) -> dict[str, np.ndarray]:
+def torch_step(reference):
     """How far one step of AdamW, with clipping and decay as ours, moves each tensor."""
     named = dict(reference.named_parameters(remove_duplicate=False))
     before = {name: p.detach().clone() for name, p in named.items()}

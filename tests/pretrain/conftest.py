@@ -2,10 +2,8 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax.configs import default
 from cocondenser_jax.corpus.build import build_store
@@ -15,7 +13,7 @@ WORDS = "red green blue stone river cloud tree house bird fish salt iron wind sn
 
 
 @pytest.fixture(scope="session")
-def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pretrain")
     rng = random.Random(0)
     texts = [
@@ -33,7 +31,7 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def config(store_folder: Path) -> ConfigDict:
+def config(store_folder):
     """16 documents a step: 4 spans on each of 8 devices."""
     config = default.get_config().unlock()
     config.data.store = str(store_folder)

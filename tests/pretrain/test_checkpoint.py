@@ -6,19 +6,17 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
+from tests.test_locks import hold
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.locks import LOCK
 from cocondenser_jax.pretrain import checkpoint
 from cocondenser_jax.pretrain.experiment import step_settings
 from cocondenser_jax.pretrain.loop import scratch_model, train
@@ -27,12 +25,12 @@ from cocondenser_jax.pretrain.step import (
     initial_params,
     initial_state,
 )
-from tests.test_locks import hold
+from cocondenser_jax.storage.locks import LOCK
 
 STEPS = (2, 4, 6)
 
 
-def state_of(step: int) -> TrainState:
+def state_of(step):
     """A state that shows its step, of arrays that fill a file of some kilobytes."""
     values = np.random.default_rng(step).normal(size=(40, 50)).astype(np.float32)
     w, m = {"w": values}, {"m": values + 1}
@@ -40,49 +38,49 @@ def state_of(step: int) -> TrainState:
 
 
 @pytest.fixture
-def settings() -> dict[str, int]:
+def settings():
     return {"keep": 3, "keep_every": 0}
 
 
 @pytest.fixture
-def run(tmp_path: Path, settings: dict[str, int]) -> Path:
+def run(tmp_path, settings):
     save_all(tmp_path, settings, STEPS)
     return tmp_path
 
 
-def save_all(run: Path, settings: dict[str, int], steps: tuple[int, ...]) -> None:
+def save_all(run, settings, steps):
     with checkpoint.checkpoint_writer(run, **settings) as save:
         for step in steps:
             save(state_of(step))
 
 
-def largest(folder: Path) -> Path:
+def largest(folder):
     return max(
         (path for path in folder.rglob("*") if path.is_file()), key=lambda x: x.stat().st_size
     )
 
 
-def flip_a_bit(folder: Path) -> None:
+def flip_a_bit(folder):
     path = largest(folder / "params")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def truncate(folder: Path) -> None:
+def truncate(folder):
     path = largest(folder / "optimizer")
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def lose_a_file(folder: Path) -> None:
+def lose_a_file(folder):
     largest(folder / "params").unlink()
 
 
-def spoil_the_checksums(folder: Path) -> None:
+def spoil_the_checksums(folder):
     (folder / "params" / "sha256.json").write_text('{"params/')
 
 
-def half_deleted_without_checksums(folder: Path) -> None:
+def half_deleted_without_checksums(folder):
     (folder / "params" / "sha256.json").unlink()
     shutil.rmtree(folder / "params" / "w")
 
@@ -92,22 +90,22 @@ DAMAGES = (
 )  # fmt: skip
 
 
-def restored(run: Path) -> TrainState:
+def restored(run):
     return checkpoint.restore_latest(run, state_of(0))
 
 
-def assert_state(state: TrainState, step: int) -> None:
+def assert_state(state, step):
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_of(step)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_the_newest_intact_checkpoint_is_used(
-    run: Path,
-    settings: dict[str, int],
-    damage: Callable[[Path], None],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    run,
+    settings,
+    damage,
+    caplog,
+):
     assert_state(restored(run), 6)
     damage(run / "checkpoints" / "6")
     with caplog.at_level(logging.WARNING, logger="cocondenser_jax"):
@@ -124,7 +122,7 @@ def test_the_newest_intact_checkpoint_is_used(
         assert_state(restored(run), 4)
 
 
-def test_without_an_intact_checkpoint_nothing_starts(run: Path, settings: dict[str, int]) -> None:
+def test_without_an_intact_checkpoint_nothing_starts(run, settings):
     for step in STEPS:
         flip_a_bit(run / "checkpoints" / str(step))
     with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4, 6\) is intact"):
@@ -133,9 +131,7 @@ def test_without_an_intact_checkpoint_nothing_starts(run: Path, settings: dict[s
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6"]
 
 
-def test_damage_by_command_line(
-    config: ConfigDict, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_by_command_line(config, tmp_path, capsys):
     (tmp_path / "experiment.py").write_text(
         "import json\nfrom ml_collections import ConfigDict\n"
         f"get_config = lambda: ConfigDict(json.loads({config.to_json()!r}))\n"
@@ -164,33 +160,27 @@ def test_damage_by_command_line(
     "name",
     ["runs[1]", "run*", "run?", r"a\b", "a\nb", "'\"", "--out=x", "%41#$ é", "x" * 200, "a\udcff"],
 )
-def test_a_run_is_read_back_whatever_its_path(
-    tmp_path: Path, settings: dict[str, int], name: str
-) -> None:
+def test_a_run_is_read_back_whatever_its_path(tmp_path, settings, name):
     run = tmp_path / name / "run"
     run.mkdir(parents=True)
     save_all(run, settings, STEPS)
     assert_state(restored(run), 6)
 
 
-def test_arrays_of_other_shapes_are_not_read(run: Path) -> None:
+def test_arrays_of_other_shapes_are_not_read(run):
     narrow = state_of(0)._replace(params={"w": np.zeros((40, 49), np.float32)})
     with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4, 6\) is intact"):
         checkpoint.restore_latest(run, narrow)
 
 
-def test_what_a_killed_run_had_begun_to_save_is_removed(
-    run: Path, settings: dict[str, int]
-) -> None:
+def test_what_a_killed_run_had_begun_to_save_is_removed(run, settings):
     (run / "checkpoints" / "7.partial" / "params").mkdir(parents=True)
     save_all(run, settings, (8,))
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "6", "8"]
 
 
 @pytest.mark.parametrize("size", [1000, 100])  # too small for arrays; for checksums, too
-def test_a_full_disk_leaves_what_was_there(
-    run: Path, settings: dict[str, int], small_disk: Callable[[int], None], size: int
-) -> None:
+def test_a_full_disk_leaves_what_was_there(run, settings, small_disk, size):
     for n_saves in (1, 2):  # found at the end, or when the next is saved
         small_disk(size)
         with pytest.raises(UserError, match=f"cannot save a checkpoint in {run}.*earlier ones"):
@@ -203,12 +193,12 @@ def test_a_full_disk_leaves_what_was_there(
 
 
 def test_a_full_disk_is_reported_once(
-    tmp_path: Path,
-    settings: dict[str, int],
-    small_disk: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[object] = []
+    tmp_path,
+    settings,
+    small_disk,
+    monkeypatch,
+):
+    seen = []
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_value))
     state = state_of(2)
     many = {str(number): state.params["w"] for number in range(50)}
@@ -232,14 +222,14 @@ with checkpoint.checkpoint_writer(Path(sys.argv[1]), keep=3, keep_every=0) as sa
 """
 
 
-def test_what_cannot_be_written_ends_the_process(tmp_path: Path) -> None:
+def test_what_cannot_be_written_ends_the_process(tmp_path):
     command = [sys.executable, "-c", UNWRITABLE, str(tmp_path)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
     assert ended.returncode == 1
     assert "UserError: cannot save a checkpoint in" in ended.stderr.splitlines()[-1]
 
 
-def test_a_second_process_does_not_train_the_same_run(config: ConfigDict, tmp_path: Path) -> None:
+def test_a_second_process_does_not_train_the_same_run(config, tmp_path):
     first = hold(tmp_path / "run")
     with pytest.raises(UserError, match=f"run is in use by process {first.pid} on"):
         train(config, tmp_path / "run")
@@ -247,9 +237,7 @@ def test_a_second_process_does_not_train_the_same_run(config: ConfigDict, tmp_pa
     first.communicate()
 
 
-def test_a_run_that_was_killed_while_it_made_its_folder_resumes(
-    config: ConfigDict, tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_while_it_made_its_folder_resumes(config, tmp_path):
     store = open_store(Path(config.data.store))
     arguments = tmp_path / "run", config, scratch_model(config.model, store), store
     (tmp_path / "run").mkdir()
@@ -276,9 +264,7 @@ def test_a_run_that_was_killed_while_it_made_its_folder_resumes(
         ("optimizer.learning_rate", 0.5),
     ],
 )
-def test_another_experiment_is_refused_with_the_difference(
-    config: ConfigDict, tmp_path: Path, setting: str, value: float
-) -> None:
+def test_another_experiment_is_refused_with_the_difference(config, tmp_path, setting, value):
     store = open_store(Path(config.data.store))
     model_config = scratch_model(config.model, store)
     checkpoint.open_run(tmp_path / "run", config, model_config, store)
@@ -292,9 +278,7 @@ def test_another_experiment_is_refused_with_the_difference(
         checkpoint.open_run(tmp_path / "run", other, scratch_model(other.model, store), store)
 
 
-def test_a_run_knows_the_shares_of_its_stores_and_keeps_their_weights(
-    config: ConfigDict, tmp_path: Path
-) -> None:
+def test_a_run_knows_the_shares_of_its_stores_and_keeps_their_weights(config, tmp_path):
     folder, other = config.data.store, tmp_path / "other"
     shutil.copytree(folder, other)
     both = open_store(Path(f"{folder},3*{other}"))
@@ -308,7 +292,7 @@ def test_a_run_knows_the_shares_of_its_stores_and_keeps_their_weights(
         checkpoint.open_run(tmp_path / "run", config, model_config, even)
 
 
-def test_other_data_are_refused_and_moved_data_are_not(config: ConfigDict, tmp_path: Path) -> None:
+def test_other_data_are_refused_and_moved_data_are_not(config, tmp_path):
     store = open_store(Path(config.data.store))
     model_config = scratch_model(config.model, store)
     checkpoint.open_run(tmp_path / "run", config, model_config, store)

@@ -1,11 +1,10 @@
 """What settings become: lengths, batches, networks."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax.configs import cocondenser, condenser, default
 from cocondenser_jax.corpus.store import Source, TokenStore, open_store
@@ -20,7 +19,7 @@ class MSMARCO:
     sources = (Source(Path("marco"), 1.0, 0, 3_213_835),)
 
 
-def test_stage_two_on_ms_marco_has_the_papers_steps() -> None:
+def test_stage_two_on_ms_marco_has_the_papers_steps():
     config = cocondenser.get_config()
     config.probe.documents = 0  # 512 would change nothing but need the documents' tokens
     assert run_length(config, cast(TokenStore, MSMARCO)) == 12_552
@@ -36,16 +35,14 @@ def test_stage_two_on_ms_marco_has_the_papers_steps() -> None:
     ],
 )
 @pytest.mark.effect("pretrain train.epochs")
-def test_a_run_is_as_long_as_its_steps_or_epochs(
-    config: ConfigDict, changes: dict[str, Any], n_steps: int
-) -> None:
+def test_a_run_is_as_long_as_its_steps_or_epochs(config, changes, n_steps):
     config = config.copy_and_resolve_references().unlock()
     config.train.steps = 0
     config.train.update(changes)
     assert run_length(config, open_store(Path(config.data.store))) == n_steps
 
 
-def test_an_epoch_of_stage_one_is_every_span(config: ConfigDict) -> None:
+def test_an_epoch_of_stage_one_is_every_span(config):
     config = config.copy_and_resolve_references().unlock()
     config.train.update({"objective": "condenser", "steps": 0, "epochs": 2.0})
     store = open_store(Path(config.data.store))
@@ -53,7 +50,7 @@ def test_an_epoch_of_stage_one_is_every_span(config: ConfigDict) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_objective_decides_batches_and_head(objective: str) -> None:
+def test_the_objective_decides_batches_and_head(objective):
     config = default.get_config().unlock()
     config.train.objective, config.data.short_span_prob = objective, 0.25
     spec, sizes = batch_spec(config), network_sizes(config)
@@ -70,7 +67,7 @@ def test_the_objective_decides_batches_and_head(objective: str) -> None:
     assert sizes["hidden_size"] == 768
 
 
-def test_the_papers_batches() -> None:
+def test_the_papers_batches():
     first, second = batch_spec(condenser.get_config()), batch_spec(cocondenser.get_config())
     assert (first.n_rows, first.length) == (1024, 128)
     assert (second.n_rows, second.length, second.short_span_prob) == (4096, 128, 0.1)

@@ -1,7 +1,5 @@
 """The gradient cache on a toy encoder, against one gradient of the whole loss."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,21 +11,21 @@ from cocondenser_jax.pretrain.grad_cache import loss_gradient
 from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum
 
 
-def contrast(reps: jax.Array) -> jax.Array:
+def contrast(reps):
     return jax.vmap(lambda x: corpus_contrastive_sum(x, "d"), axis_name="d")(reps[None])[0]
 
 
-def encode(params: Any, chunk: Any) -> jax.Array:
+def encode(params, chunk):
     return jnp.tanh(chunk @ params["in"]) @ params["out"]
 
 
-def forward(params: Any, chunk: Any) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+def forward(params, chunk):
     reps = encode(params, chunk)
     own = jnp.sum(jnp.cos(chunk @ params["in"]))
     return reps, 0.3 * own, {"own": own}
 
 
-def whole_loss(params: Any, inputs: Any, contrastive: bool) -> jax.Array:
+def whole_loss(params, inputs, contrastive):
     reps, own, _ = forward(params, inputs)
     return own + (contrast(reps) if contrastive else 0.0)
 
@@ -41,8 +39,8 @@ def whole_loss(params: Any, inputs: Any, contrastive: bool) -> jax.Array:
     seed=st.integers(0, 1000),
 )
 def test_any_cut_gives_the_gradient_of_the_whole(
-    n_chunks: int, pairs_per_chunk: int, size: int, contrastive: bool, seed: int
-) -> None:
+    n_chunks, pairs_per_chunk, size, contrastive, seed
+):
     rng = np.random.default_rng(seed)
     params = {
         "in": rng.normal(size=(3, 4)).astype(np.float32),

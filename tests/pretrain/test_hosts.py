@@ -7,12 +7,10 @@ import re
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -73,9 +71,7 @@ sys.exit(main(sys.argv[1:] + ["--config.seed=1"] * (sys.argv[-1] == "--host=1"))
 WHOLE = "import sys; from cocondenser_jax.cli import main; sys.exit(main())"
 
 
-def run_two_hosts(
-    folder: Path, program: str, *overrides: str, n_devices: int = 4
-) -> list[tuple[int, str]]:
+def run_two_hosts(folder, program, *overrides, n_devices=4):
     """Runs the experiment in `folder` on two hosts; returns exit status and output of each."""
     with contextlib.ExitStack() as stack:
         # Held until the end, so that no other process is given the port; JAX's server may share it.
@@ -103,7 +99,7 @@ def run_two_hosts(
     return [(host.returncode, text) for host, text in zip(hosts, printed, strict=True)]
 
 
-def losses(workdir: Path) -> list[dict[str, float]]:
+def losses(workdir):
     """Returns the logged metrics, but for the rates."""
     return [
         {key: value for key, value in json.loads(line).items() if "_per_" not in key}
@@ -113,7 +109,7 @@ def losses(workdir: Path) -> list[dict[str, float]]:
 
 @pytest.mark.effect("pretrain --coordinator", "pretrain --num_hosts", "pretrain --host")
 @pytest.mark.timeout(1200)
-def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: Path) -> None:
+def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
     config = config.copy_and_resolve_references().unlock()
     config.model.hidden_dropout_prob = 0.1  # keys must count spans over both hosts
     config.train.chunk_size = 0
@@ -166,15 +162,13 @@ def test_two_hosts_are_one_also_when_one_was_lost(config: ConfigDict, tmp_path: 
         (["--coordinator=here:1", "--num_hosts=2", "--host=2"], "with 0 <= I < N"),
     ],
 )
-def test_hosts_that_do_not_fit_are_refused(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hosts_that_do_not_fit_are_refused(flags, says, capsys):
     experiment = ["--config=configs/small.py", "--config.data.store=x", "--workdir=run"]
     assert main(["pretrain", *experiment, *flags]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_a_machine_that_knows_no_others_is_refused(config: ConfigDict, tmp_path: Path) -> None:
+def test_a_machine_that_knows_no_others_is_refused(config, tmp_path):
     (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
     command = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain", "--coordinator=auto"]
     command += [f"--config={tmp_path}/experiment.py", f"--workdir={tmp_path}/run"]

@@ -3,9 +3,8 @@
 import json
 import logging
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +15,6 @@ from ml_collections import ConfigDict
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.convert.reference import (
-    TorchCondenser,
     contrastive_loss,
     full_labels,
     mlm_sum,
@@ -24,7 +22,7 @@ from cocondenser_jax.convert.reference import (
 )
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
-from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import encoder
 from cocondenser_jax.pretrain import loop
@@ -73,10 +71,10 @@ UNUSUAL = {
     "log_every": 4,
     "loggers": f"{__name__}:record",
 }
-RECORDED: list[dict[str, float]] = []
+RECORDED = []
 
 
-def record(step: int, values: Mapping[str, float]) -> None:
+def record(step, values):
     RECORDED.append({"step": step, **values})
 
 
@@ -91,18 +89,18 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def unusual(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def unusual(store_folder, tmp_path_factory):
     """A run of `UNUSUAL`. Nothing is dropped in it, so that PyTorch can compute the same."""
     config = default.get_config()
     config.update(UNUSUAL)
     config.data.store = str(store_folder)
     run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set(), [])
 
-    def dropout(x: Any, rate: float, seeds: Any) -> Any:
+    def dropout(x, rate, seeds):
         run.dropped.add((x.ndim, rate))
         return x
 
-    def loss_gradient(params: Any, chunks: Any, **functions: Any) -> Any:
+    def loss_gradient(params, chunks, **functions):
         run.chunks.add(jax.tree.leaves(chunks)[0].shape[:2])
         return gradient(params, chunks, **functions)
 
@@ -116,7 +114,7 @@ def unusual(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     return run
 
 
-def logged(workdir: Path) -> list[dict[str, float]]:
+def logged(workdir):
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     return [
         {key: value for key, value in json.loads(line).items() if key not in RATES}
@@ -124,9 +122,7 @@ def logged(workdir: Path) -> list[dict[str, float]]:
     ]
 
 
-def test_an_interrupted_run_resumes_bit_for_bit(
-    config: ConfigDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
     config = config.copy_and_resolve_references().unlock()
     config.model.hidden_dropout_prob = 0.1
     config.probe.every = 3
@@ -134,7 +130,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
 
     read = loop.read_batches
 
-    def breaks_down(*args: Any, **kwargs: Any) -> Any:
+    def breaks_down(*args, **kwargs):
         for step, batch in enumerate(read(*args, **kwargs)):
             if step == 3:
                 raise RuntimeError("power failure")
@@ -156,9 +152,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
         np.testing.assert_array_equal(a, b)
 
 
-def torch_run(
-    model: TorchCondenser, store: TokenStore
-) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
+def torch_run(model, store):
     """The steps of `UNUSUAL` in PyTorch: what each would log, and the tensors at the end."""
     optimizer = torch.optim.AdamW(
         [
@@ -215,7 +209,7 @@ def torch_run(
 @pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep")
 @pytest.mark.effect("pretrain checkpoint.keep_every", "pretrain log_every")
 @pytest.mark.effect("pretrain loggers")
-def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
+def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
     defaults = flatten(default.get_config())
     changed = [name for name, x in flatten(unusual.config).items() if x != defaults[name]]
@@ -253,9 +247,7 @@ def test_a_run_does_what_its_settings_say(unusual: Run, tmp_path: Path) -> None:
     assert steps == ["4", "6", "8", "9"]  # 4: a multiple of 4; the rest: the last three
 
 
-def test_a_finished_run_holds_everything_it_decided(
-    unusual: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     shutil.copytree(unusual.workdir, tmp_path / "run")
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["config"]["seed"] == 5
@@ -290,9 +282,7 @@ def test_a_finished_run_holds_everything_it_decided(
     train(other, tmp_path / "run")
 
 
-def test_a_new_model_starts_with_the_frequencies_of_the_words(
-    config: ConfigDict, tmp_path: Path
-) -> None:
+def test_a_new_model_starts_with_the_frequencies_of_the_words(config, tmp_path):
     config = config.copy_and_resolve_references().unlock()
     config.train.objective = "condenser"
     config.train.steps = 1
@@ -316,7 +306,7 @@ def test_a_new_model_starts_with_the_frequencies_of_the_words(
 
 
 @pytest.mark.effect("pretrain train.objective")
-def test_stage_two_starts_with_stage_one(config: ConfigDict, tmp_path: Path) -> None:
+def test_stage_two_starts_with_stage_one(config, tmp_path):
     config = config.copy_and_resolve_references().unlock()
     config.train.objective = "condenser"
     train(config, tmp_path / "one")
@@ -333,7 +323,7 @@ def test_stage_two_starts_with_stage_one(config: ConfigDict, tmp_path: Path) -> 
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_model_of_another_vocabulary_is_refused(config: ConfigDict, tmp_path: Path) -> None:
+def test_a_model_of_another_vocabulary_is_refused(config, tmp_path):
     train(config, tmp_path / "run")
     model_config, params, _ = load_run(tmp_path / "run")
     larger = type(model_config)(**model_config.to_dict() | {"vocab_size": 1000})
@@ -342,13 +332,13 @@ def test_a_model_of_another_vocabulary_is_refused(config: ConfigDict, tmp_path: 
     assert not (tmp_path / "other").exists()
 
 
-def test_a_folder_with_something_else_is_left_alone(config: ConfigDict, tmp_path: Path) -> None:
+def test_a_folder_with_something_else_is_left_alone(config, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="already exists"):
         train(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_what_is_no_run_cannot_be_loaded(tmp_path: Path) -> None:
+def test_what_is_no_run_cannot_be_loaded(tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
         load_run(tmp_path / "nothing")

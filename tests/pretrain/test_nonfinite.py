@@ -3,13 +3,11 @@
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus import batches
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
@@ -22,7 +20,6 @@ from cocondenser_jax.pretrain.experiment import batch_spec, step_settings
 from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError
 from cocondenser_jax.pretrain.step import (
-    StepSettings,
     initial_params,
     initial_state,
     mapped_step,
@@ -32,13 +29,13 @@ from cocondenser_jax.pretrain.step import (
 BAD_STEPS = (4, 6)
 
 
-def logged(workdir: Path) -> list[dict[str, float]]:
+def logged(workdir):
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [{name: x for name, x in line.items() if name in ("step", "loss")} for line in lines]
 
 
 @pytest.fixture
-def config(config: ConfigDict) -> ConfigDict:
+def config(config):
     config = config.copy_and_resolve_references().unlock()
     config.train.chunk_size = 0  # one pass: less to compile
     config.train.skip_nonfinite = 1
@@ -46,10 +43,10 @@ def config(config: ConfigDict) -> ConfigDict:
 
 
 @pytest.fixture
-def bad_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def bad_batches(monkeypatch):
     """Makes the losses of the batches of some steps infinite."""
 
-    def some_are_bad(store: Any, spec: Any, step: int, **hosts: int) -> batches.Batch:
+    def some_are_bad(store, spec, step, **hosts):
         batch = make_batch(store, spec, step, **hosts)
         if step + 1 in BAD_STEPS:
             return batch._replace(weights_SxM=batch.weights_SxM * np.inf)
@@ -59,7 +56,7 @@ def bad_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonfinite, "make_batch", some_are_bad)
 
 
-def test_one_step_changes_nothing_and_the_next_does(config: ConfigDict) -> None:
+def test_one_step_changes_nothing_and_the_next_does(config):
     store = open_store(Path(config.data.store))
     model_config, settings = (
         scratch_model(config.model, store),
@@ -70,11 +67,11 @@ def test_one_step_changes_nothing_and_the_next_does(config: ConfigDict) -> None:
     good = make_batch(store, spec, 0)
     bad = good._replace(weights_SxM=good.weights_SxM * np.inf)
 
-    def after(state: Any, batch: Any) -> tuple[Any, Any]:
+    def after(state, batch):
         state, _ = step(state, batch)
         return state, jax.tree.map(np.array, state)
 
-    def same(a: Any, b: Any) -> list[bool]:
+    def same(a, b):
         pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         return [np.array_equal(x, y) for x, y in pairs]
 
@@ -93,14 +90,12 @@ def test_one_step_changes_nothing_and_the_next_does(config: ConfigDict) -> None:
         assert four.skipped == 2
 
 
-def test_a_loss_or_a_gradient_alone_is_enough(
-    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_or_a_gradient_alone_is_enough(config, monkeypatch):
     settings = step_settings(config, 6)
     before = initial_state({"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, settings.optimizer)
 
     @jax.jit
-    def step(loss: float, slope: float) -> Any:
+    def step(loss, slope):
         computed = {"loss": loss}, {"kernel": jnp.ones((2, 2)), "bias": jnp.full(2, slope)}
         monkeypatch.setattr(step_module, "loss_and_gradient", lambda *arguments: computed)
         return step_module.train_step(None, settings, before, None)[0]  # type: ignore[arg-type]
@@ -113,11 +108,11 @@ def test_a_loss_or_a_gradient_alone_is_enough(
 
 
 @pytest.fixture
-def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled_once(monkeypatch):
     """Lets all runs of a test share their programs."""
-    steps: dict[int, Any] = {}
+    steps = {}
 
-    def shared(model_config: Any, settings: StepSettings) -> Any:
+    def shared(model_config, settings):
         allowed = settings.skip_nonfinite
         return steps.setdefault(allowed, mapped_step(model_config, settings))
 
@@ -126,9 +121,7 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.effect("pretrain train.skip_nonfinite")
 @pytest.mark.usefixtures("bad_batches", "compiled_once")
-def test_a_run_stops_saves_and_can_resume(
-    config: ConfigDict, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
     run = tmp_path / "run"
     store = open_store(Path(config.data.store))
     spec = batch_spec(config)

@@ -17,7 +17,7 @@ from cocondenser_jax.pretrain.optimizer import (
 from cocondenser_jax.pretrain.step import initial_params
 
 
-def test_linear_warm_up_then_linear_decay() -> None:
+def test_linear_warm_up_then_linear_decay():
     schedule = learning_rate_schedule(AdamW(**default.get_config().optimizer, n_steps=100))
     rates = np.array([schedule(step) for step in range(101)])
     assert rates[0] == pytest.approx(1e-5)
@@ -28,7 +28,7 @@ def test_linear_warm_up_then_linear_decay() -> None:
     assert rates[100] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_decay_spares_biases_and_layer_norm() -> None:
+def test_decay_spares_biases_and_layer_norm():
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
     params = initial_params(ModelConfig(**sizes, num_hidden_layers=2, skip_from=1), 0)
     for path, decays in jax.tree_util.tree_leaves_with_path(decay_mask(params)):
@@ -36,7 +36,7 @@ def test_decay_spares_biases_and_layer_norm() -> None:
         assert decays == (leaf.ndim == 2), path
 
 
-def test_steps_are_those_of_torch_adamw() -> None:
+def test_steps_are_those_of_torch_adamw():
     """Clipping by the global norm, AdamW, and the decay of matrices only, over three steps."""
     settings = AdamW(**default.get_config().optimizer, n_steps=20)
     settings = settings._replace(learning_rate=1e-2, weight_decay=0.1)

@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
@@ -39,7 +37,7 @@ from cocondenser_jax.pretrain.plan import (
     plan,
     plan_step,
 )
-from cocondenser_jax.pretrain.step import LossSettings, StepSettings, state_shapes
+from cocondenser_jax.pretrain.step import LossSettings, state_shapes
 
 GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
 REDUCE = (
@@ -48,24 +46,24 @@ REDUCE = (
 )
 
 
-def test_collectives_are_read_with_type_and_bytes() -> None:
+def test_collectives_are_read_with_type_and_bytes():
     assert collectives(f"{GATHER}\n%d = f32[2]{{0}} add(%a, %b)\n{REDUCE}") == [
         Collective("all-gather", "f32", 4 * 512 * 256),
         Collective("all-reduce", "bf16", 4 + 2 * 16 + 4 * 4),
     ]
 
 
-def test_transfers_to_the_host_are_found() -> None:
+def test_transfers_to_the_host_are_found():
     assert host_transfers(GATHER + REDUCE) == 0
     outfeed = "%o = token[] outfeed(%x, %token)"
     callback = '%c = f32[] custom-call(%x), custom_call_target="xla_python_cpu_callback"'
     assert host_transfers(f"{GATHER}\n{outfeed}\n{callback}") == 2
 
 
-def test_cycles_are_added_up_over_loops_branches_and_layers() -> None:
+def test_cycles_are_added_up_over_loops_branches_and_layers():
     """As libtpu writes them: 100 once, 8 times 30, and in each of the eight one of two branches."""
 
-    def costs(n: int, path: str = "") -> str:
+    def costs(n, path=""):
         name = f' metadata={{op_name="jit(_fun)/while/body/{path}"}},' if path else ""
         config = f'backend_config={{"window_config":{{"estimated_cycles":"{n}"}}}}'
         return f"  %x.{n} = f32[2]{{0:T(256)}} fusion(%p), kind=kLoop, calls=%f,{name} {config}"
@@ -103,9 +101,7 @@ def test_cycles_are_added_up_over_loops_branches_and_layers() -> None:
     assert estimated_cycles(text, min) == rest | {"first pass, embeddings/norm": 8 * 7}
 
 
-def test_a_step_of_a_store_is_between_short_and_full(
-    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_a_store_is_between_short_and_full(config, monkeypatch):
     planned = {module.FULL: 20.0, module.SHORT: 10.0, "chunk size": 2, "cores": 8}
     monkeypatch.setattr(module, "plan_step", lambda *arguments: dict(planned))
     batch = make_batch(open_store(Path(config.data.store)), batch_spec(config), 0)
@@ -117,7 +113,7 @@ def test_a_step_of_a_store_is_between_short_and_full(
     assert plan(config, "v3-8")[module.AS_STORED] == pytest.approx(expected)
 
 
-def small_plan(tmp_path: Path, *overrides: str) -> dict[str, Any]:
+def small_plan(tmp_path, *overrides):
     """Plans through the command line, in a process where XLA's optimisations are not turned off."""
     pytest.importorskip("libtpu")
     out = tmp_path / "plan.json"
@@ -128,7 +124,7 @@ def small_plan(tmp_path: Path, *overrides: str) -> dict[str, Any]:
     return dict(json.loads(out.read_text()))
 
 
-def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path: Path) -> None:
+def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path):
     overrides = ("train.chunk_size=4", "train.dtype='bfloat16'", "model.hidden_dropout_prob=0.1")
     planned = small_plan(tmp_path, *(f"--config.{x}".replace("'", "") for x in overrides))
     assert planned["fits"] == "yes"
@@ -153,9 +149,7 @@ def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path: Path
     ("model_type", "vocabulary"),
     [("roberta", 50_265), ("xlm-roberta", 250_002), ("modernbert", 50_368)],
 )
-def test_other_backbones_have_their_vocabulary_and_compile(
-    tmp_path: Path, model_type: str, vocabulary: int
-) -> None:
+def test_other_backbones_have_their_vocabulary_and_compile(tmp_path, model_type, vocabulary):
     network = f"--config.model.model_type={model_type}"
     planned = small_plan(tmp_path, network, "--config.train.remat=true")
     assert planned["fits"] == "yes"
@@ -163,7 +157,7 @@ def test_other_backbones_have_their_vocabulary_and_compile(
     assert words < planned["memory, parameters (GiB)"] < words + 0.01
 
 
-def test_a_batch_that_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_a_batch_that_does_not_fit_is_named(tmp_path):
     # 8,192 spans a core, each with 26 rows of logits over 30,522 tokens: 26 GB.
     overrides = ("data.batch_size=32768", "train.chunk_size=8192", "data.length=64")
     planned = small_plan(tmp_path, *(f"--config.{x}" for x in overrides))
@@ -171,7 +165,7 @@ def test_a_batch_that_does_not_fit_is_named(tmp_path: Path) -> None:
     assert "memory, in all (GiB)" not in planned
 
 
-def test_the_least_time_of_a_step_is_its_arithmetic_at_the_peak() -> None:
+def test_the_least_time_of_a_step_is_its_arithmetic_at_the_peak():
     core = SimpleNamespace(device_kind="TPU v3")
     spec, settings = BatchSpec(0, 2048, 128), LossSettings(dtype="bfloat16", chunk_size=64)
     model = ModelConfig()
@@ -191,10 +185,8 @@ def test_the_least_time_of_a_step_is_its_arithmetic_at_the_peak() -> None:
 
 
 @pytest.mark.effect("plan --config", "plan --topology", "plan --search_chunk", "plan --json_out")
-def test_what_each_flag_of_plan_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretend(
-        model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
-    ) -> dict[str, Any]:
+def test_what_each_flag_of_plan_does(tmp_path, monkeypatch):
+    def pretend(model_config, settings, spec, topology):
         chunk = settings.loss.chunk_size
         fits = "yes" if chunk <= 8 else "no"
         return {
@@ -214,15 +206,11 @@ def test_what_each_flag_of_plan_does(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert planned == {"fits": "yes", "chunk": chunk, "on": "v5e-8", "layers": 4}
 
 
-def test_the_largest_chunk_is_found_by_bisection(
-    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
+def test_the_largest_chunk_is_found_by_bisection(config, monkeypatch):
+    tried = []
     limit = 0
 
-    def pretend(
-        model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
-    ) -> dict[str, Any]:
+    def pretend(model_config, settings, spec, topology):
         tried.append(settings.loss.chunk_size)
         return {"fits": "yes" if tried[-1] <= limit else "no", "chunk size": tried[-1]}
 
@@ -239,9 +227,7 @@ def test_the_largest_chunk_is_found_by_bisection(
         assert len(tried) <= 4
 
 
-def test_memory_is_told_by_kind_and_adds_up(
-    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     sizes = {"argument": 5, "output": 4, "alias": 3, "temp": 2, "generated_code": 0.5}
     analysis = SimpleNamespace(**{f"{k}_size_in_bytes": int(x * GIB) for k, x in sizes.items()})
     text = f"ENTRY %main (p: f32[2]) -> f32[2] {{\n{GATHER}\n}}"
@@ -278,27 +264,25 @@ def test_memory_is_told_by_kind_and_adds_up(
 @pytest.mark.parametrize(
     ("topology", "n_cores"), [("v3-8", 8), ("v4-8", 4), ("v5p-8", 4), ("v3:4x4", 32)]
 )
-def test_a_core_is_what_jax_calls_a_device(topology: str, n_cores: int) -> None:
+def test_a_core_is_what_jax_calls_a_device(topology, n_cores):
     pytest.importorskip("libtpu")
     assert len(module._topology(topology)[1]) == n_cores
 
 
 @pytest.mark.parametrize("topology", ["v9-8", "v3:7x9", "v3", "tpu"])
-def test_unknown_machines_are_refused(config: ConfigDict, topology: str) -> None:
+def test_unknown_machines_are_refused(config, topology):
     pytest.importorskip("libtpu")
     with pytest.raises(UserError, match=f"unknown topology '{topology}'.*expected one of v2-8"):
         plan(config, topology)
 
 
-def test_without_libtpu_it_says_how_to_get_it(
-    config: ConfigDict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_libtpu_it_says_how_to_get_it(config, monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install .*\[tpu\]"):
         plan(config, "v3-8")
 
 
-def test_a_step_takes_what_its_slowest_parts_take() -> None:
+def test_a_step_takes_what_its_slowest_parts_take():
     """Of 10 spans of 3 TFLOP at 60 TFLOP/s, 1.2 TB at 0.9 TB/s, and rings of 4 cores at 70 GB/s."""
     core = Core(16, compute=60.0, bandwidth=900.0, network=70.0)
     found = [
@@ -312,7 +296,7 @@ def test_a_step_takes_what_its_slowest_parts_take() -> None:
     assert bounds == pytest.approx(expected | {"step": 1200 / 900 + network})
 
 
-def test_the_work_of_a_step_grows_with_its_chunks() -> None:
+def test_the_work_of_a_step_grows_with_its_chunks():
     model, n = ModelConfig(), 1000  # parameters
     settings = LossSettings(dtype="bfloat16", chunk_size=8)
     direct = _work(model, settings._replace(chunk_size=0), 128, 32, n)

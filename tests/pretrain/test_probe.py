@@ -6,7 +6,6 @@ import logging
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +30,7 @@ from tests.pretrain.test_checkpoint import save_all
 N_PASSAGES = 12
 
 
-def slow_measures(vectors: np.ndarray) -> dict[str, float]:
+def slow_measures(vectors):
     """`measure_vectors` of pairs, one pair of vectors at a time."""
     n = len(vectors)
     unit = [v / math.sqrt(sum(x * x for x in v)) for v in vectors]
@@ -56,7 +55,7 @@ def slow_measures(vectors: np.ndarray) -> dict[str, float]:
     }
 
 
-def test_the_measures_of_vectors() -> None:
+def test_the_measures_of_vectors():
     rng = np.random.default_rng(0)
     vectors = np.repeat(rng.normal(size=(15, 8)), 2, axis=0) + rng.normal(size=(30, 8))
     expected = slow_measures(vectors)
@@ -66,7 +65,7 @@ def test_the_measures_of_vectors() -> None:
     assert alone == {name: alone[name] for name in ("uniformity", "effective_rank", "mean_cosine")}
 
 
-def test_vectors_that_are_all_the_same_find_no_partner() -> None:
+def test_vectors_that_are_all_the_same_find_no_partner():
     same = measure_vectors(np.ones((40, 8), np.float32), is_pair=True)
     assert same["partner_mrr"] == pytest.approx(1 / 39)
     assert same["partner_recall_at_10"] == 0
@@ -77,13 +76,13 @@ def test_vectors_that_are_all_the_same_find_no_partner() -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     """Three queries with one or two relevant passages each, the split "dev"."""
     folder = tmp_path_factory.mktemp("probe") / "data"
     (folder / "qrels").mkdir(parents=True)
     rng = np.random.default_rng(1)
 
-    def lines(name: str, n: int, length: int) -> str:
+    def lines(name, n, length):
         texts = (" ".join(rng.choice(WORDS, length)) for _ in range(n))
         rows = ({"_id": f"{name}{i}", "title": "", "text": text} for i, text in enumerate(texts))
         return "".join(json.dumps(row) + "\n" for row in rows)
@@ -97,7 +96,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def probed(config: ConfigDict, data: Path) -> Path:
+def probed(config, data):
     """A run of ten steps with a probe every third, of which only the best is to be kept."""
     config = config.copy_and_resolve_references().unlock()
     config.train.steps = 10
@@ -120,16 +119,16 @@ def probed(config: ConfigDict, data: Path) -> Path:
     return data.parent / "run"
 
 
-def logged(run: Path) -> dict[int, dict[str, float]]:
+def logged(run):
     """The probes by step."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return {line.pop("step"): line for line in lines if "probe/partner_mrr" in line}
 
 
-def slow_search(encode: Any, data: Path, store: Any) -> dict[str, float]:
+def slow_search(encode, data, store):
     tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
 
-    def vector(text: str) -> np.ndarray:
+    def vector(text):
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:14]
         return encode([store.cls_id, *ids, store.sep_id])
 
@@ -153,19 +152,17 @@ def slow_search(encode: Any, data: Path, store: Any) -> dict[str, float]:
 
 @pytest.mark.effect("pretrain probe.every", "pretrain probe.documents", "pretrain probe.data")
 @pytest.mark.effect("pretrain probe.split", "pretrain probe.passages")
-def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(
-    probed: Path, data: Path
-) -> None:
+def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(probed, data):
     assert list(logged(probed)) == [3, 6, 9, 10]
     model_config, params, facts = load_run(probed, "best")
     config = ConfigDict(facts["config"])
     store, model = open_store(Path(config.data.store)), Condenser(model_config)
 
     @jax.jit
-    def forward(ids: Any, mask: Any, positions: Any) -> Any:
+    def forward(ids, mask, positions):
         return model.apply({"params": params}, ids, mask, positions)
 
-    def encode(ids: list[int]) -> np.ndarray:
+    def encode(ids):
         """One text in a batch by itself, without slots for masked tokens."""
         row = np.array([ids + [store.pad_id] * (16 - len(ids))])
         mask = np.arange(16)[None] < len(ids)
@@ -191,7 +188,7 @@ def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(
 
 
 @pytest.mark.effect("pretrain probe.metric")
-def test_the_best_checkpoint_is_kept_beside_the_latest(probed: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_beside_the_latest(probed, tmp_path):
     losses = {step: line["probe/mlm_loss"] for step, line in logged(probed).items()}
     best = min(losses, key=lambda step: losses[step])
     assert best_probe(probed) == (best, "mlm_loss", losses[best], sum(s > best for s in losses))
@@ -208,7 +205,7 @@ def test_the_best_checkpoint_is_kept_beside_the_latest(probed: Path, tmp_path: P
     assert (of_best != of_last).any()
 
 
-def log_probes(run: Path, **curves: list[float]) -> None:
+def log_probes(run, **curves):
     run.mkdir(exist_ok=True)
     (run / "run.json").write_text('{"config": {"probe": {"metric": ""}}}')
     rows = [{"step": 2 * step + 2} for step in range(len(next(iter(curves.values()))))]
@@ -218,7 +215,7 @@ def log_probes(run: Path, **curves: list[float]) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_which_probe_is_the_best(tmp_path: Path) -> None:
+def test_which_probe_is_the_best(tmp_path):
     for step in (2, 4, 6):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
     log_probes(tmp_path, mlm_loss=[3.0, 2.0, 2.5])
@@ -237,16 +234,14 @@ def test_which_probe_is_the_best(tmp_path: Path) -> None:
         load_run(tmp_path, "best")
 
 
-def test_the_best_of_many_checkpoints_stays(tmp_path: Path) -> None:
+def test_the_best_of_many_checkpoints_stays(tmp_path):
     log_probes(tmp_path, partner_mrr=[0.1, 0.5, 0.4, 0.3, 0.2])
     save_all(tmp_path, {"keep": 2, "keep_every": 0}, (2, 4, 6, 8, 10))
     kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
     assert kept == [4, 8, 10]
 
 
-def test_the_last_line_says_which_probe_was_the_best(
-    config: ConfigDict, probed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_last_line_says_which_probe_was_the_best(config, probed, tmp_path, caplog):
     run = Path(shutil.copytree(probed, tmp_path / "run"))
     of_run = ConfigDict(json.loads((run / "run.json").read_text())["config"])
     losses = {step: line["probe/mlm_loss"] for step, line in logged(run).items()}
@@ -264,9 +259,7 @@ def test_the_last_line_says_which_probe_was_the_best(
         assert caplog.messages[-1] == said
 
 
-def test_a_collapse_is_named_once(
-    config: ConfigDict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_collapse_is_named_once(config, monkeypatch, caplog):
     config = config.copy_and_resolve_references().unlock()
     config.probe.every = 1
     config.train.objective = "contrastive"
@@ -274,7 +267,7 @@ def test_a_collapse_is_named_once(
     store = open_store(Path(config.data.store))
     noise = np.random.default_rng(0).normal(size=(8, 16))
 
-    def mapped_forward(*arguments: Any) -> Any:
+    def mapped_forward(*arguments):
         return lambda spread, batch: (1 + spread * noise, {})
 
     monkeypatch.setattr(probe, "mapped_forward", mapped_forward)
@@ -288,7 +281,7 @@ def test_a_collapse_is_named_once(
     ]
 
 
-def test_what_is_not_finite_counts_as_zero(config: ConfigDict, probed: Path) -> None:
+def test_what_is_not_finite_counts_as_zero(config, probed):
     model_config, params, facts = load_run(probed)
     config = ConfigDict(facts["config"])
     broken = jax.tree.map(lambda x: np.full_like(x, np.nan), params)
@@ -299,7 +292,7 @@ def test_what_is_not_finite_counts_as_zero(config: ConfigDict, probed: Path) -> 
     assert 0 < values["probe/ndcg_at_10"] < 0.5
 
 
-def test_nothing_to_measure(config: ConfigDict) -> None:
+def test_nothing_to_measure(config):
     config = config.copy_and_resolve_references().unlock()
     store = open_store(Path(config.data.store))
     model_config = scratch_model(config.model, store)

@@ -9,12 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax.pretrain import checkpoint, signals
 from cocondenser_jax.pretrain.loop import train
@@ -37,10 +33,10 @@ between_steps(run)
 
 
 @pytest.mark.parametrize("number", signals.HEARD)
-def test_a_signal_is_heard_and_handlers_come_back(number: signal.Signals) -> None:
+def test_a_signal_is_heard_and_handlers_come_back(number):
     before = [signal.getsignal(each) for each in signals.HEARD]
 
-    def run(is_to_stop: Callable[[int], bool]) -> None:
+    def run(is_to_stop):
         assert not is_to_stop(1)
         os.kill(os.getpid(), number)
         while not is_to_stop(1):  # the main thread hears it
@@ -50,15 +46,15 @@ def test_a_signal_is_heard_and_handlers_come_back(number: signal.Signals) -> Non
     assert [signal.getsignal(each) for each in signals.HEARD] == before
 
 
-def test_a_signal_is_answered_that_comes_while_another_is(caplog: pytest.LogCaptureFixture) -> None:
-    answers: list[str] = []
+def test_a_signal_is_answered_that_comes_while_another_is(caplog):
+    answers = []
 
     class Stream:
         """As sys.stderr, it cannot be written to by a handler that interrupts its writing."""
 
         busy = False
 
-        def write(self, text: str) -> None:
+        def write(self, text):
             if self.busy:
                 raise RuntimeError("reentrant call")
             self.busy = True
@@ -68,9 +64,9 @@ def test_a_signal_is_answered_that_comes_while_another_is(caplog: pytest.LogCapt
             answers.append(text)
             self.busy = False
 
-        def flush(self) -> None: ...
+        def flush(self): ...
 
-    def run(is_to_stop: Callable[[int], bool]) -> None:
+    def run(is_to_stop):
         is_to_stop(1)
         os.kill(os.getpid(), signal.SIGINT)
         end = time.monotonic() + 10
@@ -87,10 +83,10 @@ def test_a_signal_is_answered_that_comes_while_another_is(caplog: pytest.LogCapt
     assert ["2 more" in answers[0], "once more" in answers[-1]] == [True, True]
 
 
-def test_what_a_run_raises_is_raised_and_handlers_come_back() -> None:
+def test_what_a_run_raises_is_raised_and_handlers_come_back():
     before = [signal.getsignal(each) for each in signals.HEARD]
 
-    def run(is_to_stop: Callable[[int], bool]) -> None:
+    def run(is_to_stop):
         raise SystemExit(5)
 
     with pytest.raises(SystemExit, match="5"):
@@ -99,7 +95,7 @@ def test_what_a_run_raises_is_raised_and_handlers_come_back() -> None:
 
 
 @pytest.mark.parametrize("number", signals.HEARD)
-def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number: signal.Signals) -> None:
+def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", COMPILES], **pipes)
     assert process.stdout
@@ -114,7 +110,7 @@ def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number: signal.Sign
 
 
 @pytest.mark.parametrize("number", signals.HEARD)
-def test_signals_during_a_step_are_answered_and_the_third_ends_it(number: signal.Signals) -> None:
+def test_signals_during_a_step_are_answered_and_the_third_ends_it(number):
     program = COMPILES.replace('print("ready"', 'is_to_stop(1); print("ready"')
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", program], **pipes)
@@ -132,8 +128,8 @@ def test_signals_during_a_step_are_answered_and_the_third_ends_it(number: signal
         process.kill()
 
 
-def test_nohup_is_respected() -> None:
-    def ignore(is_to_stop: Callable[[int], bool]) -> None:
+def test_nohup_is_respected():
+    def ignore(is_to_stop):
         os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(0.1)
         assert not is_to_stop(1)
@@ -145,13 +141,11 @@ def test_nohup_is_respected() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_last_checkpoint_is_saved_whatever_comes(
-    config: ConfigDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_checkpoint_is_saved_whatever_comes(config, tmp_path, monkeypatch):
     written = checkpoint.checkpoint_writer
 
     @contextlib.contextmanager
-    def interrupted(*arguments: Any, **settings: int) -> Iterator[Any]:
+    def interrupted(*arguments, **settings):
         with written(*arguments, **settings) as save:
             yield save
             os.kill(os.getpid(), signal.SIGINT)
@@ -161,7 +155,7 @@ def test_the_last_checkpoint_is_saved_whatever_comes(
     assert (tmp_path / "run" / "checkpoints" / str(config.train.steps)).is_dir()
 
 
-def test_a_stopped_run_resumes_with_other_devices(config: ConfigDict, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_with_other_devices(config, tmp_path):
     config = config.copy_and_resolve_references().unlock()
     config.train.chunk_size = 0
     config.train.steps = 10_000

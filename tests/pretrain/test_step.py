@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
@@ -43,12 +42,12 @@ class Trained(NamedTuple):
 
 
 def steps(
-    config: ConfigDict,
-    n_devices: int,
-    n_steps: int = 1,
-    empty_spans: int = 0,
-    factor: float = 1.0,
-) -> Trained:
+    config,
+    n_devices,
+    n_steps=1,
+    empty_spans=0,
+    factor=1.0,
+):
     """Runs some steps on the first devices; the first parameters are multiplied by `factor`."""
     store = open_store(Path(config.data.store))
     model_config = scratch_model(network_sizes(config), store)
@@ -69,7 +68,7 @@ def steps(
     return Trained(metrics, state.params, moment)
 
 
-def changed(config: ConfigDict, **settings: Any) -> ConfigDict:
+def changed(config, **settings):
     config = config.copy_and_resolve_references().unlock()
     for key, value in settings.items():
         section, name = key.split("__")
@@ -77,7 +76,7 @@ def changed(config: ConfigDict, **settings: Any) -> ConfigDict:
     return config.lock()
 
 
-def assert_same(left: Trained, right: Trained) -> None:
+def assert_same(left, right):
     for a, b in zip(left.metrics, right.metrics, strict=True):
         assert a.keys() == b.keys()
         for name, value in a.items():
@@ -87,7 +86,7 @@ def assert_same(left: Trained, right: Trained) -> None:
     assert relative_error(left.moment, right.moment) <= 1e-5
 
 
-def relative_error(left: Any, right: Any) -> float:
+def relative_error(left, right):
     """The distance of two trees of arrays, relative to the size of the second."""
     pairs = list(zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True))
     distance = sum(np.sum(np.square(a - b)) for a, b in pairs)
@@ -95,9 +94,7 @@ def relative_error(left: Any, right: Any) -> float:
 
 
 @pytest.mark.parametrize(("dropout", "chunk_sizes"), [(0.0, (2, 8)), (0.1, (4,))])
-def test_two_passes_are_one_direct_pass(
-    config: ConfigDict, dropout: float, chunk_sizes: tuple[int, ...]
-) -> None:
+def test_two_passes_are_one_direct_pass(config, dropout, chunk_sizes):
     config = changed(
         config,
         model__hidden_dropout_prob=dropout,
@@ -111,8 +108,8 @@ def test_two_passes_are_one_direct_pass(
 
 
 @pytest.mark.effect("pretrain train.remat")
-def test_layers_are_computed_again_where_the_settings_say_so(config: ConfigDict) -> None:
-    def count_products(config: ConfigDict) -> int:
+def test_layers_are_computed_again_where_the_settings_say_so(config):
+    def count_products(config):
         model_config = scratch_model(network_sizes(config), open_store(Path(config.data.store)))
         settings, spec = step_settings(config, 1), batch_spec(config)
         batch = make_batch(open_store(Path(config.data.store)), spec, 0)
@@ -127,9 +124,7 @@ def test_layers_are_computed_again_where_the_settings_say_so(config: ConfigDict)
     ("longest", "most_masked", "length"),
     [(4, 2, 14), (13, 3, 14), (14, 2, 14), (15, 2, 16), (16, 1, 16), (5, 4, 16)],
 )
-def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(
-    longest: int, most_masked: int, length: int
-) -> None:
+def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_masked, length):
     """Of 16, and 4 slots: 14 and 16 tokens with 3 and 4 slots."""
     lengths_S = np.array([3, longest, 4])
     masked_S = np.array([1, most_masked, 1])
@@ -141,7 +136,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(
         weights_SxM=(np.arange(4) < masked_S[:, None]).astype(np.float32),
     )
 
-    def shape(chunk: tuple) -> jax.Array:
+    def shape(chunk):
         return jnp.array([chunk[0].input_ids_SxL.shape[1], chunk[0].weights_SxM.shape[1]])
 
     found = _at_shortest_length(shape, (batch, None)).tolist()
@@ -149,9 +144,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(
 
 
 @pytest.mark.parametrize("objective", ["mlm", "condenser", "contrastive", "ict"])
-def test_every_objective_goes_through_the_cache_and_over_devices(
-    config: ConfigDict, objective: str
-) -> None:
+def test_every_objective_goes_through_the_cache_and_over_devices(config, objective):
     config = changed(config, train__objective=objective, train__chunk_size=0)
     # Without tokens to predict, a new network's gradient is all but zero: as small as rounding.
     factor = {"contrastive": 8.0, "ict": 4.0}.get(objective, 1.0)
@@ -171,9 +164,7 @@ def test_every_objective_goes_through_the_cache_and_over_devices(
 
 
 @pytest.mark.parametrize("objective", ["contrastive", "ict"])
-def test_the_loss_without_tokens_is_the_mean_of_the_contrastive_one(
-    config: ConfigDict, objective: str
-) -> None:
+def test_the_loss_without_tokens_is_the_mean_of_the_contrastive_one(config, objective):
     config = changed(config, train__objective=objective, train__chunk_size=0)
     store = open_store(Path(config.data.store))
     model_config = scratch_model(network_sizes(config), store)
@@ -198,13 +189,11 @@ def test_the_loss_without_tokens_is_the_mean_of_the_contrastive_one(
     assert float(losses["loss"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_eight_devices_are_one(config: ConfigDict) -> None:
+def test_eight_devices_are_one(config):
     assert_same(steps(config, n_devices=8, n_steps=3), steps(config, n_devices=1, n_steps=3))
 
 
-def test_the_state_is_donated_and_the_step_compiled_once(
-    config: ConfigDict, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
     config = changed(config, train__chunk_size=0, train__objective="condenser")
     store = open_store(Path(config.data.store))
     model_config, settings = (
@@ -223,7 +212,7 @@ def test_the_state_is_donated_and_the_step_compiled_once(
     assert all(x.is_deleted() for x in jax.tree.leaves((first, second)))
 
 
-def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config: ConfigDict) -> None:
+def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config):
     one_chunk = changed(config, train__chunk_size=0, train__objective="condenser")
     chunks = changed(config, train__chunk_size=2, train__objective="condenser")
     whole = steps(one_chunk, n_devices=1, empty_spans=6)
@@ -232,16 +221,14 @@ def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config: ConfigD
 
 
 @pytest.mark.parametrize("n_devices", [1, 8])
-def test_dropout_has_a_seed_for_every_seed_step_and_span(
-    config: ConfigDict, monkeypatch: pytest.MonkeyPatch, n_devices: int
-) -> None:
+def test_dropout_has_a_seed_for_every_seed_step_and_span(config, monkeypatch, n_devices):
     config = changed(config, model__hidden_dropout_prob=0.1, train__chunk_size=0)
     store = open_store(Path(config.data.store))
     model_config = scratch_model(config.model, store)
     batch = make_batch(store, BatchSpec(0, 16, 16), 0)
     parts = jax.tree.map(lambda x: x.reshape(n_devices, -1, *x.shape[1:]), batch)
 
-    def seeds_as_gradient(params: Any, chunks: Any, **functions: Any) -> Any:
+    def seeds_as_gradient(params, chunks, **functions):
         seeds_S = chunks[1].reshape(-1)
         all_DxS = jnp.zeros((n_devices, len(seeds_S)), jnp.uint32)
         sums = {"head_mlm": jnp.zeros(())}
@@ -249,7 +236,7 @@ def test_dropout_has_a_seed_for_every_seed_step_and_span(
 
     monkeypatch.setattr(step_module, "loss_gradient", seeds_as_gradient)
 
-    def seeds(seed: int) -> list[set[int]]:
+    def seeds(seed):
         loss = step_settings(config, 6).loss._replace(seed=seed)
         draw = functools.partial(loss_and_gradient, model_config, loss, {})
         devices = jax.devices()[:n_devices]
@@ -262,7 +249,7 @@ def test_dropout_has_a_seed_for_every_seed_step_and_span(
     assert found[-1] == set(expected.tolist())
 
 
-def test_both_passes_see_the_same_vectors_bit_for_bit(config: ConfigDict) -> None:
+def test_both_passes_see_the_same_vectors_bit_for_bit(config):
     """With dropout, the second pass back-propagates through what the first pass compared.
 
     Without the late MLM, which computes more rows in the same products and so rounds otherwise.
@@ -275,7 +262,7 @@ def test_both_passes_see_the_same_vectors_bit_for_bit(config: ConfigDict) -> Non
     params = initial_params(model.config, 0)
     seeds = jnp.arange(32, dtype=jnp.uint32)
 
-    def both(chunk: tuple) -> tuple[jax.Array, jax.Array]:
+    def both(chunk):
         batch, seeds = chunk
         inputs = batch.input_ids_SxL, batch.attention_mask_SxL
         first = model.apply({"params": params}, *inputs, seeds, method="encode")
@@ -288,7 +275,7 @@ def test_both_passes_see_the_same_vectors_bit_for_bit(config: ConfigDict) -> Non
     assert np.abs(first[0, 0] - first[1, 0]).max() > 0.1
 
 
-def test_bfloat16_compares_vectors_in_float32(config: ConfigDict) -> None:
+def test_bfloat16_compares_vectors_in_float32(config):
     config = changed(config, train__dtype="bfloat16", train__chunk_size=4)
     (metrics,) = steps(config, n_devices=1).metrics
     store = open_store(Path(config.data.store))
@@ -305,7 +292,7 @@ def test_bfloat16_compares_vectors_in_float32(config: ConfigDict) -> None:
     assert metrics["contrastive_loss"] == pytest.approx(expected, abs=1e-3)
 
 
-def test_span_sum_divides_by_spans(config: ConfigDict) -> None:
+def test_span_sum_divides_by_spans(config):
     config = changed(config, train__objective="condenser", train__chunk_size=0)
     mean = steps(config, n_devices=1).metrics
     total = steps(changed(config, train__mlm_reduction="span_sum"), n_devices=1).metrics
@@ -315,7 +302,7 @@ def test_span_sum_divides_by_spans(config: ConfigDict) -> None:
     assert total[0]["head_mlm_loss"] == pytest.approx(mean[0]["head_mlm_loss"], rel=1e-5)
 
 
-def test_the_loss_is_the_sum_of_its_parts(config: ConfigDict) -> None:
+def test_the_loss_is_the_sum_of_its_parts(config):
     config = changed(config, train__mlm_weight=0.3, train__chunk_size=0)
     (metrics,) = steps(config, n_devices=1).metrics
     expected = (
@@ -326,7 +313,7 @@ def test_the_loss_is_the_sum_of_its_parts(config: ConfigDict) -> None:
     assert metrics["contrastive_loss"] == pytest.approx(np.log(31), rel=0.15)
 
 
-def test_training_lowers_the_mlm_loss(config: ConfigDict) -> None:
+def test_training_lowers_the_mlm_loss(config):
     settings = {"optimizer__learning_rate": 1e-2, "train__steps": 60, "train__chunk_size": 0}
     metrics = steps(changed(config, **settings), n_devices=1, n_steps=60).metrics
     # 15 words: from one in 80 tokens to about one in 15, the chance among words.
@@ -341,9 +328,7 @@ def test_training_lowers_the_mlm_loss(config: ConfigDict) -> None:
         ("data__length", 40, "longer than the model's 16 positions"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(
-    config: ConfigDict, key: str, value: Any, message: str
-) -> None:
+def test_shapes_that_do_not_fit_are_refused(config, key, value, message):
     config = changed(config, **{key: value})
     spec = batch_spec(config)
     with pytest.raises(UserError, match=message):

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -32,7 +31,7 @@ sys.exit(supervise(run))
 """
 
 
-def start(statement: str) -> subprocess.Popen[str]:
+def start(statement):
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(statement)],
         stdout=subprocess.PIPE,
@@ -42,7 +41,7 @@ def start(statement: str) -> subprocess.Popen[str]:
 
 
 @contextlib.contextmanager
-def both_ready(statement: str) -> Iterator[subprocess.Popen[str]]:
+def both_ready(statement):
     """Starts a program whose child calls `ready`, and waits until both have their handlers."""
     with start(statement) as process:
         try:
@@ -62,13 +61,13 @@ def both_ready(statement: str) -> Iterator[subprocess.Popen[str]]:
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, ""),
     ],
 )
-def test_the_status_is_the_childs(statement: str, status: int, says: str) -> None:
+def test_the_status_is_the_childs(statement, status, says):
     process = start(statement)
     _, printed = process.communicate(timeout=60)
     assert (process.returncode, printed) == (status, says)
 
 
-def test_an_abort_is_explained() -> None:
+def test_an_abort_is_explained():
     process = start("os.abort()")
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 3
@@ -77,7 +76,7 @@ def test_an_abort_is_explained() -> None:
 
 
 @pytest.mark.parametrize("number", HEARD)
-def test_a_request_to_end_reaches_the_child(number: signal.Signals) -> None:
+def test_a_request_to_end_reaches_the_child(number):
     handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(9))"
     with both_ready(f"{handler}; ready(); [time.sleep(0.1) for _ in range(600)]") as process:
         process.send_signal(number)
@@ -85,7 +84,7 @@ def test_a_request_to_end_reaches_the_child(number: signal.Signals) -> None:
         assert process.returncode == 9
 
 
-def test_the_third_request_ends_a_child_that_does_not_listen() -> None:
+def test_the_third_request_ends_a_child_that_does_not_listen():
     handler = "signal.signal(signal.SIGTERM, lambda *_: print('heard', flush=True))"
     with both_ready(f"{handler}; ready(); [time.sleep(1) for _ in range(60)]") as process:
         assert process.stdout
@@ -97,7 +96,7 @@ def test_the_third_request_ends_a_child_that_does_not_listen() -> None:
         assert process.returncode == 128 + signal.SIGKILL
 
 
-def test_the_child_ends_with_its_parent() -> None:
+def test_the_child_ends_with_its_parent():
     with both_ready("ready(); [time.sleep(0.1) for _ in range(600)]") as process:
         process.kill()
         process.communicate(timeout=30)  # the child's output ends with it

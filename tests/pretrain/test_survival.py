@@ -5,10 +5,8 @@ import random
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from ml_collections import ConfigDict
 
 from benchmarks.soak import losses, soak
 
@@ -34,7 +32,7 @@ sys.exit(main())
 
 
 @pytest.fixture
-def command(config: ConfigDict, tmp_path: Path) -> list[str]:
+def command(config, tmp_path):
     """`cocondenser pretrain` for an experiment of 24 steps, without --workdir."""
     config = config.copy_and_resolve_references().unlock()
     config.train.chunk_size = 0
@@ -49,8 +47,8 @@ def command(config: ConfigDict, tmp_path: Path) -> list[str]:
 
 @pytest.mark.timeout(900)
 def test_what_is_killed_at_any_moment_resumes_as_if_nothing_had_happened(
-    command: list[str], tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+    command, tmp_path, pytestconfig
+):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     # Other moments in each run of the tests, and the seed is printed at its head. `make soak` kills
     # hundreds of times.

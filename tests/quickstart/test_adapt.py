@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -49,15 +48,15 @@ class Finished(NamedTuple):
     printed: dict[Path, str]
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def by_id(path: Path) -> dict[str, str]:
+def by_id(path):
     return {line["_id"]: line["text"] for line in lines(path)}
 
 
-def kill_during_training(words: list[str], workdir: Path) -> None:
+def kill_during_training(words, workdir):
     """Starts a command, and ends it with SIGKILL once a checkpoint is there."""
     process = subprocess.Popen([sys.executable, "-m", "cocondenser_jax.cli", *words])
     checkpoints = workdir / "pretraining" / "checkpoints"
@@ -69,7 +68,7 @@ def kill_during_training(words: list[str], workdir: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> Path:
+def corpus(tmp_path_factory, words):
     """A folder of text files, each of forty words in sentences."""
     folder, rng = tmp_path_factory.mktemp("texts"), np.random.default_rng(5)
     for number in range(N_TEXTS):
@@ -81,7 +80,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged_data(tmp_path_factory: pytest.TempPathFactory, beir: Path) -> Path:
+def judged_data(tmp_path_factory, beir):
     """The collection with judgments of test, and for training in `with-train`."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("test-only", "with-train"):
@@ -95,11 +94,11 @@ def judged_data(tmp_path_factory: pytest.TempPathFactory, beir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_model: Callable[..., Path],
-    corpus: Path,
-    judged_data: Path,
-) -> Finished:
+    tmp_path_factory,
+    make_model,
+    corpus,
+    judged_data,
+):
     folder = tmp_path_factory.mktemp("adapt")
     plain, model = make_model(), folder / "with-mean-pooling"
     load_retriever(plain, pooling="mean").save_pretrained(str(model), create_model_card=False)
@@ -126,11 +125,11 @@ def finished(
     return Finished(model, corpus, *(folder / name for name in asked), printed)
 
 
-def results(workdir: Path) -> dict[str, dict[str, Any]]:
+def results(workdir):
     return {row["name"]: row for row in json.loads((workdir / "results.json").read_text())}
 
 
-def mean_reciprocal_rank(model: Path, data: Path, pooling: str) -> float:
+def mean_reciprocal_rank(model, data, pooling):
     """Ranks all passages by inner product, with transformers alone."""
     import torch
     import transformers
@@ -138,7 +137,7 @@ def mean_reciprocal_rank(model: Path, data: Path, pooling: str) -> float:
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     network = transformers.AutoModel.from_pretrained(model, add_pooling_layer=False)
 
-    def vectors(texts: list[str]) -> np.ndarray:
+    def vectors(texts):
         inputs = tokenizer(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
         with torch.no_grad():
             hidden = network(**inputs).last_hidden_state
@@ -162,7 +161,7 @@ def mean_reciprocal_rank(model: Path, data: Path, pooling: str) -> float:
 
 
 @pytest.mark.effect("adapt --corpus", "adapt --model", "adapt --workdir")
-def test_an_adaptation_that_was_killed_is_as_promised(finished: Finished) -> None:
+def test_an_adaptation_that_was_killed_is_as_promised(finished):
     workdir = finished.unlabelled
     for name in ("model/model.safetensors", "retriever/modules.json", "index/index.faiss"):
         assert (workdir / name).is_file()
@@ -185,15 +184,15 @@ def test_an_adaptation_that_was_killed_is_as_promised(finished: Finished) -> Non
 
 
 def test_without_judgments_spans_of_held_out_documents_search_for_each_other(
-    finished: Finished,
-) -> None:
+    finished,
+):
     data, store = finished.unlabelled / "data", open_store(finished.unlabelled / "store")
     held_out = held_out_documents(store, 512)
     assert len(held_out) == N_TEXTS // 10
     qrels = read_qrels(data / "qrels" / "test.tsv")
     passages, queries = by_id(data / "corpus.jsonl"), by_id(data / "queries.jsonl")
 
-    def document(span: str) -> int:
+    def document(span):
         return int(np.searchsorted(store.first_span_D, int(span), side="right")) - 1
 
     assert {document(query) for query in qrels} == set(held_out.tolist())
@@ -212,7 +211,7 @@ def test_without_judgments_spans_of_held_out_documents_search_for_each_other(
     assert len(passages) == len(held_out) + n_others
 
 
-def test_the_rows_are_what_plain_transformers_finds(finished: Finished) -> None:
+def test_the_rows_are_what_plain_transformers_finds(finished):
     rows = results(finished.unlabelled)
     data = finished.unlabelled / "data"
     assert [*rows] == ["BM25", "unadapted", "unadapted, mean pooling", "adapted"]
@@ -228,7 +227,7 @@ def test_the_rows_are_what_plain_transformers_finds(finished: Finished) -> None:
 
 
 @pytest.mark.effect("adapt --data")
-def test_with_judgments_both_are_compared_on_them(finished: Finished, judged_data: Path) -> None:
+def test_with_judgments_both_are_compared_on_them(finished, judged_data):
     rows = results(finished.judged)
     assert [*rows] == ["BM25", "unadapted", "adapted"]  # its own pooling is that of CLS
     assert not (finished.judged / "data").exists()
@@ -242,7 +241,7 @@ def test_with_judgments_both_are_compared_on_them(finished: Finished, judged_dat
     assert f"search --index={finished.judged / 'index'}" in printed
 
 
-def test_with_training_pairs_both_are_fine_tuned_in_the_same_way(finished: Finished) -> None:
+def test_with_training_pairs_both_are_fine_tuned_in_the_same_way(finished):
     folders = finished.trained / "compare" / "unadapted", finished.trained
     before, after = (
         json.loads((folder / "finetuning" / "finetune.json").read_text()) for folder in folders
@@ -257,15 +256,15 @@ def test_with_training_pairs_both_are_fine_tuned_in_the_same_way(finished: Finis
     assert "Fine-tuning: adapted" in (finished.trained / "report.html").read_text()
 
 
-def test_the_head_that_a_model_has_goes_on(finished: Finished) -> None:
+def test_the_head_that_a_model_has_goes_on(finished):
     for workdir, expected in ((finished.judged, (1, 0)), (finished.trained, (2, 1))):
         network, _, _ = load_run(workdir / "pretraining")
         assert (network.n_head_layers, network.skip_from) == expected
 
 
 def test_another_head_than_the_models_is_refused_before_anything_is_made(
-    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    finished, tmp_path, capsys
+):
     headed, new = finished.judged.with_name("with-a-head"), tmp_path / "new"
     words = [f"--corpus={finished.corpus}", f"--model={headed}", f"--workdir={new}"]
     assert main(["adapt", *words, "--config.model.n_head_layers=2"]) == 2
@@ -274,15 +273,13 @@ def test_another_head_than_the_models_is_refused_before_anything_is_made(
     assert not new.exists()
 
 
-def test_a_new_head_reads_the_middle_as_in_the_papers(make_model: Callable[..., Path]) -> None:
+def test_a_new_head_reads_the_middle_as_in_the_papers(make_model):
     for n_layers, middle in ((6, 3), (12, 6)):
         network, _ = load_folder(str(make_model(num_hidden_layers=n_layers)), init_head_seed=0)
         assert (network.n_head_layers, network.skip_from) == (2, middle)
 
 
-def test_called_again_it_trains_nothing(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_called_again_it_trains_nothing(finished, monkeypatch):
     monkeypatch.setattr(adapting, "build_store", pytest.fail)
     for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):
         monkeypatch.setattr(pipeline, name, pytest.fail)
@@ -305,15 +302,15 @@ def test_called_again_it_trains_nothing(
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_made(
-    changes: dict[str, str],
-    said: str,
-    make_model: Callable[..., Path],
-    model_folder: Path,
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    changes,
+    said,
+    make_model,
+    model_folder,
+    corpus,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     shutil.copytree(model_folder, tmp_path / "gpt")
@@ -328,13 +325,13 @@ def test_bad_input_is_one_line_before_anything_is_made(
     assert os.listdir("empty") == []
 
 
-def test_another_corpus_is_refused(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_corpus_is_refused(finished, capsys):
     words = ["adapt", f"--corpus={finished.corpus / '0.txt'}", f"--model={finished.model}"]
     assert main([*words, f"--workdir={finished.unlabelled}", *SETTINGS]) == 2
     assert f"{finished.unlabelled} was started with corpus=" in capsys.readouterr().err
 
 
-def rows_of(p_value: float, bm25: float, *mrr: float) -> list[ResultRow]:
+def rows_of(p_value, bm25, *mrr):
     names = ["unadapted", "unadapted, mean pooling", "adapted"]
     values = [("BM25", bm25), *zip(names, mrr, strict=True)]
     return [ResultRow(n, {"MRR@10": v}, {"MRR@10": p_value}, 0.0, 1.0) for n, v in values]
@@ -359,11 +356,11 @@ def rows_of(p_value: float, bm25: float, *mrr: float) -> list[ResultRow]:
         ),
     ],
 )
-def test_the_verdict_is_about_the_better_unadapted_row(rows: list[ResultRow], said: str) -> None:
+def test_the_verdict_is_about_the_better_unadapted_row(rows, said):
     assert verdict(rows) == said
 
 
-def test_the_proposals_are_what_was_measured_and_what_the_papers_have() -> None:
+def test_the_proposals_are_what_was_measured_and_what_the_papers_have():
     measured = proposals.propose(14_296, 2, on_cpu=True)
     assert (measured.data.batch_size, measured.data.length) == (32, 64)
     assert measured.optimizer.learning_rate == 5e-5
@@ -379,7 +376,7 @@ def test_the_proposals_are_what_was_measured_and_what_the_papers_have() -> None:
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu: bool) -> None:
+def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu):
     for n_documents in (0, 1, 9, 31, 100, 5_000, 20_001, 10_000_000):
         for n_devices in (1, 2, 3, 8, 32):
             config = proposals.propose(n_documents, n_devices, on_cpu)

@@ -2,9 +2,7 @@
 
 import json
 import shlex
-import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from cocondenser_jax import warm_start
 from cocondenser_jax.cli import main
@@ -23,12 +20,12 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import LOCK
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.quickstart import ladder, pipeline
 from cocondenser_jax.quickstart.ladder import quickstart
 from cocondenser_jax.quickstart.pipeline import Outcome
 from cocondenser_jax.retrieval.models import model_sha256
+from cocondenser_jax.storage.files import LOCK
 
 NAMES = ("no-pretraining", "condenser", "cocondenser")
 pytestmark = pytest.mark.timeout(900)  # the first test pays for five trainings
@@ -51,24 +48,24 @@ class Finished(NamedTuple):
     page: str
     warm_starts: list[tuple[Path, Any]]
 
-    def folder(self, model: str) -> Path:
+    def folder(self, model):
         """Returns where the `model`, retriever and index of a row are."""
         return self.workdir if model == "cocondenser" else self.workdir / "compare" / model
 
-    def run(self, stage: str) -> Path:
+    def run(self, stage):
         return self.workdir / "pretraining" / stage
 
 
-def lines(path: Path) -> list[dict[str, str]]:
+def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[None]:
+def small():
     """A quickstart on one package, with a small model and a few steps."""
     pretraining_config, finetuning_config = pretraining.get_config, finetuning.get_config
 
-    def small(argument: str = "cocondenser") -> ConfigDict:
+    def small(argument="cocondenser"):
         config = pretraining_config(argument).unlock()
         config.train.steps = 3
         config.data.batch_size = 16
@@ -76,7 +73,7 @@ def small() -> Iterator[None]:
         config.model.intermediate_size = 16
         return config.lock()
 
-    def short(argument: str = "") -> ConfigDict:
+    def short(argument=""):
         config = finetuning_config(argument).unlock()
         config.max_steps = 2
         config.batch_size = 4
@@ -92,19 +89,19 @@ def small() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def finished(small, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("quickstart") / "run"
-    warm_starts: list[tuple[Path, Any]] = []
+    warm_starts = []
     load_warm_start = warm_start.load_warm_start
 
-    def recorded(name_or_folder: str, *arguments: Any) -> Any:
+    def recorded(name_or_folder, *arguments):
         model_config, params = load_warm_start(name_or_folder, *arguments)
         warm_starts.append((Path(name_or_folder), params))
         return model_config, params
 
-    outcomes: list[Outcome] = []
+    outcomes = []
 
-    def kept(*arguments: Any, **options: Any) -> Outcome:
+    def kept(*arguments, **options):
         outcomes.append(quickstart(*arguments, **options))
         return outcomes[-1]
 
@@ -117,17 +114,17 @@ def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(workdir, outcomes[0], results, page, warm_starts)
 
 
-def assert_same(left: Any, right: Any) -> None:
+def assert_same(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
-def differ(left: Any, right: Any) -> bool:
+def differ(left, right):
     """Tells whether every matrix of two parameter trees differs; biases may all be 0."""
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
     return all((np.asarray(a) != np.asarray(b)).any() for a, b in pairs if np.ndim(a) > 1)
 
 
-def test_the_folder_holds_what_was_promised(finished: Finished) -> None:
+def test_the_folder_holds_what_was_promised(finished):
     workdir, outcome = finished.workdir, finished.outcome
     for name in ("model/model.safetensors", "retriever/modules.json", "index/index.faiss"):
         assert (workdir / name).is_file()
@@ -142,7 +139,7 @@ def test_the_folder_holds_what_was_promised(finished: Finished) -> None:
 
 
 @pytest.mark.effect("quickstart --workdir")
-def test_rows_are_an_evaluation_of_the_run_files(finished: Finished) -> None:
+def test_rows_are_an_evaluation_of_the_run_files(finished):
     qrels = read_qrels(finished.workdir / "data" / "qrels" / "test.tsv")
     files = [finished.folder(name) / "test.trec" for name in NAMES]
     rows = finished.outcome.rows
@@ -177,7 +174,7 @@ def test_rows_are_an_evaluation_of_the_run_files(finished: Finished) -> None:
         assert row.p_values["MRR@10"] == pytest.approx(p, abs=0.03)
 
 
-def test_tokens_are_those_of_the_pretraining(finished: Finished) -> None:
+def test_tokens_are_those_of_the_pretraining(finished):
     store = open_store(finished.workdir / "store")
     per_span = store.n_tokens / store.n_spans + 2
     of_stage = np.array([16, 32]) * 3 * per_span  # spans of a step, steps
@@ -185,21 +182,21 @@ def test_tokens_are_those_of_the_pretraining(finished: Finished) -> None:
     assert tokens == pytest.approx([0.0, 0.0, of_stage[0], of_stage.sum()])
 
 
-def test_cocondenser_starts_from_the_condensers_weights(finished: Finished) -> None:
+def test_cocondenser_starts_from_the_condensers_weights(finished):
     [(folder, start)] = finished.warm_starts
     assert folder == finished.run("condenser")
     assert_same(start, load_run(folder)[1])
     assert differ(start, load_run(finished.run("cocondenser"))[1])
 
 
-def test_each_exported_model_is_that_of_its_run(finished: Finished) -> None:
+def test_each_exported_model_is_that_of_its_run(finished):
     for stage in ("condenser", "cocondenser"):
         _, params, facts = load_run(finished.run(stage))
         assert facts["config"]["train"]["objective"] == stage
         assert_same(load_folder(str(finished.folder(stage) / "model"))[1], params)
 
 
-def test_each_retriever_is_tuned_from_the_model_beside_it(finished: Finished) -> None:
+def test_each_retriever_is_tuned_from_the_model_beside_it(finished):
     for name in NAMES:
         folder = finished.folder(name)
         config = json.loads((folder / "finetuning" / "finetune.json").read_text())
@@ -208,15 +205,13 @@ def test_each_retriever_is_tuned_from_the_model_beside_it(finished: Finished) ->
         assert manifest["model_sha256"] == model_sha256(folder / "retriever")
 
 
-def test_the_models_differ(finished: Finished) -> None:
+def test_the_models_differ(finished):
     params = {name: load_folder(str(finished.folder(name) / "model"))[1] for name in NAMES}
     for left, right in combinations(params, 2):
         assert differ(params[left], params[right]), (left, right)
 
 
-def test_the_search_command_finds_the_first_example(
-    finished: Finished, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_search_command_finds_the_first_example(finished, capsys):
     program, *arguments = shlex.split(finished.outcome.search_command)
     assert program == "cocondenser"
     assert main(arguments) == 0
@@ -229,8 +224,8 @@ def test_the_search_command_finds_the_first_example(
 
 
 def test_held_out_first_paragraphs_are_in_no_training_text(
-    finished: Finished,
-) -> None:
+    finished,
+):
     data = finished.workdir / "data"
     queries = {query["_id"]: query["text"] for query in lines(data / "queries.jsonl")}
     texts = {
@@ -247,9 +242,7 @@ def test_held_out_first_paragraphs_are_in_no_training_text(
         assert queries[query] not in passages[query]
 
 
-def test_called_again_it_trains_nothing(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_called_again_it_trains_nothing(finished, monkeypatch):
     monkeypatch.setattr(ladder, "build_store", pytest.fail)
     for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):
         monkeypatch.setattr(pipeline, name, pytest.fail)
@@ -262,16 +255,14 @@ def test_called_again_it_trains_nothing(
         assert old[:-1] == new[:-1]
 
 
-def test_a_second_process_is_refused(
-    tmp_path: Path, hold: Callable[[Path], subprocess.Popen[str]]
-) -> None:
+def test_a_second_process_is_refused(tmp_path, hold):
     first = hold(tmp_path / "quickstart")
     with pytest.raises(UserError, match=f"quickstart is in use by process {first.pid} on "):
         quickstart(tmp_path / "quickstart")
     assert [path.name for path in (tmp_path / "quickstart").iterdir()] == [LOCK]
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="already exists"):
         quickstart(tmp_path)

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from cocondenser_jax.configs import default, finetune
 LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/partner_mrr": 0.5, "epoch": 1.0}
 
 
-def write_run(folder: Path, kind: str, facts: dict[str, Any], **last: float) -> Path:
+def write_run(folder, kind, facts, **last):
     """Writes a run folder that logged two steps."""
     folder.mkdir()
     (folder / kind).write_text(json.dumps(facts))
@@ -24,7 +22,7 @@ def write_run(folder: Path, kind: str, facts: dict[str, Any], **last: float) -> 
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[Path]:
+def runs(tmp_path):
     config = default.get_config().to_dict()
     config["seed"] = 7
     config["data"] |= {"batch_size": 32, "store": "stores/mine"}
@@ -42,13 +40,13 @@ def runs(tmp_path: Path) -> list[Path]:
     ]
 
 
-def facts_of(page: str, heading: str) -> dict[str, str]:
+def facts_of(page, heading):
     section = page[page.index(f"<h2>{heading}</h2>") :]
     return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", section[: section.index("</dl>")]))
 
 
 @pytest.mark.effect("report --workdir", "report --out")
-def test_curves_and_facts_of_several_runs(runs: list[Path], tmp_path: Path) -> None:
+def test_curves_and_facts_of_several_runs(runs, tmp_path):
     out = tmp_path / "page.html"
     assert main(["report", *(f"--workdir={run}" for run in runs), f"--out={out}"]) == 0
     page = out.read_text()
@@ -84,9 +82,7 @@ def test_curves_and_facts_of_several_runs(runs: list[Path], tmp_path: Path) -> N
     }
 
 
-def test_a_folder_without_a_run_is_one_line(
-    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):
     out = tmp_path / "page.html"
     assert main(["report", f"--workdir={runs[0]}", f"--workdir={tmp_path}", f"--out={out}"]) == 2
     said = f"cocondenser: {tmp_path} is not a run folder: it has no run.json and no finetune.json\n"

@@ -12,8 +12,8 @@ import torch
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import LOCK
 from cocondenser_jax.retrieval import encode, models, shards
+from cocondenser_jax.storage.files import LOCK
 
 
 def vectors(folder):

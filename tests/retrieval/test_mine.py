@@ -9,10 +9,10 @@ import pytest
 
 from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import read_candidates, with_positives
+from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval.mine import make_pool, mine
-from configs import finetune as finetune_config
 
 QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}, "q3": {"a": 0}}
 BM25 = {"q1": "abcdef", "q2": "cab"}

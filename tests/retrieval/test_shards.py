@@ -7,8 +7,8 @@ import pytest
 
 from cocondenser_jax.collection.folder import read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import write_json
 from cocondenser_jax.retrieval import encode, shards
+from cocondenser_jax.storage.files import write_json
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "tpu_scripts"
@@ -44,7 +43,7 @@ esac
 class Cloud:
     """The cloud of one test, and a folder to work in."""
 
-    def __init__(self, folder: Path, workers: int = 1) -> None:
+    def __init__(self, folder, workers=1):
         self.folder, self.bin, self.home = folder / "cloud", folder / "bin", folder / "at home"
         for each in (self.folder / "vms", self.folder / "buckets" / "b", self.bin, self.home):
             each.mkdir(parents=True)
@@ -67,14 +66,12 @@ class Cloud:
             "SAVE_SECONDS": "0.2",
         }
 
-    def run(
-        self, script: str, *arguments: str, status: int = 0, settings: Mapping[str, str] = {}
-    ) -> str:
+    def run(self, script, *arguments, status=0, settings=None):
         """Runs a script in the working folder; returns all that it printed."""
         done = subprocess.run(
             [str(SCRIPTS / f"{script}.sh"), *arguments],
             cwd=self.home,
-            env=self.environment | settings,
+            env=self.environment | (settings or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -83,7 +80,7 @@ class Cloud:
         assert done.returncode == status, done.stdout
         return done.stdout
 
-    def calls(self) -> list[list[str]]:
+    def calls(self):
         """Returns the arguments of all calls of gcloud since the last time."""
         file = self.folder / "calls.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
@@ -111,7 +108,7 @@ mv checkpoints/partial checkpoints/$step
 """
 
 
-def set_up(cloud: Cloud, command: str) -> list[Path]:
+def set_up(cloud, command):
     """Creates a VM where `cocondenser` is a shell command; returns the homes of its workers.
 
     Every VM after it is made the same by setup.sh. Its Python counts no devices.

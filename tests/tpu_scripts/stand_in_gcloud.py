@@ -26,7 +26,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 CLOUD = Path(os.environ["CLOUD"])
 WORKERS = int(os.environ.get("CLOUD_WORKERS", "1"))
@@ -51,7 +50,7 @@ FLAGS = {
 SWITCHES = {"quiet", "spot", "recurse", "recursive", "force", "long"}
 
 
-def main(words: list[str]) -> None:
+def main(words):
     """Carries out one command."""
     with (CLOUD / "calls.jsonl").open("a") as file:
         file.write(json.dumps(words) + "\n")
@@ -79,7 +78,7 @@ def main(words: list[str]) -> None:
         fail("the connection was reset")
 
 
-def next_fault(call: str) -> str | None:
+def next_fault(call):
     """Counts a call in `faults`; returns the fault that meets it, if any."""
     met = None
     counts = CLOUD / "faults"
@@ -94,7 +93,7 @@ def next_fault(call: str) -> str | None:
     return met
 
 
-def preempt() -> None:
+def preempt():
     """Takes all VMs away, with what runs on them: this call too, where a VM makes it."""
     for vm in (CLOUD / "vms").iterdir():
         (vm / "state").write_text("PREEMPTED")
@@ -103,19 +102,19 @@ def preempt() -> None:
         end_processes(vm)
 
 
-def fail(message: str) -> NoReturn:
+def fail(message):
     """Ends as gcloud does."""
     sys.exit(f"ERROR: (gcloud) {message}")
 
 
-def existing(place: Path) -> Path:
+def existing(place):
     """Returns the path, or fails as gcloud does where there is nothing."""
     if not place.exists():
         fail(f"NOT_FOUND: Resource '{place.name}' was not found")
     return place
 
 
-def tpu_vm_create(arguments: argparse.Namespace, name: str) -> None:
+def tpu_vm_create(arguments, name):
     vm = CLOUD / "vms" / name
     if vm.exists():
         fail(f"ALREADY_EXISTS: Resource '{name}' already exists")
@@ -124,7 +123,7 @@ def tpu_vm_create(arguments: argparse.Namespace, name: str) -> None:
     (vm / "state").write_text("READY")
 
 
-def tpu_vm_describe(arguments: argparse.Namespace, name: str) -> None:
+def tpu_vm_describe(arguments, name):
     """Prints the state; the first look at a VM that is being created preempts it."""
     file = existing(CLOUD / "vms" / name) / "state"
     state = file.read_text()
@@ -133,23 +132,23 @@ def tpu_vm_describe(arguments: argparse.Namespace, name: str) -> None:
         file.write_text("PREEMPTED")
 
 
-def tpu_vm_start(arguments: argparse.Namespace, name: str) -> None:
+def tpu_vm_start(arguments, name):
     (existing(CLOUD / "vms" / name) / "state").write_text("READY")
 
 
-def tpu_vm_delete(arguments: argparse.Namespace, name: str) -> None:
+def tpu_vm_delete(arguments, name):
     end_processes(existing(CLOUD / "vms" / name))
     shutil.rmtree(CLOUD / "vms" / name)
 
 
-def queued_resources_create(arguments: argparse.Namespace, name: str) -> None:
+def queued_resources_create(arguments, name):
     (CLOUD / "requests").mkdir(exist_ok=True)
     if (CLOUD / "requests" / name).exists():
         fail(f"ALREADY_EXISTS: Resource '{name}' already exists")
     (CLOUD / "requests" / name).write_text("WAITING_FOR_RESOURCES")
 
 
-def queued_resources_describe(arguments: argparse.Namespace, name: str) -> None:
+def queued_resources_describe(arguments, name):
     """Prints the state; the first look at a request grants it."""
     request = existing(CLOUD / "requests" / name)
     state = request.read_text()
@@ -159,13 +158,13 @@ def queued_resources_describe(arguments: argparse.Namespace, name: str) -> None:
         request.write_text("ACTIVE")
 
 
-def queued_resources_delete(arguments: argparse.Namespace, name: str) -> None:
+def queued_resources_delete(arguments, name):
     existing(CLOUD / "requests" / name).unlink()
     if arguments.force and (CLOUD / "vms" / name).exists():
         tpu_vm_delete(arguments, name)
 
 
-def workers_of(name: str, which: str | None) -> list[Path]:
+def workers_of(name, which):
     """Returns the homes of the workers that a flag names."""
     vm = existing(CLOUD / "vms" / name)
     if (vm / "state").read_text() != "READY":
@@ -173,7 +172,7 @@ def workers_of(name: str, which: str | None) -> list[Path]:
     return sorted(vm.glob("worker-*")) if which == "all" else [vm / f"worker-{which or 0}"]
 
 
-def tpu_vm_ssh(arguments: argparse.Namespace, name: str) -> None:
+def tpu_vm_ssh(arguments, name):
     # gcloud splits the command at spaces, and ssh joins it again.
     command = " ".join(arguments.command.split(" "))
     statuses = [
@@ -183,7 +182,7 @@ def tpu_vm_ssh(arguments: argparse.Namespace, name: str) -> None:
     sys.exit(max(statuses))
 
 
-def tpu_vm_scp(arguments: argparse.Namespace, *names: str) -> None:
+def tpu_vm_scp(arguments, *names):
     *sources, target = names
     name, _, folder = target.partition(":")
     for home in workers_of(name, arguments.worker):
@@ -191,7 +190,7 @@ def tpu_vm_scp(arguments: argparse.Namespace, *names: str) -> None:
             copy(Path(source), existing(home / folder) / Path(source).name, arguments.recurse)
 
 
-def environment(home: Path) -> dict[str, str]:
+def environment(home):
     """Returns what a shell on the VM sees: of this machine, only the stand-ins."""
     return {
         "HOME": str(home),
@@ -200,7 +199,7 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def end_processes(vm: Path) -> None:
+def end_processes(vm):
     """Kills what runs on a VM."""
     for file in vm.rglob("*.pid"):
         try:
@@ -209,12 +208,12 @@ def end_processes(vm: Path) -> None:
             continue
 
 
-def local(name: str) -> Path:
+def local(name):
     """Returns the place of an object or file."""
     return CLOUD / "buckets" / name[5:] if name.startswith("gs://") else Path(name)
 
 
-def copy(source: Path, target: Path, recursive: bool) -> None:
+def copy(source, target, recursive):
     existing(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
@@ -228,14 +227,14 @@ def copy(source: Path, target: Path, recursive: bool) -> None:
         partial.rename(target)
 
 
-def storage_cp(arguments: argparse.Namespace, source: str, target: str) -> None:
+def storage_cp(arguments, source, target):
     place = local(target)
     if target.endswith("/") or place.is_dir():
         place = place / local(source).name
     copy(local(source), place, arguments.recursive)
 
 
-def storage_ls(arguments: argparse.Namespace, name: str) -> None:
+def storage_ls(arguments, name):
     folder = local(name.removesuffix("**"))
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     if not found:
@@ -244,11 +243,11 @@ def storage_ls(arguments: argparse.Namespace, name: str) -> None:
         print(f"gs://{path.relative_to(CLOUD / 'buckets')}")
 
 
-def storage_rsync(arguments: argparse.Namespace, source: str, target: str) -> None:
+def storage_rsync(arguments, source, target):
     copy(local(source), local(target), arguments.recursive)
 
 
-def storage_rm(arguments: argparse.Namespace, name: str) -> None:
+def storage_rm(arguments, name):
     existing(local(name)).unlink()
 
 

@@ -2,27 +2,26 @@
 
 import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.files import write_checksums
+from cocondenser_jax.storage.files import write_checksums
 from tests.tpu_scripts.cloud import PROGRAM, Cloud, set_up
 
 FIRST = ["first", "--config=x"]
 ALWAYS = "1 99"
 
 
-def faults(*lines: str, **settings: str) -> dict[str, str]:
+def faults(*lines, **settings):
     return {"CLOUD_FAULTS": "\n".join(lines), **settings}
 
 
-def created(cloud: Cloud) -> int:
+def created(cloud):
     """Returns how many VMs were created or deleted since the last look at the calls."""
     return sum(call[3] in ("create", "delete") for call in cloud.calls() if call[0] == "compute")
 
 
-def save_run(cloud: Cloud, step: int, items: tuple[str, ...] = ("params", "optimizer")) -> None:
+def save_run(cloud, step, items=("params", "optimizer")):
     """Puts a checkpoint of `first` into the bucket."""
     folder = cloud.folder / f"run-{step}"
     for item in items:
@@ -37,7 +36,7 @@ def save_run(cloud: Cloud, step: int, items: tuple[str, ...] = ("params", "optim
 
 
 @pytest.mark.parametrize("call", ["tpu-vm describe *", "tpu-vm ssh *"])
-def test_an_outage_is_not_a_lost_vm(cloud: Cloud, call: str) -> None:
+def test_an_outage_is_not_a_lost_vm(cloud, call):
     set_up(cloud, PROGRAM)
     cloud.calls()
     printed = cloud.run("pretrain", *FIRST, settings=faults(f"outage 2 3 {call}"))
@@ -47,7 +46,7 @@ def test_an_outage_is_not_a_lost_vm(cloud: Cloud, call: str) -> None:
 
 
 @pytest.mark.parametrize("script", ["create", "corpus", "pretrain"])
-def test_an_outage_is_not_waited_for_without_end(cloud: Cloud, script: str) -> None:
+def test_an_outage_is_not_waited_for_without_end(cloud, script):
     cloud.run("create")
     cloud.calls()
     arguments = {"create": [], "corpus": ["wiki", "--source=hf:x"], "pretrain": FIRST}[script]
@@ -58,14 +57,14 @@ def test_an_outage_is_not_waited_for_without_end(cloud: Cloud, script: str) -> N
     assert created(cloud) == 0
 
 
-def test_a_vm_is_not_asked_for_without_end(cloud: Cloud) -> None:
+def test_a_vm_is_not_asked_for_without_end(cloud):
     fault = faults(f"outage {ALWAYS} tpu-vm create *", MAX_OUTAGES="2")
     printed = cloud.run("pretrain", *FIRST, status=2, settings=fault)
     assert printed.endswith("pretrain.sh: cocondenser was not created, 2 times\n")
     assert created(cloud) == 2
 
 
-def test_attempts_to_create_a_vm_count_in_a_row(cloud: Cloud) -> None:
+def test_attempts_to_create_a_vm_count_in_a_row(cloud):
     set_up(cloud, PROGRAM)
     lost = [f"preempt {n} {n} tpu-vm ssh *setup.sh *" for n in (1, 2, 3)]
     not_created = [f"outage {n} {n} tpu-vm create *" for n in (1, 3, 5)]
@@ -82,24 +81,24 @@ def test_attempts_to_create_a_vm_count_in_a_row(cloud: Cloud) -> None:
         (f"outage {ALWAYS} tpu-vm ssh *", "status.sh: no answer from cocondenser\n", 0),
     ],
 )
-def test_no_answer_is_not_an_empty_one(cloud: Cloud, fault: str, says: str, status: int) -> None:
+def test_no_answer_is_not_an_empty_one(cloud, fault, says, status):
     set_up(cloud, PROGRAM)
     assert says in cloud.run("status", status=status, settings=faults(fault))
 
 
-def test_the_status_of_a_new_vm(cloud: Cloud) -> None:
+def test_the_status_of_a_new_vm(cloud):
     cloud.run("create")
     assert "not set up yet" in cloud.run("status")
 
 
-def test_a_notice_of_gcloud_is_not_a_state(cloud: Cloud) -> None:
+def test_a_notice_of_gcloud_is_not_a_state(cloud):
     gcloud = cloud.bin / "gcloud"
     gcloud.write_text(gcloud.read_text().replace("exec ", "echo Update me! >&2\nexec "))
     cloud.run("create")
     assert cloud.run("create").endswith("create.sh: cocondenser is ready\n")
 
 
-def test_a_run_survives_preemptions_at_every_command(cloud: Cloud) -> None:
+def test_a_run_survives_preemptions_at_every_command(cloud):
     set_up(cloud, PROGRAM)
     lost = faults(
         "preempt 1 1 tpu-vm ssh *job.sh start *",
@@ -124,7 +123,7 @@ def test_a_run_survives_preemptions_at_every_command(cloud: Cloud) -> None:
         ("preempt 2 2 tpu-vm describe *", "cocondenser is PREEMPTED"),
     ],
 )
-def test_a_store_is_not_waited_for_on_a_lost_vm(cloud: Cloud, fault: str, says: str) -> None:
+def test_a_store_is_not_waited_for_on_a_lost_vm(cloud, fault, says):
     set_up(cloud, "sleep 5")
     printed = cloud.run("corpus", "wiki", "--source=hf:x", status=2, settings=faults(fault))
     assert printed.endswith(f"corpus.sh: {says}\n")
@@ -134,7 +133,7 @@ def test_a_store_is_not_waited_for_on_a_lost_vm(cloud: Cloud, fault: str, says: 
     ("fault", "fetched"),
     [("damage 1 1", 2), ("half 1 1", 2), ("outage 1 1", 2), (f"damage {ALWAYS}", None)],
 )
-def test_a_store_is_used_when_it_is_whole(cloud: Cloud, fault: str, fetched: int | None) -> None:
+def test_a_store_is_used_when_it_is_whole(cloud, fault, fetched):
     store = cloud.folder / "buckets" / "b" / "stores" / "wiki"
     store.mkdir(parents=True)
     (store / "manifest.json").write_text("a whole store")
@@ -164,9 +163,7 @@ def test_a_store_is_used_when_it_is_whole(cloud: Cloud, fault: str, fetched: int
         (f"damage {ALWAYS} storage cp gs://b/runs/*", None),
     ],
 )
-def test_a_run_resumes_from_the_newest_whole_checkpoint(
-    cloud: Cloud, fault: str, resumed: int | None
-) -> None:
+def test_a_run_resumes_from_the_newest_whole_checkpoint(cloud, fault, resumed):
     (home,) = set_up(cloud, "ls runs/first/checkpoints >found; exit 2")
     save_run(cloud, 9)
     save_run(cloud, 10)
@@ -179,7 +176,7 @@ def test_a_run_resumes_from_the_newest_whole_checkpoint(
         assert not found.exists()
 
 
-def test_a_checkpoint_that_lacks_an_item_is_not_whole(cloud: Cloud) -> None:
+def test_a_checkpoint_that_lacks_an_item_is_not_whole(cloud):
     (home,) = set_up(cloud, "ls runs/first/checkpoints >found; exit 2")
     save_run(cloud, 9)
     save_run(cloud, 10, items=("params",))
@@ -187,7 +184,7 @@ def test_a_checkpoint_that_lacks_an_item_is_not_whole(cloud: Cloud) -> None:
     assert (home / "cocondenser_jax" / "found").read_text() == "9\n"
 
 
-def test_a_checkpoint_is_copied_again_after_a_failure(cloud: Cloud) -> None:
+def test_a_checkpoint_is_copied_again_after_a_failure(cloud):
     set_up(cloud, PROGRAM)
     printed = cloud.run(
         "pretrain", *FIRST, settings=faults("outage 1 2 storage cp jobs/*/saved.tar *")
@@ -208,7 +205,7 @@ def test_a_checkpoint_is_copied_again_after_a_failure(cloud: Cloud) -> None:
         ("fetch", "damage 1 1 storage cp *", "gs://b/runs/first/10.tar was not converted"),
     ],
 )
-def test_a_failing_bucket_is_named(cloud: Cloud, script: str, fault: str, says: str) -> None:
+def test_a_failing_bucket_is_named(cloud, script, fault, says):
     set_up(cloud, "test $1 != pretrain || exit 3")
     save_run(cloud, 9)
     save_run(cloud, 10)
@@ -228,7 +225,7 @@ def test_a_failing_bucket_is_named(cloud: Cloud, script: str, fault: str, says: 
         assert not any("job.sh start" in word for call in cloud.calls() for word in call)
 
 
-def test_a_job_is_not_started_twice(cloud: Cloud) -> None:
+def test_a_job_is_not_started_twice(cloud):
     (home,) = set_up(cloud, "echo called >>calls; sleep 60")
     job = ["bash", str(home / "cocondenser_jax/tpu_scripts/on_vm/job.sh"), "start", "corpus-wiki"]
     work = [*job, "bash", "tpu_scripts/on_vm/corpus.sh", "wiki", "", "--source=a"]
@@ -244,7 +241,7 @@ def test_a_job_is_not_started_twice(cloud: Cloud) -> None:
     cloud.run("delete")
 
 
-def test_a_resumed_run_ends_on_all_workers(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_on_all_workers(tmp_path):
     cloud = Cloud(tmp_path, workers=2)
     set_up(cloud, PROGRAM.replace("mkdir -p", 'case "$HOME" in *1) exit ;; esac\nmkdir -p', 1))
     save_run(cloud, 9)

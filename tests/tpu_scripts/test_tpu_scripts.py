@@ -5,7 +5,6 @@ import random
 import shutil
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 from transformers import AutoModel
@@ -27,7 +26,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("script", ARGUMENTS)
-def test_help_says_how_to_call_a_script(cloud: Cloud, script: str) -> None:
+def test_help_says_how_to_call_a_script(cloud, script):
     printed = cloud.run(script, "--help")
     assert f"  {script}.sh" in printed or f" {script}.sh" in printed
     assert "--dry-run" in printed
@@ -37,9 +36,7 @@ def test_help_says_how_to_call_a_script(cloud: Cloud, script: str) -> None:
 
 @pytest.mark.parametrize("provisioning", ["on-demand", "queued-spot"])
 @pytest.mark.parametrize("script", ARGUMENTS)
-def test_a_dry_run_shows_commands_and_runs_none(
-    cloud: Cloud, script: str, provisioning: str
-) -> None:
+def test_a_dry_run_shows_commands_and_runs_none(cloud, script, provisioning):
     settings = {"PROVISIONING": provisioning, "PROJECT": "my-project"}
     printed = cloud.run(script, *ARGUMENTS[script], "--dry-run", settings=settings)
     commands = [line for line in printed.splitlines() if line.startswith("gcloud ")]
@@ -51,8 +48,8 @@ def test_a_dry_run_shows_commands_and_runs_none(
     assert list(cloud.home.iterdir()) == []
 
 
-def test_a_vm_is_created_as_the_settings_say(cloud: Cloud) -> None:
-    def created(provisioning: str) -> list[str]:
+def test_a_vm_is_created_as_the_settings_say(cloud):
+    def created(provisioning):
         cloud.run("create", settings={"PROVISIONING": provisioning})
         (create,) = (call for call in cloud.calls() if call[3] == "create")
         cloud.run("delete", settings={"PROVISIONING": provisioning})
@@ -73,8 +70,8 @@ def test_a_vm_is_created_as_the_settings_say(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("provisioning", ["spot", "queued-spot"])
-def test_a_vm_is_created_once_and_again_after_a_preemption(cloud: Cloud, provisioning: str) -> None:
-    def created() -> list[str]:
+def test_a_vm_is_created_once_and_again_after_a_preemption(cloud, provisioning):
+    def created():
         cloud.run("create", settings={"PROVISIONING": provisioning})
         return [call[3] for call in cloud.calls() if call[3] != "describe"]
 
@@ -92,18 +89,18 @@ def test_a_vm_is_created_once_and_again_after_a_preemption(cloud: Cloud, provisi
         assert created() == ["delete", "create"]
 
 
-def test_a_vm_that_is_preempted_before_it_is_ready_is_not_waited_for(cloud: Cloud) -> None:
+def test_a_vm_that_is_preempted_before_it_is_ready_is_not_waited_for(cloud):
     cloud.run("create")
     (cloud.folder / "vms" / "cocondenser" / "state").write_text("CREATING")
     printed = cloud.run("create", status=2)
     assert printed.endswith("create.sh: cocondenser is PREEMPTED\n")
 
 
-def sentence(rng: random.Random) -> str:
+def sentence(rng):
     return " ".join(rng.choices(WORDS, k=rng.randint(8, 11))) + "."
 
 
-def write_text(folder: Path) -> None:
+def write_text(folder):
     """Writes `my articles.jsonl` and `a tokenizer`: users have names with spaces."""
     rng = random.Random(1)
     texts = [" ".join(sentence(rng) for _ in range(5)) for _ in range(40)]
@@ -123,7 +120,7 @@ TINY = (
 
 
 @pytest.mark.timeout(900)
-def test_the_whole_pipeline_with_a_preemption(cloud: Cloud) -> None:
+def test_the_whole_pipeline_with_a_preemption(cloud):
     write_text(cloud.home)
     bucket = cloud.folder / "buckets" / "b"
     cloud.run("create")
@@ -161,20 +158,20 @@ def test_the_whole_pipeline_with_a_preemption(cloud: Cloud) -> None:
     assert AutoModel.from_pretrained(cloud.home / "a model").config.hidden_size == 16
 
 
-def test_a_store_is_not_waited_for_on_a_vm_that_was_preempted(cloud: Cloud) -> None:
+def test_a_store_is_not_waited_for_on_a_vm_that_was_preempted(cloud):
     set_up(cloud, 'printf PREEMPTED >"$CLOUD/vms/cocondenser/state"; sleep 3')
     printed = cloud.run("corpus", "wiki", "--source=hf:x", status=2)
     assert printed.endswith("corpus.sh: cocondenser is PREEMPTED\n")
 
 
-def test_wrong_settings_end_the_run(cloud: Cloud) -> None:
+def test_wrong_settings_end_the_run(cloud):
     set_up(cloud, f'PYTHONPATH="{SCRIPTS.parent}" "{sys.executable}" -m cocondenser_jax.cli "$@"')
     printed = cloud.run("pretrain", "first", "--config=configs/none.py", status=2)
     assert "no config file configs/none.py" in printed
     assert "first: refused" in printed
 
 
-def test_a_run_that_keeps_failing_is_abandoned(cloud: Cloud) -> None:
+def test_a_run_that_keeps_failing_is_abandoned(cloud):
     set_up(cloud, "echo no memory; exit 1")
     printed = cloud.run("pretrain", "first", "--config=x", status=2, settings={"MAX_FAILURES": "3"})
     assert "the run failed 3 times" in printed
@@ -182,7 +179,7 @@ def test_a_run_that_keeps_failing_is_abandoned(cloud: Cloud) -> None:
     assert "no memory" in printed
 
 
-def test_a_run_that_was_stopped_is_not_done(cloud: Cloud) -> None:
+def test_a_run_that_was_stopped_is_not_done(cloud):
     steps = 'echo \'{"config": {"train": {"steps": 4}}}\' >runs/first/run.json'
     program = f"mkdir -p runs/first/checkpoints && {steps} && cd runs/first/checkpoints"
     set_up(cloud, f"{program} && if [ -d 2 ]; then mkdir 4; else mkdir 2; fi")
@@ -192,7 +189,7 @@ def test_a_run_that_was_stopped_is_not_done(cloud: Cloud) -> None:
     assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "4.tar").is_file()
 
 
-def test_a_checkpoint_that_is_removed_late_leaves_the_bucket(cloud: Cloud) -> None:
+def test_a_checkpoint_that_is_removed_late_leaves_the_bucket(cloud):
     """As pretrain does it: an earlier one goes after the last has its place, and may be saved."""
     steps = 'echo \'{"config": {"train": {"steps": 4}}}\' >runs/first/run.json'
     wait = "until [ -e ../../../jobs/pretrain-first/saved/{} ]; do sleep 0.1; done"
@@ -205,7 +202,7 @@ def test_a_checkpoint_that_is_removed_late_leaves_the_bucket(cloud: Cloud) -> No
     assert [x.name for x in (cloud.folder / "buckets/b/runs/first").glob("*.tar")] == ["4.tar"]
 
 
-def test_every_worker_trains(tmp_path: Path) -> None:
+def test_every_worker_trains(tmp_path):
     cloud = Cloud(tmp_path, workers=2)
     homes = set_up(cloud, 'echo "$@" >arguments')
     cloud.run("pretrain", "first", "--config=x", settings={"HOSTS": "2"})
@@ -215,7 +212,7 @@ def test_every_worker_trains(tmp_path: Path) -> None:
         assert arguments == "pretrain --workdir=runs/first --coordinator=auto --config=x\n"
 
 
-def test_what_is_missing_is_named(cloud: Cloud) -> None:
+def test_what_is_missing_is_named(cloud):
     no_bucket = {"BUCKET": ""}
     for script in ("pretrain", "fetch"):
         printed = cloud.run(script, *ARGUMENTS[script], status=2, settings=no_bucket)

@@ -44,7 +44,7 @@ is_whole() {
 import sys
 from pathlib import Path
 
-from cocondenser_jax.files import CHECKSUMS, damaged_file
+from cocondenser_jax.storage.files import CHECKSUMS, damaged_file
 
 for folder in (Path(sys.argv[1], item) for item in ("params", "optimizer")):
     if not (folder / CHECKSUMS).is_file() or damaged_file(folder):

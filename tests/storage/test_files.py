@@ -5,15 +5,14 @@ import gzip
 import json
 import lzma
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from cocondenser_jax import files
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import (
+from cocondenser_jax.storage import files
+from cocondenser_jax.storage.files import (
     CHECKSUMS,
     damaged_file,
     new_folder,
@@ -23,9 +22,9 @@ from cocondenser_jax.files import (
     write_checksums,
     write_json,
 )
-from cocondenser_jax.locks import LOCK
+from cocondenser_jax.storage.locks import LOCK
 
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+COMPRESSIONS = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
@@ -34,13 +33,13 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_lines_and_json_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
+def test_lines_and_json_plain_and_compressed(tmp_path, suffix):
     compress = COMPRESSIONS[suffix]
     path = tmp_path / f"text{suffix}"
     # Archives end to end, as parallel compressors write them; the empty ones fill a buffer.
     text = compress("\ufeffé\r\n\n".encode()) + compress(b" last\n")
     path.write_bytes(text + compress(b"") * 10_000)
-    counted: list[int] = []
+    counted = []
     assert list(read_lines(path, on_bytes=counted.append)) == [(1, "é"), (2, ""), (3, " last")]
     assert sum(counted) == path.stat().st_size
     path.write_bytes(compress('{"ä": 1}'.encode()))
@@ -48,7 +47,7 @@ def test_lines_and_json_plain_and_compressed(tmp_path: Path, suffix: str) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-def test_a_cut_or_overwritten_archive_is_an_error(tmp_path: Path, suffix: str) -> None:
+def test_a_cut_or_overwritten_archive_is_an_error(tmp_path, suffix):
     text = json.dumps([f"{i * 7919 % 10007}\n" for i in range(20_000)], indent=0).encode()
     whole = COMPRESSIONS[suffix](text)
     path = tmp_path / f"text{suffix}"
@@ -62,7 +61,7 @@ def test_a_cut_or_overwritten_archive_is_an_error(tmp_path: Path, suffix: str) -
             read_json(path)
 
 
-def test_a_damaged_second_member_of_xz_is_not_taken_for_garbage(tmp_path: Path) -> None:
+def test_a_damaged_second_member_of_xz_is_not_taken_for_garbage(tmp_path):
     first, second = lzma.compress(b"first\n"), lzma.compress(b"second\n")
     path = tmp_path / "text.xz"
     for bit in range(8 * len(second)):
@@ -74,9 +73,7 @@ def test_a_damaged_second_member_of_xz_is_not_taken_for_garbage(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("n_zeros", "legal"), [(4, True), (1 << 16, True), (3, False)])
-def test_the_padding_of_xz_is_whole_words_of_zeros(
-    tmp_path: Path, n_zeros: int, legal: bool
-) -> None:
+def test_the_padding_of_xz_is_whole_words_of_zeros(tmp_path, n_zeros, legal):
     first, second, zeros = lzma.compress(b"1\n"), lzma.compress(b"2\n"), bytes(n_zeros)
     path = tmp_path / "text.xz"
     for padded in (first + zeros + second, first + second + zeros):
@@ -88,7 +85,7 @@ def test_the_padding_of_xz_is_whole_words_of_zeros(
                 list(read_lines(path))
 
 
-def test_bad_lines_are_named(tmp_path: Path) -> None:
+def test_bad_lines_are_named(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"good\n\xff\n")
     with pytest.raises(UserError, match=r"text:2: not UTF-8"):
@@ -101,7 +98,7 @@ def test_bad_lines_are_named(tmp_path: Path) -> None:
         list(read_lines(tmp_path / "none"))
 
 
-def test_a_folder_appears_whole(tmp_path: Path) -> None:
+def test_a_folder_appears_whole(tmp_path):
     with new_folder(tmp_path / "a" / "out") as folder:
         (folder / "file").write_text("x")
         assert not (tmp_path / "a" / "out").exists()
@@ -109,8 +106,8 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_folder_that_fails_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    def fail() -> None:
+def test_a_folder_that_fails_leaves_nothing(tmp_path, error):
+    def fail():
         with new_folder(tmp_path / "out") as folder:
             (folder / "file").write_text("x")
             raise error
@@ -120,14 +117,14 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path, error: type[BaseExce
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_of_any_name_is_made_on_a_plain_path(tmp_path: Path) -> None:
+def test_a_folder_of_any_name_is_made_on_a_plain_path(tmp_path):
     with new_folder(tmp_path / "[a]\udcff") as folder:
         assert str(folder).isascii()
         (folder / "file").write_text("x")
     assert (tmp_path / "[a]\udcff" / "file").read_text() == "x"
 
 
-def test_others_may_read_what_they_may_list(tmp_path: Path) -> None:
+def test_others_may_read_what_they_may_list(tmp_path):
     with new_folder(tmp_path / "new") as folder:
         (folder / "part").mkdir()
         (folder / "part" / "weights").touch(0o600)
@@ -135,7 +132,7 @@ def test_others_may_read_what_they_may_list(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "part" / "weights").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_link_to_an_empty_folder_is_kept_and_its_folder_filled(tmp_path: Path) -> None:
+def test_a_link_to_an_empty_folder_is_kept_and_its_folder_filled(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "link").symlink_to("deep")
     with new_folder(tmp_path / "link") as folder:
@@ -144,9 +141,7 @@ def test_a_link_to_an_empty_folder_is_kept_and_its_folder_filled(tmp_path: Path)
     assert (tmp_path / "deep" / "file").read_text() == "x"
 
 
-def test_the_working_folder_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_folder_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (".", str(tmp_path)):
         with pytest.raises(UserError, match="cannot be replaced"), new_folder(Path(name)):
@@ -157,7 +152,7 @@ def test_the_working_folder_is_not_replaced(
 
 
 @pytest.mark.parametrize("left", [LOCK, "run.json.partial", "run.json.partial.lock"])
-def test_what_a_kill_left_before_the_first_file_is_nothing(tmp_path: Path, left: str) -> None:
+def test_what_a_kill_left_before_the_first_file_is_nothing(tmp_path, left):
     (tmp_path / left).touch()
     require_absent(tmp_path, "run.json")
     for first in (None, "other.json"):
@@ -168,7 +163,7 @@ def test_what_a_kill_left_before_the_first_file_is_nothing(tmp_path: Path, left:
     assert {path.name for path in tmp_path.iterdir()} <= {"run.json", LOCK}
 
 
-def test_what_a_killed_attempt_left_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_attempt_left_is_removed(tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "old").write_text("x")
     with new_folder(tmp_path / "out"):
@@ -176,7 +171,7 @@ def test_what_a_killed_attempt_left_is_removed(tmp_path: Path) -> None:
     assert not any((tmp_path / "out").iterdir())
 
 
-def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "mine").write_text("x")
     with pytest.raises(UserError, match="already exists"), new_folder(tmp_path):
         pass
@@ -185,20 +180,20 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("disk is full")]
 )
-def test_a_full_disk_is_one_line(tmp_path: Path, error: Exception) -> None:
+def test_a_full_disk_is_one_line(tmp_path, error):
     full = pytest.raises(UserError, match=r"cannot write .*out: .*(No space|full)")
     with full, new_folder(tmp_path / "out"):
         raise error
     assert not any(tmp_path.iterdir())
 
 
-def test_json_holds_names_that_are_not_utf8(tmp_path: Path) -> None:
+def test_json_holds_names_that_are_not_utf8(tmp_path):
     write_json(tmp_path / "a.json", {"é\udcff": ["\ud800"]})
     assert "".join((tmp_path / "a.json").read_text().split()) == r'{"é\udcff":["\ud800"]}'
     assert read_json(tmp_path / "a.json") == {"é\udcff": ["\ud800"]}
 
 
-def test_json_round_trip_and_its_errors(tmp_path: Path) -> None:
+def test_json_round_trip_and_its_errors(tmp_path):
     write_json(tmp_path / "a.json", {"ä": 1})
     assert read_json(tmp_path / "a.json") == {"ä": 1}
     (tmp_path / "b.json").write_bytes(b"{")
@@ -209,7 +204,7 @@ def test_json_round_trip_and_its_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_json_that_would_fill_the_memory_is_refused(tmp_path: Path, suffix: str) -> None:
+def test_json_that_would_fill_the_memory_is_refused(tmp_path, suffix):
     path = tmp_path / f"a.json{suffix}"
     path.write_bytes(COMPRESSIONS[suffix](b"[0" + b",0" * 26_000_000 + b"]"))
     with pytest.raises(UserError, match=r"a\.json.* is larger than 50 MB"):
@@ -217,9 +212,7 @@ def test_json_that_would_fill_the_memory_is_refused(tmp_path: Path, suffix: str)
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_a_list_is_read_item_by_item(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
+def test_a_list_is_read_item_by_item(tmp_path, monkeypatch, suffix):
     values = [{"é]": [1, '"']}, 1234567, "a,b]", [], -0.5e3, None, {}]
     path = tmp_path / f"a.json{suffix}"
     texts = [json.dumps(values), json.dumps(values, indent=2, ensure_ascii=False), " [ 12 ]\n"]
@@ -237,7 +230,7 @@ def test_a_list_is_read_item_by_item(
         list(files.read_json_items(path))
 
 
-def test_json_is_written_into_new_folders_and_not_into_files(tmp_path: Path) -> None:
+def test_json_is_written_into_new_folders_and_not_into_files(tmp_path):
     write_json(tmp_path / "new" / "folder" / "a.json", [1])
     assert read_json(tmp_path / "new" / "folder" / "a.json") == [1]
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["a.json"]
@@ -256,7 +249,7 @@ def test_json_is_written_into_new_folders_and_not_into_files(tmp_path: Path) -> 
         ("to_pipe", "not a file"),
     ],
 )
-def test_a_file_is_not_written_to_an_unfit_place(tmp_path: Path, place: str, message: str) -> None:
+def test_a_file_is_not_written_to_an_unfit_place(tmp_path, place, message):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -268,7 +261,7 @@ def test_a_file_is_not_written_to_an_unfit_place(tmp_path: Path, place: str, mes
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_link_is_kept_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+def test_a_link_is_kept_and_what_it_leads_to_is_replaced(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "link").symlink_to("deep/file")
     write_json(tmp_path / "link", 1)
@@ -277,7 +270,7 @@ def test_a_link_is_kept_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["[]", "1", '{"../outside": ""}', "x"])
-def test_broken_checksums_are_damage(tmp_path: Path, content: str) -> None:
+def test_broken_checksums_are_damage(tmp_path, content):
     folder = tmp_path / "item"
     folder.mkdir()
     (tmp_path / "outside").touch()
@@ -286,13 +279,11 @@ def test_broken_checksums_are_damage(tmp_path: Path, content: str) -> None:
     assert damaged_file(folder) is not None
 
 
-def test_what_a_power_cut_must_not_lose_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_power_cut_must_not_lose_is_on_the_disk(tmp_path, monkeypatch):
     target = tmp_path / "run.json"
-    synced: dict[int, tuple[int, bool]] = {}
+    synced = {}
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         status = os.fstat(descriptor)
         synced.setdefault(status.st_ino, (status.st_size, target.exists()))
 

@@ -3,17 +3,15 @@
 import json
 import resource
 import struct
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.metrics import forget_steps_after, load_loggers, metrics_log
+from cocondenser_jax.storage.metrics import forget_steps_after, load_loggers, metrics_log
 
 
-def read_events(path: Path) -> Iterator[Event]:
+def read_events(path):
     """Reads TFRecords: length, its checksum, an event, its checksum."""
     left = path.read_bytes()
     while left:
@@ -22,7 +20,7 @@ def read_events(path: Path) -> Iterator[Event]:
         left = left[12 + length + 4 :]
 
 
-def only_events_of(folder: Path) -> list[Event]:
+def only_events_of(folder):
     """Returns the events of the only file there, and removes it: names count only seconds."""
     (path,) = folder.iterdir()
     events = list(read_events(path))
@@ -30,7 +28,7 @@ def only_events_of(folder: Path) -> list[Event]:
     return events
 
 
-def test_lines_and_events_are_those_of_a_run_that_never_stopped(tmp_path: Path) -> None:
+def test_lines_and_events_are_those_of_a_run_that_never_stopped(tmp_path):
     with metrics_log(tmp_path, 0) as log:
         for step in (1, 2, 3):
             log(step, {"loss": step / 2, "rate": 0.25})
@@ -53,10 +51,8 @@ def test_lines_and_events_are_those_of_a_run_that_never_stopped(tmp_path: Path) 
     assert [(e.step, e.summary.value[0].simple_value) for e in second[2:]] == [(2, 7.0)]
 
 
-def test_a_full_disk_is_reported_in_one_line(
-    tmp_path: Path, small_disk: Callable[[int], None]
-) -> None:
-    def log_until_full() -> None:
+def test_a_full_disk_is_reported_in_one_line(tmp_path, small_disk):
+    def log_until_full():
         with metrics_log(tmp_path, 0) as log:
             log(1, {"loss": 0.5})
             small_disk(100)
@@ -72,7 +68,7 @@ def test_a_full_disk_is_reported_in_one_line(
     assert lines == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
 
 
-def test_errors_of_the_run_are_not_blamed_on_the_log(tmp_path: Path) -> None:
+def test_errors_of_the_run_are_not_blamed_on_the_log(tmp_path):
     with pytest.raises(FileNotFoundError, match="other"), metrics_log(tmp_path / "run", 0):
         raise FileNotFoundError("other")
     (tmp_path / "tensorboard").write_text("no folder")
@@ -80,7 +76,7 @@ def test_errors_of_the_run_are_not_blamed_on_the_log(tmp_path: Path) -> None:
         pass
 
 
-def test_metrics_are_cut_back(tmp_path: Path) -> None:
+def test_metrics_are_cut_back(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"st')
     forget_steps_after(path, 2)
@@ -97,7 +93,7 @@ def test_metrics_are_cut_back(tmp_path: Path) -> None:
         ("json:dumps,json", "json is not a function; expected MODULE:FUNCTION"),
     ],
 )
-def test_a_logger_that_is_none_is_one_line(names: str, said: str) -> None:
+def test_a_logger_that_is_none_is_one_line(names, said):
     assert load_loggers("") == []
     assert load_loggers("json:dumps,json.loads") == [json.dumps, json.loads]
     with pytest.raises(UserError, match=f"^config.loggers: {said}"):

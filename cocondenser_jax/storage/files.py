@@ -17,8 +17,8 @@ from typing import IO, Any
 import zstandard
 
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.locks import LOCK, locked
-from cocondenser_jax.paths import plain_path
+from cocondenser_jax.storage.locks import LOCK, locked
+from cocondenser_jax.storage.paths import plain_path
 
 # Called with the number of bytes of a file that were read since the last call.
 OnBytes = Callable[[int], object]

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.tables import read_rows
+from cocondenser_jax.storage.tables import read_rows
 
 FIELDS = ("id", "url", "title", "text")
 
 
-def read(text: str) -> list[tuple[str, ...]]:
+def read(text):
     lines = enumerate(text.split("\n"), start=1)
     return [tuple(row[name] for name in FIELDS) for _, row in read_rows(Path("a.tsv"), lines)]
 
@@ -29,7 +29,7 @@ def read(text: str) -> list[tuple[str, ...]]:
     ],
     ids=["passages", "titled", "documents", "DPR", "quoted", "own", "long", "empty"],
 )
-def test_the_first_line_tells_the_columns(text: str, rows: list[tuple[str, ...]]) -> None:
+def test_the_first_line_tells_the_columns(text, rows):
     assert read(text) == rows
 
 
@@ -44,6 +44,6 @@ def test_the_first_line_tells_the_columns(text: str, rows: list[tuple[str, ...]]
         ('id\ttext\n1\t"never closed', r"^a\.tsv:2: wrong quoting"),
     ],
 )
-def test_a_line_of_another_form_is_named(text: str, message: str) -> None:
+def test_a_line_of_another_form_is_named(text, message):
     with pytest.raises(UserError, match=message):
         read(text)

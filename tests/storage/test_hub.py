@@ -12,20 +12,20 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.hub import find_folder, push_folder
 from cocondenser_jax.retrieval.models import load_cross_encoder, load_retriever, model_sha256
+from cocondenser_jax.storage.hub import find_folder, push_folder
 
 TEXTS = ["abc abd", "hgf"]
 Publish = Callable[[str, Path], Path]
 
 
 @pytest.fixture
-def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
+def publish(tmp_path, monkeypatch):
     """Puts a folder into the cache as huggingface_hub keeps a model."""
     cache = tmp_path / "hub"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
 
-    def put(name: str, folder: Path) -> Path:
+    def put(name, folder):
         place = cache / f"models--{name.replace('/', '--')}"
         (place / "refs").mkdir(parents=True)
         (place / "refs" / "main").write_text("0123abc")
@@ -34,7 +34,7 @@ def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
     return put
 
 
-def test_a_name_is_the_folder_in_the_cache(publish: Publish, model_folder: Path) -> None:
+def test_a_name_is_the_folder_in_the_cache(publish, model_folder):
     snapshot = publish("me/small", model_folder)
     assert find_folder("me/small") == snapshot
     assert find_folder(model_folder) == model_folder
@@ -43,23 +43,21 @@ def test_a_name_is_the_folder_in_the_cache(publish: Publish, model_folder: Path)
     np.testing.assert_array_equal(*vectors)
 
 
-def test_a_folder_comes_before_a_model_of_that_name(
-    publish: Publish, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_comes_before_a_model_of_that_name(publish, model_folder, tmp_path, monkeypatch):
     publish("me/small", model_folder)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "me" / "small").mkdir(parents=True)
     assert find_folder("me/small") == Path("me/small")
 
 
-def test_what_is_downloaded_of_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_downloaded_of_a_model(monkeypatch, tmp_path):
     """Of files as two towers and as sentence-transformers have them, in both formats of weights."""
     weights = [f"{place}model.safetensors" for place in ("", "query_0_Transformer/")]
     others = ["config.json", "query_0_Transformer/config.json", "2_Dense/model.safetensors"]
     others += ["vocab.txt", "1_Pooling/config.json", "sentencepiece.bpe.model"]
     left = ["pytorch_model.bin", "onnx/model.onnx", "README.md", "checkpoint-7/model.safetensors"]
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name, allow_patterns):
         kept = huggingface_hub.utils.filter_repo_objects(
             [*weights, *others, *left], allow_patterns=allow_patterns
         )
@@ -70,7 +68,7 @@ def test_what_is_downloaded_of_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
 
-    def found(name: str) -> set[str]:
+    def found(name):
         folder = find_folder(name)
         return {f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file()}
 
@@ -81,9 +79,7 @@ def test_what_is_downloaded_of_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model"])
-def test_an_unknown_name_is_one_line(
-    name: str, publish: Publish, beir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_name_is_one_line(name, publish, beir, tmp_path, capfd):
     run = tmp_path / "run.trec"
     run.write_text("q0 Q0 d0 1 1.0 x\n")
     for command in (
@@ -97,9 +93,7 @@ def test_an_unknown_name_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_commands_take_names(
-    publish: Publish, model_folder: Path, cross_encoder_folder: Path, beir: Path, tmp_path: Path
-) -> None:
+def test_commands_take_names(publish, model_folder, cross_encoder_folder, beir, tmp_path):
     publish("me/retriever", model_folder)
     publish("cross", cross_encoder_folder)
     embeddings, run = f"{tmp_path}/embeddings", f"{tmp_path}/run.trec"
@@ -134,8 +128,8 @@ class FakeApi:
     calls: list[tuple[str, object]]
     refuse = ""
 
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        def call(*arguments: object, **options: object) -> object:
+    def __getattr__(self, name):
+        def call(*arguments, **options):
             if name == self.refuse:
                 raise huggingface_hub.errors.LocalTokenNotFoundError("Token is required\nsecond")
             self.calls.append((name, (*arguments, options)))
@@ -145,13 +139,13 @@ class FakeApi:
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> type[FakeApi]:
+def api(monkeypatch):
     fake = type("Api", (FakeApi,), {"calls": []})
     monkeypatch.setattr(huggingface_hub, "HfApi", fake)
     return fake
 
 
-def test_a_folder_is_pushed_whole(api: type[FakeApi], tmp_path: Path) -> None:
+def test_a_folder_is_pushed_whole(api, tmp_path):
     push_folder(tmp_path, "model")
     assert api.calls == [
         ("create_repo", ("model", {"exist_ok": True})),
@@ -160,7 +154,7 @@ def test_a_folder_is_pushed_whole(api: type[FakeApi], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refuse", ["create_repo", "upload_folder"])
-def test_a_push_that_fails_is_one_line(api: type[FakeApi], tmp_path: Path, refuse: str) -> None:
+def test_a_push_that_fails_is_one_line(api, tmp_path, refuse):
     api.refuse = refuse
     message = f"{tmp_path} is complete, but cannot be pushed to me/m: Token is required; try again"
     with pytest.raises(UserError, match=message) as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import write_text
+from cocondenser_jax.storage.files import write_text
 
 try:
     # tensorboardX 2.6.5 imports PyTorch where it can, for functions that are not used here: half of

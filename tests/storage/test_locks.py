@@ -1,24 +1,21 @@
 """A second process is kept out of what the first is writing."""
 
-import contextlib
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import new_file, new_folder
-from cocondenser_jax.locks import LOCK, held
+from cocondenser_jax.storage.files import new_file, new_folder
+from cocondenser_jax.storage.locks import LOCK, held
 
 HOLD = """
 import sys
 from pathlib import Path
-from cocondenser_jax.files import new_file, new_folder
-from cocondenser_jax.locks import held
+from cocondenser_jax.storage.files import new_file, new_folder
+from cocondenser_jax.storage.locks import held
 with globals()[sys.argv[1]](Path(sys.argv[2])) as partial:
     if partial:
         (partial / "grown" if partial.is_dir() else partial).touch()
@@ -27,7 +24,7 @@ with globals()[sys.argv[1]](Path(sys.argv[2])) as partial:
 """
 
 
-def hold(path: Path, how: str = "held") -> subprocess.Popen[str]:
+def hold(path, how="held"):
     """Starts a process that writes to a place until its input ends."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", HOLD, how, str(path)]
@@ -37,7 +34,7 @@ def hold(path: Path, how: str = "held") -> subprocess.Popen[str]:
     return process
 
 
-def test_a_held_folder_is_refused_until_its_holder_ends(tmp_path: Path) -> None:
+def test_a_held_folder_is_refused_until_its_holder_ends(tmp_path):
     folder = tmp_path / "new" / "run"
     first = hold(folder)
     here = f"process {first.pid} on {socket.gethostname()} since 20"
@@ -53,15 +50,13 @@ def test_a_held_folder_is_refused_until_its_holder_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [UserError, OSError])
-def test_holding_leaves_no_folder_that_was_not_there(
-    tmp_path: Path, error: type[Exception]
-) -> None:
+def test_holding_leaves_no_folder_that_was_not_there(tmp_path, error):
     with pytest.raises(error, match="refused"), held(tmp_path / "run"):
         raise error("refused")
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_held_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_held_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     file = tmp_path / "file"
     with pytest.raises(UserError, match=r"cannot write to .*file: File exists"), held(file):
@@ -72,9 +67,7 @@ def test_a_folder_that_cannot_be_held_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [new_file, new_folder])
-def test_what_another_process_makes_is_refused(
-    tmp_path: Path, make: Callable[[Path], contextlib.AbstractContextManager[Path]]
-) -> None:
+def test_what_another_process_makes_is_refused(tmp_path, make):
     out = tmp_path / "out"
     first = hold(out, make.__name__)
     with pytest.raises(UserError, match=rf"out is in use by process {first.pid} on"), make(out):

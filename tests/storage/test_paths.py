@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.paths import plain_path
+from cocondenser_jax.storage.paths import plain_path
 
 
 @pytest.mark.parametrize("name", ["[a]*?", "a\\b'\"", "a\n\x1b b", "é", "\udcff", "-x,=@:~"])
-def test_a_link_stands_in_for_an_odd_path(tmp_path: Path, name: str) -> None:
+def test_a_link_stands_in_for_an_odd_path(tmp_path, name):
     (tmp_path / name).mkdir()
     with plain_path(tmp_path / name) as plain:
         assert all(c.isalnum() or c in "/.-_" for c in os.fsencode(plain).decode("ascii"))
@@ -18,7 +18,7 @@ def test_a_link_stands_in_for_an_odd_path(tmp_path: Path, name: str) -> None:
     assert not plain.parent.exists()
 
 
-def test_a_plain_path_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_path_stays(tmp_path, monkeypatch):
     with plain_path(tmp_path / "a_b-c.1") as plain:
         assert plain == tmp_path / "a_b-c.1"
     (tmp_path / "\udcff").mkdir()

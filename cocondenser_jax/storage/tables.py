@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files import MAX_LINE_BYTES
+from cocondenser_jax.storage.files import MAX_LINE_BYTES
 
 # The passages of a data folder are the first of these.
 PASSAGE_FILES = "corpus.jsonl corpus.tsv collection.tsv psgs_w100.tsv msmarco-docs.tsv".split()

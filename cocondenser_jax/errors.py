@@ -17,10 +17,10 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         """Joins the lines of the message, which may quote a file or another library."""
-        super().__init__(visible(" ".join(message.splitlines())))
+        super().__init__(escape_control(" ".join(message.splitlines())))
 
 
-def visible(text: str) -> str:
+def escape_control(text: str) -> str:
     r"""Escapes control characters but the tab: in a terminal, they could do more than print.
 
     ESC becomes `\x1b`; so do the bytes of a path that are not UTF-8.
@@ -45,7 +45,7 @@ def first_words(text: str, n: int) -> str:
     return text if len(text) <= n else text[:n].rsplit(" ", 1)[0] + " …"
 
 
-def find(known: Mapping[str, Any], name: str, kind: str) -> Any:
+def lookup(known: Mapping[str, Any], name: str, kind: str) -> Any:
     """Returns what is known by a name; raises a UserError with similar names for any other."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]

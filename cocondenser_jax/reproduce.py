@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from cocondenser_jax.errors import UserError, find
+from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.storage.files import read_json
 
@@ -67,7 +67,7 @@ def plan(
     goals: list[Goal] = []
     steps: dict[Path, Step] = {}
     for name in rows or table["rows"]:
-        row = find(table["rows"], name, "row")
+        row = lookup(table["rows"], name, "row")
         given = table.get("with", {}) | row.get("with", {})
         for test, figures in (row.get("published") or row["measured"]).items():
             own = table.get("with", {}).get(test, {}) | row.get("with", {}).get(test, {})

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.errors import UserError, find
+from cocondenser_jax.errors import UserError, lookup
 
 PRETRAINING = "pretrain"
 FINE_TUNING = ("retriever", "cross_encoder", "sentences")
@@ -175,7 +175,7 @@ def _apply(config: ConfigDict, overrides: Sequence[str]) -> None:
         name, equals, text = word.removeprefix("--").partition("=")
         if not word.startswith("--config.") or not equals:
             raise UserError(f"unknown argument {word!r}: settings are given as --config.key=value")
-        changes[name] = _parse(text, find(known, name, "setting"))
+        changes[name] = _parse(text, lookup(known, name, "setting"))
     with config.ignore_type():
         config.update_from_flattened_dict(changes, "config.")
 

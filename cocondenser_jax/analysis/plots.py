@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cocondenser_jax.errors import visible
+from cocondenser_jax.errors import escape_control
 from cocondenser_jax.storage.files import new_file
 from cocondenser_jax.storage.metrics import logged_lines
 
@@ -185,7 +185,7 @@ def legend_names(paths: Sequence[Path]) -> dict[str, Path]:
     distinct = {path.absolute(): path for path in paths}
     names: dict[str, Path] = {}
     for n_parts in range(1, 1 + max(len(path.parts) for path in distinct)):
-        ends = (visible(Path(*path.parts[-n_parts:]).as_posix()) for path in distinct)
+        ends = (escape_control(Path(*path.parts[-n_parts:]).as_posix()) for path in distinct)
         names = dict(zip(ends, distinct.values(), strict=True))
         if len(names) == len(distinct):
             break

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cocondenser_jax.errors import UserError, first_words, visible
+from cocondenser_jax.errors import UserError, escape_control, first_words
 from cocondenser_jax.storage.files import write_json
 
 Arguments = argparse.Namespace
@@ -21,7 +21,7 @@ class LogFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message, its lines as they are."""
-        return "\n".join(map(visible, super().format(record).split("\n")))
+        return "\n".join(map(escape_control, super().format(record).split("\n")))
 
 
 class Parser(argparse.ArgumentParser):
@@ -103,15 +103,15 @@ def require_together(arguments: Arguments, **needed: str) -> None:
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
     """Prints a query and what was found for it: score, title and text of each passage."""
-    print(f'"{visible(query)}"')
+    print(f'"{escape_control(query)}"')
     for score, title, text in hits:
-        print(f"  {score:8.2f}  {visible(title)}")
-        print(f"{'':12}{visible(first_words(text, 300))}")
+        print(f"  {score:8.2f}  {escape_control(title)}")
+        print(f"{'':12}{escape_control(first_words(text, 300))}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints rows of cells under a header; all columns but the first are aligned to the right."""
-    header, *rows = [[visible(cell) for cell in row] for row in (header, *rows)]
+    header, *rows = [[escape_control(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for first, *others in (header, *rows):
         cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
@@ -123,7 +123,7 @@ def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
     width = max(map(len, metrics))
     for name, value in metrics.items():
         shown = f"{value:,}" if isinstance(value, int) else value
-        shown = f"{value:.4f}" if isinstance(value, float) else visible(str(shown))
+        shown = f"{value:.4f}" if isinstance(value, float) else escape_control(str(shown))
         print(f"{name:<{width}}  {shown}")
     if json_out:
         write_json(json_out, metrics)

@@ -14,7 +14,7 @@ from cocondenser_jax.cli.flags import (
     print_search,
     print_table,
 )
-from cocondenser_jax.errors import UserError, find, visible
+from cocondenser_jax.errors import UserError, escape_control, lookup
 from cocondenser_jax.storage.files import write_json
 
 
@@ -59,8 +59,8 @@ def _print_outcome(outcome: Any) -> None:
     for query, hits in outcome.examples.items():
         print()
         print_search(query, hits)
-    print(f"\n{visible(outcome.summary)}\nreport: {visible(str(outcome.report))}")
-    print(f"search for yourself:\n  {visible(outcome.search_command)}")
+    print(f"\n{escape_control(outcome.summary)}\nreport: {escape_control(str(outcome.report))}")
+    print(f"search for yourself:\n  {escape_control(outcome.search_command)}")
 
 
 def report(command: Parser) -> Command:
@@ -73,7 +73,7 @@ def report(command: Parser) -> Command:
     from cocondenser_jax.quickstart.report import write_run_report
 
     write_run_report(arguments.workdir, arguments.out)
-    print(visible(str(arguments.out)))
+    print(escape_control(str(arguments.out)))
 
 
 def reproduce(command: Parser) -> Command:
@@ -100,7 +100,7 @@ def reproduce(command: Parser) -> Command:
             for left_out, reason in table.get("not_repeated", {}).items():
                 print(f"  not repeated: {left_out}: {reason}")
         return
-    table = find(tables, arguments.table, "table")
+    table = lookup(tables, arguments.table, "table")
     goals, steps = reproduce.plan(table, arguments.row, arguments.workdir, arguments.data)
     if arguments.dry_run:
         hours = ", ".join(f"{value:.1f} ({on})" for on, value in reproduce.hours(steps).items())

@@ -14,7 +14,7 @@ from cocondenser_jax.cli.flags import (
     print_search,
     require_together,
 )
-from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.errors import UserError, escape_control
 from cocondenser_jax.storage.files import write_json
 
 
@@ -130,7 +130,7 @@ def retrieve(command: Parser) -> Command:
 
     places = (arguments.folder, arguments.model, arguments.data, arguments.run_out)
     metrics = retrieve(*places, **chosen(arguments, "split depth parameters"))
-    print(visible(str(arguments.run_out)))
+    print(escape_control(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
 
@@ -145,7 +145,7 @@ def bm25(command: Parser) -> Command:
 
     options = chosen(arguments, "split depth k1 b")
     metrics = write_bm25_run(arguments.data, arguments.run_out, **options)
-    print(visible(str(arguments.run_out)))
+    print(escape_control(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
 
@@ -197,7 +197,7 @@ def fuse(command: Parser) -> Command:
     runs = [read_run(file) for file in arguments.runs]
     fused = fuse_runs(runs, **chosen(arguments, "method weights depth"))
     write_run(arguments.run_out, fused)
-    print(visible(str(arguments.run_out)))
+    print(escape_control(str(arguments.run_out)))
     shared = sum(all(query in run for run in runs) for query in fused)
     print_metrics({"queries": len(fused), "queries in every run": shared}, arguments.json_out)
 
@@ -220,7 +220,7 @@ def rerank(command: Parser) -> Command:
 
     options = chosen(arguments, "split depth batch_size with_positives precision")
     metrics = rerank(arguments.model, arguments.data, arguments.run, arguments.run_out, **options)
-    print(visible(str(arguments.run_out)))
+    print(escape_control(str(arguments.run_out)))
     print_metrics(metrics, arguments.json_out)
 
 

@@ -13,7 +13,7 @@ from cocondenser_jax.cli.flags import (
     print_table,
     require_together,
 )
-from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.errors import UserError, escape_control
 from cocondenser_jax.storage.files import write_json
 
 _SOURCE = (
@@ -58,7 +58,7 @@ def vocabulary(command: Parser) -> Command:
         raise UserError(f"--cased goes with --kind=bert: {arguments.kind} is always cased")
     options = chosen(arguments, "size kind columns") | {"lowercase": not arguments.cased}
     tokenizer = build_vocabulary(arguments.source, arguments.out, **options)
-    print(f"{visible(str(arguments.out))}: {tokenizer.vocab_size:,} entries")
+    print(f"{escape_control(str(arguments.out))}: {tokenizer.vocab_size:,} entries")
 
 
 def corpus(command: Parser) -> Command:
@@ -165,7 +165,7 @@ def convert(command: Parser) -> Command:
         from cocondenser_jax.convert.from_torch import import_folder
 
         import_folder(arguments.pytorch_folder, arguments.out, init_head=arguments.init_head)
-    print(visible(str(arguments.out)))
+    print(escape_control(str(arguments.out)))
 
 
 def verify_checkpoint(command: Parser) -> StatusCommand:
@@ -202,7 +202,7 @@ def verify_store(command: Parser) -> Command:
     from cocondenser_jax.corpus.store import verify_store
 
     verify_store(arguments.store)
-    print(f"{visible(str(arguments.store))}: every file is as it was written")
+    print(f"{escape_control(str(arguments.store))}: every file is as it was written")
 
 
 def finetune(command: Parser) -> Command:

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, MODERN_CONFIG, NAMES, to_tensors
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
-from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.errors import UserError, escape_control
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
@@ -151,7 +151,7 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
         **config.to_dict(),
         "options": "" if config.is_modern else ", add_pooling_layer=False",
         "training": "pre-trained",
-        "title": html.escape(visible(name), quote=False),
+        "title": html.escape(escape_control(name), quote=False),
         "literal": json.dumps(name, ensure_ascii=False),
         "rows": "\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items()),
     }
@@ -167,7 +167,7 @@ def _cell(fact: Any) -> str:
     """Returns a fact, which comes from files and settings, as a cell of a table on a web page."""
     text = fact if isinstance(fact, str | Path) else json.dumps(fact, default=str)
     cell = " ".join(_without_private_parts(str(text)).split())
-    return html.escape(visible(cell), quote=False).replace("|", "\\|")
+    return html.escape(escape_control(cell), quote=False).replace("|", "\\|")
 
 
 def _without_private_parts(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
-from cocondenser_jax.errors import UserError, first_line, first_three, visible
+from cocondenser_jax.errors import UserError, escape_control, first_line, first_three
 from cocondenser_jax.storage.files import OnBytes, parse_object, read_lines, without_surrogates
 from cocondenser_jax.storage.paths import plain_path
 from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, read_rows
@@ -112,7 +112,7 @@ def open_source(source: str, columns: Columns | None = None) -> Iterator[Sequenc
             if Path(source).is_dir():
                 logger.info("%s: reading %s", source, first_three([p.name for p in files]))
             # Line numbers are unique within a file only.
-            prefixes = [f"{visible(path.name)}:" if len(files) > 1 else "" for path in files]
+            prefixes = [f"{escape_control(path.name)}:" if len(files) > 1 else "" for path in files]
             named = zip(files, prefixes, strict=True)
             parts = [part for file, prefix in named for part in _file_parts(file, prefix, columns)]
         yield parts

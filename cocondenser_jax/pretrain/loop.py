@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches, source_shares
 from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.errors import UserError, visible
+from cocondenser_jax.errors import UserError, escape_control
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, experiment, hosts
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, report_step
@@ -110,7 +110,7 @@ def _train(
             # step 1.
             stop_after(first_step)
 
-        name, hidden = visible(workdir.name), log is None
+        name, hidden = escape_control(workdir.name), log is None
         bar = tqdm(total=n_steps, initial=first_step, desc=name, unit="step", disable=hidden)
         stack.enter_context(bar)
         totals = {"since": time.perf_counter(), "waited": 0.0, "spans": 0, "tokens": 0}

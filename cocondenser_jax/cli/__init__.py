@@ -79,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     _check_surroundings()
+    _check_encoding(argv)
     with _cleaned_up():
         parser = _make_parser()
         arguments, rest = parser.parse_known_args(argv)
@@ -105,6 +106,15 @@ def _check_surroundings() -> None:
             raise UserError(
                 f"the environment variable {name} is {os.environ[name]!r}: expected a whole number"
             )
+
+
+def _check_encoding(argv: Sequence[str]) -> None:
+    """Raises a UserError for a path that is not UTF-8: few libraries read and write such a path."""
+    for word in argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{word}: expected UTF-8 (rename the file or folder)") from error
 
 
 @contextlib.contextmanager

@@ -48,11 +48,27 @@ def full_device():
 def test_any_name_can_be_printed(encoding):
     code = "from cocondenser_jax.cli import main\nfrom cocondenser_jax.corpus import store\n"
     code += "store.verify_store = str\n"
-    code += "main(['verify', 'store', '--store=é\\udcff\\x1b[2J'])"
+    code += "main(['verify', 'store', '--store=é\\x1b[2J'])"
     environment = os.environ | {"PYTHONIOENCODING": encoding}
     printed = subprocess.check_output([sys.executable, "-c", code], env=environment)
     name = "é" if encoding == "utf-8" else r"\xe9"
-    assert printed.decode().endswith(rf"{name}\xff\x1b[2J: every file is as it was written" "\n")
+    assert printed.decode().endswith(rf"{name}\x1b[2J: every file is as it was written" "\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verify", "store", "--store=a\udcffb"],
+        ["pretrain", "--config=a\udcffb.py", "--workdir=run"],
+        ["adapt", "--corpus=x", "--model=y", "--workdir=z", "--config.seed=a\udcffb"],
+    ],
+)
+def test_a_path_that_is_not_utf_8_is_refused(words, capsys):
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert r"a\xffb" in error
+    assert error.endswith("expected UTF-8 (rename the file or folder)\n")
+    assert error.count("\n") == 1
 
 
 def closed_pipe():

@@ -8,7 +8,7 @@ import random
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
 # A folder of 200 bytes that begins with a dash and holds what libraries or shells take otherwise.
-ODD_NAME = os.fsdecode(b"-r [a]*?{b}\\'\"\n\x1b[2J $x%s;&|<~:,=@#\xff\xc3\xa9")
+ODD_NAME = "-r [a]*?{b}\\'\"\n\x1b[2J $x%s;&|<~:,=@#é"
 ODD_NAME += "x" * (200 - len(os.fsencode(ODD_NAME)))
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 # The README's pipeline at a size for tests: the same commands, with these settings added.

@@ -1,6 +1,6 @@
 """The settings of experiments: how one is declared, and how experiment files are read and checked.
 
-The declarations stand in `configs/`: `default.py` for pre-training, `finetune.py`,
+The declarations are in `configs/`: `default.py` for pre-training, `finetune.py`,
 `cross_encoder.py` and `sentences.py` for fine-tuning. docs/settings.py prints them as a page.
 """
 
@@ -9,7 +9,8 @@ import importlib
 import re
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,16 +29,40 @@ DECLARED_IN = {
 }
 GIVEN = "given"  # a text that must not be empty
 _LARGEST_WHOLE = 2**32 - 1  # seeds, steps and sizes are passed on as 32-bit numbers
-INTERVAL = re.compile(r"([\[(])(.+), (.+)([\])])")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The numbers that a setting may have: as they are printed, and as a test of one."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+def at_least(low: float) -> Interval:
+    """Makes the interval from a number, itself included."""
+    return Interval(f"[{low}, ∞)", lambda x: low <= x)
+
+
+def above(low: float) -> Interval:
+    """Makes the interval from a number, itself excluded."""
+    return Interval(f"({low}, ∞)", lambda x: low < x)
+
+
+def between(low: float, high: float) -> Interval:
+    """Makes the interval between two numbers, themselves included."""
+    return Interval(f"[{low}, {high}]", lambda x: low <= x <= high)
+
+
+BELOW_ONE = Interval("[0, 1)", lambda x: 0 <= x < 1)
 
 
 class Setting(NamedTuple):
     """One setting. Its type is that of its default."""
 
     default: Any  # the value where an experiment says nothing
-    # An interval of numbers such as "[0, 1)", a tuple of choices, `GIVEN` for a text that must be
-    # set, or None for any value of the type.
-    allowed: str | tuple[str, ...] | None
+    # Numbers, choices, `GIVEN` for a text that must be set, or None for any value of the type.
+    allowed: Interval | tuple[str, ...] | str | None
     unit: str  # of a number; "" where it has none
     meaning: str  # what it does, in one line
 
@@ -128,21 +153,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _is_allowed(setting: Setting, value: Any, complete: bool) -> bool:
     if type(value) is not type(setting.default):
         return False
-    if isinstance(setting.allowed, tuple):
-        return value in setting.allowed
+    if isinstance(setting.allowed, Interval):
+        largest = _LARGEST_WHOLE if type(value) is int else sys.float_info.max
+        return value <= largest and setting.allowed.holds(value)
     if setting.allowed == GIVEN:
         return bool(value) or not complete
-    return setting.allowed is None or _is_inside(setting.allowed, value)
-
-
-def _is_inside(interval: str, value: float) -> bool:
-    match = INTERVAL.fullmatch(interval)
-    assert match, interval
-    opening, low, high, closing = match.groups()
-    above = value > float(low) if opening == "(" else value >= float(low)
-    if high == "∞":
-        return above and value <= (_LARGEST_WHOLE if type(value) is int else sys.float_info.max)
-    return above and (value < float(high) if closing == ")" else value <= float(high))
+    return setting.allowed is None or value in setting.allowed
 
 
 def _expected(setting: Setting) -> str:
@@ -151,20 +167,18 @@ def _expected(setting: Setting) -> str:
     if setting.allowed == GIVEN:
         return setting.meaning
     kind = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+    within = f" in {setting.allowed.text}" if isinstance(setting.allowed, Interval) else ""
     unit = f" ({setting.unit})" if setting.unit else ""
-    within = f" in {setting.allowed}" if setting.allowed else ""
     return f"{kind[type(setting.default)]}{within}{unit}"
 
 
 def _find(name: str) -> Path:
-    path = Path(name)
-    if path.is_file():
-        return path
-    for folder in importlib.import_module("cocondenser_jax.configs").__path__:
-        shipped = Path(folder) / path.name
-        if path.parent == Path("configs") and shipped.is_file():
-            return shipped
-    raise UserError(f"no config file {name}: expected a path such as configs/cocondenser.py")
+    """Finds an experiment: a file, or, as configs/NAME.py, one that the package ships."""
+    if Path(name).is_file():
+        return Path(name)
+    folder = Path(importlib.import_module("cocondenser_jax.configs").__path__[0])
+    shipped = {f"configs/{path.name}": path for path in sorted(folder.glob("[a-z]*.py"))}
+    return lookup(shipped, Path(name).as_posix(), "config file")
 
 
 def _apply(config: ConfigDict, overrides: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """Prints docs/settings.md: python docs/settings.py > docs/settings.md."""
 
-from cocondenser_jax.settings import DECLARED_IN, INTERVAL, Setting, declared_settings
+from cocondenser_jax.settings import DECLARED_IN, Interval, Setting, declared_settings
 
 
 def settings_page() -> str:
@@ -29,8 +29,8 @@ def _row(name: str, setting: Setting) -> str:
     allowed = setting.allowed or type(setting.default).__name__
     if isinstance(allowed, tuple):
         allowed = ", ".join(f"`{choice!r}`" for choice in allowed)
-    elif INTERVAL.fullmatch(allowed):
-        allowed = f"{type(setting.default).__name__} in {allowed}"
+    elif isinstance(allowed, Interval):
+        allowed = f"{type(setting.default).__name__} in {allowed.text}"
     cells = (f"`{name}`", f"`{setting.default!r}`", allowed, setting.unit, setting.meaning)
     return f"| {' | '.join(cells)} |"
 

@@ -10,10 +10,14 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.settings import (
+    BELOW_ONE,
     FINE_TUNING,
     GIVEN,
     PRETRAINING,
     Setting,
+    above,
+    at_least,
+    between,
     check,
     declared_settings,
     load_config,
@@ -42,14 +46,16 @@ def wrong_values(setting):
         return ["", 1]
     if setting.allowed is None:
         return [3.5]
+    interval = setting.allowed.text
     if isinstance(setting.default, float):
-        inside = ["[0, 1)", "[0, 1]", "(0, 1]"]
         return {
-            **{name: [-0.1, 1.1, float("nan"), float("inf"), "0.5"] for name in inside},
+            "[0, 1)": [-0.1, 1.0, float("nan"), float("inf"), "0.5"],
+            "[0, 1]": [-0.1, 1.1, float("nan"), float("inf"), "0.5"],
+            "(0, 1]": [0.0, 1.1, float("nan"), float("inf"), "0.5"],
             "(0, ∞)": [0.0, -1.0, float("nan"), float("inf")],
             "[0, ∞)": [-1.0, float("nan"), float("inf")],
-        }[setting.allowed]
-    least = int(setting.allowed[1 : setting.allowed.index(",")])
+        }[interval]
+    least = int(interval[1 : interval.index(",")])
     return [least - 1, 2**32, 10**400, True, 2.0]
 
 
@@ -79,16 +85,17 @@ def test_a_value_outside_the_range_is_refused(task, name, setting):
 
 
 @pytest.mark.parametrize(
-    ("allowed", "default", "inside", "outside"),
+    ("allowed", "text", "default", "inside", "outside"),
     [
-        ("[0, 1)", 0.5, [0.0, 0.999], [1.0, -1e-9]),
-        ("(0, 1]", 0.5, [1e-9, 1.0], [0.0, 1.001]),
-        ("[0, 1]", 0.5, [0.0, 1.0], [-0.001, 1.001]),
-        ("[2, ∞)", 2, [2, 2**32 - 1], [1, 2**32]),
-        ("[0, 64]", 2, [0, 64], [-1, 65]),
+        (BELOW_ONE, "[0, 1)", 0.5, [0.0, 0.999], [1.0, -1e-9]),
+        (above(0), "(0, ∞)", 0.5, [1e-9, 1e300], [0.0, float("inf")]),
+        (between(0, 1), "[0, 1]", 0.5, [0.0, 1.0], [-0.001, 1.001]),
+        (at_least(2), "[2, ∞)", 2, [2, 2**32 - 1], [1, 2**32]),
+        (between(0, 64), "[0, 64]", 2, [0, 64], [-1, 65]),
     ],
 )
-def test_an_interval_means_what_it_says(allowed, default, inside, outside, monkeypatch):
+def test_an_interval_means_what_it_says(allowed, text, default, inside, outside, monkeypatch):
+    assert allowed.text == text
     module = importlib.import_module("cocondenser_jax.configs.default")
     settings = {"x": Setting(default, allowed, "", "a number")}
     monkeypatch.setattr(module, "SETTINGS", settings)
@@ -119,7 +126,11 @@ def test_an_interval_means_what_it_says(allowed, default, inside, outside, monke
             "is for the task 'retriever'; expected pretrain",
         ),
         ("configs/small.py:condensor", [], r"^configs/small\.py:condensor: expected condenser or"),
-        ("configs/none.py", [], "no config file"),
+        ("configs/none.py", [], r"no config file 'configs/none\.py'"),
+        ("confgs/small.py", [], r"'confgs/small\.py': did you mean configs/small\.py or"),
+        ("other/small.py", [], r"'other/small\.py': did you mean configs/small\.py or"),
+        ("small.py", [], r"'small\.py': did you mean configs/small\.py or"),
+        ("/configs/small.py", [], r"'/configs/small\.py': did you mean configs/small\.py or"),
     ],
 )
 def test_a_wrong_experiment_ends_in_one_line(spec, overrides, message):

@@ -12,16 +12,10 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    # Experiments and papers lie beside the package in the repository, and inside it when installed.
-    packages=[
-        *find_packages(include=["cocondenser_jax*"]),
-        *("cocondenser_jax.configs", "cocondenser_jax.papers"),
-    ],
-    package_dir={"cocondenser_jax.configs": "configs", "cocondenser_jax.papers": "papers"},
-    package_data={
-        "cocondenser_jax": ["analysis/*.html", "convert/model_card.md"],
-        "cocondenser_jax.papers": ["*.yaml"],
-    },
+    # Experiments lie beside the package in the repository, and inside it when installed.
+    packages=[*find_packages(include=["cocondenser_jax*"]), "cocondenser_jax.configs"],
+    package_dir={"cocondenser_jax.configs": "configs"},
+    package_data={"cocondenser_jax": ["analysis/*.html", "convert/model_card.md"]},
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
         "jax>=0.10",

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.reproduce import load_manifest
+from papers.reproduce import load_manifest
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent / "docs"

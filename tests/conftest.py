@@ -60,7 +60,7 @@ _LONGEST = (
     "test_python_interface.py",
     "cli/test_pipeline.py",
     "pretrain/test_survival.py",
-    "test_reproduce.py",
+    "papers/test_reproduce.py",
 )
 _SPECIALS = {  # padding first, so that RoBERTa's pad_token_id differs from BERT's
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},

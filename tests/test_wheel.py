@@ -27,7 +27,7 @@ TINY = (
 def wheel(tmp_path_factory):
     """Built from a copy, so that no build/ stays in the repository."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("cocondenser_jax", "configs", "papers"):
+    for name in ("cocondenser_jax", "configs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / "copy" / name, ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "README.md"):
@@ -60,8 +60,6 @@ def test_the_wheel_holds_every_module_page_and_config(wheel):
         "cocondenser_jax/convert/model_card.md",
         *(f"cocondenser_jax/analysis/{name}.html" for name in ("page", "parts")),
         *(f"cocondenser_jax/configs/{path.name}" for path in ROOT.glob("configs/*.py")),
-        *(f"cocondenser_jax/papers/{path.name}" for path in ROOT.glob("papers/[!_.]*.yaml")),
-        "cocondenser_jax/papers/__init__.py",
     }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == expected
@@ -84,7 +82,6 @@ def test_it_trains_where_the_repository_is_not(programs, tmp_path):
     where = run("python", "-c", "import cocondenser_jax; print(cocondenser_jax.__file__)")
     assert Path(where).is_relative_to(programs.parent)
     assert "pretrain" in run("cocondenser", "--help")
-    assert "co/table1: " in run("cocondenser", "reproduce", "--list")
 
     rng = random.Random(0)
     texts = [

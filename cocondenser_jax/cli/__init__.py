@@ -33,16 +33,15 @@ _FIXABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
 }
 
-# In the order of --help; analyze_attention is `analyze attention`.
+# In the order of --help; verify_store is `verify store`.
 _COMMANDS = {
-    quickstart: "quickstart adapt report reproduce",
+    quickstart: "quickstart adapt report",
     training: "vocabulary corpus pretrain plan convert verify_checkpoint verify_store finetune",
     retrieval: "encode index search retrieve bm25 fuse rerank mine",
-    evaluation: "evaluate analyze_attention analyze_neighbourhood",
+    evaluation: "evaluate",
 }
 _GROUPS = {
     "verify": "Check a checkpoint or a token store.",
-    "analyze": "Plot what models attend to, and how two runs agree.",
 }
 
 

@@ -1,7 +1,6 @@
-"""Commands that turn results into metrics, and models and runs into plots."""
+"""Commands that turn results into metrics."""
 
-import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ from cocondenser_jax.cli.flags import (
     Arguments,
     Command,
     Parser,
-    at_least,
-    chosen,
     print_metrics,
     print_table,
     require_together,
@@ -22,7 +19,6 @@ from cocondenser_jax.storage.files import write_json
 
 _MEASURES = "MRR@10,Recall@100,nDCG@10"
 _TOP_K = "1,5,20,100"
-_PRINTED_DEPTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def evaluate(command: Parser) -> Command:
@@ -107,80 +103,3 @@ def _print_comparisons(comparisons: Mapping[str, Mapping[str, Any]]) -> None:
     head = "|run|other|difference|p (t-test)|p (randomisation)|better|worse|equal".split("|")
     forms = (".4f", ".4f", "+.4f", ".3g", ".3g", ",", ",", ",")
     print_table(head, [(name, *map(format, r.values(), forms)) for name, r in comparisons.items()])
-
-
-def analyze_attention(command: Parser) -> Command:
-    """Plot how broad the attention of CLS is in each layer: its entropy, for several models."""
-    model = "as convert and finetune write it, or a hub name, a line per tower; may be repeated"
-    command.path("--model", model, metavar="FOLDER", action="append")
-    texts = "a data folder, its file of passages, or a .txt of one text per line (also compressed)"
-    command.path("--texts", texts)
-    command.flag("--n_texts", "drawn at random; all where there are fewer", 1_000, type=at_least(1))
-    command.flag("--seed", "of the draw", 0, type=at_least(0))
-    command.flag("--passage_length", "tokens kept of a text", 128)
-    _add_outputs(command)
-    arguments = yield (
-        "--model=runs/condenser.model --model=runs/cocondenser.model --texts=data/msmarco"
-        " --out=attention.png"
-    )
-
-    from cocondenser_jax.analysis.attention import compare_models
-
-    options = chosen(arguments, "n_texts seed passage_length")
-    result, panel = compare_models(arguments.model, arguments.texts, **options)
-    columns = {name: model["entropy"] for name, model in result["models"].items()}
-    n_layers = max(map(len, columns.values()))
-    _print_columns("layer", columns, range(1, n_layers + 1))
-    _write(arguments, result, panel)
-
-
-def analyze_neighbourhood(command: Parser) -> Command:
-    """Plot how much of the top n of a run lies in the top k of others, by k."""
-    stage1 = "TREC run to read to depth k; may be repeated"
-    command.path("--stage1", stage1, metavar="RUN", action="append")
-    command.path("--stage2", "TREC run whose top n are each query's neighbourhood", metavar="RUN")
-    n = "sizes of the neighbourhood, separated by commas (default: 10)"
-    command.add_argument("--n", type=whole_numbers, default=[10], help=n)
-    _add_outputs(command)
-    arguments = yield (
-        "--stage1=runs/bm25.trec --stage1=runs/round1.trec --stage2=runs/round2.trec --n=10,50"
-        " --out=neighbourhood.png"
-    )
-
-    from cocondenser_jax.analysis.neighbourhood import compare_runs
-
-    result, panel = compare_runs(arguments.stage1, arguments.stage2, arguments.n)
-    columns = {
-        f"{name}, n={n}": values
-        for name, run in result["stage1"].items()
-        for n, values in run["recall"].items()
-    }
-    depth = max(map(len, columns.values()))
-    _print_columns("k", columns, [*(k for k in _PRINTED_DEPTHS if k < depth), depth])
-    _write(arguments, result, panel)
-
-
-def _write(arguments: Arguments, result: Any, panel: Any) -> None:
-    from cocondenser_jax.analysis.plots import write_plot
-
-    if arguments.json_out:
-        write_json(arguments.json_out, result)
-    write_plot(panel, arguments.out)
-
-
-def _print_columns(head: str, columns: dict[str, list[float]], numbers: Iterable[int]) -> None:
-    """Prints the values of each column at some numbers, which count from 1."""
-    shown = [[f"{value:.4f}" for value in values] for values in columns.values()]
-    rows = [(f"{n}", *(c[n - 1] if n <= len(c) else "" for c in shown)) for n in numbers]
-    print_table((head, *columns), rows)
-
-
-def _add_outputs(command: Parser) -> None:
-    command.flag("--out", "the plot: a .png or .svg file", required=True, type=_plot_file)
-    command.add_json_out()
-
-
-def _plot_file(text: str) -> Path:
-    if Path(text).suffix not in (".png", ".svg"):
-        raise argparse.ArgumentTypeError(f"expected a .png or .svg file, not {text!r}")
-    return Path(text)

@@ -1,9 +1,5 @@
 """Commands that run whole pipelines, and the page on what runs logged."""
 
-import shlex
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +10,7 @@ from cocondenser_jax.cli.flags import (
     print_search,
     print_table,
 )
-from cocondenser_jax.errors import UserError, escape_control, lookup
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.errors import escape_control
 
 
 def quickstart(command: Parser) -> Command:
@@ -74,62 +69,3 @@ def report(command: Parser) -> Command:
 
     write_run_report(arguments.workdir, arguments.out)
     print(escape_control(str(arguments.out)))
-
-
-def reproduce(command: Parser) -> Command:
-    """Repeat a table of the papers, or a row of it, and compare with the published figures."""
-    command.add_argument("table", nargs="?", help="such as co/table1")
-    command.add_argument("--list", action="store_true", help="print the tables and their rows")
-    row = "of the table; may be repeated (default: all rows)"
-    command.add_argument("--row", action="append", default=[], help=row)
-    dry_run = "print the commands, the data and estimated hours, and run nothing"
-    command.add_argument("--dry_run", action="store_true", help=dry_run)
-    command.flag("--workdir", "what is made; what is there is not made again", Path("runs/papers"))
-    command.flag("--data", "the folder of the data that --dry_run names", Path("data"))
-    command.add_json_out()
-    arguments = yield "--dry_run co/table1 --row=cocondenser"
-
-    from cocondenser_jax import reproduce
-
-    tables, _ = reproduce.load_manifest()
-    if arguments.list == bool(arguments.table):
-        raise UserError("give either a table, such as co/table1, or --list")
-    if arguments.list:
-        for name, table in tables.items():
-            print(f"{name}: {table['title']}\n  {', '.join(table['rows'])}")
-            for left_out, reason in table.get("not_repeated", {}).items():
-                print(f"  not repeated: {left_out}: {reason}")
-        return
-    table = lookup(tables, arguments.table, "table")
-    goals, steps = reproduce.plan(table, arguments.row, arguments.workdir, arguments.data)
-    if arguments.dry_run:
-        hours = ", ".join(f"{value:.1f} ({on})" for on, value in reproduce.hours(steps).items())
-        estimate = f"hours at {reproduce.UTILISATION:.0%} of the peak (v3-8: pre-training): {hours}"
-        needed = (f"{path}: {step.get}" for path, step in steps.items() if step.get)
-        for note in (table["title"], table.get("note"), table.get("why"), estimate, *needed):
-            print(f"# {note}" if note else "#")
-        print(*(shlex.join(words) for step in steps.values() for words in step.commands), sep="\n")
-        return
-    reproduce.run(steps, _execute)
-    compared = reproduce.compare_goals(goals, table["tolerance"])
-    rows = [list(one.values()) for one in compared]
-    cells = [(" ".join(row[:3]), *map(_cell, row[3:])) for row in rows]
-    print_table(("", *list(compared[0])[3:]), cells)
-    if arguments.json_out:
-        write_json(arguments.json_out, compared)
-
-
-def _cell(value: float | None) -> str:
-    words = {None: "", True: "yes", False: "no"}
-    return f"{value:.4f}" if isinstance(value, float) else words[value]
-
-
-def _execute(command: Sequence[str]) -> int:
-    """Runs one of our commands in a process of its own: JAX and PyTorch would share a device."""
-    print(f"$ {shlex.join(command)}", flush=True)
-    with subprocess.Popen([sys.executable, "-m", "cocondenser_jax.cli", *command[1:]]) as process:
-        try:
-            return process.wait()
-        except SystemExit:  # asked to end; Ctrl-C has also reached the process, which then saves
-            process.terminate()
-            raise

@@ -31,7 +31,6 @@ def leaves(command=""):
 
 def test_commands_are_listed_in_the_order_of_the_pipeline():
     assert [command for command in listed("") if command in PIPELINE] == PIPELINE
-    assert listed("analyze") == ["attention", "neighbourhood"]
 
 
 @pytest.mark.parametrize("command", leaves())

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cocondenser_jax.analysis.neighbourhood import neighbourhood_recall, recall_panel
 from cocondenser_jax.errors import UserError
+from papers.figures.neighbourhood import neighbourhood_recall, recall_panel
 
 Rankings = dict[str, list[str]]
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from cocondenser_jax.analysis import attention
-from cocondenser_jax.analysis.attention import (
+from cocondenser_jax.errors import UserError
+from papers.figures import attention
+from papers.figures.attention import (
     LayerEntropies,
     cls_entropy,
     entropy_panel,
     layer_entropies,
 )
-from cocondenser_jax.errors import UserError
 
 N_HEADS = 4
 # What is computed again below has no rotary positions, and no layer that sees only what is near.

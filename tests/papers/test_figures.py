@@ -1,4 +1,4 @@
-"""`analyze` as a user types it: a plot, a table, a file of figures, and one line for a mistake."""
+"""The scripts that draw figures: a plot, a table, a file of figures, one line for a mistake."""
 
 import json
 import lzma
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from transformers import AutoModel, AutoTokenizer
 
-from cocondenser_jax.analysis.attention import layer_entropies
-from cocondenser_jax.cli import main
 from cocondenser_jax.retrieval.models import load_retriever
+from papers.figures import attention, neighbourhood
+from papers.figures.attention import layer_entropies
 
 STAGE1 = ["q1 d2 d1 d3 d4", "q2 d3 d2"]
 OTHER = ["q1 d1", "q3 d1 d2"]
@@ -52,13 +52,10 @@ def entropies(folder, texts, max_tokens):
     return layer_entropies(model, AutoTokenizer.from_pretrained(folder), texts, max_tokens)
 
 
-@pytest.mark.effect("analyze attention --model", "analyze attention --texts")
-@pytest.mark.effect("analyze attention --passage_length", "analyze attention --out")
-@pytest.mark.effect("analyze attention --json_out")
 def test_attention_of_several_models(folder, capsys, texts):
     models = "--model=one/retriever --model=two/retriever --model=other"
-    command = f"analyze attention {models} --texts=texts.txt.xz --passage_length=16"
-    assert main([*command.split(), "--out=plots/a.svg", "--json_out=a.json"]) == 0
+    command = f"{models} --texts=texts.txt.xz --passage_length=16"
+    attention.main([*command.split(), "--out=plots/a.svg", "--json_out=a.json"])
     figures = json.loads((folder / "a.json").read_text())
     assert (figures["texts"], figures["seed"], figures["passage_length"]) == (4, 0, 16)
     # Both are called retriever: the names are as long as it takes to tell them apart.
@@ -85,8 +82,8 @@ def test_each_tower_has_its_line(folder, texts):
     for parameter in model.encoder.layer[1].attention.parameters():
         parameter.data.mul_(0.5)
     model.save_pretrained(path)
-    command = "analyze attention --model=towers --texts=texts.txt.xz --passage_length=16"
-    assert main([*command.split(), "--out=a.png", "--json_out=a.json"]) == 0
+    command = "--model=towers --texts=texts.txt.xz --passage_length=16"
+    attention.main([*command.split(), "--out=a.png", "--json_out=a.json"])
     models = json.loads((folder / "a.json").read_text())["models"]
     for tower in ("query", "document"):
         expected = entropies(folder / "towers" / f"{tower}_0_Transformer", texts, 16).entropy
@@ -94,13 +91,12 @@ def test_each_tower_has_its_line(folder, texts):
     assert models["towers, query"]["entropy"] != models["towers, document"]["entropy"]
 
 
-@pytest.mark.effect("analyze attention --n_texts", "analyze attention --seed")
 def test_texts_are_drawn_by_a_seed(folder, texts):
-    command = "analyze attention --model=other --texts=data --n_texts=2 --passage_length=16"
+    command = "--model=other --texts=data --n_texts=2 --passage_length=16"
     found = {}
     for seed in range(2):
         out = ["--out=a.png", "--json_out=a.json", f"--seed={seed}"]
-        assert main([*command.split(), *out]) == 0
+        attention.main([*command.split(), *out])
         figures = json.loads((folder / "a.json").read_text())
         assert figures["texts"] == 2
         found[seed] = figures["models"]["other"]["entropy"]
@@ -113,16 +109,13 @@ def test_texts_are_drawn_by_a_seed(folder, texts):
     for entropy in found.values():
         assert any(np.allclose(entropy, pair, rtol=1e-5) for pair in pairs)
     assert len({tuple(entropy) for entropy in found.values()}) > 1
-    assert main([*command.split(), "--out=a.png", "--json_out=again.json", "--seed=1"]) == 0
+    attention.main([*command.split(), "--out=a.png", "--json_out=again.json", "--seed=1"])
     assert (folder / "again.json").read_text() == (folder / "a.json").read_text()
 
 
-@pytest.mark.effect("analyze neighbourhood --stage1", "analyze neighbourhood --stage2")
-@pytest.mark.effect("analyze neighbourhood --n", "analyze neighbourhood --out")
-@pytest.mark.effect("analyze neighbourhood --json_out")
 def test_neighbourhoods_of_two_runs(folder, capsys):
-    command = "analyze neighbourhood --stage1=stage1.trec --stage1=other.trec --stage2=stage2.trec"
-    assert main([*command.split(), "--n=1,2", "--out=n.png", "--json_out=n.json"]) == 0
+    command = "--stage1=stage1.trec --stage1=other.trec --stage2=stage2.trec"
+    neighbourhood.main([*command.split(), "--n=1,2", "--out=n.png", "--json_out=n.json"])
     assert (folder / "n.png").read_bytes().startswith(b"\x89PNG")
     header, *rows = printed(capsys)
     runs = ("stage1.trec,", "other.trec,")
@@ -141,40 +134,54 @@ def test_neighbourhoods_of_two_runs(folder, capsys):
     assert recall["2"] == pytest.approx([1 / 6, 1 / 2, 1 / 2, 1 / 2])
 
 
-ATTENTION = "attention --out=plot.png --model=other --texts=texts.txt.xz --passage_length=16"
-NEIGHBOURHOOD = "neighbourhood --out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
+ATTENTION = "--out=plot.png --model=other --texts=texts.txt.xz --passage_length=16"
+NEIGHBOURHOOD = "--out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("script", "flags", "says"),
     [
-        ("", "the following arguments are required: WHAT"),
-        ("colours", "invalid choice: 'colours'"),
-        ("attention --out=plot.png --texts=data", "required: --model"),
-        (f"{ATTENTION} --out=plot.pdf", "--out: expected a .png or .svg file, not 'plot.pdf'"),
+        (attention, "--out=plot.png --texts=data", "required: --model"),
         (
+            attention,
+            f"{ATTENTION} --out=plot.pdf",
+            "--out: expected a .png or .svg file, not 'plot.pdf'",
+        ),
+        (
+            attention,
             f"{ATTENTION} --model=none",
             "none: no such folder, and the model cannot be had",
         ),
-        (f"{ATTENTION} --model=data", "data holds no config.json"),
-        (f"{ATTENTION} --texts=none.txt", "cannot read none.txt"),
-        (f"{ATTENTION} --texts=one", "one holds no corpus.jsonl"),
-        (f"{ATTENTION} --texts=blank.txt", "blank.txt holds no text"),
-        (f"{ATTENTION} --n_texts=0", "--n_texts: expected a whole number from 1, not '0'"),
-        (f"{ATTENTION} --seed=-1", "--seed: expected a whole number from 0, not '-1'"),
-        (f"{ATTENTION} --passage_length=999", "passage_length=999: expected 3 to 24 tokens"),
-        (f"{ATTENTION} --layers=3", "unknown argument '--layers=3'"),
-        (f"{NEIGHBOURHOOD} --n=0", "--n: expected a whole number from 1, not '0'"),
-        (f"{NEIGHBOURHOOD} --n=4", "no query has 4 passages in stage 2 (at most 3)"),
-        (f"{NEIGHBOURHOOD} --stage2=none.trec", "cannot read none.trec"),
-        (f"{NEIGHBOURHOOD} --stage1=strange.trec --n=1", "stage 1 has none of the 3 queries"),
+        (attention, f"{ATTENTION} --model=data", "data holds no config.json"),
+        (attention, f"{ATTENTION} --texts=none.txt", "cannot read none.txt"),
+        (attention, f"{ATTENTION} --texts=one", "one holds no corpus.jsonl"),
+        (attention, f"{ATTENTION} --texts=blank.txt", "blank.txt holds no text"),
+        (
+            attention,
+            f"{ATTENTION} --n_texts=0",
+            "--n_texts: expected a whole number from 1, not '0'",
+        ),
+        (attention, f"{ATTENTION} --seed=-1", "--seed: expected a whole number from 0, not '-1'"),
+        (
+            attention,
+            f"{ATTENTION} --passage_length=999",
+            "passage_length=999: expected 3 to 24 tokens",
+        ),
+        (attention, f"{ATTENTION} --layers=3", "unrecognized arguments: --layers=3"),
+        (neighbourhood, f"{NEIGHBOURHOOD} --n=0", "--n: expected a whole number from 1, not '0'"),
+        (neighbourhood, f"{NEIGHBOURHOOD} --n=4", "no query has 4 passages in stage 2 (at most 3)"),
+        (neighbourhood, f"{NEIGHBOURHOOD} --stage2=none.trec", "cannot read none.trec"),
+        (
+            neighbourhood,
+            f"{NEIGHBOURHOOD} --stage1=strange.trec --n=1",
+            "stage 1 has none of the 3 queries",
+        ),
     ],
 )
-def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
+def test_a_mistake_gets_one_line_and_status_2(folder, capsys, script, flags, says):
     write_lines(folder / "blank.txt", ["", "  "])
     write_lines(folder / "strange.trec", run_lines(["x1 d1"]))
-    assert main(["analyze", *flags.split()]) == 2
-    error = capsys.readouterr().err.splitlines()
-    assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]
-    assert says in error[-1]
+    with pytest.raises(SystemExit, match="2"):
+        script.main(flags.split())
+    assert says in capsys.readouterr().err.splitlines()[-1]
     assert not (folder / "plot.png").exists()

@@ -1,8 +1,12 @@
-"""How broad the attention of an encoder's CLS position is, layer by layer.
+"""Plot how broad the attention of CLS is in each layer: its entropy, for several models.
+
+  python -m papers.figures.attention --model=runs/condenser.model --model=runs/cocondenser.model \
+      --texts=data/msmarco --out=attention.svg
 
 Shape legend: B texts of a batch, N heads, L tokens of the longest text.
 """
 
+import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +18,14 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning as pad
 
-from cocondenser_jax.analysis.plots import Curve, Panel, legend_names
+from cocondenser_jax.analysis.plots import Curve, Panel, legend_names, write_plot
+from cocondenser_jax.cli.flags import at_least
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_retriever, towers
-from cocondenser_jax.storage.files import numbered_lines
+from cocondenser_jax.storage.files import numbered_lines, write_json
 from cocondenser_jax.storage.tables import plain_name
+from papers.figures.output import add_outputs, print_columns
 
 # Attention weights per head of a batch: 300 MB for all 12 layers and heads of a BERT-base.
 _MAX_WEIGHTS = 1 << 19
@@ -52,10 +58,12 @@ def compare_models(
         for tower, encoder in towers(load_retriever(folder, passage_length=passage_length)).items()
     }
     texts = _draw_texts(source, n_texts, seed)
-    entropies, models = {}, {}
+    entropies = {}
+    models = {}
     for name, (folder, encoder) in encoders.items():
         found = layer_entropies(encoder.model, encoder.tokenizer, texts, passage_length)
-        entropies[name], models[name] = found, {"folder": str(folder), **found._asdict()}
+        entropies[name] = found
+        models[name] = {"folder": str(folder), **found._asdict()}
     settings = {"seed": seed, "passage_length": passage_length}
     return {"texts": len(texts), **settings, "models": models}, entropy_panel(entropies)
 
@@ -147,3 +155,49 @@ def _batches(rows: Sequence[list[int]]) -> Iterator[list[list[int]]]:
         size = max(1, _MAX_WEIGHTS // len(rest[0]) ** 2)
         yield rest[:size]
         rest = rest[size:]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    try:
+        _draw(arguments)
+    except UserError as error:
+        parser.exit(2, f"attention: {error}\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Declares the flags."""
+    parser = argparse.ArgumentParser(prog="attention", allow_abbrev=False)
+    model = "a folder as convert and finetune write it, or a hub name; may be repeated"
+    parser.add_argument("--model", type=Path, required=True, action="append", help=model)
+    texts = "a data folder, its file of passages, or a .txt of one text per line (also compressed)"
+    parser.add_argument("--texts", type=Path, required=True, help=texts)
+    n_texts = "drawn at random; all where there are fewer (default: 1000)"
+    parser.add_argument("--n_texts", type=at_least(1), default=1000, help=n_texts)
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the draw (default: 0)")
+    length = "tokens kept of a text (default: 128)"
+    parser.add_argument("--passage_length", type=at_least(1), default=128, help=length)
+    add_outputs(parser)
+    return parser
+
+
+def _draw(arguments: argparse.Namespace) -> None:
+    result, panel = compare_models(
+        arguments.model,
+        arguments.texts,
+        n_texts=arguments.n_texts,
+        seed=arguments.seed,
+        passage_length=arguments.passage_length,
+    )
+    entropies = {name: model["entropy"] for name, model in result["models"].items()}
+    n_layers = max(map(len, entropies.values()))
+    print_columns("layer", entropies, range(1, n_layers + 1))
+    if arguments.json_out:
+        write_json(arguments.json_out, result)
+    write_plot(panel, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

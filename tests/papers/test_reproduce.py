@@ -2,7 +2,6 @@
 
 import json
 import os
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,21 @@ import yaml
 
 from benchmarks.results import is_ours, measured
 from benchmarks.results import table as as_markdown
-from cocondenser_jax import papers, reproduce
 from cocondenser_jax.cli import _make_parser
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.reproduce import (
+from cocondenser_jax.settings import FINE_TUNING, load_config
+from papers import reproduce
+from papers.figures import attention
+from papers.reproduce import (
     Goal,
     Step,
     compare_goals,
-    hours,
+    estimate_hours,
     load_manifest,
-    plan,
-    run,
+    resolve_rows,
+    run_steps,
 )
-from cocondenser_jax.settings import FINE_TUNING, load_config
-from tests.papers_data import execute, write_data
+from tests.papers.tiny_data import execute, write_data
 
 TABLES, RECIPES = load_manifest()
 # Together they run every command that the recipes use; `make reproduce` runs every row.
@@ -40,7 +40,7 @@ def planned(rows):
     """Returns the steps of some rows where nothing is made yet."""
     steps = {}
     for table, row in rows:
-        for path, step in plan(TABLES[table], [row], Path("W"), Path("D"))[1].items():
+        for path, step in resolve_rows(TABLES[table], [row], Path("W"), Path("D"))[1].items():
             assert steps.setdefault(path, step) == step
     return steps
 
@@ -55,6 +55,10 @@ def commands_of(rows):
 def test_every_command_of_every_row_can_be_typed():
     parser = _make_parser()
     for command in commands_of(ALL_ROWS):
+        if command[0] == "python":
+            assert command[1:3] == ["-m", "papers.figures.attention"]
+            attention.make_parser().parse_args(command[3:])
+            continue
         assert command[0] == "cocondenser"
         arguments, rest = parser.parse_known_args(command[1:])
         if hasattr(arguments, "config"):
@@ -85,7 +89,7 @@ def test_a_figure_that_is_not_given_has_a_reason():
 
 
 def test_no_recipe_of_one_file_hides_that_of_another():
-    files = [f for f in resources.files(papers).iterdir() if f.name.endswith(".yaml")]
+    files = Path(reproduce.__file__).parent.glob("*.yaml")
     contents = {f.name: yaml.safe_load(f.read_text("utf-8")) for f in files}
     shared = contents.pop("recipes.yaml")
     own = [name for content in contents.values() for name in content.get("recipes", {})]
@@ -113,7 +117,7 @@ def test_every_recipe_is_used():
 
 
 def test_the_page_of_results_shows_what_the_manifest_measured():
-    page = (Path(__file__).parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     ours = {name: table for name, table in TABLES.items() if is_ours(table)}
     assert len(ours) == page.count("<!-- end -->")
     for name, table in ours.items():
@@ -154,14 +158,14 @@ def make(command):
 
 def test_steps_run_once_in_order_and_go_on_where_they_stopped(chain, tmp_path):
     def unfinished():
-        return plan(chain, [], tmp_path, tmp_path)[1]
+        return resolve_rows(chain, [], tmp_path, tmp_path)[1]
 
     def names():
         return [path.name for path in unfinished()]
 
     assert names() == ["data", "store", "model", "model-one", "model-two"]
     with pytest.raises(UserError, match=r"data is missing: a library"):
-        run(unfinished(), make)
+        run_steps(unfinished(), make)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "data").touch()
     ran = []
@@ -171,10 +175,10 @@ def test_steps_run_once_in_order_and_go_on_where_they_stopped(chain, tmp_path):
         return make(command) if ran[-1] != "model" else 7
 
     with pytest.raises(UserError, match=r"exit status 7: c make .*store .*model"):
-        run(unfinished(), stop_at_model)
+        run_steps(unfinished(), stop_at_model)
     assert ran == ["store", "model"]
     assert names() == ["model", "model-one", "model-two"]
-    run(unfinished(), make)
+    run_steps(unfinished(), make)
     assert names() == []
     # What only led to finished steps may go.
     (tmp_path / "data").unlink()
@@ -206,7 +210,7 @@ def test_parameters_reach_what_is_needed(monkeypatch):
         },
     }
     monkeypatch.setattr(reproduce, "load_manifest", lambda: ({}, recipes))
-    goals, steps = plan(table, ["r"], Path("w"), Path("d"))
+    goals, steps = resolve_rows(table, ["r"], Path("w"), Path("d"))
     assert goals == [Goal("r", "test", Path("w/model-4.run/a.json"), {"M": 0.5}, "model-s")]
     assert steps == {
         Path("d/text"): Step([], 0, "a library"),
@@ -218,19 +222,21 @@ def test_parameters_reach_what_is_needed(monkeypatch):
             "",
         ),
     }
-    files = [goal.file for goal in plan(table, [], Path("w"), Path("d"))[0]]
+    files = [goal.file for goal in resolve_rows(table, [], Path("w"), Path("d"))[0]]
     assert files == [Path(f"w/model-{n}.run/a.json") for n in (4, 5)]
     with pytest.raises(UserError, match=r"no row 'q': did you mean r or s\?"):
-        plan(table, ["q"], Path("w"), Path("d"))
+        resolve_rows(table, ["q"], Path("w"), Path("d"))
 
 
 def test_hours_are_those_of_the_roofline_at_a_share_of_the_peak():
     """docs/tpu.md: a step of 4,096 spans takes a v3-8 at least 825 ms of arithmetic."""
     step = planned([("co/table4", "both")])[Path("W/models/cocondenser-marco")]
-    estimated = hours({Path("a"): step})
+    estimated = estimate_hours({Path("a"): step})
     assert estimated["v3-8"] == pytest.approx(12552 * 0.825 / 3600 / 0.4, rel=0.01)
     assert estimated["H100"] == pytest.approx(3.6, rel=0.05)
-    both = hours({Path("a"): step, Path("b"): step._replace(commands=[["cocondenser", "encode"]])})
+    both = estimate_hours(
+        {Path("a"): step, Path("b"): step._replace(commands=[["cocondenser", "encode"]])}
+    )
     assert both["v3-8"] == estimated["v3-8"]
     assert both["H100"] == 2 * estimated["H100"]
 
@@ -251,15 +257,15 @@ def test_figures_are_compared_within_the_tolerance(tmp_path):
     ]
     missing = Goal("late", "dev", tmp_path / "late.json", {"MRR@10": 0.1}, "best")
     good, best, bad, new, late = compare_goals([*goals, missing], 0.005)
-    assert (good["measured"], good["deviation"]) == (pytest.approx(0.377), pytest.approx(0.0))
-    assert good["difference"] == pytest.approx(-0.005)
-    assert good["within"]
-    assert (best["p"], best["deviation"]) == (None, None)
-    assert (bad["within"], bad["difference"]) == (False, pytest.approx(-0.007))
-    assert (new["published"], new["difference"], new["within"]) == (None, None, None)
-    assert new["p"] == 0.5  # two queries, both worse: 2 of 4 assignments of signs
-    assert (late["measured"], late["published"], late["within"]) == (None, 0.1, None)
-    assert compare_goals(goals[3:4], 0.01)[0]["within"]
+    assert (good.measured, good.deviation) == (pytest.approx(0.377), pytest.approx(0.0))
+    assert good.difference == pytest.approx(-0.005)
+    assert good.within
+    assert (best.p, best.deviation) == (None, None)
+    assert (bad.within, bad.difference) == (False, pytest.approx(-0.007))
+    assert (new.published, new.difference, new.within) == (None, None, None)
+    assert new.p == 0.5  # two queries, both worse: 2 of 4 assignments of signs
+    assert (late.measured, late.published, late.within) == (None, 0.1, None)
+    assert compare_goals(goals[3:4], 0.01)[0].within
 
 
 def test_deviation_and_test_are_over_seeds(tmp_path):
@@ -271,9 +277,9 @@ def test_deviation_and_test_are_over_seeds(tmp_path):
             file.write_text(json.dumps({"mean": {"M": mean + shift}, "per_query": per_query}))
             goals.append(Goal(row, "t", file, {"M": None}, "a"))
     first, second = compare_goals(goals, 0.0)
-    assert (first["measured"], first["deviation"]) == (pytest.approx(0.4), pytest.approx(0.2))
-    assert first["p"] is None
-    assert second["p"] == pytest.approx(2 / 2**10)  # ten queries, all better
+    assert (first.measured, first.deviation) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert first.p is None
+    assert second.p == pytest.approx(2 / 2**10)  # ten queries, all better
 
 
 # ---- on tiny data ----
@@ -293,16 +299,16 @@ def tiny(tmp_path_factory):
 )
 def test_a_row_ends_in_its_figures(tiny, name, row):
     table = TABLES[name]
-    goals, steps = plan(table, [row], *tiny)
-    run(steps, execute)
-    assert plan(table, [row], *tiny)[1] == {}
+    goals, steps = resolve_rows(table, [row], *tiny)
+    run_steps(steps, execute)
+    assert resolve_rows(table, [row], *tiny)[1] == {}
     for comparison in compare_goals(goals, table["tolerance"]):
-        if comparison["test"] != "small_attention":  # a plot
-            assert -100 <= comparison["measured"] <= 100
+        if comparison.test != "small_attention":  # a plot
+            assert -100 <= comparison.measured <= 100
 
 
 def test_those_rows_run_every_command():
     def kinds(rows):
-        return {command[1] for command in commands_of(rows)}
+        return {command[2 if command[0] == "python" else 1] for command in commands_of(rows)}
 
     assert kinds(ALL_ROWS) - kinds(ROWS_OF_EACH_KIND) == {"quickstart"}  # tests/quickstart

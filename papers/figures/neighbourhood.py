@@ -1,14 +1,24 @@
-"""How deep one ranking must be read to hold the top of another."""
+"""Plot how much of the top n of a run lies in the top k of others, by k.
 
+python -m papers.figures.neighbourhood --stage1=runs/bm25.trec --stage1=runs/round1.trec \
+      --stage2=runs/round2.trec --n=10,50 --out=neighbourhood.svg
+"""
+
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cocondenser_jax.analysis.plots import Curve, Panel, legend_names
+from cocondenser_jax.analysis.plots import Curve, Panel, legend_names, write_plot
+from cocondenser_jax.cli.flags import whole_numbers
 from cocondenser_jax.collection.trec import first_passages, read_run
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage.files import write_json
+from papers.figures.output import add_outputs, print_columns
+
+_PRINTED_DEPTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 Rankings = Mapping[str, Sequence[str]]  # query -> passages, best first, none twice
 
@@ -24,7 +34,9 @@ def compare_runs(
       What was measured, {stage2: file, queries: their number, stage1: {name: {run: file, recall:
       {n: values by k}}}}, and the plot.
     """
-    neighbours, runs, recalls = _read_rankings(stage2), {}, {}
+    neighbours = _read_rankings(stage2)
+    runs = {}
+    recalls = {}
     for name, path in legend_names(stage1).items():
         rankings = _read_rankings(path)
         found = {n: neighbourhood_recall(rankings, neighbours, n) for n in sizes}
@@ -74,3 +86,44 @@ def recall_panel(recalls: Mapping[str, Mapping[int, np.ndarray]]) -> Panel:
     ]
     title = "Neighbourhood recall at k" + (f", n = {sizes.pop()}" if len(sizes) == 1 else "")
     return Panel(title, lines, from_zero=True, x_label="k", log_x=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    try:
+        _draw(arguments)
+    except UserError as error:
+        parser.exit(2, f"neighbourhood: {error}\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Declares the flags."""
+    parser = argparse.ArgumentParser(prog="neighbourhood", allow_abbrev=False)
+    stage1 = "TREC run to read to depth k; may be repeated"
+    parser.add_argument("--stage1", type=Path, required=True, action="append", help=stage1)
+    stage2 = "TREC run whose top n are each query's neighbourhood"
+    parser.add_argument("--stage2", type=Path, required=True, help=stage2)
+    n = "sizes of the neighbourhood, separated by commas (default: 10)"
+    parser.add_argument("--n", type=whole_numbers, default=[10], help=n)
+    add_outputs(parser)
+    return parser
+
+
+def _draw(arguments: argparse.Namespace) -> None:
+    result, panel = compare_runs(arguments.stage1, arguments.stage2, arguments.n)
+    columns = {
+        f"{name}, n={n}": values
+        for name, run in result["stage1"].items()
+        for n, values in run["recall"].items()
+    }
+    depth = max(map(len, columns.values()))
+    print_columns("k", columns, [*(k for k in _PRINTED_DEPTHS if k < depth), depth])
+    if arguments.json_out:
+        write_json(arguments.json_out, result)
+    write_plot(panel, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,8 +14,8 @@ from cocondenser_jax.finetune.bi_encoder import bi_encoder_trainer
 from cocondenser_jax.finetune.cross_encoder import cross_encoder_trainer
 from cocondenser_jax.finetune.sentences import sentences_trainer
 from cocondenser_jax.storage.files import require_absent
-from cocondenser_jax.storage.locks import held
 from cocondenser_jax.storage.metrics import load_loggers
+from cocondenser_jax.storage.runs import lock_folder
 
 # What makes the trainer, the folder of what is trained, and what that is trained on.
 _TASKS: dict[str, tuple[Callable[[ConfigDict, Path], Any], str, str]] = {
@@ -49,7 +49,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
             f"config.batch_size is {config.batch_size}: expected a multiple of the {n_processes} "
             "processes that share it"
         )
-    with held(workdir) if trainer.is_main_process() else contextlib.nullcontext():
+    with lock_folder(workdir) if trainer.is_main_process() else contextlib.nullcontext():
         require_absent(workdir / result)
         loggers = load_loggers(config.loggers) if trainer.is_main_process() else []
         hf_trainer = make_trainer(config, workdir)

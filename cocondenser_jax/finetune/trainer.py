@@ -24,22 +24,20 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
-from cocondenser_jax.storage.files import (
+from cocondenser_jax.storage.files import file_sha256, new_folder, read_object
+from cocondenser_jax.storage.metrics import Log, metrics_log
+from cocondenser_jax.storage.paths import plain_path
+from cocondenser_jax.storage.runs import (
     CHECKSUMS,
     damaged_file,
-    file_sha256,
-    new_folder,
-    read_object,
     start_or_compare,
     write_checksums,
 )
-from cocondenser_jax.storage.metrics import Log, metrics_log
-from cocondenser_jax.storage.paths import plain_path
 
 logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
-_FREE = ("model", "data", "negatives_run", "teacher_run", "loggers", "sha256")
+_FREE = ("model", "data", "negatives_run", "teacher_run", "loggers")
 # Parameters of the loss itself, in a checkpoint: sentence-transformers (6.2.0) does not save them.
 _LOSS = "loss.safetensors"
 
@@ -65,19 +63,8 @@ def start_or_resume(
         return
     checksums = {name: file_sha256(file) for name, file in files.items()}
     checksums["model"] = model_sha256(Path(config.model))
-    started = start_or_compare(
-        f"the run in {workdir}",
-        workdir / "finetune.json",
-        config.to_dict() | {"sha256": checksums},
-        lambda run: {key: value for key, value in run.items() if key not in _FREE},
-    )
-    before = started.get("sha256") or {}
-    names = checksums | before
-    if changed := [name for name in names if checksums.get(name) != before.get(name)]:
-        raise UserError(
-            f"the run in {workdir} was started with another content of {', '.join(changed)}: "
-            "choose a new folder, or remove it first"
-        )
+    settings = config.to_dict() | {"sha256": checksums}
+    start_or_compare(workdir / "finetune.json", settings, _FREE)
 
 
 def arguments(config: ConfigDict, workdir: Path, measure: str = "") -> dict[str, Any]:

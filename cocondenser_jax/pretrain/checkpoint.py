@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.batches import source_shares
@@ -29,30 +28,33 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.nonfinite import count_batches
 from cocondenser_jax.pretrain.step import TrainState, initial_params
-from cocondenser_jax.storage.files import (
-    damaged_file,
-    new_folder,
-    read_object,
-    start_or_compare,
-    write_checksums,
-    write_json,
-)
+from cocondenser_jax.storage.files import new_folder, read_object, write_json
 from cocondenser_jax.storage.metrics import logged_lines
 from cocondenser_jax.storage.paths import plain_path
+from cocondenser_jax.storage.runs import (
+    newest_intact,
+    numbered_folders,
+    require_intact,
+    start_or_compare,
+    write_checksums,
+)
 
 logger = logging.getLogger(__name__)
 
 LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-# Settings that may differ when a run resumes: they change how it is computed or stored, not what.
+# What may differ when a run resumes: it changes how the run is computed or stored, not what.
 FREE_SETTINGS = (
     "config.train.chunk_size",
     "config.train.skip_nonfinite",
-    "config.checkpoint.",
+    "config.checkpoint",
     "config.log_every",
     "config.loggers",
     "config.data.store",  # the same data may have moved; its hash is compared
     "config.warm_start",  # only read before the first step
     "config.probe.data",  # may have moved
+    "data.source",
+    "data.stores",
+    "versions",
 )
 # Where `config.probe.metric` is "": the first of them that the probe measures.
 DEFAULT_METRICS = ("ndcg_at_10", "partner_mrr", "mlm_loss")
@@ -86,7 +88,13 @@ def open_run(
         },
         "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
     }
-    start_or_compare(f"the run in {workdir}", workdir / "run.json", run, _fixed)
+    path = workdir / "run.json"
+    if "config" not in read_object(path, absent=run):
+        raise UserError(
+            f"{workdir} holds a converted model: start from it with --config.warm_start, in a new"
+            " folder"
+        )
+    start_or_compare(path, run, FREE_SETTINGS)
     # Only now: a kill between the two leaves a folder that says which run it is.
     if not (workdir / "tokenizer").exists():
         with new_folder(workdir / "tokenizer") as folder:
@@ -95,7 +103,7 @@ def open_run(
 
 def started_model(workdir: Path) -> ModelConfig | None:
     """Returns the model of a run that has a checkpoint to resume from; None where it has none."""
-    is_run = (workdir / "run.json").is_file() and _steps(workdir)
+    is_run = (workdir / "run.json").is_file() and _checkpoints(workdir)
     return _read_run(workdir)[0] if is_run else None
 
 
@@ -115,11 +123,11 @@ def checkpoint_writer(
 
     def write(step: int, items: dict[str, Any]) -> None:
         _write(workdir, step, items)
-        steps, best = _steps(workdir), best_probe(workdir)
-        for earlier in steps[:-keep]:
+        best = best_probe(workdir)
+        for earlier, folder in list(_checkpoints(workdir).items())[:-keep]:
             is_multiple = keep_every and earlier % keep_every == 0
             if not is_multiple and not (best and earlier == best.step):
-                shutil.rmtree(workdir / "checkpoints" / str(earlier))
+                shutil.rmtree(folder)
 
     with ThreadPoolExecutor(1) as pool:
         last = pool.submit(_remove_unfinished, workdir)
@@ -128,7 +136,7 @@ def checkpoint_writer(
             nonlocal last
             last.result()
             step = int(state.step)
-            if step not in _steps(workdir):
+            if step not in _checkpoints(workdir):
                 items = {"params": state.params, "optimizer": state.optimizer_state}
                 # Copied, for the next step overwrites the state.
                 last = pool.submit(write, step, jax.tree.map(np.array, items))
@@ -156,7 +164,7 @@ def best_probe(workdir: Path, steps: Container[int] | None = None) -> BestProbe 
         asked = read_object(workdir / "run.json")["config"]["probe"]["metric"]
     except (KeyError, TypeError):  # another version's, or a model that was converted
         return None
-    steps = _steps(workdir) if steps is None else steps
+    steps = _checkpoints(workdir) if steps is None else steps
     for metric in [asked] if asked else DEFAULT_METRICS:
         sign, name = -1 if metric == "mlm_loss" else 1, f"probe/{metric}"  # less is better
         probes = {int(x["step"]): x[name] for x in logged if math.isfinite(x.get(name, math.nan))}
@@ -173,11 +181,13 @@ def restore_latest(workdir: Path, like: TrainState) -> TrainState:
     Later ones that are damaged are moved out of the way, to `damaged/` in the run folder.
     """
     items = {"params": like.params, "optimizer": like.optimizer_state}
-    step, restored = _newest_intact(workdir, items)
-    for later in (str(later) for later in _steps(workdir) if later > step):
-        shutil.rmtree(workdir / "damaged" / later, ignore_errors=True)
-        (workdir / "damaged").mkdir(exist_ok=True)
-        (workdir / "checkpoints" / later).rename(workdir / "damaged" / later)
+    checkpoints = _checkpoints(workdir)
+    step, restored = newest_intact(checkpoints, lambda folder: _restore(folder, items))
+    for later in (folder for number, folder in checkpoints.items() if number > step):
+        aside = workdir / "damaged" / later.name
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.parent.mkdir(exist_ok=True)
+        later.rename(aside)
     counts = jnp.int32(step), jnp.int32(count_batches(workdir, step))
     return TrainState(counts[0], restored["params"], restored["optimizer"], counts[1])
 
@@ -195,18 +205,19 @@ def load_run(
     if not (workdir / "run.json").is_file():
         raise UserError(f"{workdir} is not a run folder: it has no run.json")
     model_config, run = _read_run(workdir)
-    steps = _steps(workdir)
-    if not steps:
+    checkpoints = _checkpoints(workdir)
+    if not checkpoints:
         raise UserError(f"{workdir} holds no checkpoint yet")
     if step == "best" and (best := best_probe(workdir)):
         step = best.step
-    if step is not None and step not in steps:
-        raise UserError(f"{workdir} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
+    if step is not None and step not in checkpoints:
+        there = ", ".join(map(str, checkpoints))
+        raise UserError(f"{workdir} has no checkpoint {step}; it has {there}")
     like = {"params": jax.eval_shape(lambda: initial_params(model_config, 0))}
     if step is None:
-        step, restored = _newest_intact(workdir, like)
+        step, restored = newest_intact(checkpoints, lambda folder: _restore(folder, like))
     else:
-        restored = _restore(workdir, step, like)
+        restored = _restore(checkpoints[int(step)], like)
     return model_config, restored["params"], {**run, "step": step}
 
 
@@ -221,26 +232,10 @@ def save_converted(
         write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
 
 
-def _newest_intact(workdir: Path, like: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Restores the newest checkpoint that is intact, with a warning for each that is not."""
-    steps = _steps(workdir)
-    for step in reversed(steps):
-        try:
-            return step, _restore(workdir, step, like)
-        except UserError as error:
-            logger.warning("%s; trying an earlier one", error)
-    raise UserError(
-        f"{workdir}: none of its checkpoints ({', '.join(map(str, steps))}) is intact; to start"
-        " again, choose a new folder"
-    )
-
-
-def _restore(workdir: Path, step: int, like: dict[str, Any]) -> dict[str, Any]:
+def _restore(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
     """Reads items of an intact checkpoint as NumPy arrays of the shapes of `like`."""
-    folder = workdir / "checkpoints" / str(step)
     for item in like:
-        if (name := damaged_file(folder / item)) is not None:
-            raise UserError(f"checkpoint {folder} is damaged ({item}/{name} is not what was saved)")
+        require_intact(folder / item)
     # Orbax restores into what it is shown: NumPy arrays give NumPy arrays.
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
     try:
@@ -253,7 +248,7 @@ def _restore(workdir: Path, step: int, like: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("its arrays have other shapes than those of the model")
         return restored
     except (OSError, ValueError, KeyError, TypeError) as error:  # Orbax's and TensorStore's
-        raise UserError(f"checkpoint {folder} is damaged ({first_line(error)})") from error
+        raise UserError(f"{folder} is damaged ({first_line(error)})") from error
 
 
 def _write(workdir: Path, step: int, items: dict[str, Any]) -> None:
@@ -285,10 +280,9 @@ def _orbax() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone)
 
 
-def _steps(workdir: Path) -> list[int]:
-    """Returns the steps of the checkpoints of a run, in order."""
-    names = (path.name for path in (workdir / "checkpoints").glob("*"))
-    return sorted(int(name) for name in names if name.isdecimal())
+def _checkpoints(workdir: Path) -> dict[int, Path]:
+    """Returns the checkpoints of a run by step, in order."""
+    return numbered_folders(workdir / "checkpoints")
 
 
 def _read_run(workdir: Path) -> tuple[ModelConfig, dict[str, Any]]:
@@ -299,15 +293,3 @@ def _read_run(workdir: Path) -> tuple[ModelConfig, dict[str, Any]]:
         return ModelConfig(**run["model"]), run
     except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{path} is damaged: it lacks the shape of a model ({error})") from error
-
-
-def _fixed(run: dict[str, Any]) -> dict[str, Any]:
-    """Returns what of a `run.json` stays as it is when the run resumes, by name."""
-    if "config" not in run:
-        raise UserError(
-            "this folder holds a converted model: start from it with --config.warm_start, in a"
-            " new folder"
-        )
-    fixed, flat = ("config", "model", "data.sha256", "data.weights"), flatten_dict(run, sep=".")
-    names = (name for name in flat if name.startswith(fixed))
-    return {name: flat[name] for name in names if not name.startswith(FREE_SETTINGS)}

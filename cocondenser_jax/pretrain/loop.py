@@ -34,8 +34,8 @@ from cocondenser_jax.pretrain.step import (
     place,
     state_shapes,
 )
-from cocondenser_jax.storage.locks import held
 from cocondenser_jax.storage.metrics import load_loggers, metrics_log
+from cocondenser_jax.storage.runs import lock_folder
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def _train(
     stopped = False
     with contextlib.ExitStack() as stack:
         if hosts.is_first():
-            stack.enter_context(held(workdir))
+            stack.enter_context(lock_folder(workdir))
             loggers = load_loggers(config.loggers)
         store = open_store(Path(config.data.store))
         n_steps = experiment.run_length(config, store)

@@ -44,11 +44,10 @@ from cocondenser_jax.retrieval.search import open_index, retrieve, search_text
 from cocondenser_jax.storage.files import (
     new_folder,
     read_json,
-    start_or_compare,
     write_json,
     write_text,
 )
-from cocondenser_jax.storage.locks import held
+from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 from cocondenser_jax.warm_start import pretrain
 
 MEASURES = ("MRR@10", "Recall@100", "nDCG@10")
@@ -80,8 +79,8 @@ class Outcome(NamedTuple):
 @contextlib.contextmanager
 def opened(workdir: Path, settings: dict[str, Any]) -> Iterator[None]:
     """Starts or resumes a pipeline, and keeps other processes out of its folder."""
-    with held(workdir):
-        start_or_compare(f"the pipeline in {workdir}", workdir / "started.json", settings)
+    with lock_folder(workdir):
+        start_or_compare(workdir / "started.json", settings)
         yield
 
 

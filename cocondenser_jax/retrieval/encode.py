@@ -29,10 +29,10 @@ from cocondenser_jax.retrieval.shards import (
     shard_files,
     write_parquet,
 )
-from cocondenser_jax.storage.files import file_sha256, new_file, start_or_compare, write_json
+from cocondenser_jax.storage.files import file_sha256, new_file, write_json
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.locks import held
 from cocondenser_jax.storage.paths import shard_folder
+from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def encode_corpus(
     if shard[1] > 1 and (out / _SETTINGS).exists():
         raise UserError(f"{out} holds the embeddings of one machine: choose a new folder")
     out = shard_folder(out, shard)
-    with held(out):
+    with lock_folder(out):
         # A first reading of the whole file: a broken line stops the run before there is a shard.
         n_passages = sum(1 for _ in read_corpus(source))
         shard_size = shard_size or default_shard_size(n_passages // shard[1])
@@ -117,12 +117,7 @@ def encode_corpus(
             batch_size = 32 if model.device.type == "cpu" and backend is None else 128
         if (out / _SETTINGS).exists():
             logger.info("resuming with the shards in %s", out)
-        start_or_compare(
-            str(out),
-            out / _SETTINGS,
-            settings,
-            lambda found: {key: value for key, value in found.items() if key not in MOVED},
-        )
+        start_or_compare(out / _SETTINGS, settings, MOVED)
         if backend:
             backend(model, folder, batch_size, products)
         dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)

@@ -1,4 +1,4 @@
-"""Plain and compressed input; output that is whole or absent; checksums; untrusted files."""
+"""Plain and compressed input; output that is whole or absent; untrusted files."""
 
 import contextlib
 import gzip
@@ -17,13 +17,12 @@ from typing import IO, Any
 import zstandard
 
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.storage.locks import LOCK, locked
+from cocondenser_jax.storage.locks import locked
 from cocondenser_jax.storage.paths import plain_path
 
 # Called with the number of bytes of a file that were read since the last call.
 OnBytes = Callable[[int], object]
 
-CHECKSUMS = "sha256.json"
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
 _TEXT_PIECE = 1 << 20
@@ -150,48 +149,12 @@ def new_file(target: Path) -> Iterator[Path]:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 
 
-def require_absent(target: Path, first: str | None = None) -> None:
-    """Raises a UserError if `target` exists and is anything but an empty folder.
-
-    A folder that grows may hold its lock, and what a kill left of `first`, its first file.
-    """
-    started = {LOCK, f"{first}.partial", f"{first}.partial.lock"} if first else set()
-    if target.is_dir() and {path.name for path in target.iterdir()} <= started:
+def require_absent(target: Path) -> None:
+    """Raises a UserError if `target` exists and is anything but an empty folder."""
+    if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} already exists: choose a new folder, or remove it first")
-
-
-def start_or_compare(
-    what: str,
-    path: Path,
-    settings: dict[str, Any],
-    fixed: Callable[[dict[str, Any]], dict[str, Any]] = lambda settings: settings,
-) -> dict[str, Any]:
-    """Returns the settings that `what` was started with; writes them if it starts now.
-
-    `path` is the first file of a folder that grows; `fixed` returns what must be the same then and
-    now.
-
-    Raises:
-      UserError: naming the differences, or if the folder holds something else.
-    """
-    if not path.exists():
-        require_absent(path.parent, path.name)
-        write_json(path, settings)
-    started = read_object(path)
-    earlier, now = fixed(started), fixed(settings)
-    differences = [
-        f"{key}={earlier.get(key)!r}, now it is {now.get(key)!r}"
-        for key in earlier | now
-        if earlier.get(key) != now.get(key)
-    ]
-    if differences:
-        raise UserError(
-            f"{what} was started with {'; '.join(differences)}: choose a new folder, or remove it"
-            " first"
-        )
-    return started
 
 
 def is_inside(path: str) -> bool:
@@ -295,33 +258,6 @@ def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_checksums(folder: Path) -> None:
-    """Writes the SHA-256 of every file below `folder` to its `sha256.json`.
-
-    All of them are on the disk when it returns: a later rename of the folder survives a power cut.
-    """
-    checksums = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        checksums[path.relative_to(folder).as_posix()] = file_sha256(path)
-    write_json(folder / CHECKSUMS, checksums)
-
-
-def damaged_file(folder: Path) -> str | None:
-    """Returns the first file that changed since `write_checksums`; None if none did.
-
-    A folder without checksums counts as damaged.
-    """
-    try:
-        checksums = read_object(folder / CHECKSUMS)
-    except UserError:
-        return CHECKSUMS
-    paths = {name: folder / name for name in checksums}
-    changed = (n for n, p in paths.items() if not p.is_file() or file_sha256(p) != checksums[n])
-    return next(changed, None)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,28 +14,8 @@ from cocondenser_jax.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-LOCK = ".cocondenser.lock"  # no other program's name: it is overwritten, and removed at the end
 # What a file system answers that has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keeps every other process that calls this out of a folder that grows; creates the folder.
-
-    Children of the process do not inherit the lock, and the process itself is not kept out.
-
-    Raises:
-      UserError: at once, naming the process that holds the folder; or if it cannot be written to.
-    """
-    created = not folder.exists()
-    try:
-        with locked(folder / LOCK, folder):
-            yield
-    finally:
-        if created:
-            with contextlib.suppress(OSError):  # it is empty only where the block was refused
-                folder.rmdir()
 
 
 @contextlib.contextmanager

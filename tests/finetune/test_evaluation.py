@@ -16,7 +16,7 @@ from cocondenser_jax.finetune.evaluation import DevSearch
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval import models
-from cocondenser_jax.storage.files import write_checksums
+from cocondenser_jax.storage.runs import write_checksums
 
 
 @pytest.fixture(scope="module")

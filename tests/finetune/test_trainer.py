@@ -13,8 +13,8 @@ from cocondenser_jax.configs import sentences as sentences_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
-from cocondenser_jax.storage import files
-from cocondenser_jax.storage.files import LOCK
+from cocondenser_jax.storage import runs
+from cocondenser_jax.storage.runs import LOCK
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_second_process_is_refused(inputs, tmp_path, hold):
 def test_a_kill_before_the_settings_are_there_leaves_no_trace(inputs, monkeypatch, tmp_path):
     config = make_config(inputs)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_json", lambda path, value: kill())
+        patch.setattr(runs, "write_json", lambda path, value: kill())
         with pytest.raises(Killed):
             finetune(config, tmp_path / "run")
     (tmp_path / "run").mkdir(exist_ok=True)
@@ -97,13 +97,25 @@ def test_a_run_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
         before = (inputs / path).read_text()
         assert old in before, path
         (inputs / path).write_text(before.replace(old, new, 1))
-        with pytest.raises(UserError, match=f"another content of {what}: choose a new folder"):
+        with pytest.raises(UserError, match=rf"was started with sha256\.{what}=.*: choose a new"):
             finetune(config, tmp_path / "run")
         (inputs / path).write_text(before)
 
     moved = inputs.rename(tmp_path / "moved")
     with pytest.raises(Killed):
         finetune(make_config(moved), tmp_path / "run")
+
+
+@pytest.mark.parametrize("first_has_them", [False, True])
+def test_a_run_resumes_with_the_same_kinds_of_files_only(inputs, tmp_path, first_has_them):
+    config = make_config(inputs)
+    every = {"corpus": inputs / "data" / "corpus.jsonl", "negatives_run": inputs / "negatives.trec"}
+    fewer = {"corpus": every["corpus"]}
+    first, second = (every, fewer) if first_has_them else (fewer, every)
+    trainer.start_or_resume(config, tmp_path / "run", 9, first)
+    trainer.start_or_resume(config, tmp_path / "run", 9, first)
+    with pytest.raises(UserError, match=r"was started with(out)? sha256\.negatives_run"):
+        trainer.start_or_resume(config, tmp_path / "run", 9, second)
 
 
 def test_a_sentence_encoder_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
@@ -115,7 +127,7 @@ def test_a_sentence_encoder_resumes_on_the_same_data_only(inputs, monkeypatch, t
     with pytest.raises(Killed):
         finetune(config, tmp_path / "run")
     data.write_text(data.read_text().replace("another 7", "another 8"))
-    with pytest.raises(UserError, match="another content of data: choose a new folder"):
+    with pytest.raises(UserError, match=r"was started with sha256\.data=.*: choose a new"):
         finetune(config, tmp_path / "run")
 
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.test_locks import hold
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
@@ -25,7 +24,7 @@ from cocondenser_jax.pretrain.step import (
     initial_params,
     initial_state,
 )
-from cocondenser_jax.storage.locks import LOCK
+from cocondenser_jax.storage.runs import LOCK
 
 STEPS = (2, 4, 6)
 
@@ -111,7 +110,7 @@ def test_the_newest_intact_checkpoint_is_used(
     with caplog.at_level(logging.WARNING, logger="cocondenser_jax"):
         assert_state(restored(run), 4)
     (line,) = (r.getMessage() for r in caplog.records if r.name.startswith("cocondenser_jax"))
-    assert f"checkpoint {run}/checkpoints/6 is damaged" in line
+    assert f"{run}/checkpoints/6/" in line
     assert "\n" not in line
     # It was put aside, not deleted; its step is saved again; and it may turn out damaged again.
     for _ in range(2):
@@ -146,7 +145,7 @@ def test_damage_by_command_line(config, tmp_path, capsys):
 
     flip_a_bit(run / "checkpoints" / "4")
     assert main(["convert", f"--checkpoint={run}", "--step=4", f"--out={tmp_path}/model"]) == 2
-    assert "checkpoints/4 is damaged" in capsys.readouterr().err
+    assert "checkpoints/4/params is damaged (" in capsys.readouterr().err
     assert checkpoint.load_run(run)[2]["step"] == 2
     flip_a_bit(run / "checkpoints" / "2")
     files = sorted(run.rglob("*"))
@@ -229,12 +228,11 @@ def test_what_cannot_be_written_ends_the_process(tmp_path):
     assert "UserError: cannot save a checkpoint in" in ended.stderr.splitlines()[-1]
 
 
-def test_a_second_process_does_not_train_the_same_run(config, tmp_path):
+def test_a_second_process_does_not_train_the_same_run(config, tmp_path, hold):
     first = hold(tmp_path / "run")
     with pytest.raises(UserError, match=f"run is in use by process {first.pid} on"):
         train(config, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
-    first.communicate()
 
 
 def test_a_run_that_was_killed_while_it_made_its_folder_resumes(config, tmp_path):

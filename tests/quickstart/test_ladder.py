@@ -25,7 +25,7 @@ from cocondenser_jax.quickstart import ladder, pipeline
 from cocondenser_jax.quickstart.ladder import quickstart
 from cocondenser_jax.quickstart.pipeline import Outcome
 from cocondenser_jax.retrieval.models import model_sha256
-from cocondenser_jax.storage.files import LOCK
+from cocondenser_jax.storage.runs import LOCK
 
 NAMES = ("no-pretraining", "condenser", "cocondenser")
 pytestmark = pytest.mark.timeout(900)  # the first test pays for five trainings

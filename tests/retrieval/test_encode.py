@@ -13,7 +13,7 @@ import torch
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import encode, models, shards
-from cocondenser_jax.storage.files import LOCK
+from cocondenser_jax.storage.runs import LOCK
 
 
 def vectors(folder):

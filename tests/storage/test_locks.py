@@ -9,13 +9,13 @@ import pytest
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import new_file, new_folder
-from cocondenser_jax.storage.locks import LOCK, held
+from cocondenser_jax.storage.runs import LOCK, lock_folder
 
 HOLD = """
 import sys
 from pathlib import Path
 from cocondenser_jax.storage.files import new_file, new_folder
-from cocondenser_jax.storage.locks import held
+from cocondenser_jax.storage.runs import lock_folder
 with globals()[sys.argv[1]](Path(sys.argv[2])) as partial:
     if partial:
         (partial / "grown" if partial.is_dir() else partial).touch()
@@ -24,7 +24,7 @@ with globals()[sys.argv[1]](Path(sys.argv[2])) as partial:
 """
 
 
-def hold(path, how="held"):
+def hold(path, how="lock_folder"):
     """Starts a process that writes to a place until its input ends."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", HOLD, how, str(path)]
@@ -38,12 +38,12 @@ def test_a_held_folder_is_refused_until_its_holder_ends(tmp_path):
     folder = tmp_path / "new" / "run"
     first = hold(folder)
     here = f"process {first.pid} on {socket.gethostname()} since 20"
-    with pytest.raises(UserError, match=rf"run is in use by {here}.*: wait"), held(folder):
+    with pytest.raises(UserError, match=rf"run is in use by {here}.*: wait"), lock_folder(folder):
         pytest.fail("the folder is held")
     assert [path.name for path in folder.iterdir()] == [LOCK]
     first.send_signal(signal.SIGKILL)
     first.wait()
-    with held(folder):
+    with lock_folder(folder):
         (folder / "grown").touch()
     assert [path.name for path in folder.iterdir()] == ["grown"]
     first.communicate()
@@ -51,7 +51,7 @@ def test_a_held_folder_is_refused_until_its_holder_ends(tmp_path):
 
 @pytest.mark.parametrize("error", [UserError, OSError])
 def test_holding_leaves_no_folder_that_was_not_there(tmp_path, error):
-    with pytest.raises(error, match="refused"), held(tmp_path / "run"):
+    with pytest.raises(error, match="refused"), lock_folder(tmp_path / "run"):
         raise error("refused")
     assert not any(tmp_path.iterdir())
 
@@ -59,10 +59,13 @@ def test_holding_leaves_no_folder_that_was_not_there(tmp_path, error):
 def test_a_folder_that_cannot_be_held_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     file = tmp_path / "file"
-    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"), held(file):
+    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"), lock_folder(file):
         pytest.fail("not a folder")
     (tmp_path / LOCK).mkdir()
-    with pytest.raises(UserError, match=r"cannot write to .*: Is a directory"), held(tmp_path):
+    with (
+        pytest.raises(UserError, match=r"cannot write to .*: Is a directory"),
+        lock_folder(tmp_path),
+    ):
         pytest.fail("no lock")
 
 

@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from cocondenser_jax.storage.files import write_checksums
+from cocondenser_jax.storage.runs import write_checksums
 from tests.tpu_scripts.cloud import PROGRAM, Cloud, set_up
 
 FIRST = ["first", "--config=x"]

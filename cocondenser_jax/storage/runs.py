@@ -1,0 +1,178 @@
+"""Folders that grow, such as a run's: their lock, their settings, their numbered checkpoints."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage.files import file_sha256, read_object, require_absent, write_json
+from cocondenser_jax.storage.locks import locked
+
+logger = logging.getLogger(__name__)
+
+CHECKSUMS = "sha256.json"
+LOCK = ".cocondenser.lock"  # no other program's name: it is overwritten, and removed at the end
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Keeps every other process that calls this out of a folder that grows; creates the folder.
+
+    Children of the process do not inherit the lock, and the process itself is not kept out.
+
+    Raises:
+      UserError: at once, naming the process that holds the folder; or if it cannot be written to.
+    """
+    created = not folder.exists()
+    try:
+        with locked(folder / LOCK, folder):
+            yield
+    finally:
+        if created:
+            with contextlib.suppress(OSError):  # it is empty only where the block was refused
+                folder.rmdir()
+
+
+def start_or_compare(path: Path, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
+    """Writes the settings that a folder starts with, or compares them with those of its start.
+
+    Args:
+      path: the folder's first file, JSON.
+      settings: nested by name, JSON values.
+      free: names, with dots between levels, of what may differ when the work resumes; a name
+        stands for all that is below it, too.
+
+    Raises:
+      UserError: naming each difference, or if the folder holds something else.
+    """
+    folder = path.parent
+    if not path.exists():
+        _require_unstarted(folder, path.name)
+        write_json(path, settings)
+        return
+    earlier = _fixed_settings(read_object(path), free)
+    now = _fixed_settings(json.loads(json.dumps(settings)), free)
+    if differences := _differences(earlier, now):
+        raise UserError(
+            f"{folder} was started {'; '.join(differences)}: choose a new folder, or remove it"
+            " first"
+        )
+
+
+def numbered_folders(parent: Path, prefix: str = "") -> dict[int, Path]:
+    """Returns the folders in `parent` called `prefix` and a number, by number, in order."""
+    names = [path.name for path in parent.glob("*") if path.name.startswith(prefix)]
+    numbers = [name.removeprefix(prefix) for name in names]
+    steps = sorted(int(number) for number in numbers if number.isdecimal())
+    return {step: parent / f"{prefix}{step}" for step in steps}
+
+
+def newest_intact(folders: Mapping[int, Path], load: Callable[[Path], T]) -> tuple[int, T]:
+    """Loads the newest checkpoint that is intact, with a warning for each later one.
+
+    Args:
+      folders: step -> its checkpoint; at least one.
+      load: reads or checks a checkpoint, and raises a UserError for one that is damaged.
+
+    Returns:
+      Its step, and what `load` returned.
+
+    Raises:
+      UserError: if none is intact.
+    """
+    steps = sorted(folders)
+    for step in reversed(steps):
+        try:
+            return step, load(folders[step])
+        except UserError as error:
+            logger.warning("%s; trying an earlier one", error)
+    raise UserError(
+        f"{folders[steps[0]].parent.parent}: none of its checkpoints"
+        f" ({', '.join(map(str, steps))}) is intact; to start again, choose a new folder"
+    )
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes the SHA-256 of every file below `folder` to its `sha256.json`.
+
+    All of them are on the disk when it returns: a later rename of the folder survives a power cut.
+    """
+    checksums = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        checksums[path.relative_to(folder).as_posix()] = file_sha256(path)
+    write_json(folder / CHECKSUMS, checksums)
+
+
+def require_intact(folder: Path) -> None:
+    """Raises a UserError naming a file that changed since `write_checksums`, if any did.
+
+    A folder without checksums counts as damaged.
+    """
+    if name := damaged_file(folder):
+        raise UserError(f"{folder} is damaged ({name} is not what was saved)")
+
+
+def damaged_file(folder: Path) -> str | None:
+    """Returns the first file that changed since `write_checksums`; None if none did."""
+    try:
+        checksums = read_object(folder / CHECKSUMS)
+    except UserError:
+        return CHECKSUMS
+    for name, sha256 in checksums.items():
+        path = folder / name
+        if not path.is_file() or file_sha256(path) != sha256:
+            return name
+    return None
+
+
+def _require_unstarted(folder: Path, first: str) -> None:
+    """Raises a UserError if a folder without its first file holds anything.
+
+    It may hold its lock, and what a kill left of the first file.
+    """
+    leftovers = {LOCK, f"{first}.partial", f"{first}.partial.lock"}
+    if folder.is_dir() and all(path.name in leftovers for path in folder.iterdir()):
+        return
+    require_absent(folder)
+
+
+def _fixed_settings(settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
+    """Returns the settings that must match on resume, by their names with dots."""
+    groups = tuple(f"{name}." for name in free)
+    return {
+        name: value
+        for name, value in _flat(settings).items()
+        if name not in free and not name.startswith(groups)
+    }
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested settings by their names with dots."""
+    flat = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns one phrase for each name with another value, or on one side only."""
+    phrases = []
+    for name in earlier | now:
+        if name not in earlier:
+            phrases.append(f"without {name}, now it is {now[name]!r}")
+        elif name not in now:
+            phrases.append(f"with {name}={earlier[name]!r}, now without it")
+        elif earlier[name] != now[name]:
+            phrases.append(f"with {name}={earlier[name]!r}, now it is {now[name]!r}")
+    return phrases

@@ -56,15 +56,15 @@ mutants: .venv/mutants
 .venv/installed: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all]'
 	touch $@
 
 .venv/tools: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test]'
 	touch $@
 
 .venv/mutants: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,mutants]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,mutants]'
 	touch $@
 
 # Beam and JAX do not agree on versions of what both need.

@@ -1,58 +1,105 @@
 """Packaging. The tested versions of everything below are pinned in constraints.txt."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+ROOT = Path(__file__).parent
+URL = "https://github.com/cocondenser-jax/cocondenser-jax"
+INIT = (ROOT / "cocondenser_jax/__init__.py").read_text(encoding="utf-8")
+VERSION = re.search(r'^__version__ = "(.+)"$', INIT, re.MULTILINE)[1]
+
+# The extras below are those that `errors.EXTRAS` names where a package is missing.
+PRETRAIN = [
+    "jax>=0.10",
+    "flax>=0.12",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12",
+    "grain>=0.2.18",
+]
+RETRIEVAL = [
+    "torch>=2.8",
+    "sentence-transformers>=6",
+    "accelerate",
+    "faiss-cpu>=1.11",
+    "bm25s>=0.3",
+    "numba",
+    "PyStemmer",
+]
+REPORT = ["matplotlib", "Jinja2"]
+TFDS = [
+    "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
+    "importlib_resources",  # tensorflow-datasets imports it without asking for it
+    "array_record",
+]
+
+
+def describe():
+    """Returns the README as an index shows it: its relative links lead to the repository."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    images = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{URL}/raw/v{VERSION}/", readme)
+    return re.sub(r"(\]\()(?!https?:|#)", rf"\1{URL}/blob/v{VERSION}/", images)
+
+
 setup(
-    name="cocondenser_jax",
-    version="0.1.0",
+    name="cocondenser-jax",
+    version=VERSION,
     description="Condenser and coCondenser pre-training for dense retrieval, in JAX/Flax on TPUs",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=describe(),
     long_description_content_type="text/markdown",
+    author="The cocondenser_jax authors",
+    url=URL,
+    project_urls={
+        "Documentation": f"{URL}/tree/main/docs",
+        "Changelog": f"{URL}/blob/main/CHANGELOG.md",
+        "Issues": f"{URL}/issues",
+    },
     license="Apache-2.0",
+    keywords="dense retrieval, Condenser, coCondenser, pre-training, JAX, Flax, TPU, BERT",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Indexing",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     # Experiments lie beside the package in the repository, and inside it when installed.
     packages=[*find_packages(include=["cocondenser_jax*"]), "cocondenser_jax.configs"],
     package_dir={"cocondenser_jax.configs": "configs"},
-    package_data={"cocondenser_jax": ["analysis/*.html", "convert/model_card.md"]},
+    package_data={"cocondenser_jax": ["py.typed", "analysis/*.html", "convert/model_card.md"]},
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
-        "jax>=0.10",
-        "flax>=0.12",
-        "optax>=0.2.8",
-        "orbax-checkpoint>=0.12",
-        "grain>=0.2.18",
-        "ml_collections>=1.1",
         "numpy>=2",
-        "PyYAML",
-        "tokenizers>=0.22",
-        "transformers>=5",
-        "safetensors>=0.6",
         "datasets>=5",
         "huggingface_hub",
-        "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
-        "importlib_resources",  # tensorflow-datasets imports it without asking for it
-        "array_record",
-        "zstandard",
-        "torch>=2.8",
-        "sentence-transformers>=6",
-        "accelerate",
-        "faiss-cpu>=1.11",
-        "bm25s>=0.3",
-        "numba",
-        "PyStemmer",
         "ir-measures>=0.4",
+        "ml_collections>=1.1",
+        "pyarrow>=24",
         "regex",
+        "safetensors>=0.8",
         "scipy>=1.15",
-        "matplotlib",
-        "Jinja2",
         "tensorboardX",
+        "tokenizers>=0.23.1",
         "tqdm",
+        "transformers>=5",
+        "zstandard",
     ],
     extras_require={
-        "tpu": ["jax[tpu]"],
-        "cuda": ["jax[cuda13]"],
+        "pretrain": PRETRAIN,
+        "retrieval": RETRIEVAL,
+        "report": REPORT,
+        "tfds": TFDS,
+        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, "PyYAML"],  # papers/ is YAML
+        "tpu": [*PRETRAIN, "jax[tpu]"],
+        "cuda": [*PRETRAIN, "jax[cuda13]"],
         "test": [
             "hypothesis",
             "import-linter",

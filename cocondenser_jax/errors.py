@@ -8,6 +8,14 @@ from typing import Any
 _ESCAPED = set(range(32)) - {ord("\t")} | {*range(127, 160)} | {*range(0xDC80, 0xDD00)}
 _ESCAPES = {i: f"\\x{i & 255:02x}" for i in _ESCAPED}
 
+# The extra of setup.py that a package comes with; what is not here comes with every installation.
+EXTRAS = {
+    "pretrain": "flax grain jax optax orbax",
+    "retrieval": "Stemmer accelerate bm25s faiss numba sentence_transformers torch",
+    "report": "jinja2 matplotlib",
+    "tfds": "tensorflow_datasets",
+}
+
 
 class UserError(Exception):
     """Bad input. The message is one line: what was wrong and what was expected.
@@ -51,3 +59,13 @@ def lookup(known: Mapping[str, Any], name: str, kind: str) -> Any:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]
         raise UserError(f"no {kind} {name!r}: did you mean {' or '.join(near)}?")
     return known[name]
+
+
+def name_extra(error: ImportError) -> UserError | None:
+    """Words an import that failed as the extra to install; None if it is of no extra."""
+    package = (error.name or "").partition(".")[0]
+    for extra, packages in EXTRAS.items():
+        if package in packages.split():
+            wanted = f"cocondenser-jax[{extra}]"
+            return UserError(f"{package} is missing; it comes with: pip install '{wanted}'")
+    return None

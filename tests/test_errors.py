@@ -1,8 +1,11 @@
 """How error messages are worded."""
 
+import subprocess
+import sys
+
 import pytest
 
-from cocondenser_jax.errors import UserError, first_line, first_three, first_words
+from cocondenser_jax.errors import UserError, first_line, first_three, first_words, name_extra
 
 
 def test_user_error_is_one_line():
@@ -42,3 +45,44 @@ def test_first_three_names():
 )
 def test_first_words_of_a_text(text, shown):
     assert first_words(text, 13) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("jax.numpy", "pretrain"),
+        ("faiss", "retrieval"),
+        ("torch", "retrieval"),
+        ("jinja2", "report"),
+        ("tensorflow_datasets", "tfds"),
+    ],
+)
+def test_a_missing_package_is_worded_as_the_extra_that_holds_it(name, extra):
+    package = name.split(".")[0]
+    message = f"{package} is missing; it comes with: pip install 'cocondenser-jax[{extra}]'"
+    assert str(name_extra(ModuleNotFoundError(name=name))) == message
+
+
+@pytest.mark.parametrize("name", ["cocondenser_jax.nothing", "numpy", None])
+def test_a_missing_package_of_no_extra_is_not_worded(name):
+    assert name_extra(ModuleNotFoundError(name=name)) is None
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("jax", ["convert", "--checkpoint=run", "--out=m"]),
+        ("faiss", ["index", "--embeddings=e", "--out=i"]),
+        ("tensorflow_datasets", ["vocabulary", "--source=tfds:lm1b", "--out=v"]),
+    ],
+)
+def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package, command):
+    code = f"import sys; sys.modules[{package!r}] = None\n"
+    code += "from cocondenser_jax.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"cocondenser: {package} is missing; it comes with: pip install")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

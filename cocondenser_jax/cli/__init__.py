@@ -22,7 +22,7 @@ from typing import Any
 from cocondenser_jax import __version__
 from cocondenser_jax.cli import evaluation, quickstart, retrieval, training
 from cocondenser_jax.cli.flags import LogFormatter, Parser
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, name_extra
 
 # Libraries whose INFO messages no user asked for.
 _QUIET = "datasets faiss httpx jax orbax sentence_transformers".split()
@@ -61,6 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(sys.argv[1:] if argv is None else argv)
     except UserError as error:
         print(f"cocondenser: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        missing = name_extra(error)
+        if missing is None:
+            raise
+        print(f"cocondenser: {missing}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("cocondenser: interrupted", file=sys.stderr)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
-from cocondenser_jax.errors import UserError, escape_control, first_line, first_three
+from cocondenser_jax.errors import UserError, escape_control, first_line, first_three, name_extra
 from cocondenser_jax.storage.files import OnBytes, parse_object, read_lines, without_surrogates
 from cocondenser_jax.storage.paths import plain_path
 from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, read_rows
@@ -255,7 +255,8 @@ def _named(source: str) -> Iterator[None]:
     try:
         yield
     except _DATASET_ERRORS as error:
-        raise UserError(f"{source}: {first_line(error)}") from error
+        missing = name_extra(error) if isinstance(error, ImportError) else None
+        raise missing or UserError(f"{source}: {first_line(error)}") from error
 
 
 def _to_document(

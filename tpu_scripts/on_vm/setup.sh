@@ -12,7 +12,7 @@ command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
 [[ -d .venv ]] || uv venv --python "$python_version" .venv
 # PyTorch runs on the CPU here and needs no gigabytes of CUDA libraries.
 UV_TORCH_BACKEND=cpu uv pip install --quiet --python .venv --constraint constraints.txt \
-  --editable '.[tpu]'
+  --editable '.[all,tpu]'
 
 # Set, so that JAX fails without a TPU and does not fall back on the CPU.
 JAX_PLATFORMS=tpu .venv/bin/python - "$devices" "$hosts" <<'PYTHON'

@@ -3,80 +3,94 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from transformers import TrainerCallback
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.evaluation import DevSearch
-from cocondenser_jax.finetune.losses import SOFT_LOSSES, InBatchLoss
-from cocondenser_jax.finetune.samplers import HardPlans, PlannedBatches
+from cocondenser_jax.finetune.evaluation import DevSearch, DevSettings, KeepBest
+from cocondenser_jax.finetune.losses import SOFT_LOSSES, InBatchLoss, LossSettings
+from cocondenser_jax.finetune.samplers import BatchSettings, HardPlans, PlannedBatches
 from cocondenser_jax.finetune.schedule import random_plan, sequential_plan
-from cocondenser_jax.finetune.training_data import EachEpoch, TrainingData, read_training
+from cocondenser_jax.finetune.trainer import TrainerSettings
+from cocondenser_jax.finetune.training_data import (
+    DataSettings,
+    EachEpoch,
+    Rows,
+    TrainingData,
+    read_training,
+)
 from cocondenser_jax.retrieval.models import load_retriever, new_parameters
 
 
-def bi_encoder_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformerTrainer:
-    """Returns the trainer of a bi-encoder on (query, relevant passage) pairs.
+class ModelSettings(NamedTuple):
+    """The bi-encoder to train; see configs/finetune.py."""
+
+    model: str
+    pooling: str
+    two_towers: bool
+    projection: int
+    query_length: int
+    passage_length: int
+    query_prompt: str
+    passage_prompt: str
+    seed: int
+
+
+class BiEncoderSettings(NamedTuple):
+    """The fine-tuning of a bi-encoder."""
+
+    data: DataSettings
+    teacher_run: str
+    model: ModelSettings
+    loss: LossSettings
+    batches: BatchSettings
+    dev: DevSettings
+    trainer: TrainerSettings
+
+
+def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTrainer:
+    """Makes the trainer of a bi-encoder on (query, relevant passage) pairs.
 
     A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: each query has its
-    relevant passage, sampled negatives, and the passages of the other queries. `config.loss` says
-    what is computed from the scores, `config.batches` which pairs share a step.
+    relevant passage, sampled negatives, and the passages of the other queries. The loss says what
+    is computed from the scores, the batches which pairs share a step.
 
-    Arguments and errors as of `tasks.finetune`; see configs/finetune.py.
+    Raises:
+      UserError: as `tasks.finetune`.
     """
-    if config.negatives_per_query and not config.negatives_run:
-        raise UserError(
-            f"config.negatives_per_query is {config.negatives_per_query}, but there is no "
-            "config.negatives_run to draw them from: name a TREC run, or set it to 0"
-        )
-    is_soft = config.loss in SOFT_LOSSES
-    if is_soft and not (config.teacher_run and config.negatives_per_query):
-        raise UserError(
-            f"config.loss is {config.loss}: expected config.teacher_run, a TREC run of a "
-            "cross-encoder's scores, and config.negatives_per_query of at least 1"
-        )
-    data = read_training(config, Path(config.teacher_run) if is_soft else None)
-    evaluator = DevSearch(config, data) if config.eval_every else None
-    model = load_retriever(
-        Path(config.model),
-        config.query_length,
-        config.passage_length,
-        config.pooling or None,
-        two_towers=config.two_towers,
-        projection=config.projection,
-        seed=config.seed,
-    )
-    prompts = {"query": config.query_prompt, "document": config.passage_prompt}
-    model.prompts.update({task: prompt for task, prompt in prompts.items() if prompt})
-    trainer.start_or_resume(config, workdir, len(data.pairs), data.files)
-    # Which task a column belongs to decides how many tokens of its texts are kept.
-    negatives = [f"negative_{i + 1}" for i in range(config.negatives_per_query)]
-    columns = {"query": "query"} | dict.fromkeys(["positive", *negatives], "document")
-    plan, planners = _planner(config, data, model, workdir / "plans")
-    with new_parameters(config.seed):
-        loss = InBatchLoss(model, config.loss, data.judgments, config.scale, config.chunk_size)
+    is_soft = settings.loss.loss in SOFT_LOSSES
+    _require_negatives(settings, is_soft)
+    data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
+    evaluator = DevSearch(settings.dev, data) if settings.dev.eval_every else None
+    model = _load(settings.model)
+    trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
+    plan, planners = _planner(settings, data, model)
+    with new_parameters(settings.trainer.seed):
+        loss = InBatchLoss(model, data.judgments, settings.loss)
+    arguments = trainer.arguments(settings.trainer)
+    callbacks = [EachEpoch(data), *planners]
+    if evaluator:
+        arguments |= evaluator.arguments()
+        callbacks.append(KeepBest(settings.dev.patience))
     hf_trainer = _Trainer(
         model,
-        SentenceTransformerTrainingArguments(
-            **trainer.arguments(config, workdir, evaluator.measure if evaluator else ""),
-            router_mapping=columns,
-            prompts={column: model.prompts.get(task) or "" for column, task in columns.items()},
-        ),
+        SentenceTransformerTrainingArguments(**arguments),
         data.pairs,
         evaluator=evaluator,
         loss=loss,
-        callbacks=[EachEpoch(data), *planners],
+        data_collator=_collator(data, model),
+        callbacks=callbacks,
     )
-    hf_trainer.batches = PlannedBatches(plan, data, config.batch_size)
+    hf_trainer.batches = PlannedBatches(plan, data, settings.batches.batch_size)
     return hf_trainer
 
 
@@ -92,20 +106,69 @@ class _Trainer(SentenceTransformerTrainer):
         return []
 
 
+def _require_negatives(settings: BiEncoderSettings, is_soft: bool) -> None:
+    n_negatives = settings.data.negatives_per_query
+    if n_negatives and not settings.data.negatives_run:
+        raise UserError(
+            f"config.negatives_per_query is {n_negatives}, but there is no "
+            "config.negatives_run to draw them from: name a TREC run, or set it to 0"
+        )
+    if is_soft and not (settings.teacher_run and n_negatives):
+        raise UserError(
+            f"config.loss is {settings.loss.loss}: expected config.teacher_run, a TREC run of a "
+            "cross-encoder's scores, and config.negatives_per_query of at least 1"
+        )
+
+
+def _load(settings: ModelSettings) -> SentenceTransformer:
+    model = load_retriever(
+        Path(settings.model),
+        settings.query_length,
+        settings.passage_length,
+        settings.pooling or None,
+        two_towers=settings.two_towers,
+        projection=settings.projection,
+        seed=settings.seed,
+    )
+    prompts = {"query": settings.query_prompt, "document": settings.passage_prompt}
+    model.prompts.update({task: prompt for task, prompt in prompts.items() if prompt})
+    return model
+
+
+def _collator(data: TrainingData, model: SentenceTransformer) -> Any:
+    # Which task a column belongs to decides its prompt, and how many tokens of its texts are kept.
+    tasks = {"query": "query"} | dict.fromkeys(_passage_columns(data.n_negatives + 1), "document")
+    prompts = {column: model.prompts.get(task) or "" for column, task in tasks.items()}
+    tokenize = SentenceTransformerDataCollator(
+        model.preprocess, router_mapping=tasks, prompts=prompts
+    )
+    return Rows(data, fill_row, tokenize)
+
+
+def fill_row(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
+    """Makes one row: `query`, `positive`, `negative_1` … as texts.
+
+    Its `label` are the numbers of the query and of these passages in the data's judgments.
+    """
+    texts = [data.passages[passage] for passage in passages]
+    row: dict[str, Any] = {"query": data.queries[query]}
+    row.update(zip(_passage_columns(len(texts)), texts, strict=True))
+    row["label"] = data.judgments.numbers(query, passages)
+    return [row]
+
+
+def _passage_columns(n_passages: int) -> list[str]:
+    return ["positive", *(f"negative_{i}" for i in range(1, n_passages))]
+
+
 def _planner(
-    config: ConfigDict, data: TrainingData, model: SentenceTransformer, folder: Path
+    settings: BiEncoderSettings, data: TrainingData, model: SentenceTransformer
 ) -> tuple[Callable[[int], np.ndarray], list[TrainerCallback]]:
     """Returns the plan of each epoch, and for "hard" ones the callback that makes it in time."""
-    n, batch_size, seed = len(data.pairs), config.batch_size, config.seed
-    if config.batches == "sequential":
-        return lambda epoch: sequential_plan(n, batch_size), []
-    if config.batches == "random":
-        return partial(random_plan, n, batch_size, seed), []
-    # `with_format` of datasets 5.2 would copy the collection, which the present format refers to.
-    queries, positives = (data.pairs.data[name].to_pylist() for name in ("query_id", "positive_id"))
-    texts = [data.queries[query] for query in queries], [data.passages[p] for p in positives]
-    ids, scores, depth = (queries, positives), config.batch_scores, config.batch_depth
-    planner = HardPlans(
-        folder, model, texts, ids, batch_size, seed=seed, scores=scores, depth=depth
-    )
+    batches = settings.batches
+    if batches.batches == "sequential":
+        return lambda epoch: sequential_plan(len(data.pairs), batches.batch_size), []
+    if batches.batches == "random":
+        return partial(random_plan, len(data.pairs), batches.batch_size, batches.seed), []
+    planner = HardPlans(settings.trainer.workdir / "plans", model, data, batches)
     return planner.plan, [planner]

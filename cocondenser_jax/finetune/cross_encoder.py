@@ -4,40 +4,39 @@ A cross-encoder reads a query and a passage together, as Nogueira & Cho, "Passag
 BERT" (arXiv 1901.04085): slow, but better than a bi-encoder. `rerank` scores passages with it.
 """
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from ml_collections import ConfigDict
-from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
-from sentence_transformers.util import batch_to_device
-from torch.nn.functional import binary_cross_entropy_with_logits
+from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
+from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss, ListNetLoss
 
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.training_data import EachEpoch, read_training
+from cocondenser_jax.finetune.trainer import TrainerSettings
+from cocondenser_jax.finetune.training_data import (
+    DataSettings,
+    EachEpoch,
+    Rows,
+    TrainingData,
+    read_training,
+)
 from cocondenser_jax.retrieval.models import load_cross_encoder
 
 
-def cross_encoder_trainer(config: ConfigDict, workdir: Path) -> CrossEncoderTrainer:
-    """Returns the trainer: of each pair and its negatives, `group_loss` compares the scores.
+class CrossEncoderSettings(NamedTuple):
+    """The fine-tuning of a cross-encoder; see configs/cross_encoder.py."""
 
-    Arguments and errors as of `tasks.finetune`; see configs/cross_encoder.py.
-    """
-    data = read_training(config)
-    model = load_cross_encoder(Path(config.model), config.max_length, head_seed=config.seed)
-    trainer.start_or_resume(config, workdir, len(data.pairs), data.files)
-    return CrossEncoderTrainer(
-        model,
-        CrossEncoderTrainingArguments(**trainer.arguments(config, workdir)),
-        data.pairs,
-        loss=_GroupLoss(model, config.loss),
-        callbacks=[EachEpoch(data)],
-    )
+    data: DataSettings
+    model: str
+    max_length: int
+    loss: str
+    trainer: TrainerSettings
 
 
-def group_loss(scores_QxP: torch.Tensor, loss: str) -> torch.Tensor:
-    """Returns the loss of the logits of Q queries' P passages, of which the first is relevant.
+def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer:
+    """Makes the trainer of a cross-encoder, on Q queries' P passages; the first is relevant.
 
       softmax:  L = −1/Q Σ_q log( exp s(q, d⁺) / Σ_d exp s(q, d) ),
       binary:   L = −1/(Q·P) Σ_q ( log σ(s(q, d⁺)) + Σ_d⁻ log(1 − σ(s(q, d⁻))) ).
@@ -47,28 +46,46 @@ def group_loss(scores_QxP: torch.Tensor, loss: str) -> torch.Tensor:
     query's scores changes nothing. With the second, σ(s) is the probability that a passage is
     relevant (Nogueira & Cho, arXiv 1901.04085), by which Qu et al. denoise (RocketQA, arXiv
     2010.08191).
+
+    Raises:
+      UserError: as `tasks.finetune`.
     """
-    if loss == "softmax":
-        return -scores_QxP.log_softmax(1)[:, 0].mean()
-    relevant_QxP = torch.zeros_like(scores_QxP)
-    relevant_QxP[:, 0] = 1
-    return binary_cross_entropy_with_logits(scores_QxP, relevant_QxP)
+    data = read_training(settings.data)
+    model = load_cross_encoder(
+        Path(settings.model), settings.max_length, head_seed=settings.trainer.seed
+    )
+    trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
+    loss: torch.nn.Module
+    if settings.loss == "softmax":
+        loss = ListNetLoss(model, mini_batch_size=-1)  # -1: a step's pairs in one forward pass
+        fill = fill_group
+    else:
+        loss = BinaryCrossEntropyLoss(model)
+        fill = fill_pairs
+    rows: Any = Rows(data, fill, CrossEncoderDataCollator(model.preprocess))
+    return CrossEncoderTrainer(
+        model,
+        CrossEncoderTrainingArguments(**trainer.arguments(settings.trainer)),
+        data.pairs,
+        loss=loss,
+        data_collator=rows,
+        callbacks=[EachEpoch(data)],
+    )
 
 
-class _GroupLoss(torch.nn.Module):
-    """`group_loss` of texts, as the trainer calls it."""
+def fill_group(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
+    """Makes one row of a query and its passages, for `ListNetLoss`.
 
-    def __init__(self, model: CrossEncoder, loss: str) -> None:
-        super().__init__()
-        self.model = model  # with several processes, the trainer replaces it by this name
-        self._loss = loss
+    It compares the softmax of the scores with that of the labels; of 0, −∞, −∞, … it is 1, 0, 0, ….
+    """
+    texts = [data.passages[passage] for passage in passages]
+    labels = [0.0] + [-math.inf] * (len(texts) - 1)
+    return [{"query": data.queries[query], "passages": texts, "label": labels}]
 
-    def forward(
-        self, columns: Sequence[Sequence[str]], labels: object = None, **kwargs: object
-    ) -> torch.Tensor:
-        # The columns are queries, relevant passages, first negatives, and so on.
-        groups = zip(*columns, strict=True)
-        pairs = [(query, passage) for query, *passages in groups for passage in passages]
-        features = batch_to_device(self.model.preprocess(pairs), self.model.device)
-        scores = self.model(features)["scores"]
-        return group_loss(scores.view(len(columns[0]), -1), self._loss)
+
+def fill_pairs(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
+    """Makes a row of a query with each of its passages, for `BinaryCrossEntropyLoss`."""
+    text = data.queries[query]
+    rows = [{"query": text, "passage": data.passages[p], "label": 0.0} for p in passages]
+    rows[0]["label"] = 1.0
+    return rows

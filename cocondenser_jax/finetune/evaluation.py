@@ -1,15 +1,16 @@
 """Evaluation during fine-tuning: how the model as it is ranks passages for held-out queries."""
 
+import logging
 import zlib
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from ml_collections import ConfigDict
 from scipy.special import logsumexp
 from sentence_transformers.base.evaluation import BaseEvaluator
+from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
     read_split,
@@ -19,6 +20,21 @@ from cocondenser_jax.collection.folder import (
 )
 from cocondenser_jax.finetune.training_data import TrainingData
 from cocondenser_jax.retrieval.models import uses_bfloat16
+
+logger = logging.getLogger(__name__)
+
+
+class DevSettings(NamedTuple):
+    """What to evaluate on, and how; see configs/finetune.py."""
+
+    data: str
+    eval_every: int  # 0: no evaluation
+    eval_split: str
+    eval_candidates: int
+    patience: int
+    scale: float
+    precision: str
+    seed: int
 
 
 class DevSearch(BaseEvaluator):
@@ -31,33 +47,45 @@ class DevSearch(BaseEvaluator):
     d being the passages ranked that are not judged relevant to q. MRR is the mean of 1 / rank of
     the best relevant passage, 0 beyond the cutoff; a tie, or a score that is not a number, counts
     against it. The whole collection is ranked, and the cutoff is 10; or the relevant passages and
-    `config.eval_candidates` others, drawn by seed once for each query, and the cutoff is 100.
+    `eval_candidates` others, drawn by seed once for each query, and the cutoff is 100.
     """
 
-    def __init__(self, config: ConfigDict, data: TrainingData) -> None:
+    def __init__(self, settings: DevSettings, data: TrainingData) -> None:
         """Reads the split, and adds its files to those of the run."""
         super().__init__()
-        folder, split = Path(config.data), config.eval_split
-        queries, qrels = read_split(folder, split)
-        files = split_files(folder, split)
+        folder = Path(settings.data)
+        queries, qrels = read_split(folder, settings.eval_split)
+        files = split_files(folder, settings.eval_split)
         require_known_passages(qrels, data.passages, files["judgments"])
         data.files.update({f"eval_{name}": files[name] for name in files if name != "corpus"})
-        names, n, relevant = list(data.passages), config.eval_candidates, with_positives(qrels)
+        relevant = with_positives(qrels)
+        n_others = settings.eval_candidates
+        names = list(data.passages)
         drawn = {}
         for query, known in relevant.items():
-            rng = np.random.default_rng((config.seed, zlib.crc32(query.encode())))
-            found = rng.choice(len(names), min(n + len(known), len(names)), replace=False)
-            drawn[query] = [names[i] for i in found if names[i] not in known][:n]
-        if n:
+            rng = np.random.default_rng((settings.seed, zlib.crc32(query.encode())))
+            found = rng.choice(len(names), min(n_others + len(known), len(names)), replace=False)
+            drawn[query] = [names[i] for i in found if names[i] not in known][:n_others]
+        if n_others:
             names = list(dict.fromkeys(chain(*relevant.values(), *drawn.values())))
         rows = {passage: row for row, passage in enumerate(names)}
         self._queries = [queries[query] for query in relevant]
         self._passages = [data.passages[passage] for passage in rows]
         self._relevant_Q = [[rows[p] for p in known] for known in relevant.values()]
         self._others_Q = [[rows[p] for p in found] or slice(None) for found in drawn.values()]
-        self._scale, self._bfloat16 = config.scale, uses_bfloat16(config.precision)
-        self._cutoff = 100 if n else 10
-        self.measure = f"eval_MRR@{self._cutoff}"  # as transformers calls it
+        self._scale = settings.scale
+        self._bfloat16 = uses_bfloat16(settings.precision)
+        self._cutoff = 100 if n_others else 10
+        self._every = settings.eval_every
+
+    def arguments(self) -> dict[str, Any]:
+        """Makes the training arguments that evaluate during training."""
+        return {
+            "eval_strategy": "steps",
+            "eval_steps": self._every,
+            "metric_for_best_model": f"eval_MRR@{self._cutoff}",  # as transformers calls it
+            "save_strategy": "steps",
+        }
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -66,14 +94,43 @@ class DevSearch(BaseEvaluator):
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self._bfloat16):
             queries_QxD = model.encode_query(self._queries, show_progress_bar=False)
             passages_NxD = model.encode_document(self._passages, show_progress_bar=False)
-        losses, mrr = [], 0.0
+        losses = []
+        reciprocal_ranks = []
         for query_D, relevant, others in zip(
             queries_QxD, self._relevant_Q, self._others_Q, strict=True
         ):
             scores_N = self._scale * (passages_NxD @ query_D).astype(np.float64)
-            relevant_R, scores_N[relevant] = scores_N[relevant], -np.inf
+            relevant_R = scores_N[relevant]
+            scores_N[relevant] = -np.inf
             others_N = scores_N[others]
             losses += np.logaddexp(0, logsumexp(others_N) - relevant_R).tolist()
             rank = 1 + np.count_nonzero(~(others_N < relevant_R.max()))
-            mrr += (rank <= self._cutoff) / rank / len(queries_QxD)
-        return {"loss": float(np.mean(losses)), f"MRR@{self._cutoff}": float(mrr)}
+            reciprocal_ranks.append(1 / rank if rank <= self._cutoff else 0.0)
+        return {
+            "loss": float(np.mean(losses)),
+            f"MRR@{self._cutoff}": float(np.mean(reciprocal_ranks)),
+        }
+
+
+class KeepBest(TrainerCallback):
+    """Saves the model of each evaluation that is better than all before; ends a run without gain.
+
+    After `patience` evaluations without a gain, that is; 0: the run does not end early.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Compares the evaluation with the best one before."""
+        measure = metrics[args.metric_for_best_model]
+        if state.best_metric is None or measure > state.best_metric:
+            control.should_save = True
+            return
+        n_steps = state.global_step - state.best_global_step
+        if self._patience and n_steps >= self._patience * args.eval_steps:
+            logger.info("step %d: no gain since step %d", state.global_step, state.best_global_step)
+            control.should_training_stop = True
+            control.should_save = False  # a run that resumed from here would go on

@@ -7,7 +7,7 @@ all; D, the size of an embedding. A row of scores belongs to a query, a column t
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import scipy.sparse
 import torch
@@ -18,6 +18,14 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch.nn import functional
 
 from cocondenser_jax.finetune.training_data import Judgments
+
+
+class LossSettings(NamedTuple):
+    """Which loss of which scores; see configs/finetune.py."""
+
+    loss: str
+    scale: float
+    chunk_size: int
 
 
 def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
@@ -107,25 +115,22 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        name: str,
-        judgments: Judgments,
-        scale: float = 1.0,
-        chunk_size: int = 0,
+        self, model: SentenceTransformer, judgments: Judgments, settings: LossSettings
     ) -> None:
-        """Makes the loss `name`, of `scale` times the scores, with judgments as labels number them.
+        """Makes the loss; labels number queries and passages as the judgments do.
 
-        For soft labels, these have the teacher's scores of every group. `chunk_size` is in texts
-        per forward pass, with a gradient cache (Gao et al., arXiv 2101.06983); 0: a whole column at
-        once, without a cache.
+        For soft labels, these have the teacher's scores of every group. With a `chunk_size`, the
+        embeddings have a gradient cache (Gao et al., arXiv 2101.06983).
         """
         super().__init__()
         self.model = model
-        self.mini_batch_size = chunk_size
-        self._name, self._judgments, self._scale = name, judgments, scale
-        n_inputs = 2 * (model.get_embedding_dimension() or 0)
-        self.scorer = torch.nn.Linear(n_inputs, 1) if name == "learning_to_rank" else None
+        self.mini_batch_size = settings.chunk_size  # the name that `CachedLossMixin` reads
+        self._judgments = judgments
+        self._name = settings.loss
+        self._scale = settings.scale
+        self.scorer = None
+        if settings.loss == "learning_to_rank":
+            self.scorer = torch.nn.Linear(2 * (model.get_embedding_dimension() or 0), 1)
 
     def forward(
         self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor
@@ -151,7 +156,8 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         return loss
 
     def _loss(self, embeddings: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-        queries_QxD, groups_QxGxD = embeddings[0], torch.stack(embeddings[1:], dim=1)
+        queries_QxD = embeddings[0]
+        groups_QxGxD = torch.stack(embeddings[1:], dim=1)
         n_queries, group_size = groups_QxGxD.shape[:2]
         passages_PxD = all_gather_with_grad(groups_QxGxD).flatten(0, 1)
         columns_P = torch.arange(len(passages_PxD), device=queries_QxD.device)

@@ -5,7 +5,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
@@ -24,6 +24,16 @@ from cocondenser_jax.retrieval.bm25 import bm25_run
 logger = logging.getLogger(__name__)
 
 
+class BatchSettings(NamedTuple):
+    """Which pairs share a step; see configs/finetune.py."""
+
+    batches: str
+    batch_size: int
+    batch_scores: str
+    batch_depth: int
+    seed: int
+
+
 class PlannedBatches(BatchSampler):
     """Yields the batches of the data's epoch, in the order of their plan."""
 
@@ -32,7 +42,9 @@ class PlannedBatches(BatchSampler):
     def __init__(
         self, plan: Callable[[int], np.ndarray], data: TrainingData, batch_size: int
     ) -> None:
-        self._plan, self._data, self.batch_size = plan, data, batch_size
+        self._plan = plan
+        self._data = data
+        self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         yield from self._plan(self._data.epoch).tolist()
@@ -54,27 +66,28 @@ class HardPlans(TrainerCallback):
         self,
         folder: Path,
         model: SentenceTransformer,
-        texts: tuple[Sequence[str], Sequence[str]],
-        ids: tuple[Sequence[str], Sequence[str]],
-        batch_size: int,
-        *,
-        seed: int,
-        scores: str = "encoder",
-        depth: int = 100,
+        data: TrainingData,
+        settings: BatchSettings,
     ) -> None:
         """Plans nothing yet; the folder will hold the plans, `epoch-0000.npz` and so on.
 
-        `texts` and `ids` are those of queries and passages, one of each per pair; pairs that would
-        be false negatives of each other are kept apart. After the first epoch, the scores are those
-        of the "encoder" in training, or still of "bm25", for `depth` passages of each query.
+        Pairs that would be false negatives of each other are kept apart.
         """
-        self._folder, self._scores = folder, scores
-        self._n_steps = len(texts[0]) // batch_size
-        self._bm25 = functools.cache(functools.partial(bm25_candidates, *texts, depth))
-        self._encoder = lambda: encoder_candidates(model, *texts, depth)
-        conflicts = false_negatives(*ids)
+        query_ids = data.pairs["query_id"][:]
+        passage_ids = data.pairs["positive_id"][:]
+        queries = [data.queries[query] for query in query_ids]
+        passages = [data.passages[passage] for passage in passage_ids]
+        self._folder = folder
+        self._always_bm25 = settings.batch_scores == "bm25"
+        self._n_steps = len(queries) // settings.batch_size
+        depth = settings.batch_depth
+        self._bm25 = functools.cache(lambda: bm25_candidates(queries, passages, depth))
+        self._encoder = lambda: encoder_candidates(model, queries, passages, depth)
         self._plan = functools.partial(
-            hard_plan, batch_size=batch_size, seed=seed, conflicts=conflicts
+            hard_plan,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            conflicts=false_negatives(query_ids, passage_ids),
         )
         # A thread: the compiled loops of `hard_plan` leave the interpreter to the training.
         self._background = concurrent.futures.ThreadPoolExecutor(1)
@@ -85,7 +98,8 @@ class HardPlans(TrainerCallback):
 
         A plan that is lost or damaged is made again, with the encoder as it is by now.
         """
-        path, state = self._path(epoch), PartialState()
+        path = self._path(epoch)
+        state = PartialState()
         if state.is_main_process:
             self._latest.result()
             try:
@@ -110,7 +124,7 @@ class HardPlans(TrainerCallback):
             self._latest.result()
 
     def _start(self, epoch: int) -> None:
-        candidates = self._bm25() if epoch == 0 or self._scores == "bm25" else self._encoder()
+        candidates = self._bm25() if epoch == 0 or self._always_bm25 else self._encoder()
         self._latest = self._background.submit(
             lambda: save_plan(self._path(epoch), self._plan(candidates, epoch=epoch))
         )
@@ -140,8 +154,8 @@ def encoder_candidates(
     queries_NxD = model.encode_query(list(queries), show_progress_bar=False)
     passages_NxD = model.encode_document(list(passages), show_progress_bar=False)
     model.train(training)
-    k, metric = min(depth, len(passages)), faiss.METRIC_INNER_PRODUCT
-    scores_NxK, passages_NxK = faiss.knn(queries_NxD, passages_NxD, k, metric)
+    k = min(depth, len(passages))
+    scores_NxK, passages_NxK = faiss.knn(queries_NxD, passages_NxD, k, faiss.METRIC_INNER_PRODUCT)
     known_NxK = passages_NxK >= 0  # faiss finds fewer where numbers are not finite
     cells = scores_NxK[known_NxK], (known_NxK.nonzero()[0], passages_NxK[known_NxK])
     return scipy.sparse.csr_array(cells, shape=(len(queries), len(passages)))

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import torch
-from ml_collections import ConfigDict
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -25,12 +24,27 @@ from cocondenser_jax.collection.sentences import (
     read_triplets,
 )
 from cocondenser_jax.finetune import trainer
+from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.retrieval.models import load_retriever, new_parameters
 
 
-def sentences_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformerTrainer:
-    """Returns the trainer of a sentence encoder.
+class SentencesSettings(NamedTuple):
+    """The fine-tuning of a sentence encoder; see configs/sentences.py."""
+
+    model: str
+    pooling: str
+    length: int
+    data: str
+    train_rows: int
+    seed: int
+    loss: str
+    margin: float
+    trainer: TrainerSettings
+
+
+def sentences_trainer(settings: SentencesSettings) -> SentenceTransformerTrainer:
+    """Makes the trainer of a sentence encoder.
 
     Over the rows of a step, the loss is the mean of
 
@@ -42,22 +56,25 @@ def sentences_trainer(config: ConfigDict, workdir: Path) -> SentenceTransformerT
     without inference before, and on sections of Wikipedia (arXiv 2104.08253). W and b are trained
     with the encoder, and discarded.
 
-    Arguments and errors as of `tasks.finetune`; see configs/sentences.py.
+    Raises:
+      UserError: as `tasks.finetune`.
     """
-    rows = _read_rows(Path(config.data), config.loss, config.train_rows, config.seed)
-    model = load_retriever(Path(config.model), config.length, config.length, config.pooling or None)
-    model.max_seq_length = config.length
-    trainer.start_or_resume(config, workdir, len(rows), {"data": Path(config.data)})
-    arguments = SentenceTransformerTrainingArguments(**trainer.arguments(config, workdir))
-    return SentenceTransformerTrainer(model, arguments, rows, loss=_make_loss(config, model))
+    path = Path(settings.data)
+    rows = _read_rows(path, settings.loss, settings.train_rows, settings.seed)
+    length = settings.length
+    model = load_retriever(Path(settings.model), length, length, settings.pooling or None)
+    model.max_seq_length = length
+    trainer.start_or_resume(settings.trainer, len(rows), {"data": path})
+    arguments = SentenceTransformerTrainingArguments(**trainer.arguments(settings.trainer))
+    return SentenceTransformerTrainer(model, arguments, rows, loss=_make_loss(settings, model))
 
 
-def _make_loss(config: ConfigDict, model: SentenceTransformer) -> torch.nn.Module:
-    if config.loss == "cosine":
+def _make_loss(settings: SentencesSettings, model: SentenceTransformer) -> torch.nn.Module:
+    if settings.loss == "cosine":
         return CosineSimilarityLoss(model)
-    if config.loss == "triplet":
-        return TripletLoss(model, triplet_margin=config.margin)
-    with new_parameters(config.seed):
+    if settings.loss == "triplet":
+        return TripletLoss(model, triplet_margin=settings.margin)
+    with new_parameters(settings.seed):
         return SoftmaxLoss(model, model.get_embedding_dimension() or 0, num_labels=len(LABELS))
 
 
@@ -68,8 +85,10 @@ def _read_rows(path: Path, loss: str, n_rows: int, seed: int) -> datasets.Datase
         names = ("first", "second", "score")
         found = [(first, second, score / 5) for first, second, score in read_scored_pairs(path)]
     elif loss == "triplet":
-        names, found = ("anchor", "positive", "negative"), read_triplets(path)
+        names = ("anchor", "positive", "negative")
+        found = read_triplets(path)
     else:
-        names, found = ("first", "second", "label"), read_labelled_pairs(path)
+        names = ("first", "second", "label")
+        found = read_labelled_pairs(path)
     drawn = sample(n_rows, len(found), seed, "config.train_rows", f"the rows of {path}")
     return datasets.Dataset.from_list([dict(zip(names, found[i], strict=True)) for i in drawn])

@@ -2,26 +2,38 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from ml_collections import ConfigDict
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.bi_encoder import bi_encoder_trainer
-from cocondenser_jax.finetune.cross_encoder import cross_encoder_trainer
-from cocondenser_jax.finetune.sentences import sentences_trainer
+from cocondenser_jax.finetune.bi_encoder import (
+    BiEncoderSettings,
+    bi_encoder_trainer,
+)
+from cocondenser_jax.finetune.cross_encoder import CrossEncoderSettings, cross_encoder_trainer
+from cocondenser_jax.finetune.sentences import SentencesSettings, sentences_trainer
 from cocondenser_jax.storage.files import require_absent
 from cocondenser_jax.storage.metrics import load_loggers
 from cocondenser_jax.storage.runs import lock_folder
 
-# What makes the trainer, the folder of what is trained, and what that is trained on.
-_TASKS: dict[str, tuple[Callable[[ConfigDict, Path], Any], str, str]] = {
-    "retriever": (bi_encoder_trainer, "retriever", "pairs"),
-    "cross_encoder": (cross_encoder_trainer, "cross_encoder", "pairs"),
-    "sentences": (sentences_trainer, "encoder", "rows"),
+_Part = TypeVar("_Part", bound=tuple[Any, ...])
+
+
+class _Task(NamedTuple):
+    settings: type[Any]
+    make_trainer: Callable[[Any], Any]
+    result: str  # the folder of what is trained
+    rows: str  # what it is trained on
+
+
+_TASKS = {
+    "retriever": _Task(BiEncoderSettings, bi_encoder_trainer, "retriever", "pairs"),
+    "cross_encoder": _Task(CrossEncoderSettings, cross_encoder_trainer, "cross_encoder", "pairs"),
+    "sentences": _Task(SentencesSettings, sentences_trainer, "encoder", "rows"),
 }
 
 
@@ -42,16 +54,33 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
       UserError: for data, a model or settings that cannot be used, or a workdir that holds
         something else or is in use.
     """
-    make_trainer, result, rows = _TASKS[config.task]
+    task = _TASKS[config.task]
+    settings = resolve(config, workdir)
     n_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if config.batch_size % n_processes:
+    if settings.trainer.batch_size % n_processes:
         raise UserError(
-            f"config.batch_size is {config.batch_size}: expected a multiple of the {n_processes} "
-            "processes that share it"
+            f"config.batch_size is {settings.trainer.batch_size}: expected a multiple of the "
+            f"{n_processes} processes that share it"
         )
     with lock_folder(workdir) if trainer.is_main_process() else contextlib.nullcontext():
-        require_absent(workdir / result)
-        loggers = load_loggers(config.loggers) if trainer.is_main_process() else []
-        hf_trainer = make_trainer(config, workdir)
-        outcome = trainer.run(hf_trainer, workdir, result, config.get("patience", 0), loggers)
-        return outcome | {rows: len(hf_trainer.train_dataset)}
+        require_absent(workdir / task.result)
+        loggers = load_loggers(settings.trainer.loggers) if trainer.is_main_process() else []
+        hf_trainer = task.make_trainer(settings)
+        outcome = trainer.run(hf_trainer, settings.trainer, task.result, loggers)
+        return outcome | {task.rows: len(hf_trainer.train_dataset)}
+
+
+def resolve(config: ConfigDict, workdir: Path) -> Any:
+    """Makes the settings of a task, such as `BiEncoderSettings`: nothing below reads a config."""
+    return _take(
+        _TASKS[config.task].settings,
+        config.to_dict() | {"workdir": workdir, "record": config.to_dict()},
+    )
+
+
+def _take(part: type[_Part], values: Mapping[str, Any]) -> _Part:
+    """Takes what a tuple declares out of values, by the names of its fields, and so its parts."""
+    taken = {}
+    for name, kind in get_type_hints(part).items():
+        taken[name] = _take(kind, values) if hasattr(kind, "_fields") else values[name]
+    return part(**taken)

@@ -10,12 +10,11 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
-from ml_collections import ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformerTrainer
@@ -42,62 +41,75 @@ _FREE = ("model", "data", "negatives_run", "teacher_run", "loggers")
 _LOSS = "loss.safetensors"
 
 
-def start_or_resume(
-    config: ConfigDict, workdir: Path, n_rows: int, files: Mapping[str, Path]
-) -> None:
-    """Prepares `workdir`, or makes sure that the run started there has the same settings and data.
+class TrainerSettings(NamedTuple):
+    """How to train, whatever is trained; see `TRAINING` of configs/finetune.py."""
 
-    What the config's paths lead to may have moved since then. `files` is what the run reads beside
-    the model, by what it is.
+    batch_size: int
+    epochs: int
+    max_steps: int
+    learning_rate: float
+    warmup_ratio: float
+    weight_decay: float
+    precision: str
+    seed: int
+    log_every: int
+    loggers: str
+    checkpoint_every: int
+    loader_workers: int
+    workdir: Path
+    record: dict[str, Any]  # every setting of the run, as finetune.json keeps them
+
+
+def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, Path]) -> None:
+    """Prepares the workdir, or makes sure that the run started there has these settings and data.
+
+    What the paths lead to may have moved since then. `files` is what the run reads beside the
+    model, by what it is.
 
     Raises:
       UserError: for fewer rows to train on than a batch has, a folder that holds something else, or
         a run with other settings, data or model.
     """
-    if n_rows < config.batch_size:
+    record = settings.record
+    if n_rows < settings.batch_size:
         raise UserError(
-            f"{config.data} has {n_rows} rows to train on: too few for one step of "
-            f"batch_size={config.batch_size}"
+            f"{record['data']} has {n_rows} rows to train on: too few for one step of "
+            f"batch_size={settings.batch_size}"
         )
     if not is_main_process():
         return
     checksums = {name: file_sha256(file) for name, file in files.items()}
-    checksums["model"] = model_sha256(Path(config.model))
-    settings = config.to_dict() | {"sha256": checksums}
-    start_or_compare(workdir / "finetune.json", settings, _FREE)
+    checksums["model"] = model_sha256(Path(record["model"]))
+    start_or_compare(settings.workdir / "finetune.json", record | {"sha256": checksums}, _FREE)
 
 
-def arguments(config: ConfigDict, workdir: Path, measure: str = "") -> dict[str, Any]:
-    """Returns the training arguments that all tasks share.
+def arguments(settings: TrainerSettings) -> dict[str, Any]:
+    """Makes the training arguments that all tasks share.
 
     A step is `batch_size` rows however many processes share it: each takes its slice of them.
-    `measure` is that of the evaluator's metrics to maximise; "": there is no evaluation.
     """
     on_gpu = torch.cuda.is_available()
     return {
-        "output_dir": str(workdir / "checkpoints"),
-        "num_train_epochs": config.epochs,
-        "max_steps": config.max_steps or -1,
-        "per_device_train_batch_size": config.batch_size,
+        "output_dir": str(settings.workdir / "checkpoints"),
+        "num_train_epochs": settings.epochs,
+        "max_steps": settings.max_steps or -1,
+        "per_device_train_batch_size": settings.batch_size,
         "accelerator_config": {"split_batches": True},
         # Without this, processes without a GPU would each train alone, and in float32 (seen with
         # transformers 5.23; https://github.com/huggingface/transformers/issues/17581).
         "use_cpu": not (on_gpu or torch.backends.mps.is_available()),
-        "learning_rate": config.learning_rate,
-        "warmup_steps": config.warmup_ratio,  # below 1, it is a share of all steps
-        "weight_decay": config.weight_decay,
-        "seed": config.seed,
-        "bf16": uses_bfloat16(config.precision),
+        "learning_rate": settings.learning_rate,
+        "warmup_steps": settings.warmup_ratio,  # below 1, it is a share of all steps
+        "weight_decay": settings.weight_decay,
+        "seed": settings.seed,
+        "bf16": uses_bfloat16(settings.precision),
         "dataloader_drop_last": True,
-        "dataloader_num_workers": config.loader_workers,
+        "dataloader_num_workers": settings.loader_workers,
         "dataloader_pin_memory": on_gpu,
-        "logging_steps": config.log_every,
-        "save_strategy": "steps" if config.checkpoint_every or measure else "no",
-        "save_steps": config.checkpoint_every or 10**9,
+        "logging_steps": settings.log_every,
+        "save_strategy": "steps" if settings.checkpoint_every else "no",
+        "save_steps": settings.checkpoint_every or 10**9,
         "save_total_limit": 2,  # the newest, and the best or the one before
-        "eval_strategy": "steps" if measure else "no",
-        "eval_steps": config.eval_every if measure else None,
-        "metric_for_best_model": measure or None,
         "report_to": "none",  # `_Metrics` writes TensorBoard events
         "disable_tqdm": True,  # `_Metrics` has a progress bar
     }
@@ -110,19 +122,18 @@ def is_main_process() -> bool:
 
 def run(
     trainer: SentenceTransformerTrainer | CrossEncoderTrainer,
-    workdir: Path,
+    settings: TrainerSettings,
     result: str,
-    patience: int = 0,
     loggers: Sequence[Log] = (),
 ) -> dict[str, Any]:
     """Trains to the end, from the newest intact checkpoint if there is one, and saves the model.
 
-    With an evaluator, that is the model of the best evaluation; and `patience` evaluations without
-    a gain end the run, for 0 none do. `result` is the model's folder in `workdir`. `loggers` get
-    what is logged, see `metrics_log`. Returns what `tasks.finetune` does, without the number of
-    rows.
+    With an evaluator, that is the model of the best evaluation. `result` is the model's folder in
+    the workdir. `loggers` get what is logged, see `metrics_log`. Returns what `tasks.finetune`
+    does, without the number of rows.
     """
     start = time.perf_counter()
+    workdir = settings.workdir
     checkpoints = workdir / "checkpoints"
     # The others then find no damaged one.
     with trainer.accelerator.main_process_first(), _one_line_errors(checkpoints):
@@ -145,7 +156,7 @@ def run(
 
     trainer._save_checkpoint = save_all  # type: ignore[assignment,method-assign]
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_Control(loss, patience))
+    trainer.add_callback(_Control(loss))
     with contextlib.ExitStack() as stack:
         if is_main_process():
             log = metrics_log(workdir, step, loggers)
@@ -203,10 +214,10 @@ class _Metrics(ProgressCallback):
 
 
 class _Control(TrainerCallback):
-    """Says when to log, to save the best model, and to end a run that gains nothing."""
+    """Averages the gradients of the loss's own parameters; says when to log."""
 
-    def __init__(self, loss: torch.nn.Module, patience: int) -> None:
-        self._loss, self._patience = loss, patience
+    def __init__(self, loss: torch.nn.Module) -> None:
+        self._loss = loss
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # They are not part of the model, so DistributedDataParallel does not average them.
@@ -214,23 +225,11 @@ class _Control(TrainerCallback):
             parameter.grad = reduce(parameter.grad, "mean")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # The mean of a log starts anew where a run resumes: so it does where no run was killed.
-        # And a run that ends between two logs has a last loss. It is the mean of all processes.
+        # A resumed run restarts the running mean of the loss, so restart it wherever one may
+        # resume; and log at the end, so that every run has a last loss.
         is_last = state.global_step >= state.max_steps
-        control.should_log |= control.should_save or control.should_evaluate or is_last
-
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        best, measure = state.best_metric, args.metric_for_best_model
-        is_best = best is None or metrics[measure] > best
-        best_step = state.global_step if is_best else state.best_global_step
-        if self._patience and state.global_step - best_step >= self._patience * args.eval_steps:
-            logger.info("step %d: no gain since step %d", state.global_step, best_step)
-            control.should_training_stop = True
-            # A run that resumed from here would go on.
-            control.should_save = False
-        control.should_save |= is_best
+        if control.should_save or control.should_evaluate or is_last:
+            control.should_log = True
 
 
 def _own_parameters(of_loss: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

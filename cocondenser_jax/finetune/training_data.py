@@ -1,16 +1,15 @@
 """Training data of rankers: (query, relevant passage) pairs, negatives, judgments by number."""
 
 import dataclasses
-import functools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
 import scipy.sparse
-from ml_collections import ConfigDict
+from sentence_transformers.base.data_collator import BaseDataCollator
 from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
@@ -26,6 +25,19 @@ from cocondenser_jax.collection.trec import Qrels, Run, read_run
 from cocondenser_jax.errors import UserError, first_three
 
 
+class DataSettings(NamedTuple):
+    """Which pairs to train on, and which negatives; see `RANKING` of configs/finetune.py."""
+
+    data: str
+    split: str
+    train_queries: int
+    strict: bool
+    negatives_run: str
+    negatives_per_query: int
+    negatives_depth: int
+    seed: int
+
+
 class Judgments(NamedTuple):
     """Judgments, and a teacher's scores, as matrices over numbered queries and passages."""
 
@@ -34,12 +46,16 @@ class Judgments(NamedTuple):
     relevant: scipy.sparse.csr_array  # of bool, (queries, passages + 1)
     teacher: scipy.sparse.csr_array | None = None  # of float32, the same shape
 
+    def numbers(self, query: str, passages: Sequence[str]) -> list[int]:
+        """Returns the number of a query, then those of passages."""
+        return [self.queries[query], *(self.passages.get(passage, 0) for passage in passages)]
+
 
 @dataclasses.dataclass
 class TrainingData:
     """What a ranker is trained on."""
 
-    pairs: datasets.Dataset  # `query_id` and `positive_id`; read as `fill_rows` returns them
+    pairs: datasets.Dataset  # `query_id` and `positive_id`
     judgments: Judgments
     queries: Mapping[str, str]  # id → text
     passages: Mapping[str, str]  # id → text as encoders read it, of the whole collection
@@ -49,12 +65,38 @@ class TrainingData:
     files: dict[str, Path]  # what was read, by what it is
     epoch: int = 0  # of the draw, too
 
-    def __post_init__(self) -> None:
-        """Lets the pairs be read through `fill_rows`."""
-        # `set_transform` of datasets 5.2 would pickle all passages, minutes for a large collection,
-        # to make a fingerprint for its cache; below its decorator, nothing does.
-        transform = functools.partial(fill_rows, self)
-        datasets.Dataset.set_format.__wrapped__(self.pairs, "custom", transform=transform)
+
+class Rows:
+    """A data collator: turns pairs of ids into rows of texts before another one collates those.
+
+    The dataset itself keeps ids alone, so nothing copies or hashes the texts of a collection.
+    """
+
+    def __init__(
+        self,
+        data: TrainingData,
+        fill: Callable[[TrainingData, str, list[str]], list[dict[str, Any]]],
+        collate: BaseDataCollator,
+    ) -> None:
+        """`fill` makes rows of the ids of a query and its passages, the first of them relevant."""
+        self._data = data
+        self._fill = fill
+        self._collate = collate
+        self.valid_label_columns = collate.valid_label_columns  # the trainer asks for it
+
+    def __call__(self, pairs: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+        """Collates the rows of the pairs of a step."""
+        batch: dict[str, Any] = self._collate(self.fill(pairs))
+        return batch
+
+    def fill(self, pairs: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
+        """Returns the rows of pairs, with the negatives of the data's epoch."""
+        rows = []
+        for pair in pairs:
+            query, positive = pair["query_id"], pair["positive_id"]
+            negatives = draw_negatives(self._data, query, positive)
+            rows += self._fill(self._data, query, [positive, *negatives])
+        return rows
 
 
 class EachEpoch(TrainerCallback):
@@ -103,55 +145,44 @@ def training_pairs(relevant: Qrels) -> datasets.Dataset:
     return datasets.Dataset.from_list(rows)
 
 
-def fill_rows(data: TrainingData, rows: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
-    """Turns rows of ids into rows of texts and draws their negatives: a dataset's transform.
+def draw_negatives(data: TrainingData, query: str, positive: str) -> list[str]:
+    """Draws the ids of a pair's negatives, which depend on (seed, epoch, pair) only.
 
-    A row's negatives depend on (seed, epoch, row) only, not on batch, order or worker. Where a
-    query has fewer candidates than `n_negatives`, some are drawn more than once.
-
-    Returns:
-      Columns `query`, `positive`, `negative_1` … `negative_n`, and `label`: the numbers of the
-      query and of these passages.
+    Neither the batch, nor the order, nor the worker changes them. Where a query has fewer
+    candidates than `n_negatives`, some are drawn more than once.
     """
-    pairs = list(zip(rows["query_id"], rows["positive_id"], strict=True))
-    groups = [[passage] for _, passage in pairs]
-    if n := data.n_negatives:
-        for (query, passage), group in zip(pairs, groups, strict=True):
-            found, key = data.candidates[query], zlib.crc32(f"{query} {passage}".encode())
-            rng = np.random.default_rng((data.seed, data.epoch, key))
-            group += [found[i] for i in rng.choice(len(found), n, replace=len(found) < n)]
-    columns: dict[str, list[Any]] = {"query": [data.queries[query] for query, _ in pairs]}
-    for i, column in enumerate(zip(*groups, strict=True)):
-        texts = [data.passages[passage] for passage in column]
-        columns[f"negative_{i}" if i else "positive"] = texts
-    numbers = data.judgments
-    columns["label"] = [
-        [numbers.queries[query], *(numbers.passages.get(passage, 0) for passage in group)]
-        for (query, _), group in zip(pairs, groups, strict=True)
-    ]
-    return columns
+    if not data.n_negatives:
+        return []
+    found = data.candidates[query]
+    rng = np.random.default_rng((data.seed, data.epoch, zlib.crc32(f"{query} {positive}".encode())))
+    drawn = rng.choice(len(found), data.n_negatives, replace=len(found) < data.n_negatives)
+    return [found[i] for i in drawn]
 
 
-def read_training(config: ConfigDict, teacher_run: Path | None = None) -> TrainingData:
+def read_training(settings: DataSettings, teacher_run: Path | None = None) -> TrainingData:
     """Reads the pairs of a training set and the negatives to draw from.
 
-    The config has the settings `RANKING` and `TRAINING` of configs/finetune.py. A query without
-    results in `config.negatives_run` draws from all passages; with a cross-encoder's scores,
-    `teacher_run`, negatives are drawn from the passages it has scored.
+    A query without results in `negatives_run` draws from all passages; with a cross-encoder's
+    scores, `teacher_run`, negatives are drawn from the passages it has scored.
     """
-    folder, split, n_negatives = Path(config.data), config.split, config.negatives_per_query
-    files = split_files(folder, split)
-    queries, qrels = read_split(folder, split)
+    folder = Path(settings.data)
+    files = split_files(folder, settings.split)
+    queries, qrels = read_split(folder, settings.split)
     passages = {p.id: passage_text(p) for p in read_corpus(folder)}
     require_known_passages(qrels, passages, files["judgments"])
-    found = list(with_positives(qrels, config.strict).items())
-    name, what = "config.train_queries", "the number of queries with a positive"
-    drawn = sample(config.train_queries, len(found), config.seed, name, what)
+    found = list(with_positives(qrels, settings.strict).items())
+    drawn = sample(
+        settings.train_queries,
+        len(found),
+        settings.seed,
+        "config.train_queries",
+        "the number of queries with a positive",
+    )
     relevant = dict(found[i] for i in drawn)
     candidates: Mapping[str, Sequence[str]] = {}
-    if n_negatives and config.negatives_run:
-        files["negatives_run"] = Path(config.negatives_run)
-        best = read_candidates(files["negatives_run"], relevant, passages, config.negatives_depth)
+    if settings.negatives_per_query and settings.negatives_run:
+        files["negatives_run"] = Path(settings.negatives_run)
+        best = read_candidates(files["negatives_run"], relevant, passages, settings.negatives_depth)
         everything = list(passages)
         candidates = {query: found or everything for query, found in best.items()}
     teacher = None
@@ -159,9 +190,15 @@ def read_training(config: ConfigDict, teacher_run: Path | None = None) -> Traini
         files["teacher_run"] = teacher_run
         teacher = read_run(teacher_run)
         candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
-    pairs, judgments = training_pairs(relevant), to_judgments(relevant, teacher)
     return TrainingData(
-        pairs, judgments, queries, passages, candidates, n_negatives, config.seed, files
+        pairs=training_pairs(relevant),
+        judgments=to_judgments(relevant, teacher),
+        queries=queries,
+        passages=passages,
+        candidates=candidates,
+        n_negatives=settings.negatives_per_query,
+        seed=settings.seed,
+        files=files,
     )
 
 

@@ -18,8 +18,8 @@ from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import bi_encoder, trainer
 from cocondenser_jax.finetune.schedule import random_plan
-from cocondenser_jax.finetune.tasks import finetune
-from cocondenser_jax.finetune.training_data import read_training
+from cocondenser_jax.finetune.tasks import finetune, resolve
+from cocondenser_jax.finetune.training_data import Rows, draw_negatives, read_training
 from cocondenser_jax.retrieval.models import load_retriever, passage_tokens, towers
 
 
@@ -126,12 +126,12 @@ def test_every_epoch_has_each_pair_once_and_its_own_negatives(
 ):
     batches = []
 
-    class Spy(bi_encoder._Trainer.data_collator_class):
-        def __call__(self, features):
-            batches.append([dict(row) for row in features])
-            return super().__call__(features)
+    class Spy(Rows):
+        def fill(self, pairs):
+            batches.append(super().fill(pairs))
+            return batches[-1]
 
-    monkeypatch.setattr(bi_encoder._Trainer, "data_collator_class", Spy)
+    monkeypatch.setattr(bi_encoder, "Rows", Spy)
     config.update(epochs=3, batch_size=4, negatives_per_query=2, negatives_run=str(run_file))
     config.batches = order
     finetune(config, tmp_path / "run")
@@ -226,16 +226,15 @@ def test_a_run_shorter_than_a_log_has_a_loss(config, tmp_path):
     assert result["loss"] == metrics(tmp_path / "run")[-1]["loss"] > 0
 
 
-def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tmp_path, beir):
+def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tmp_path):
     run = {"q0": {"d1": 2.0, "d2": 1.0}}
     write_run(tmp_path / "one.trec", run)
     config.update(negatives_per_query=2, negatives_run=str(tmp_path / "one.trec"))
-    training = read_training(config)
-    texts = {passage_text(p): p.id for p in read_corpus(beir)}
-    rows = []
+    training = read_training(resolve(config, tmp_path).data)
+    drawn = [set(), set()]
     for training.epoch in range(9):
-        rows.append(training.pairs[:])
-    drawn = [{texts[row[f"negative_{i}"][q]] for row in rows for i in (1, 2)} for q in (0, 1)]
+        for q in (0, 1):
+            drawn[q].update(draw_negatives(training, f"q{q}", f"d{q}"))
     assert drawn[0] == {"d1", "d2"}
     assert len(drawn[1]) > 9
 
@@ -260,7 +259,7 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file
         finetune(config, tmp_path / "run")
     teacher["q3"]["d5"] = 0.0
     write_run(tmp_path / "teacher.trec", teacher)
-    training = read_training(config, tmp_path / "teacher.trec")
+    training = read_training(resolve(config, tmp_path).data, tmp_path / "teacher.trec")
     candidates = training.candidates
     assert candidates["q3"] == ["d5"]
     assert candidates["q4"] == [f"d{i}" for i in range(5, 14)]

@@ -13,7 +13,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.evaluation import DevSearch
-from cocondenser_jax.finetune.tasks import finetune
+from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.storage.runs import write_checksums
@@ -77,8 +77,8 @@ def make_config(model_folder, data, **settings):
 
 
 def make_search(model_folder, data, **settings):
-    config = make_config(model_folder, data, **settings)
-    return DevSearch(config, read_training(config))
+    resolved = resolve(make_config(model_folder, data, **settings), None)
+    return DevSearch(resolved.dev, read_training(resolved.data))
 
 
 def test_the_collection_is_ranked(model_folder, data, texts):

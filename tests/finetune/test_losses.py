@@ -151,7 +151,7 @@ def features(model, columns):
 @pytest.mark.parametrize("name", [*losses.LOSSES, *losses.SOFT_LOSSES])
 def test_a_relevant_passage_is_never_a_negative(step, name, scale):
     model, columns, judgments, labels = step
-    loss = losses.InBatchLoss(model, name, judgments, scale)
+    loss = losses.InBatchLoss(model, judgments, losses.LossSettings(name, scale, chunk_size=0))
     with torch.no_grad():
         value = loss(features(model, columns), labels).item()
     queries_QxD = model.encode_query(columns[0]).astype(np.float64)
@@ -189,10 +189,11 @@ def gradient(loss, model, columns, labels):
 def test_the_gradient_cache_changes_nothing(step, name):
     model, columns, judgments, labels = step
     model.train()
-    whole = losses.InBatchLoss(model, name, judgments)
+    settings = losses.LossSettings(name, scale=1.0, chunk_size=0)
+    whole = losses.InBatchLoss(model, judgments, settings)
     direct, expected = gradient(whole, model, columns, labels)
     for chunk_size in (1, 3, 4):
-        loss = losses.InBatchLoss(model, name, judgments, chunk_size=chunk_size)
+        loss = losses.InBatchLoss(model, judgments, settings._replace(chunk_size=chunk_size))
         loss.load_state_dict(whole.state_dict())
         value, found = gradient(loss, model, columns, labels)
         assert value == pytest.approx(direct, rel=1e-6)

@@ -7,17 +7,35 @@ from transformers import TrainerControl, TrainerState
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.finetune import samplers, schedule
+from cocondenser_jax.finetune.training_data import TrainingData, to_judgments, training_pairs
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
 
 _bm25 = samplers.bm25_candidates  # some tests replace it
 
 
+IDS = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
+SETTINGS = samplers.BatchSettings("hard", 4, batch_scores="encoder", batch_depth=100, seed=3)
+
+
 @pytest.fixture(scope="module")
-def texts(beir):
-    queries = read_queries(beir)
-    passages = {p.id: passage_text(p) for p in read_corpus(beir)}
-    return [queries[f"q{i}"] for i in range(24)], [passages[f"d{i}"] for i in range(24)]
+def data(beir):
+    qrels = {query: {passage: 1} for query, passage in zip(*IDS, strict=True)}
+    return TrainingData(
+        training_pairs(qrels),
+        to_judgments(qrels),
+        read_queries(beir),
+        {p.id: passage_text(p) for p in read_corpus(beir)},
+        candidates={},
+        n_negatives=0,
+        seed=3,
+        files={},
+    )
+
+
+@pytest.fixture(scope="module")
+def texts(data):
+    return [data.queries[query] for query in IDS[0]], [data.passages[p] for p in IDS[1]]
 
 
 def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts):
@@ -63,14 +81,13 @@ class Run:
 
 
 def test_plans_follow_bm25_then_the_encoder_half_way(
-    model_folder, texts, tmp_path, monkeypatch, caplog
+    model_folder, data, texts, tmp_path, monkeypatch, caplog
 ):
     model = models.load_retriever(model_folder, 8, 16)
-    ids = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
-    options = {"seed": 3, "conflicts": schedule.false_negatives(*ids)}
+    options = {"seed": 3, "conflicts": schedule.false_negatives(*IDS)}
 
     def start():
-        planner = samplers.HardPlans(tmp_path / "plans", model, texts, ids, 4, seed=3)
+        planner = samplers.HardPlans(tmp_path / "plans", model, data, SETTINGS)
         return planner, Run(planner, 6, 2)
 
     planner, run = start()
@@ -115,13 +132,11 @@ def test_plans_follow_bm25_then_the_encoder_half_way(
 
 
 @pytest.mark.effect("retriever batch_scores", "retriever batch_depth")
-def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(model_folder, texts, tmp_path, monkeypatch):
+def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(data, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(samplers, "encoder_candidates", None)
-    ids = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
-    conflicts = schedule.false_negatives(*ids)
-    planner = samplers.HardPlans(
-        tmp_path / "plans", None, texts, ids, 4, seed=3, scores="bm25", depth=3
-    )
+    conflicts = schedule.false_negatives(*IDS)
+    settings = SETTINGS._replace(batch_scores="bm25", batch_depth=3)
+    planner = samplers.HardPlans(tmp_path / "plans", None, data, settings)
     run = Run(planner, 6, 2)
     plans = [planner.plan(0)]
     bm25 = samplers.bm25_candidates(*texts, 3)
@@ -136,10 +151,9 @@ def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(model_folder, texts, tmp
         assert not np.array_equal(plan, other)
 
 
-def test_a_plan_is_whole_before_an_evaluation_saves_the_best(model_folder, texts, tmp_path):
+def test_a_plan_is_whole_before_an_evaluation_saves_the_best(model_folder, data, tmp_path):
     model = models.load_retriever(model_folder, 8, 16)
-    ids = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
-    planner = samplers.HardPlans(tmp_path / "plans", model, texts, ids, 4, seed=3)
+    planner = samplers.HardPlans(tmp_path / "plans", model, data, SETTINGS)
     run = Run(planner, 6, 2)
     run.control.should_evaluate = True
     run.step(3)

@@ -98,6 +98,12 @@ def made_trainer(monkeypatch, config, workdir):
     return made[0]
 
 
+def negatives(row):
+    """Returns the texts of the negatives, in the row of a retriever or of a cross-encoder."""
+    found = [text for name, text in row.items() if name.startswith("negative_")]
+    return found or row["passages"][1:]
+
+
 def first_texts(hf_trainer):
     """Returns the numbers of the first batch's rows, in the order of training."""
     sampler = hf_trainer.get_train_dataloader().batch_sampler
@@ -223,15 +229,14 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
     made = made_trainer(monkeypatch, config, tmp_path / "run")
     passages = {passage_text(p): p.id for p in read_corpus(data / "data")}
     queries = {text: name for name, text in read_queries(data / "data").items()}
-    rows = made.train_dataset[:]
+    rows = made.data_collator.fill(made.train_dataset)
     drawn = [f"q{i}" for i in sample(7, 10, 7, "", "")]
-    assert [queries[text] for text in rows["query"]] == drawn
-    assert "negative_2" in rows
-    assert "negative_3" not in rows
+    assert [queries[row["query"]] for row in rows] == drawn
     drawn = []
-    for i, query in enumerate(rows["query"]):
-        number = int(queries[query][1:])
-        drawn.append([int(passages[rows[f"negative_{j}"][i]][1:]) - number for j in (1, 2)])
+    for row in rows:
+        number = int(queries[row["query"]][1:])
+        drawn.append([int(passages[text][1:]) - number for text in negatives(row)])
+        assert len(drawn[-1]) == 2
     # The first four of the run, but for the positive.
     assert {place for places in drawn for place in places} == {1, 2, 3}
     seeds = []
@@ -239,7 +244,7 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
         config.update(seed=seed, train_queries=0)
         made = made_trainer(monkeypatch, config, tmp_path / f"seed {seed}")
         assert len(made.train_dataset) == 10
-        seeds.append(made.train_dataset[:]["negative_1"])
+        seeds.append([negatives(row) for row in made.data_collator.fill(made.train_dataset)])
     assert seeds[0] != seeds[1]
     config.strict = True
     with pytest.raises(UserError, match="q10"):

@@ -1,6 +1,7 @@
 """Training rows: pairs, the draw of negatives, numbered judgments."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import scipy.sparse
 from transformers import TrainerState
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune.bi_encoder import fill_row
 from cocondenser_jax.finetune.training_data import (
     EachEpoch,
+    Rows,
     TrainingData,
-    fill_rows,
     sample,
     to_judgments,
     training_pairs,
@@ -46,6 +48,12 @@ def make_data(candidates=(), n_negatives=0, seed=0, judgments=None, passages=Non
     )
 
 
+def rows(data, *pairs):
+    pairs = pairs or (("q1", "d30"), ("q2", "d31"))
+    plain = SimpleNamespace(valid_label_columns=[])
+    return Rows(data, fill_row, plain).fill({"query_id": q, "positive_id": p} for q, p in pairs)
+
+
 def test_no_epoch_makes_a_copy_of_the_collection():
     copies = []
 
@@ -60,13 +68,10 @@ def test_no_epoch_makes_a_copy_of_the_collection():
     drawn = set()
     for epoch in range(9):
         EachEpoch(data).on_epoch_begin(None, TrainerState(epoch=epoch + 0.5), None)
-        drawn.add(data.pairs[0]["negative_1"])
-        assert data.pairs[0]["negative_1"] == fill_rows(data, IDS)["negative_1"][0]
+        drawn.add(rows(data)[0]["negative_1"])
+        assert data.epoch == epoch
     assert drawn == {"1", "2"}
     assert not copies
-
-
-IDS = {"query_id": ["q1", "q2"], "positive_id": ["d30", "d31"]}
 
 
 def test_pairs_are_the_relevant_judgments():
@@ -77,31 +82,28 @@ def test_pairs_are_the_relevant_judgments():
 def test_negatives_are_drawn_anew_every_epoch_and_only_depend_on_the_row():
     candidates = {"q1": [f"d{i}" for i in range(10)], "q2": [f"d{i}" for i in range(10, 20)]}
     data, epochs = make_data(candidates, 3), []
-    first = fill_rows(data, IDS)
+    first = rows(data)
     for data.epoch in range(20):
-        filled = fill_rows(data, IDS)
-        assert filled["query"] == ["one", "two"]
-        assert filled["positive"] == ["text 30", "text 31"]
-        alone = fill_rows(data, {"query_id": ["q2"], "positive_id": ["d31"]})
-        drawn = [filled[f"negative_{i}"] for i in (1, 2, 3)]
-        assert [column[1] for column in drawn] == [alone[f"negative_{i}"][0] for i in (1, 2, 3)]
-        epochs.append({column[0] for column in drawn})
+        one, two = rows(data)
+        assert (one["query"], one["positive"]) == ("one", "text 30")
+        assert (two["query"], two["positive"]) == ("two", "text 31")
+        assert rows(data, ("q2", "d31")) == [two]
+        epochs.append({one[f"negative_{i}"] for i in (1, 2, 3)})
         assert len(epochs[-1]) == 3
         assert epochs[-1] <= {f"text {i}" for i in range(10)}
     assert set.union(*epochs) == {f"text {i}" for i in range(10)}
-    assert first == fill_rows(make_data(candidates, 3), IDS)
-    assert first != fill_rows(make_data(candidates, 3, seed=1), IDS)
+    assert first == rows(make_data(candidates, 3))
+    assert first != rows(make_data(candidates, 3, seed=1))
 
 
 def test_few_candidates_come_twice():
-    data = make_data({"q1": ["d1"]}, 4)
-    filled = fill_rows(data, {"query_id": ["q1"], "positive_id": ["d30"]})
-    assert {filled[f"negative_{i}"][0] for i in range(1, 5)} == {"text 1"}
+    (row,) = rows(make_data({"q1": ["d1"]}, 4), ("q1", "d30"))
+    assert {row[f"negative_{i}"] for i in range(1, 5)} == {"text 1"}
 
 
 def test_rows_without_negatives():
-    filled = fill_rows(make_data(), {"query_id": ["q1"], "positive_id": ["d30"]})
-    assert filled == {"query": ["one"], "positive": ["text 30"], "label": [[0, 1]]}
+    (row,) = rows(make_data(), ("q1", "d30"))
+    assert row == {"query": "one", "positive": "text 30", "label": [0, 1]}
 
 
 def test_labels_lead_to_what_is_known():
@@ -109,7 +111,7 @@ def test_labels_lead_to_what_is_known():
     teacher = {"q1": {"d3": 4.0, "d6": -1.0}, "q2": {"d5": 3.0, "d7": 2.0}, "other": {"d9": 1.0}}
     judgments = to_judgments(qrels, teacher)
     data = make_data({"q1": ["d6", "d8"], "q2": ["d7"]}, 2, judgments=judgments)
-    labels = fill_rows(data, {"query_id": ["q2", "q1"], "positive_id": ["d3", "d3"]})["label"]
+    labels = [row["label"] for row in rows(data, ("q2", "d3"), ("q1", "d3"))]
     names = {number: passage for passage, number in judgments.passages.items()}
     assert [row[0] for row in labels] == [judgments.queries["q2"], judgments.queries["q1"]]
     assert [names[number] for number in labels[0][1:]] == ["d3", "d7", "d7"]

@@ -11,7 +11,8 @@ from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import read_candidates, with_positives
 from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune.training_data import read_training
+from cocondenser_jax.finetune.tasks import resolve
+from cocondenser_jax.finetune.training_data import draw_negatives, read_training
 from cocondenser_jax.retrieval.mine import make_pool, mine
 
 QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}, "q3": {"a": 0}}
@@ -153,9 +154,10 @@ def test_queries_that_nobody_judged_are_judged_by_a_cross_encoder(folder):
     # What fine-tuning makes of them.
     config = finetune_config.get_config()
     config.update(data=str(folder), split="pseudo", negatives_per_query=1, negatives_run=str(out))
-    data = read_training(config)
-    rows = [(row["query"], row["positive"], row["negative_1"]) for row in data.pairs]
-    assert rows == [("text of q4", "C", "D"), ("text of q4", "A", "D")]
+    data = read_training(resolve(config, folder).data)
+    found = [(pair["query_id"], pair["positive_id"]) for pair in data.pairs]
+    assert found == [("q4", "c"), ("q4", "a")]
+    assert [draw_negatives(data, *pair) for pair in found] == [["d"], ["d"]]
 
     # 0.73 is enough for q5; a threshold without any positive writes nothing.
     out.unlink()

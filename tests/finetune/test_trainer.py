@@ -12,7 +12,7 @@ from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.configs import sentences as sentences_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.tasks import finetune
+from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.storage import runs
 from cocondenser_jax.storage.runs import LOCK
 
@@ -112,10 +112,11 @@ def test_a_run_resumes_with_the_same_kinds_of_files_only(inputs, tmp_path, first
     every = {"corpus": inputs / "data" / "corpus.jsonl", "negatives_run": inputs / "negatives.trec"}
     fewer = {"corpus": every["corpus"]}
     first, second = (every, fewer) if first_has_them else (fewer, every)
-    trainer.start_or_resume(config, tmp_path / "run", 9, first)
-    trainer.start_or_resume(config, tmp_path / "run", 9, first)
+    settings = resolve(config, tmp_path / "run").trainer
+    trainer.start_or_resume(settings, 9, first)
+    trainer.start_or_resume(settings, 9, first)
     with pytest.raises(UserError, match=r"was started with(out)? sha256\.negatives_run"):
-        trainer.start_or_resume(config, tmp_path / "run", 9, second)
+        trainer.start_or_resume(settings, 9, second)
 
 
 def test_a_sentence_encoder_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):

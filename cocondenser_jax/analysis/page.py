@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cocondenser_jax.analysis.plots import SERIES_COLOURS, Panel, final_value, panel_svg
+from cocondenser_jax.analysis.plots import COLOURS, Panel, final_value, panel_svg
 from cocondenser_jax.errors import first_words
 from cocondenser_jax.storage.files import new_file
 
@@ -20,7 +20,7 @@ _HTML = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_HTML.globals["n_colours"] = SERIES_COLOURS
+_HTML.globals["colours"] = COLOURS
 _HTML.filters.update(first_words=first_words, final_value=final_value, svg=panel_svg)
 _HTML.filters["number"] = "{:,.4g}".format
 _PARTS: Any = _HTML.get_template("parts.html").module

@@ -1,4 +1,4 @@
-"""Arrays in, plots out: parts of a page, which sets colours and fonts, or files."""
+"""The curves that runs logged, and plots of them for a page."""
 
 import io
 import math
@@ -13,46 +13,34 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cocondenser_jax.errors import escape_control
-from cocondenser_jax.storage.files import new_file
 from cocondenser_jax.storage.metrics import logged_lines
 
+# Of curves, by their places: each can be read on a light and on a dark page.
+COLOURS = ("#2b83c6", "#d9641e", "#1a9970", "#c4609c", "#95821a", "#8170e0")
+_GREY = "#848a90"
 _MAX_POINTS = 400  # per curve; more cannot be seen at this width and would swell the page
 _SMOOTHED_FROM = 40  # points; shorter curves are drawn as they are
-_MARKED_UP_TO = 40  # points, where a plot is a file; more would hide the line
-_TWO_COLUMNS_UP_TO = 32  # characters of the longest name in the legend of a file
-_DASHES = ("-", "--", ":")  # for lines beyond the colours
-
-# Plots are drawn in the colours of a light page; in the SVG of a page, CSS takes their places.
-_INK, _GRID, *_SERIES = "#1d1f21 #e3e4e1 #0067a5 #c94f00 #00805e #a03c78 #7a6a00 #5b4bc4".split()
-_CSS_OF_COLOUR = {_INK: "currentColor", _GRID: "var(--grid)"} | {
-    colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES)
-}
-SERIES_COLOURS = len(_SERIES)
-
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "font.sans-serif": "DejaVu Sans",  # comes with matplotlib, so sizes are the same everywhere
-    "text.color": _INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
-    "axes.edgecolor": _GRID,
-    "axes.labelcolor": _INK,
+    "axes.edgecolor": _GREY,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": _GRID,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
+    "grid.color": _GREY,
+    "grid.alpha": 0.3,
+    "xtick.color": _GREY,
+    "xtick.labelcolor": "black",
     "ytick.major.size": 0,
 }
 
 
 class Curve(NamedTuple):
-    """One line of a panel: its values [T] at places on the horizontal axis [T]."""
+    """One line of a panel: its values [T] after training steps [T]."""
 
     label: str
     steps: np.ndarray = np.empty(0)
@@ -66,8 +54,6 @@ class Panel(NamedTuple):
     curves: Sequence[Curve]  # a curve's place is its colour, also where others are empty
     from_zero: bool = False  # whether the vertical axis starts at 0
     reference: tuple[float, str] | None = None  # height and name of a dashed line, such as chance
-    x_label: str = "step"
-    log_x: bool = False
 
 
 def read_curves(path: Path, label: str) -> dict[str, Curve]:
@@ -82,6 +68,18 @@ def read_curves(path: Path, label: str) -> dict[str, Curve]:
             if math.isfinite(value):
                 found.append((values["step"], value))
     return {key: Curve(label, *np.reshape(found, (-1, 2)).T) for key, found in points.items()}
+
+
+def legend_names(paths: Sequence[Path]) -> dict[str, Path]:
+    """Returns the paths, each once, by the shortest of their ends that tell them apart."""
+    distinct = {path.absolute(): path for path in paths}
+    names: dict[str, Path] = {}
+    for n_parts in range(1, 1 + max(len(path.parts) for path in distinct)):
+        ends = (escape_control(Path(*path.parts[-n_parts:]).as_posix()) for path in distinct)
+        names = dict(zip(ends, distinct.values(), strict=True))
+        if len(names) == len(distinct):
+            break
+    return names
 
 
 def bin_means(values: np.ndarray, n_bins: int) -> np.ndarray:
@@ -100,93 +98,38 @@ def panel_svg(panel: Panel) -> str:
     """Draws a panel that has a point, without title and legend, which are the page's.
 
     Long curves are averaged down to 400 points; from 40 points on, a running mean lies over them.
-    The `<svg>` element refers to the CSS variables `--series-0` ... and `--grid`.
+    The background is transparent, and text has the colour that the page gives it.
     """
-    svg = _draw(panel, "svg", as_file=False).decode()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # would occur in each plot of the page
-    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)  # the viewBox stays
-    for colour, css in _CSS_OF_COLOUR.items():
-        svg = svg.replace(colour, css)
-    return svg
-
-
-def write_plot(panel: Panel, out: Path) -> None:
-    """Writes a panel that has a point, with title, legend and all points, as .png or .svg."""
-    content = _draw(panel, out.suffix.removeprefix("."), as_file=True)
-    with new_file(out) as partial:
-        partial.write_bytes(content)
-
-
-def _draw(panel: Panel, kind: str, *, as_file: bool) -> bytes:
-    buffer, inches = io.BytesIO(), (5.6, 3.6) if as_file else (4.6, 2.5)
+    buffer = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": panel.title}):
-        figure = Figure(figsize=inches, layout="constrained")
+        figure = Figure(figsize=(4.6, 2.5), layout="constrained")
         axes = figure.add_subplot()
         for index, line in enumerate(panel.curves):
-            colour = _SERIES[index % SERIES_COLOURS]
-            if as_file:
-                marker = "o" if len(line.values) <= _MARKED_UP_TO else ""
-                dashes = _DASHES[index // SERIES_COLOURS % len(_DASHES)]
-                [drawn] = axes.plot(line.steps, line.values, dashes, label=line.label, color=colour)
-                drawn.set(linewidth=1.8, marker=marker, markersize=4)
-            else:
-                _draw_smoothed(axes, line, colour)
-        _finish(axes, panel)
-        if as_file:
-            names = axes.get_legend_handles_labels()[1]
-            figure.legend(
-                title=panel.title,
-                title_fontproperties={"weight": "bold"},
-                alignment="left",
-                loc="outside upper left",
-                ncols=1 if max(map(len, names)) > _TWO_COLUMNS_UP_TO else 2,
-                frameon=False,
-            )
-        # Without the date, equal numbers give equal files.
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata, transparent=not as_file)
-    return buffer.getvalue()
+            _draw_smoothed(axes, line, COLOURS[index % len(COLOURS)])
+        if panel.reference is not None:
+            # Below the curves, of which one may lie on it.
+            height, _ = panel.reference
+            axes.axhline(height, color=_GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.9)
+        if panel.from_zero:
+            axes.set_ylim(bottom=0)
+        axes.margins(x=0.01)
+        axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6, integer=True))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    return re.sub(r'<g id="[^"]*"', "<g", svg)  # would occur in each plot of the page
 
 
 def _draw_smoothed(axes: Axes, line: Curve, colour: str) -> None:
-    steps, values = bin_means(line.steps, _MAX_POINTS), bin_means(line.values, _MAX_POINTS)
+    steps = bin_means(line.steps, _MAX_POINTS)
+    values = bin_means(line.values, _MAX_POINTS)
     if len(values) >= _SMOOTHED_FROM:
         axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.35)
         window = np.full(len(values) // 20, 1 / (len(values) // 20))
-        steps, values = (np.convolve(array, window, "valid") for array in (steps, values))
+        steps = np.convolve(steps, window, "valid")
+        values = np.convolve(values, window, "valid")
     axes.plot(steps, values, color=colour, linewidth=1.8, marker="o" if len(values) == 1 else "")
-
-
-def _finish(axes: Axes, panel: Panel) -> None:
-    """Draws the reference line, and sets the axes."""
-    if panel.reference is not None:
-        height, name = panel.reference
-        # Below the curves, of which one may lie on it.
-        dashes = (0, (4, 3))
-        axes.axhline(height, label=name, color=_INK, linewidth=0.9, linestyle=dashes, zorder=1.9)
-    if panel.from_zero:
-        axes.set_ylim(bottom=0)
-    axes.margins(x=0.01)
-    axes.set_xlabel(panel.x_label)
-    if panel.log_x:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
-    else:
-        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6, integer=True))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
-
-
-def legend_names(paths: Sequence[Path]) -> dict[str, Path]:
-    """Returns the paths, each once, by the shortest of their ends that tell them apart."""
-    distinct = {path.absolute(): path for path in paths}
-    names: dict[str, Path] = {}
-    for n_parts in range(1, 1 + max(len(path.parts) for path in distinct)):
-        ends = (escape_control(Path(*path.parts[-n_parts:]).as_posix()) for path in distinct)
-        names = dict(zip(ends, distinct.values(), strict=True))
-        if len(names) == len(distinct):
-            break
-    return names

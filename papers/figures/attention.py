@@ -1,4 +1,4 @@
-"""Plot how broad the attention of CLS is in each layer: its entropy, for several models.
+r"""Plot how broad the attention of CLS is in each layer: its entropy, for several models.
 
   python -m papers.figures.attention --model=runs/condenser.model --model=runs/cocondenser.model \
       --texts=data/msmarco --out=attention.svg
@@ -8,7 +8,7 @@ Shape legend: B texts of a batch, N heads, L tokens of the longest text.
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning as pad
 
-from cocondenser_jax.analysis.plots import Curve, Panel, legend_names, write_plot
+from cocondenser_jax.analysis.plots import legend_names
 from cocondenser_jax.cli.flags import at_least
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
@@ -26,6 +26,7 @@ from cocondenser_jax.retrieval.models import load_retriever, towers
 from cocondenser_jax.storage.files import numbered_lines, write_json
 from cocondenser_jax.storage.tables import plain_name
 from papers.figures.output import add_outputs, print_columns
+from papers.figures.plot import write_plot
 
 # Attention weights per head of a batch: 300 MB for all 12 layers and heads of a BERT-base.
 _MAX_WEIGHTS = 1 << 19
@@ -38,9 +39,9 @@ class LayerEntropies(NamedTuple):
     uniform: float  # of uniform attention, the mean of log(tokens): no layer can exceed it
 
 
-def compare_models(
+def measure_models(
     folders: Sequence[Path], source: Path, *, n_texts: int, seed: int, passage_length: int
-) -> tuple[dict[str, Any], Panel]:
+) -> dict[str, Any]:
     """Measures the attention of CLS in several encoders, on the same texts.
 
     The folders hold retrievers or pre-trained models; each tower counts as an encoder. Of a data
@@ -48,8 +49,7 @@ def compare_models(
     all where there are fewer, and `passage_length` tokens of each are kept.
 
     Returns:
-      What was measured, {texts: their number, seed, passage_length, models: {name: {folder,
-      entropy, uniform}}}, and the plot.
+      {texts: their number, seed, passage_length, models: {name: {folder, entropy, uniform}}}.
     """
     # All are loaded first, so that a wrong folder is reported before anything is measured.
     encoders: dict[str, tuple[Path, Any]] = {
@@ -58,14 +58,16 @@ def compare_models(
         for tower, encoder in towers(load_retriever(folder, passage_length=passage_length)).items()
     }
     texts = _draw_texts(source, n_texts, seed)
-    entropies = {}
     models = {}
     for name, (folder, encoder) in encoders.items():
         found = layer_entropies(encoder.model, encoder.tokenizer, texts, passage_length)
-        entropies[name] = found
         models[name] = {"folder": str(folder), **found._asdict()}
-    settings = {"seed": seed, "passage_length": passage_length}
-    return {"texts": len(texts), **settings, "models": models}, entropy_panel(entropies)
+    return {
+        "texts": len(texts),
+        "seed": seed,
+        "passage_length": passage_length,
+        "models": models,
+    }
 
 
 def _draw_texts(source: Path, n: int, seed: int) -> list[str]:
@@ -129,25 +131,6 @@ def layer_entropies(
     return LayerEntropies((total / len(rows)).tolist(), float(uniform))
 
 
-def entropy_panel(entropies: Mapping[str, LayerEntropies]) -> Panel:
-    """Plots the entropies by layer, counted from 1, with a line for each model.
-
-    The entropy of uniform attention is drawn where it is the same for all, as with one tokenizer.
-    """
-    lines = [
-        Curve(name, np.arange(1, len(found.entropy) + 1), np.array(found.entropy))
-        for name, found in entropies.items()
-    ]
-    uniform = {found.uniform for found in entropies.values()}
-    return Panel(
-        "Entropy of the attention of CLS (nats)",
-        lines,
-        from_zero=True,
-        reference=(uniform.pop(), "uniform attention") if len(uniform) == 1 else None,
-        x_label="layer",
-    )
-
-
 def _batches(rows: Sequence[list[int]]) -> Iterator[list[list[int]]]:
     """Cuts the rows, the longest first, into batches whose attention takes similar memory."""
     rest = sorted(rows, key=len, reverse=True)
@@ -184,19 +167,28 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _draw(arguments: argparse.Namespace) -> None:
-    result, panel = compare_models(
+    result = measure_models(
         arguments.model,
         arguments.texts,
         n_texts=arguments.n_texts,
         seed=arguments.seed,
         passage_length=arguments.passage_length,
     )
-    entropies = {name: model["entropy"] for name, model in result["models"].items()}
+    models = result["models"]
+    entropies = {name: model["entropy"] for name, model in models.items()}
     n_layers = max(map(len, entropies.values()))
     print_columns("layer", entropies, range(1, n_layers + 1))
     if arguments.json_out:
         write_json(arguments.json_out, result)
-    write_plot(panel, arguments.out)
+    # With tokenizers that cut texts in different ways, uniform attention has no one height.
+    uniform = {model["uniform"] for model in models.values()}
+    write_plot(
+        arguments.out,
+        "Entropy of the attention of CLS (nats)",
+        entropies,
+        x_label="layer",
+        reference=(uniform.pop(), "uniform attention") if len(uniform) == 1 else None,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plot how much of the top n of a run lies in the top k of others, by k.
+r"""Plot how much of the top n of a run lies in the top k of others, by k.
 
 python -m papers.figures.neighbourhood --stage1=runs/bm25.trec --stage1=runs/round1.trec \
       --stage2=runs/round2.trec --n=10,50 --out=neighbourhood.svg
@@ -11,39 +11,34 @@ from typing import Any
 
 import numpy as np
 
-from cocondenser_jax.analysis.plots import Curve, Panel, legend_names, write_plot
+from cocondenser_jax.analysis.plots import legend_names
 from cocondenser_jax.cli.flags import whole_numbers
 from cocondenser_jax.collection.trec import first_passages, read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
 from papers.figures.output import add_outputs, print_columns
+from papers.figures.plot import write_plot
 
 _PRINTED_DEPTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 Rankings = Mapping[str, Sequence[str]]  # query -> passages, best first, none twice
 
 
-def compare_runs(
-    stage1: Sequence[Path], stage2: Path, sizes: Sequence[int]
-) -> tuple[dict[str, Any], Panel]:
+def measure_runs(stage1: Sequence[Path], stage2: Path, sizes: Sequence[int]) -> dict[str, Any]:
     """Measures how much of the top n of a TREC run lies in the top k of others, for every k.
 
     The neighbourhoods are of `stage2`, the sizes the values of n.
 
     Returns:
-      What was measured, {stage2: file, queries: their number, stage1: {name: {run: file, recall:
-      {n: values by k}}}}, and the plot.
+      {stage2: file, queries: their number, stage1: {name: {run: file, recall: {n: values by k}}}}.
     """
     neighbours = _read_rankings(stage2)
     runs = {}
-    recalls = {}
     for name, path in legend_names(stage1).items():
         rankings = _read_rankings(path)
-        found = {n: neighbourhood_recall(rankings, neighbours, n) for n in sizes}
-        recalls[name] = found
-        runs[name] = {"run": str(path), "recall": {n: found[n].tolist() for n in sizes}}
-    result = {"stage2": str(stage2), "queries": len(neighbours), "stage1": runs}
-    return result, recall_panel(recalls)
+        recall = {n: neighbourhood_recall(rankings, neighbours, n).tolist() for n in sizes}
+        runs[name] = {"run": str(path), "recall": recall}
+    return {"stage2": str(stage2), "queries": len(neighbours), "stage1": runs}
 
 
 def _read_rankings(path: Path) -> Rankings:
@@ -76,18 +71,6 @@ def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarr
     return np.cumsum(found_K) / len(queries)
 
 
-def recall_panel(recalls: Mapping[str, Mapping[int, np.ndarray]]) -> Panel:
-    """Plots {name of stage 1: {n: recall at k = 1, 2, ..., [K]}}, with a line for each n."""
-    sizes = {n for by_n in recalls.values() for n in by_n}
-    lines = [
-        Curve(f"{name}, n = {n}" if len(sizes) > 1 else name, np.arange(1, len(found) + 1), found)
-        for name, by_n in recalls.items()
-        for n, found in by_n.items()
-    ]
-    title = "Neighbourhood recall at k" + (f", n = {sizes.pop()}" if len(sizes) == 1 else "")
-    return Panel(title, lines, from_zero=True, x_label="k", log_x=True)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the script."""
     parser = make_parser()
@@ -112,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _draw(arguments: argparse.Namespace) -> None:
-    result, panel = compare_runs(arguments.stage1, arguments.stage2, arguments.n)
+    result = measure_runs(arguments.stage1, arguments.stage2, arguments.n)
     columns = {
         f"{name}, n={n}": values
         for name, run in result["stage1"].items()
@@ -122,7 +105,7 @@ def _draw(arguments: argparse.Namespace) -> None:
     print_columns("k", columns, [*(k for k in _PRINTED_DEPTHS if k < depth), depth])
     if arguments.json_out:
         write_json(arguments.json_out, result)
-    write_plot(panel, arguments.out)
+    write_plot(arguments.out, "Neighbourhood recall at k", columns, x_label="k", log_x=True)
 
 
 if __name__ == "__main__":

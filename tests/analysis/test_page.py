@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.analysis.page import comparison, definitions, plots, searches, write_page
-from cocondenser_jax.analysis.plots import Curve, Panel
+from cocondenser_jax.analysis.plots import COLOURS, Curve, Panel
 
 HOSTILE = "<script src='https://x.example/a.js'>&\"</script>"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -118,6 +118,17 @@ def test_page_leaves_out_panels_without_points_and_names_final_values(tmp_path):
     assert "Contrastive loss" not in page.texts_in("h3")
     assert html.count("<svg") == 1
     assert "1.25" in page.texts_in("b")
+
+
+def test_a_curve_has_the_colour_of_its_place_in_plot_and_legend(tmp_path):
+    steps = np.arange(1.0, 4.0)
+    curves = [Curve(f"{i}", steps, steps * i) for i in range(3)]
+    curves[1] = Curve("empty")
+    html, _ = written_page(tmp_path, panels=[Panel("loss", curves)])
+    legend = re.findall(r'<i style="background:(#\w+)"></i>\s*(\w+) <b>', html)
+    assert legend == [(COLOURS[0], "0"), (COLOURS[2], "2")]
+    drawn = re.findall(r"stroke: (#\w+); stroke-width: 1\.8", html)
+    assert drawn == [COLOURS[0], COLOURS[2]]
 
 
 def hostile_content():

@@ -10,9 +10,7 @@ from transformers import AutoModel, AutoTokenizer
 from cocondenser_jax.errors import UserError
 from papers.figures import attention
 from papers.figures.attention import (
-    LayerEntropies,
     cls_entropy,
-    entropy_panel,
     layer_entropies,
 )
 
@@ -125,18 +123,3 @@ def test_a_tokenizer_without_cls_is_refused(model, tokenizer):
     tokenizer.cls_token = tokenizer.mask_token
     with pytest.raises(UserError, match="puts no CLS token first"):
         layer_entropies(model, tokenizer, ["a text"], MAX_TOKENS)
-
-
-def test_panel_counts_layers_from_one_and_marks_uniform_attention():
-    found = {
-        "two": LayerEntropies([1.0, 2.0], 3.5),
-        "three": LayerEntropies([1.5, 2.5, 0.5], 3.5),
-    }
-    panel = entropy_panel(found)
-    assert [line.label for line in panel.curves] == ["two", "three"]
-    np.testing.assert_array_equal(panel.curves[1].steps, [1, 2, 3])
-    np.testing.assert_array_equal(panel.curves[1].values, [1.5, 2.5, 0.5])
-    assert panel.reference == (3.5, "uniform attention")
-    # With tokenizers that cut otherwise, there is no one height.
-    other = {**found, "two": LayerEntropies([1.0, 2.0], 3.6)}
-    assert entropy_panel(other).reference is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.errors import UserError
-from papers.figures.neighbourhood import neighbourhood_recall, recall_panel
+from papers.figures.neighbourhood import neighbourhood_recall
 
 Rankings = dict[str, list[str]]
 
@@ -60,14 +60,3 @@ def test_a_query_that_stage_1_lacks_counts_as_not_found():
 def test_what_cannot_be_compared(stage1, stage2, says):
     with pytest.raises(UserError, match=says):
         neighbourhood_recall(stage1, stage2, 3)
-
-
-def test_panel_names_n_once_or_in_each_line():
-    recall = np.array([0.25, 0.5])
-    one = recall_panel({"bm25": {10: recall}, "dense": {10: recall}})
-    assert one.title.endswith("n = 10")
-    assert [line.label for line in one.curves] == ["bm25", "dense"]
-    two = recall_panel({"bm25": {10: recall, 50: recall / 2}})
-    assert [line.label for line in two.curves] == ["bm25, n = 10", "bm25, n = 50"]
-    np.testing.assert_array_equal(two.curves[1].steps, [1, 2])
-    np.testing.assert_array_equal(two.curves[1].values, [0.125, 0.25])

@@ -1,0 +1,87 @@
+"""One plot of a few lines, with title and legend, as a file."""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from cocondenser_jax.storage.files import new_file
+
+_DASHES = ("-", "--", ":")  # for lines beyond the colours
+_N_COLOURS = 10  # of matplotlib's
+_MARKED_UP_TO = 40  # points; more would hide the line
+_TWO_COLUMNS_UP_TO = 32  # characters of the longest name in the legend
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "cocondenser",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.alpha": 0.4,
+}
+
+
+def write_plot(
+    out: Path,
+    title: str,
+    lines: Mapping[str, Sequence[float]],
+    *,
+    x_label: str,
+    log_x: bool = False,
+    reference: tuple[float, str] | None = None,
+) -> None:
+    """Writes a plot as .png or .svg; equal numbers give equal files.
+
+    Args:
+      out: the file, whose ending says which.
+      title: what is plotted, with its unit.
+      lines: name → values at 1, 2, ... of the horizontal axis.
+      x_label: the name of the horizontal axis.
+      log_x: whether it is logarithmic.
+      reference: height and name of a dashed line.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        for index, (name, values) in enumerate(lines.items()):
+            axes.plot(
+                range(1, len(values) + 1),
+                values,
+                _DASHES[index // _N_COLOURS % len(_DASHES)],
+                label=name,
+                color=f"C{index % _N_COLOURS}",
+                marker="o" if len(values) <= _MARKED_UP_TO else "",
+                markersize=4,
+            )
+        if reference is not None:
+            height, name = reference
+            axes.axhline(height, label=name, color="black", linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(x_label)
+        if log_x:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+            axes.xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,g}"))
+        else:
+            axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6, integer=True))
+        longest = max(map(len, lines))
+        figure.legend(
+            title=title,
+            title_fontproperties={"weight": "bold"},
+            alignment="left",
+            loc="outside upper left",
+            ncols=1 if longest > _TWO_COLUMNS_UP_TO else 2,
+            frameon=False,
+        )
+        kind = out.suffix.removeprefix(".")
+        buffer = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
+    with new_file(out) as partial:
+        partial.write_bytes(buffer.getvalue())

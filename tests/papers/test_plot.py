@@ -1,0 +1,69 @@
+"""Plots as files: every point is drawn to scale, and named."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.errors import UserError
+from papers.figures.plot import write_plot
+
+
+def drawn_lines(svg):
+    """Returns the points [T, 2] of every unfilled path, by stroke."""
+    lines = {}
+    for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
+        style = dict(re.findall(r"([\w-]+): ([^;]+)", element.get("style", "")))
+        if style.get("fill") == "none" and "stroke" in style:
+            numbers = re.findall(r"-?[\d.]+", element.get("d", ""))
+            points = np.array(numbers, dtype=float).reshape(-1, 2)
+            lines.setdefault(style["stroke"], []).append(points)
+    return lines
+
+
+def test_every_point_is_drawn_to_scale_and_named(tmp_path):
+    k = np.arange(1, 61)
+    jagged = k + 9.0 * (k % 2)  # a running mean would show
+    other = 50.0 - 5.0 * (k % 3)
+    values = {"<jagged>": jagged.tolist(), "other": other.tolist()}
+    out = tmp_path / "new" / "plot.svg"
+    options = {"x_label": "depth", "log_x": True, "reference": (40, "level")}
+    write_plot(out, "recall", values, **options)
+    svg = out.read_text()
+    lines = drawn_lines(svg)
+    # Each has a second line of its colour, in the legend.
+    first, second = sorted((max(found, key=len) for found in lines.values()), key=len)[-2:]
+    per_decade = (first[-1, 0] - first[0, 0]) / np.log10(60)
+    per_unit = (first[-1, 1] - first[0, 1]) / (jagged[-1] - jagged[0])
+    assert per_unit < 0  # SVG counts downwards
+    for points, heights in ((first, jagged), (second, other)):
+        np.testing.assert_allclose(points[:, 0], first[0, 0] + per_decade * np.log10(k), atol=1e-4)
+        expected = first[0, 1] + per_unit * (heights - jagged[0])
+        np.testing.assert_allclose(points[:, 1], expected, atol=1e-4)
+    shown = "".join(ElementTree.fromstring(svg).itertext())
+    for text in ("recall", "<jagged>", "other", "level", "depth", "20", "50"):
+        assert text in shown
+    write_plot(tmp_path / "again.svg", "recall", values, **options)
+    assert (tmp_path / "again.svg").read_text() == svg
+
+
+def test_more_lines_than_colours_differ_in_their_dashes(tmp_path):
+    values = {f"{i}": [0, i, 2 * i] for i in range(12)}
+    write_plot(tmp_path / "plot.svg", "", values, x_label="")
+    styles = re.findall(
+        r'style="(fill: none; [^"]*stroke-width: 1\.5[^"]*)"', (tmp_path / "plot.svg").read_text()
+    )
+    assert len(set(styles)) == 12
+
+
+def test_a_png_is_one_and_nothing_else_is_left(tmp_path):
+    write_plot(tmp_path / "plot.png", "", {"a": [1.0, 2.0]}, x_label="")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*plot\.png"):
+        write_plot(tmp_path / "file" / "plot.png", "", {"a": [1.0]}, x_label="")

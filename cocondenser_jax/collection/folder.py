@@ -7,55 +7,57 @@ are there decide which, one by one, so corpus, queries and judgments may be of s
 import logging
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from cocondenser_jax.collection import layouts
-from cocondenser_jax.collection.layouts import Passage, matching_files
+from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_run
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name
+from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, plain_suffix
 
 logger = logging.getLogger(__name__)
 
+# Names of files, compressed or not, in the order in which they are looked for.
+_QUESTIONS = r"([^/]*-)?SPLIT(\.qa)?\.(csv|json)"
+_JUDGMENTS = (
+    r"qrels/SPLIT\.tsv",
+    r"qrels\.SPLIT\.tsv",
+    r"msmarco-docSPLIT-qrels\.tsv",
+    _QUESTIONS,
+)
+_QUERIES = (r"queries\.jsonl", r"queries\.SPLIT\.tsv", r"msmarco-docSPLIT-queries\.tsv")
+
 
 def passage_text(passage: Passage) -> str:
-    """Returns what encoders and BM25 read of a passage: the title, a space, the text."""
+    """Joins what encoders and BM25 read of a passage: the title, a space, the text."""
     return f"{passage.title} {passage.text}" if passage.title else passage.text
 
 
 def corpus_file(source: Path) -> Path:
-    """Returns the file of passages in a data folder; a file is returned as it is."""
-    return source if source.is_file() else _find(source, *PASSAGE_FILES)
+    """Finds the file of passages in a data folder; a file stands for itself."""
+    if source.is_file():
+        return source
+    patterns = [re.escape(name) for name in PASSAGE_FILES]
+    return _find(source, patterns, f"holds no {' or '.join(PASSAGE_FILES)}")[0]
 
 
 def judgments_file(folder: Path, split: str) -> Path:
-    """Returns the file of the judgments of a split.
+    """Finds the file of the judgments of a split.
 
     In DPR's layout, a split is the end of a file's name, long enough to be unique: `dev`, `nq-dev`
     or `biencoder-nq-dev`.
     """
-    _require_folder(folder)
-    ending = re.escape(split)
-    places = (
-        (folder / "qrels", rf"{ending}\.tsv"),
-        (folder, rf"qrels\.{ending}\.tsv"),
-        (folder, rf"msmarco-doc{ending}-qrels\.tsv"),
-        (folder, rf"(.*-)?{ending}(\.qa)?\.(csv|json)"),
-    )
-    for place, pattern in places:
-        if found := matching_files(place, pattern):
-            return _only(found, folder)
-    raise UserError(
-        f"{folder} has no judgments of split {split!r}: expected qrels/{split}.tsv, "
-        f"qrels.{split}.tsv or biencoder-NAME-{split}.json {layouts.COMPRESSIONS}"
-    )
+    names = f"qrels/{split}.tsv, qrels.{split}.tsv or biencoder-NAME-{split}.json"
+    lack = f"has no judgments of split {split!r}: expected {names}"
+    return _only(_find(folder, _JUDGMENTS, lack, split), folder)
 
 
 def split_files(folder: Path, split: str) -> dict[str, Path]:
-    """Returns what `read_corpus` and `read_split` read: the files of corpus, judgments, queries."""
+    """Finds the files that `read_corpus` and `read_split` read: corpus, judgments, queries."""
     judgments = judgments_file(folder, split)
     files = {"corpus": corpus_file(folder), "judgments": judgments}
-    if plain_name(judgments).endswith(".tsv"):  # other files hold their queries
+    if plain_suffix(judgments) == ".tsv":  # other files hold their queries
         files["queries"] = _queries_file(folder, split)
     return files
 
@@ -75,17 +77,11 @@ def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
         return read_split(source, split)[0]
     if source.is_file():
         return layouts.read_queries(source)
-    _require_folder(source)
-    if found := matching_files(source, r"queries\.jsonl"):
-        return layouts.read_queries(found[0])
-    if found := matching_files(source, r"(queries\..+|msmarco-doc.+-queries)\.tsv"):
-        return _joined_queries(found)
-    if found := matching_files(source, r".+\.(csv|json)"):
-        return layouts.read_queries(_only(found, source))
-    raise UserError(
-        f"{source} holds no queries.jsonl, queries.SPLIT.tsv or NAME-SPLIT.qa.csv "
-        f"{layouts.COMPRESSIONS}"
-    )
+    lack = "holds no queries.jsonl, queries.SPLIT.tsv or NAME-SPLIT.qa.csv"
+    found = _find(source, (*_QUERIES, _QUESTIONS), lack)
+    if plain_suffix(found[0]) in (".csv", ".json"):
+        found = [_only(found, source)]
+    return _joined_queries(found)
 
 
 def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
@@ -94,10 +90,10 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     A question file of DPR holds no judgments: its queries come with empty ones.
     """
     path = judgments_file(folder, split)
-    if plain_name(path).endswith(".json"):
+    if plain_suffix(path) == ".json":
         questions = layouts.read_training_file(path)
         return questions.queries, questions.qrels
-    if plain_name(path).endswith(".csv"):
+    if plain_suffix(path) == ".csv":
         queries = layouts.read_queries(path)
         return queries, {query: {} for query in queries}
     qrels = read_qrels(path)
@@ -140,11 +136,10 @@ def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list
       UserError: also if the source has nothing for these queries, or has a passage as relevant that
         `qrels` has not: it then belongs to other queries or judgments.
     """
-    name = plain_name(source)
     positives: Mapping[str, Iterable[str]] = {}
-    if name.endswith(".json"):
+    if plain_suffix(source) == ".json":
         _, positives, best = layouts.read_training_file(source)
-    elif name.endswith(".tsv") and "triples" in name:
+    elif plain_suffix(source) == ".tsv" and "triples" in source.name:
         positives, best = layouts.read_triples(source, depth)
     else:
         run = read_run(source)
@@ -180,7 +175,7 @@ def read_candidates(
         query: [passage for passage in best[query] if grades.get(passage, 0) <= 0]
         for query, grades in qrels.items()
     }
-    require_known_passages(candidates, passages, source)
+    require_known(chain.from_iterable(candidates.values()), passages, "passages", source)
     return candidates
 
 
@@ -199,21 +194,13 @@ def read_named(
     wanted = {passage for _, ids in named for results in ids.values() for passage in results}
     passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in wanted}
     for source, ids in named:
-        require_known_passages(ids, passages, source)
+        require_known(chain.from_iterable(ids.values()), passages, "passages", source)
     return passages
 
 
-def require_known_passages(
-    ids: Mapping[str, Iterable[str]], passages: Container[str], source: Path
-) -> None:
-    """Raises a UserError if a run or judgments name passages that the corpus does not have."""
-    named = {passage: None for results in ids.values() for passage in results}
-    require_known(named, passages, "passages", source)
-
-
 def require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:
-    """Raises a UserError if a run or judgments name queries or passages that are not known."""
-    unknown = [name for name in ids if name not in known]
+    """Raises a UserError if a file names queries or passages that are not known, `what`."""
+    unknown = list(dict.fromkeys(name for name in ids if name not in known))
     if unknown:
         raise UserError(
             f"{source} names {len(unknown)} {what} that the data does not have: "
@@ -221,24 +208,27 @@ def require_known(ids: Iterable[str], known: Container[str], what: str, source: 
         )
 
 
-def _require_folder(folder: Path) -> None:
+def _queries_file(folder: Path, split: str) -> Path:
+    lack = f"holds no queries.jsonl, queries.{split}.tsv or msmarco-doc{split}-queries.tsv"
+    return _find(folder, _QUERIES, lack, split)[0]
+
+
+def _find(folder: Path, patterns: Iterable[str], lack: str, split: str | None = None) -> list[Path]:
+    """Lists the files, of one split or all, that match the first of the patterns that any does."""
     if not folder.is_dir():
         wrong = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {wrong}: expected a folder of passages, queries and judgments")
-
-
-def _queries_file(folder: Path, split: str) -> Path:
-    documents = f"msmarco-doc{split}-queries.tsv"
-    return _find(folder, "queries.jsonl", f"queries.{split}.tsv", documents)
-
-
-def _find(folder: Path, *names: str) -> Path:
-    """Returns the first of the files that is there, plain or compressed."""
-    _require_folder(folder)
-    for name in names:
-        if found := matching_files(folder, re.escape(name)):
-            return found[0]
-    raise UserError(f"{folder} holds no {' or '.join(names)} {layouts.COMPRESSIONS}")
+    paths = sorted(p for p in (*folder.glob("*"), *folder.glob("qrels/*")) if p.is_file())
+    split_pattern = "[^/]+" if split is None else re.escape(split)
+    for pattern in patterns:
+        found: dict[str, Path] = {}
+        for path in paths:
+            name = f"{path.relative_to(folder).parent / plain_name(path)}"
+            if re.fullmatch(pattern.replace("SPLIT", split_pattern), name):
+                found.setdefault(name, path)  # the plain file, not its archive
+        if found:
+            return list(found.values())
+    raise UserError(f"{folder} {lack} (plain, .gz, .xz or .zst)")
 
 
 def _only(found: Sequence[Path], folder: Path) -> Path:

@@ -5,10 +5,7 @@ compressed (.gz, .xz, .zst). A question of DPR has no id: its number in the file
 """
 
 import ast
-import functools
 import json
-import logging
-import re
 import sys
 import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -23,13 +20,9 @@ from cocondenser_jax.storage.files import (
     read_json_items,
     without_surrogates,
 )
-from cocondenser_jax.storage.tables import plain_name, read_rows, split_fields
+from cocondenser_jax.storage.tables import plain_suffix, read_rows, split_fields
 
-logger = logging.getLogger(__name__)
-
-COMPRESSIONS = "(plain, .gz, .xz or .zst)"
 _IDS = ("_id", "id", "query_id")
-_DPR_QUESTION = ("question", "list of answers")
 
 
 class Passage(NamedTuple):
@@ -48,17 +41,11 @@ class TrainingFile(NamedTuple):
     negatives: dict[str, list[str]]
 
 
-def matching_files(folder: Path, pattern: str) -> list[Path]:
-    """Lists the files whose plain name matches a regular expression, each name once."""
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if re.fullmatch(pattern, plain_name(path)) and path.is_file():
-            found.setdefault(plain_name(path), path)
-    return list(found.values())
-
-
 def read_passages(path: Path) -> Iterator[Passage]:
-    """Yields the passages of a file, one at a time: of a .tsv as `tables` has it, else of jsonl.
+    """Yields the passages of a file, one at a time.
+
+    A .tsv is read as `tables` says, a .csv has the questions of DPR, any other file has one JSON
+    object a line: `_id` (or `id`), `text` and perhaps `title`.
 
     A document's URL goes before its title: encoders then read URL, title and body in this order,
     that of Xiong et al., "Approximate Nearest Neighbor Negative Contrastive Learning for Dense Text
@@ -66,15 +53,8 @@ def read_passages(path: Path) -> Iterator[Passage]:
     Multi-Stage Retrieval Pipeline" (arXiv 2101.08751), who put separators between them.
     """
     seen: set[str] = set()
-    lines = numbered_lines(path)
-    if plain_name(path).endswith(".tsv"):
-        found = (
-            (where, Passage(row["id"], f"{row['url']} {row['title']}".strip(), row["text"]))
-            for where, row in read_rows(path, lines)
-        )
-    else:
-        found = ((f"{path}:{n}", parse_passage(line, f"{path}:{n}")) for n, line in lines)
-    for where, passage in found:
+    for where, record in _read_records(path):
+        passage = _to_passage(record, where)
         _require_new(passage.id, seen, where)
         seen.add(passage.id)
         yield passage
@@ -82,35 +62,14 @@ def read_passages(path: Path) -> Iterator[Passage]:
         raise UserError(f"{path} is empty")
 
 
-def parse_passage(line: str | bytes, where: str) -> Passage:
-    """Reads a line of jsonl with `_id`, `title` and `text`; an error begins with `where`."""
-    record = _parse_named(line, where)
-    record["title"] = record.get("title") or ""
-    for field in ("_id", "text", "title"):
-        if not isinstance(_first_of(record, [field], where), str):
-            raise UserError(f"{where}: the field {field!r} must be a string")
-    return Passage(*(without_surrogates(record[field]) for field in ("_id", "title", "text")))
-
-
 def read_queries(path: Path) -> dict[str, str]:
-    """Reads the queries of a file: id → text."""
-    name = plain_name(path)
-    if name.endswith(".json"):
+    """Reads the queries of a file: id → text.
+
+    They are passages without a title (see `read_passages`), or in a .json file of DPR.
+    """
+    if plain_suffix(path) == ".json":
         return read_training_file(path).queries
-    queries: dict[str, str] = {}
-    for number, line in numbered_lines(path):
-        where = f"{path}:{number}"
-        if name.endswith(".csv"):
-            query, text = str(number - 1), split_fields(line, _DPR_QUESTION, where, is_csv=True)[0]
-        elif name.endswith(".tsv"):
-            query, text = split_fields(line, ("query", "text"), where)
-        else:
-            query, _, text = parse_passage(line, where)
-        _require_new(query, queries, where)
-        queries[query] = text
-    if not queries:
-        raise UserError(f"{path} is empty")
-    return queries
+    return {query.id: query.text for query in read_passages(path)}
 
 
 def read_answers(path: Path) -> dict[str, list[str]]:
@@ -120,27 +79,22 @@ def read_answers(path: Path) -> dict[str, list[str]]:
     has one JSON object a line: `_id` (or `id`, `query_id`) and `answers` (or `answer`), a list of
     strings.
     """
-    is_csv = plain_name(path).endswith(".csv")
     answers: dict[str, list[str]] = {}
-    for number, line in numbered_lines(path):
-        where = f"{path}:{number}"
-        if is_csv:
-            question: Any = str(number - 1)
-            found = _parse_list(split_fields(line, _DPR_QUESTION, where, is_csv=True)[1])
-        else:
-            record = _parse_named(line, where)
-            question = _first_of(record, _IDS, where)
-            found = _first_of(record, ("answers", "answer"), where)
-        if not isinstance(question, str):
-            raise UserError(f"{where}: the id must be a string")
+    for where, record in _read_records(path):
+        name = _read_id(record, where)
+        _require_new(name, answers, where)
+        found = _first_of(record, ("answers", "answer"), where)
         if not isinstance(found, list) or not all(isinstance(answer, str) for answer in found):
             raise UserError(f"{where}: the answers must be a list of strings")
-        question = without_surrogates(question)
-        _require_new(question, answers, where)
-        answers[question] = [without_surrogates(answer) for answer in found]
+        answers[name] = [without_surrogates(answer) for answer in found]
     if not any(answers.values()):
         raise UserError(f"{path} holds no answers")
     return answers
+
+
+def parse_passage(line: str | bytes, where: str) -> Passage:
+    """Reads a line of jsonl with an id, `text` and perhaps `title`; errors begin with `where`."""
+    return _to_passage(parse_object(line, where), where)
 
 
 def read_training_file(path: Path) -> TrainingFile:
@@ -194,14 +148,49 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
     return positives, {query: list(listed) for query, listed in negatives.items()}
 
 
-def _parse_named(line: str | bytes, where: str) -> dict[str, Any]:
-    """Reads an object; an id that is an integer is taken as a string."""
-    record = parse_object(line, where)
-    for name in _IDS:
-        if type(record.get(name)) is int:
-            _note_integers(where.rpartition(":")[0])
-            record[name] = str(record[name])
-    return record
+def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields "FILE:LINE" and the fields of each line."""
+    lines = numbered_lines(path)
+    suffix = plain_suffix(path)
+    if suffix == ".tsv":
+        for where, row in read_rows(path, lines):
+            yield where, row | {"title": f"{row['url']} {row['title']}".strip()}
+        return
+    for number, line in lines:
+        where = f"{path}:{number}"
+        if suffix == ".csv":
+            text, answers = split_fields(line, ("question", "list of answers"), where, is_csv=True)
+            yield where, {"_id": str(number - 1), "text": text, "answers": _parse_list(answers)}
+        else:
+            yield where, parse_object(line, where)
+
+
+def _to_passage(record: Mapping[str, Any], where: str) -> Passage:
+    name = _read_id(record, where)
+    title = record.get("title") or ""
+    text = _first_of(record, ("text",), where)
+    for field, value in (("title", title), ("text", text)):
+        if not isinstance(value, str):
+            raise UserError(f"{where}: the field {field!r} must be a string")
+    return Passage(name, without_surrogates(title), without_surrogates(text))
+
+
+def _require_new(name: str, known: Container[str], where: str) -> None:
+    if not name:
+        raise UserError(f"{where}: the id is empty")
+    require_run_id(name, where)
+    if name in known:
+        raise UserError(f"{where}: the id {name!r} occurs twice")
+
+
+def _read_id(record: Mapping[str, Any], where: str) -> str:
+    """Reads the id of a passage or a query; an integer is taken as a string."""
+    value = _first_of(record, _IDS, where)
+    if type(value) is int:
+        return str(value)
+    if not isinstance(value, str):
+        raise UserError(f"{where}: the id must be a string")
+    return without_surrogates(value)
 
 
 def _first_of(record: Mapping[str, Any], names: Sequence[str], where: str) -> Any:
@@ -209,11 +198,6 @@ def _first_of(record: Mapping[str, Any], names: Sequence[str], where: str) -> An
         if name in record:
             return record[name]
     raise UserError(f"{where}: the field {names[0]!r} is missing")
-
-
-@functools.cache  # once a file
-def _note_integers(path: str) -> None:
-    logger.info("%s: ids that are integers are taken as strings", path)
 
 
 def _parse_list(text: str) -> Any:
@@ -230,16 +214,8 @@ def _parse_list(text: str) -> Any:
         return None
 
 
-def _require_new(name: str, known: Container[str], where: str) -> None:
-    if not name:
-        raise UserError(f"{where}: the id is empty")
-    require_run_id(name, where)
-    if name in known:
-        raise UserError(f"{where}: the id {name!r} occurs twice")
-
-
 def _context_ids(contexts: Any, where: str) -> list[str]:
-    """Returns the ids of passages as DPR's files list them: NQ's and TriviaQA's fields differ."""
+    """Reads the ids of passages as DPR lists them; NQ's and TriviaQA's fields differ."""
     if not isinstance(contexts, list) or not all(isinstance(c, dict) for c in contexts):
         raise UserError(f"{where}: expected a list of objects")
     ids = [context.get("passage_id", context.get("psg_id")) for context in contexts]

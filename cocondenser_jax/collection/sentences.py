@@ -2,14 +2,26 @@
 
 import csv
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import numbered_lines, parse_object, without_surrogates
-from cocondenser_jax.storage.tables import plain_name
+from cocondenser_jax.storage.files import (
+    numbered_lines,
+    parse_object,
+    read_lines,
+    without_surrogates,
+)
+from cocondenser_jax.storage.tables import plain_suffix
 
 LABELS = ("contradiction", "entailment", "neutral")  # of a labelled pair
-_TRIPLET_HEADER = ["Sentence1", "Sentence2", "Sentence3"]
+_STS_COLUMNS = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
+_TRIPLET_COLUMNS = ("Sentence1", "Sentence2", "Sentence3")
+
+
+class _Tsv(csv.excel_tab):
+    quoting = csv.QUOTE_NONE
 
 
 def read_scored_pairs(path: Path) -> list[tuple[str, str, float]]:
@@ -21,20 +33,18 @@ def read_scored_pairs(path: Path) -> list[tuple[str, str, float]]:
       Two sentences, and how similar people find them, 0 to 5.
     """
     pairs = []
-    for number, line in numbered_lines(path):
-        fields = line.split("\t")
-        if len(fields) < 7:
+    for where, row in _read_rows(path, _Tsv, _STS_COLUMNS):
+        if row["sentence2"] is None:
             raise UserError(
-                f"{path}:{number}: expected at least 7 tab-separated fields (genre, file, year, "
-                f"id, score, two sentences), found {len(fields)}"
+                f"{where}: expected at least 7 tab-separated fields ({', '.join(_STS_COLUMNS)})"
             )
         try:
-            score = float(fields[4])
+            score = float(row["score"])
         except ValueError:
             score = math.nan
         if not 0 <= score <= 5:
-            raise UserError(f"{path}:{number}: expected a score of 0 to 5, not {fields[4]!r}")
-        pairs.append((fields[5], fields[6], score))
+            raise UserError(f"{where}: expected a score of 0 to 5, not {row['score']!r}")
+        pairs.append((row["sentence1"], row["sentence2"], score))
     if not pairs:
         raise UserError(f"{path} holds no pairs of sentences")
     return pairs
@@ -49,20 +59,12 @@ def read_triplets(path: Path) -> list[tuple[str, str, str]]:
     Returns:
       A sentence, one of the same section, and one of another section of the same article.
     """
-    rows = csv.DictReader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
     triplets = []
-    try:
-        header = rows.fieldnames or _TRIPLET_HEADER
-        if missing := [name for name in _TRIPLET_HEADER if name not in header]:
-            expected = ",".join(_TRIPLET_HEADER)
-            raise UserError(f"{path}: the header has no {', '.join(missing)}: expected {expected}")
-        for row in rows:
-            anchor, positive, negative = (row[name] for name in _TRIPLET_HEADER)
-            if None in (anchor, positive, negative):
-                raise UserError(f"{path}:{rows.line_num}: expected {len(header)} fields")
-            triplets.append((anchor, positive, negative))
-    except csv.Error as error:
-        raise UserError(f"{path}:{rows.line_num}: {error}") from error
+    for where, row in _read_rows(path):
+        anchor, positive, negative = (row.get(name) for name in _TRIPLET_COLUMNS)
+        if anchor is None or positive is None or negative is None:
+            raise UserError(f"{where}: expected the columns {', '.join(_TRIPLET_COLUMNS)}")
+        triplets.append((anchor, positive, negative))
     if not triplets:
         raise UserError(f"{path} holds no triplets")
     return triplets
@@ -77,29 +79,45 @@ def read_labelled_pairs(path: Path) -> list[tuple[str, str, int]]:
 
     Returns:
       Two sentences (`sentence1`, `sentence2`), and the number in `LABELS` of what the first says
-      about the second (`label`, in .jsonl `gold_label`).
+      about the second (`gold_label`, else `label`).
     """
-    pairs: list[tuple[str, str, int]] = []
-    lines, name = numbered_lines(path), "gold_label"
-    if is_tsv := plain_name(path).endswith(".tsv"):
-        columns, name = next(lines, (1, ""))[1].split("\t"), "label"
-    for number, line in lines:
-        where = f"{path}:{number}"
-        if is_tsv:
-            record = dict(zip(columns, line.split("\t"), strict=False))
-            if record.get("split") in ("dev", "test"):
-                continue
-        else:
-            record = parse_object(line, where)
-        first, second, label = (record.get(key) for key in ("sentence1", "sentence2", name))
-        if label == "-":
+    records = _read_rows(path, _Tsv) if plain_suffix(path) == ".tsv" else _read_objects(path)
+    pairs = []
+    for where, record in records:
+        first = record.get("sentence1")
+        second = record.get("sentence2")
+        label = record.get("gold_label", record.get("label"))
+        if label == "-" or record.get("split") in ("dev", "test"):
             continue
         if label not in LABELS or not isinstance(first, str) or not isinstance(second, str):
             raise UserError(
-                f"{where}: expected sentence1, sentence2 and {name}, one of {', '.join(LABELS)}"
+                f"{where}: expected sentence1, sentence2 and label or gold_label, one of "
+                f"{', '.join(LABELS)}"
             )
-        texts = without_surrogates(first), without_surrogates(second)
-        pairs.append((*texts, LABELS.index(label)))
+        number = LABELS.index(label)
+        pairs.append((without_surrogates(first), without_surrogates(second), number))
     if not pairs:
         raise UserError(f"{path} holds no pairs of sentences")
     return pairs
+
+
+def _read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in numbered_lines(path):
+        where = f"{path}:{number}"
+        yield where, parse_object(line, where)
+
+
+def _read_rows(
+    path: Path, dialect: type[csv.Dialect] = csv.excel, columns: Sequence[str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields "FILE:LINE" and the fields of each row; without `columns`, the first line is a header.
+
+    Fields that a row lacks are None.
+    """
+    lines = (f"{line}\n" for _, line in read_lines(path))
+    rows = csv.DictReader(lines, columns, dialect=dialect, strict=True)
+    try:
+        for row in rows:
+            yield f"{path}:{rows.line_num}", row
+    except csv.Error as error:
+        raise UserError(f"{path}:{rows.line_num}: {error}") from error

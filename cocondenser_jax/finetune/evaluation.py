@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
     read_split,
-    require_known_passages,
+    require_known,
     split_files,
     with_positives,
 )
@@ -56,7 +56,9 @@ class DevSearch(BaseEvaluator):
         folder = Path(settings.data)
         queries, qrels = read_split(folder, settings.eval_split)
         files = split_files(folder, settings.eval_split)
-        require_known_passages(qrels, data.passages, files["judgments"])
+        require_known(
+            chain.from_iterable(qrels.values()), data.passages, "passages", files["judgments"]
+        )
         data.files.update({f"eval_{name}": files[name] for name in files if name != "corpus"})
         relevant = with_positives(qrels)
         n_others = settings.eval_candidates

@@ -3,6 +3,7 @@
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from cocondenser_jax.collection.folder import (
     read_candidates,
     read_corpus,
     read_split,
-    require_known_passages,
+    require_known,
     split_files,
     with_positives,
 )
@@ -169,7 +170,7 @@ def read_training(settings: DataSettings, teacher_run: Path | None = None) -> Tr
     files = split_files(folder, settings.split)
     queries, qrels = read_split(folder, settings.split)
     passages = {p.id: passage_text(p) for p in read_corpus(folder)}
-    require_known_passages(qrels, passages, files["judgments"])
+    require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
     found = list(with_positives(qrels, settings.strict).items())
     drawn = sample(
         settings.train_queries,

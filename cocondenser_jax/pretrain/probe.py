@@ -141,7 +141,7 @@ def _open_search(
         key=lambda p: (p.id not in relevant, hashlib.sha256(p.id.encode()).digest()),
     )[::-1]
     ids = [passage.id for passage in passages]
-    collection.require_known_passages({split: relevant}, set(ids), source)
+    collection.require_known(relevant, set(ids), "passages", source)
     tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
     tokenizer.enable_truncation(config.data.length - 2)
     tokenizer.enable_padding(pad_id=store.pad_id)

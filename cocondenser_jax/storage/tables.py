@@ -27,20 +27,27 @@ csv.field_size_limit(MAX_LINE_BYTES)  # of the whole process; else 131,072 chara
 
 
 def plain_name(path: Path) -> str:
-    """Returns the name of a file without the suffix of its compression."""
+    """Drops the suffix of a compression from the name of a file."""
     return _COMPRESSED.sub("", path.name)
+
+
+def plain_suffix(path: Path) -> str:
+    """Finds the suffix that tells what is in a file, such as .tsv of a.tsv.gz."""
+    return Path(plain_name(path)).suffix
 
 
 def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of every numbered line with text."""
     columns: Sequence[str] = ()
+    is_csv = False
     for number, line in lines:
         where = f"{path}:{number}"
         if not line.strip():
             continue
         if not columns:
             columns = line.replace('"', "").split("\t", 100)
-            if is_csv := {"id", "text"} <= {*columns}:
+            is_csv = "id" in columns and "text" in columns
+            if is_csv:
                 continue
             if len(columns) not in _COLUMNS:
                 raise UserError(
@@ -48,7 +55,8 @@ def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[st
                     f"header with id and text, separated by tabs, found {len(columns)} fields"
                 )
             columns = _COLUMNS[len(columns)]
-        found = dict(zip(columns, split_fields(line, columns, where, is_csv), strict=True))
+        fields = split_fields(line, columns, where, is_csv)
+        found = dict(zip(columns, fields, strict=True))
         yield where, {name: found.get(name, "") for name in _FIELDS}
 
 

@@ -13,7 +13,7 @@ from cocondenser_jax.collection.folder import (
     read_corpus,
     read_queries,
     read_split,
-    require_known_passages,
+    require_known,
     with_positives,
 )
 from cocondenser_jax.errors import UserError
@@ -46,7 +46,7 @@ def test_corpus_in_every_compression(tmp_path, suffix, compress):
         (b'{"_id": "d2", "text": \n', "corpus.jsonl:2 is not valid JSON"),
         (b'{"_id": "d2", "text": "\xff"}\n', "corpus.jsonl:2: not UTF-8"),
         (b'{"_id": "d2"}\n', "corpus.jsonl:2: the field 'text' is missing"),
-        (b'{"_id": true, "text": "x"}\n', "corpus.jsonl:2: the field '_id' must be a string"),
+        (b'{"_id": true, "text": "x"}\n', "corpus.jsonl:2: the id must be a string"),
         (b'{"_id": "d 2", "text": "x"}\n', "corpus.jsonl:2: the id 'd 2' has white space"),
         (b'{"_id": "d\\u00002", "text": "x"}\n', "corpus.jsonl:2: the id .* zero byte"),
         (b'{"_id": "d2", "text": null}\n', "corpus.jsonl:2: the field 'text' must be a string"),
@@ -112,4 +112,4 @@ def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
 
 def test_unknown_passages_are_counted(tmp_path):
     with pytest.raises(UserError, match=r"qrels.tsv names 2 passages .*: x, y$"):
-        require_known_passages({"q": {"a": 1, "x": 1, "y": 0}}, {"a": ""}, "qrels.tsv")
+        require_known(["a", "x", "y", "x"], {"a": ""}, "passages", "qrels.tsv")

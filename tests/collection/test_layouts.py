@@ -202,6 +202,11 @@ def test_queries_of_all_splits_are_joined(tmp_path):
     (tmp_path / "qrels.dev.small.tsv").write_text("2 0 d1 1\n")
     assert read_queries(tmp_path) == {"1": "one", "2": "two"}
     assert read_split(tmp_path, "dev.small") == ({"2": "two"}, {"2": {"d1": 1}})
+    # A dot of a split's name is a dot.
+    for name in ("queries.dev-small.tsv", "qrels.dev-small.tsv"):
+        (tmp_path / name).write_text("not read\n")
+    assert read_split(tmp_path, "dev.small") == ({"2": "two"}, {"2": {"d1": 1}})
+    (tmp_path / "queries.dev-small.tsv").unlink()
     (tmp_path / "queries.eval.tsv").write_text("1\tanother\n")
     with pytest.raises(UserError, match=r"query 1 has another text"):
         read_queries(tmp_path)
@@ -231,7 +236,7 @@ def test_bad_passages_are_named(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("queries.a.tsv", "1\tx\n2\n", r":2: expected 2 .* \(query, text\), found 1"),
+        ("queries.a.tsv", "1\tx\n2\n", r":2: expected 2 .* \(id, text\), found 1"),
         ("queries.a.tsv", "1\tx\n1\tx\n", ":2: the id '1' occurs twice"),
         ("queries.a.tsv", "\n", "queries.a.tsv is empty"),
         ("nq-a.qa.csv", "who\n", r":1: expected 2 .* \(question, list of answers\), found 1"),
@@ -287,18 +292,21 @@ def test_a_plain_file_goes_before_its_archive(tmp_path):
     assert read_queries(tmp_path) == {"0": "plain"}
 
 
-def test_ids_that_are_integers_are_taken_as_strings(tmp_path, caplog):
+def test_ids_that_are_integers_are_taken_as_strings(tmp_path):
     lines = [{"_id": 7, "text": "a"}, {"_id": 10**30, "text": "b"}, {"_id": "x", "text": "c"}]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "answers.jsonl").write_text('{"_id": 7, "answers": ["a"]}\n')
-    with caplog.at_level("INFO"):
-        for _ in range(2):
-            found = [passage.id for passage in read_corpus(tmp_path)]
+    found = [passage.id for passage in read_corpus(tmp_path)]
     assert found == ["7", str(10**30), "x"]
     assert layouts.read_queries(tmp_path / "corpus.jsonl") == dict(zip(found, "abc", strict=True))
     assert layouts.read_answers(tmp_path / "answers.jsonl") == {"7": ["a"]}
-    (note,) = [message for message in caplog.messages if "corpus.jsonl" in message]
-    assert note.endswith("corpus.jsonl: ids that are integers are taken as strings")
+
+
+def test_queries_are_read_as_passages_are(tmp_path):
+    (tmp_path / "queries.train.tsv").write_text("text\tyear\tid\nwho asks\t1953\tq1\n")
+    assert layouts.read_queries(tmp_path / "queries.train.tsv") == {"q1": "who asks"}
+    (tmp_path / "queries.jsonl").write_text('{"id": "q1", "text": "who asks", "title": null}\n')
+    assert layouts.read_queries(tmp_path / "queries.jsonl") == {"q1": "who asks"}
 
 
 @pytest.mark.parametrize(

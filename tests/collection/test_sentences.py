@@ -25,7 +25,7 @@ def test_pairs_are_read_with_quotes_and_further_columns(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a\tb\tc\td\t1.0\tone", r"sts.csv:1: expected at least 7 tab-separated .*, found 6"),
+        ("a\tb\tc\td\t1.0\tone", r"sts.csv:1: expected at least 7 tab-separated .*score"),
         ("a\tb\tc\td\t5.1\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not '5.1'"),
         ("a\tb\tc\td\thigh\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not 'high'"),
         ("a\tb\tc\td\tnan\tone\ttwo", r"sts.csv:1: expected a score of 0 to 5, not 'nan'"),
@@ -50,8 +50,8 @@ def test_triplets_are_read_by_the_names_of_their_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Sentence1,Sentence2\na,b\n", "the header has no Sentence3: expected Sentence1,"),
-        ("Sentence1,Sentence2,Sentence3\na,b,c\na,b\n", ":3: expected 3 fields"),
+        ("Sentence1,Sentence2\na,b\n", "triplets.csv:2: expected the columns Sentence1,"),
+        ("Sentence1,Sentence2,Sentence3\na,b,c\n\na,b\n", ":4: expected the columns Sentence1,"),
         ('Sentence1,Sentence2,Sentence3\na,"b,c\n', "triplets.csv:"),
         ("Sentence1,Sentence2,Sentence3\n", "holds no triplets"),
         ("", "holds no triplets"),
@@ -93,12 +93,20 @@ def test_labelled_pairs_without_a_label_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x.tsv", f"{HEAD}\ntrain\ta\tb\tone\ttwo\n", "x.tsv:2: expected sentence1, .* label, one"),
+        (
+            "x.tsv",
+            f"{HEAD}\ntrain\ta\tb\tone\ttwo\n",
+            "x.tsv:2: expected sentence1, .* label or gold_label, one",
+        ),
         ("x.tsv", f"{HEAD}\ntrain\ta\tb\tone\ttwo\tyes", "one of contradiction, entailment, n"),
         ("x.tsv", "one\ttwo\tthree\nfour\tfive\tsix\n", "x.tsv:2: expected sentence1"),
         ("x.tsv", HEAD, "holds no pairs of sentences"),
         ("x.jsonl", '{"gold_label": "neutral", "sentence1": 3, "sentence2": ""}', "x.jsonl:1: exp"),
-        ("x.jsonl", '{"label": "neutral", "sentence1": "a", "sentence2": "b"}', "gold_label, one"),
+        (
+            "x.jsonl",
+            '{"gold_label": "no", "label": "neutral", "sentence1": "a", "sentence2": "b"}',
+            "one of c",
+        ),
         ("x.jsonl", "[]", "x.jsonl:1: expected a JSON object"),
     ],
 )

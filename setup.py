@@ -15,7 +15,6 @@ PRETRAIN = [
     "jax>=0.10",
     "flax>=0.12",
     "optax>=0.2.8",
-    "orbax-checkpoint>=0.12",
     "grain>=0.2.18",
 ]
 RETRIEVAL = [

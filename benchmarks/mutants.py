@@ -39,7 +39,7 @@ MODULES = "model pretrain corpus convert collection finetune retrieval evaluatio
 # They import nothing of the package: a fork gives them to each mutant, which saves 20 seconds. Not
 # so bm25s (0.3.16), which starts JAX's threads: its locks would stay locked in the child.
 LIBRARIES = (
-    "tests.conftest flax.linen optax orbax.checkpoint grain torch transformers"
+    "tests.conftest flax.linen optax grain torch transformers"
     " sentence_transformers datasets faiss ir_measures hypothesis scipy.stats"
 ).split()
 LIMIT = 1800  # seconds for all tests of a file; each test has its own limit

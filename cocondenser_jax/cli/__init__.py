@@ -25,7 +25,7 @@ from cocondenser_jax.cli.flags import LogFormatter, Parser
 from cocondenser_jax.errors import UserError, name_extra
 
 # Libraries whose INFO messages no user asked for.
-_QUIET = "datasets faiss httpx jax orbax sentence_transformers".split()
+_QUIET = "datasets faiss httpx jax sentence_transformers".split()
 
 # What an operating system answers that its user can change.
 _FIXABLE = {
@@ -55,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Orbax raises the errors that it logs, and only warns of some of what it could not do.
-    logging.getLogger("absl").addFilter(lambda record: record.levelno == logging.WARNING)
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except UserError as error:

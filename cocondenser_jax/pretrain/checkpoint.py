@@ -1,7 +1,11 @@
 """A run folder: what the run decided (`run.json`) and its checkpoints.
 
-docs/architecture.md lists its files. A checkpoint is a folder of Orbax's files and their checksums
-for each of parameters and optimizer state.
+docs/architecture.md lists its files. A checkpoint is a folder `checkpoints/<step>`:
+
+    params.safetensors     the parameters
+    optimizer.safetensors  the state of the optimizer; absent in a converted model
+    state.json             the step, how many steps were skipped, what the probe measured after it
+    sha256.json            the checksums of the others
 """
 
 import contextlib
@@ -9,7 +13,7 @@ import importlib.metadata
 import logging
 import math
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,20 +21,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax.corpus.batches import source_shares
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import batch_spec
-from cocondenser_jax.pretrain.nonfinite import count_batches
 from cocondenser_jax.pretrain.step import TrainState, initial_params
 from cocondenser_jax.storage.files import new_folder, read_object, write_json
-from cocondenser_jax.storage.metrics import logged_lines
-from cocondenser_jax.storage.paths import plain_path
 from cocondenser_jax.storage.runs import (
     newest_intact,
     numbered_folders,
@@ -41,7 +43,7 @@ from cocondenser_jax.storage.runs import (
 
 logger = logging.getLogger(__name__)
 
-LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "grain", "numpy")
 # What may differ when a run resumes: it changes how the run is computed or stored, not what.
 FREE_SETTINGS = (
     "config.train.chunk_size",
@@ -60,13 +62,17 @@ FREE_SETTINGS = (
 DEFAULT_METRICS = ("ndcg_at_10", "partner_mrr", "mlm_loss")
 
 
+# Of a step: what the probe measured, by the names that are logged.
+ProbeValues = Mapping[str, float]
+_STATE = "state.json"
+
+
 class BestProbe(NamedTuple):
     """The best of a run's probes, the first of those that are equal."""
 
     step: int
     metric: str
     value: float
-    n_later: int  # probes after it
 
 
 def open_run(
@@ -109,21 +115,21 @@ def started_model(workdir: Path) -> ModelConfig | None:
 
 @contextlib.contextmanager
 def checkpoint_writer(
-    workdir: Path, *, keep: int, keep_every: int
-) -> Iterator[Callable[[TrainState], None]]:
-    """Yields a function that saves a state under its step, in the background.
+    workdir: Path, *, keep: int, keep_every: int, metric: str
+) -> Iterator[Callable[[TrainState, ProbeValues], None]]:
+    """Yields a function that saves a state and its probe under its step, in the background.
 
     It does nothing where that step is saved already. An earlier checkpoint is deleted when its
     successor is complete on the disk, not before. The latest `keep` stay, those of multiples of
-    `keep_every` (0: none), and that of the best probe.
+    `keep_every` (0: none), and that of the best probe by `metric`.
 
     Raises:
       UserError: when the next state is saved, or at the end, if the last one could not be.
     """
 
-    def write(step: int, items: dict[str, Any]) -> None:
-        _write(workdir, step, items)
-        best = best_probe(workdir)
+    def write(arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
+        _write(workdir, arrays, facts)
+        best = best_probe(saved_probes(workdir), metric)
         for earlier, folder in list(_checkpoints(workdir).items())[:-keep]:
             is_multiple = keep_every and earlier % keep_every == 0
             if not is_multiple and not (best and earlier == best.step):
@@ -132,14 +138,18 @@ def checkpoint_writer(
     with ThreadPoolExecutor(1) as pool:
         last = pool.submit(_remove_unfinished, workdir)
 
-        def save(state: TrainState) -> None:
+        def save(state: TrainState, probed: ProbeValues) -> None:
             nonlocal last
             last.result()
             step = int(state.step)
             if step not in _checkpoints(workdir):
-                items = {"params": state.params, "optimizer": state.optimizer_state}
                 # Copied, for the next step overwrites the state.
-                last = pool.submit(write, step, jax.tree.map(np.array, items))
+                arrays = {
+                    "params": named_arrays(state.params),
+                    "optimizer": named_arrays(state.optimizer_state),
+                }
+                facts = {"step": step, "skipped": int(state.skipped), "probe": dict(probed)}
+                last = pool.submit(write, arrays, facts)
 
         yield save
         last.result()
@@ -151,27 +161,27 @@ def _remove_unfinished(workdir: Path) -> None:
         shutil.rmtree(folder)
 
 
-def best_probe(workdir: Path, steps: Container[int] | None = None) -> BestProbe | None:
-    """Returns the best probe that a run has logged, by its `probe.metric`; None without any.
+def saved_probes(workdir: Path) -> dict[int, ProbeValues]:
+    """Returns what the probe measured of each checkpoint that is there, by step."""
+    probes = {}
+    for step, folder in _checkpoints(workdir).items():
+        with contextlib.suppress(UserError, KeyError):  # it is damaged: no other command needs it
+            probes[step] = read_object(folder / _STATE)["probe"]
+    return probes
 
-    Only those of these steps count, or of the checkpoints that are there.
+
+def best_probe(probes: Mapping[int, ProbeValues], metric: str) -> BestProbe | None:
+    """Returns the best of some steps' probes; None if none has a finite value of the metric.
+
+    The metric "" is the first of DEFAULT_METRICS that was measured.
     """
-    log = workdir / "metrics.jsonl"
-    if not log.exists():
-        return None
-    logged = [values for _, values in logged_lines(log)]
-    try:
-        asked = read_object(workdir / "run.json")["config"]["probe"]["metric"]
-    except (KeyError, TypeError):  # another version's, or a model that was converted
-        return None
-    steps = _checkpoints(workdir) if steps is None else steps
-    for metric in [asked] if asked else DEFAULT_METRICS:
-        sign, name = -1 if metric == "mlm_loss" else 1, f"probe/{metric}"  # less is better
-        probes = {int(x["step"]): x[name] for x in logged if math.isfinite(x.get(name, math.nan))}
-        if saved := [step for step in probes if step in steps]:
-            step = max(saved, key=lambda step: (sign * probes[step], -step))
-            n_later = sum(later > step for later in probes)
-            return BestProbe(step, metric, probes[step], n_later)
+    for name in [metric] if metric else DEFAULT_METRICS:
+        sign = -1 if name == "mlm_loss" else 1  # less is better
+        values = {step: x[f"probe/{name}"] for step, x in probes.items() if f"probe/{name}" in x}
+        finite = [step for step, value in sorted(values.items()) if math.isfinite(value)]
+        if finite:
+            step = max(finite, key=lambda step: sign * values[step])
+            return BestProbe(step, name, values[step])
     return None
 
 
@@ -180,16 +190,14 @@ def restore_latest(workdir: Path, like: TrainState) -> TrainState:
 
     Later ones that are damaged are moved out of the way, to `damaged/` in the run folder.
     """
-    items = {"params": like.params, "optimizer": like.optimizer_state}
     checkpoints = _checkpoints(workdir)
-    step, restored = newest_intact(checkpoints, lambda folder: _restore(folder, items))
+    step, state = newest_intact(checkpoints, lambda folder: _read_state(folder, like))
     for later in (folder for number, folder in checkpoints.items() if number > step):
         aside = workdir / "damaged" / later.name
         shutil.rmtree(aside, ignore_errors=True)
         aside.parent.mkdir(exist_ok=True)
         later.rename(aside)
-    counts = jnp.int32(step), jnp.int32(count_batches(workdir, step))
-    return TrainState(counts[0], restored["params"], restored["optimizer"], counts[1])
+    return state
 
 
 def load_run(
@@ -208,17 +216,17 @@ def load_run(
     checkpoints = _checkpoints(workdir)
     if not checkpoints:
         raise UserError(f"{workdir} holds no checkpoint yet")
-    if step == "best" and (best := best_probe(workdir)):
+    if step == "best" and (best := best_probe(saved_probes(workdir), _probe_metric(run))):
         step = best.step
     if step is not None and step not in checkpoints:
         there = ", ".join(map(str, checkpoints))
         raise UserError(f"{workdir} has no checkpoint {step}; it has {there}")
-    like = {"params": jax.eval_shape(lambda: initial_params(model_config, 0))}
+    like = jax.eval_shape(lambda: initial_params(model_config, 0))
     if step is None:
-        step, restored = newest_intact(checkpoints, lambda folder: _restore(folder, like))
+        step, params = newest_intact(checkpoints, lambda folder: _read_params(folder, like))
     else:
-        restored = _restore(checkpoints[int(step)], like)
-    return model_config, restored["params"], {**run, "step": step}
+        params = _read_params(checkpoints[int(step)], like)
+    return model_config, params, {**run, "step": step}
 
 
 def save_converted(
@@ -228,56 +236,75 @@ def save_converted(
     with new_folder(out) as folder:
         (folder / "tokenizer").mkdir()
         save_tokenizer(tokenizer, folder / "tokenizer", model_config.max_length)
-        _write(folder, 0, {"params": params})
+        _write(folder, {"params": named_arrays(params)}, {"step": 0})
         write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
 
 
-def _restore(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
-    """Reads items of an intact checkpoint as NumPy arrays of the shapes of `like`."""
-    for item in like:
-        require_intact(folder / item)
-    # Orbax restores into what it is shown: NumPy arrays give NumPy arrays.
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+def named_arrays(tree: Any) -> dict[str, np.ndarray]:
+    """Copies the arrays of a tree, by their paths in it: `layer_0/query/kernel`, `1/0/mu/...`."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    # In C's order: safetensors (0.8) writes the memory as it lies.
+    return {_path_name(path): np.array(leaf, order="C") for path, leaf in paths}
+
+
+def restore_tree(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
+    """Returns the tree whose `named_arrays` these are; `like` has its structure and shapes.
+
+    Raises:
+      UserError: if names, shapes or types of numbers are not those of `like`.
+    """
+    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    wanted = {_path_name(path): (leaf.shape, np.dtype(leaf.dtype)) for path, leaf in paths}
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    if found != wanted:
+        names = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+        raise UserError(f"missing, unexpected or of another shape: {first_three(names)}")
+    return jax.tree.unflatten(structure, [arrays[name] for name in wanted])
+
+
+def _path_name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _read_state(folder: Path, like: TrainState) -> TrainState:
+    """Reads a checkpoint, whole, as NumPy arrays of the shapes of `like`."""
+    params = _read_params(folder, like.params)
+    optimizer_state = _read_arrays(folder, "optimizer", like.optimizer_state)
+    facts = read_object(folder / _STATE)
+    return TrainState(
+        jnp.int32(facts["step"]), params, optimizer_state, jnp.int32(facts["skipped"])
+    )
+
+
+def _read_params(folder: Path, like: Any) -> Any:
+    """Reads the parameters of a checkpoint, and checks all its files."""
+    require_intact(folder)
+    return _read_arrays(folder, "params", like)
+
+
+def _read_arrays(folder: Path, name: str, like: Any) -> Any:
     try:
-        with plain_path(folder) as plain:
-            restored = {
-                item: _orbax().restore(plain / item, args=ocp.args.PyTreeRestore(item=tree))
-                for item, tree in zeros.items()
-            }
-        if jax.tree.map(np.shape, restored) != jax.tree.map(np.shape, zeros):
-            raise ValueError("its arrays have other shapes than those of the model")
-        return restored
-    except (OSError, ValueError, KeyError, TypeError) as error:  # Orbax's and TensorStore's
-        raise UserError(f"{folder} is damaged ({first_line(error)})") from error
+        return restore_tree(load_file(folder / f"{name}.safetensors"), like)
+    except (OSError, SafetensorError, UserError) as error:
+        raise UserError(f"{folder} is damaged ({name}: {first_line(error)})") from error
 
 
-def _write(workdir: Path, step: int, items: dict[str, Any]) -> None:
-    """Writes the arrays of trees as a checkpoint, whole or not at all."""
+def _write(
+    workdir: Path, arrays: Mapping[str, dict[str, np.ndarray]], facts: Mapping[str, Any]
+) -> None:
+    """Writes arrays by file and name, and facts, as the checkpoint of a step, whole or not."""
     checkpoints = workdir / "checkpoints"
     try:
-        with new_folder(checkpoints / str(step)) as folder:
-            for item, tree in items.items():
-                (folder / item).mkdir()
-                arrays = jax.tree.map(np.asarray, tree)
-                _orbax().save(folder / item, args=ocp.args.PyTreeSave(arrays))
-                write_checksums(folder / item)
-    except (OSError, ValueError, UserError) as error:
+        with new_folder(checkpoints / str(facts["step"])) as folder:
+            for name, tensors in arrays.items():
+                save_file(tensors, folder / f"{name}.safetensors")
+            write_json(folder / _STATE, facts)
+            write_checksums(folder)
+    except (OSError, SafetensorError, UserError) as error:
         raise UserError(
             f"cannot save a checkpoint in {checkpoints}: {first_line(error)}; earlier ones are"
             " unchanged"
         ) from error
-
-
-def _orbax() -> ocp.PyTreeCheckpointHandler:
-    """Returns what writes and reads a tree of arrays, on one host that waits for no other.
-
-    Without OCDBT, whose merged files Orbax (0.12.8) does not write where a path holds `[`.
-    """
-    host = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=host, active_processes={host}, barrier_sync_key_prefix=f"host{host}"
-    )
-    return ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone)
 
 
 def _checkpoints(workdir: Path) -> dict[int, Path]:
@@ -293,3 +320,11 @@ def _read_run(workdir: Path) -> tuple[ModelConfig, dict[str, Any]]:
         return ModelConfig(**run["model"]), run
     except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{path} is damaged: it lacks the shape of a model ({error})") from error
+
+
+def _probe_metric(run: Mapping[str, Any]) -> str:
+    """Returns what a run compares its probes by; "" for a model that was converted."""
+    try:
+        return str(run["config"]["probe"]["metric"])
+    except (KeyError, TypeError):
+        return ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
@@ -83,10 +84,13 @@ def _train(
         if hosts.is_first():
             checkpoint.open_run(workdir, config, model_config, store)
             keep, keep_every = config.checkpoint.keep, config.checkpoint.keep_every
-            writer = checkpoint.checkpoint_writer(workdir, keep=keep, keep_every=keep_every)
+            writer = checkpoint.checkpoint_writer(
+                workdir, keep=keep, keep_every=keep_every, metric=config.probe.metric
+            )
             save = stack.enter_context(writer)
         state = _initial_or_restored(model_config, settings, params, workdir)
         first_step, n_skipped = int(state.step), int(state.skipped)
+        probes = checkpoint.saved_probes(workdir) if hosts.is_first() else {}
         batches = read_batches(
             store,
             spec,
@@ -143,22 +147,24 @@ def _train(
                     unread = None
                 if probed and log is not None:
                     log(step, probed)
-                    best = checkpoint.best_probe(workdir, range(step + 1))
+                    probes[step] = probed
+                    best = checkpoint.best_probe(probes, config.probe.metric)
                     is_saved |= best is not None and best.step == step
                 if is_saved and save is not None:
-                    save(state)
+                    save(state, probed)
                 bar.update()
                 if stopped:
                     break
         except NonFiniteError:
             if save is not None:
-                save(state)
+                # Without the step that was one too many: the same command reaches it again.
+                save(state._replace(skipped=jnp.int32(settings.skip_nonfinite)), {})
             raise
     if stopped:
         logger.info("%s: stopped and saved after step %d", workdir, step)
         raise SystemExit(0)
-    if hosts.is_first() and (best := checkpoint.best_probe(workdir)):
-        trend = f"none of {best.n_later} later ones was better" if best.n_later else "still rising"
+    if best := checkpoint.best_probe(probes, config.probe.metric):
+        trend = "still rising" if best.step == n_steps else "no later one was better"
         at = f"step {best.step:,} of {n_steps:,}, {best.metric} {best.value:.4g}"
         logger.info("%s: best probe: %s; %s", workdir, at, trend)
 

@@ -1,7 +1,6 @@
 """Steps whose loss or gradient is not finite: `step.py` leaves them out, here they are reported.
 
-`nonfinite-<step>.npz` in the run folder holds the batch of such a step. The number of these files
-up to a step is the number of steps that the run has left out, so it survives an interruption.
+`nonfinite-<step>.npz` in the run folder holds the batch of such a step.
 """
 
 import logging
@@ -57,11 +56,3 @@ def report_step(
             f" (config.train.skip_nonfinite is {skip_nonfinite})"
         )
     logger.warning("%s; left out, %d of at most %d", message, n_skipped, skip_nonfinite)
-
-
-def count_batches(workdir: Path, step: int) -> int:
-    """Returns how many steps up to `step` were not finite, and forgets the later ones."""
-    paths = {int(path.stem.partition("-")[2]): path for path in workdir.glob("nonfinite-*.npz")}
-    for later in [number for number in paths if number > step]:
-        paths.pop(later).unlink()
-    return len(paths)

@@ -11,7 +11,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
@@ -33,12 +35,12 @@ def state_of(step):
     """A state that shows its step, of arrays that fill a file of some kilobytes."""
     values = np.random.default_rng(step).normal(size=(40, 50)).astype(np.float32)
     w, m = {"w": values}, {"m": values + 1}
-    return TrainState(np.int32(step), w, m, np.int32(0))  # type: ignore[arg-type]
+    return TrainState(np.int32(step), w, m, np.int32(1))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def settings():
-    return {"keep": 3, "keep_every": 0}
+    return {"keep": 3, "keep_every": 0, "metric": ""}
 
 
 @pytest.fixture
@@ -50,42 +52,42 @@ def run(tmp_path, settings):
 def save_all(run, settings, steps):
     with checkpoint.checkpoint_writer(run, **settings) as save:
         for step in steps:
-            save(state_of(step))
-
-
-def largest(folder):
-    return max(
-        (path for path in folder.rglob("*") if path.is_file()), key=lambda x: x.stat().st_size
-    )
+            save(state_of(step), {})
 
 
 def flip_a_bit(folder):
-    path = largest(folder / "params")
+    path = folder / "params.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
 def truncate(folder):
-    path = largest(folder / "optimizer")
+    path = folder / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
 
 
 def lose_a_file(folder):
-    largest(folder / "params").unlink()
+    (folder / "params.safetensors").unlink()
 
 
 def spoil_the_checksums(folder):
-    (folder / "params" / "sha256.json").write_text('{"params/')
+    (folder / "sha256.json").write_text('{"params')
 
 
 def half_deleted_without_checksums(folder):
-    (folder / "params" / "sha256.json").unlink()
-    shutil.rmtree(folder / "params" / "w")
+    (folder / "sha256.json").unlink()
+    (folder / "optimizer.safetensors").unlink()
+
+
+def forget_a_skipped_step(folder):
+    path = folder / "state.json"
+    path.write_text(path.read_text().replace('"skipped": 1', '"skipped": 0'))
 
 
 DAMAGES = (
     flip_a_bit, truncate, lose_a_file, spoil_the_checksums, half_deleted_without_checksums,
+    forget_a_skipped_step,
 )  # fmt: skip
 
 
@@ -110,7 +112,7 @@ def test_the_newest_intact_checkpoint_is_used(
     with caplog.at_level(logging.WARNING, logger="cocondenser_jax"):
         assert_state(restored(run), 4)
     (line,) = (r.getMessage() for r in caplog.records if r.name.startswith("cocondenser_jax"))
-    assert f"{run}/checkpoints/6/" in line
+    assert f"{run}/checkpoints/6 is damaged (" in line
     assert "\n" not in line
     # It was put aside, not deleted; its step is saved again; and it may turn out damaged again.
     for _ in range(2):
@@ -138,14 +140,14 @@ def test_damage_by_command_line(config, tmp_path, capsys):
     run, store = tmp_path / "run", open_store(Path(config.data.store))
     model_config = scratch_model(config.model, store)
     checkpoint.open_run(run, config, model_config, store)
-    with checkpoint.checkpoint_writer(run, keep=2, keep_every=0) as save:
+    with checkpoint.checkpoint_writer(run, keep=2, keep_every=0, metric="") as save:
         state = initial_state(initial_params(model_config, 0), step_settings(config, 6).optimizer)
         for step in (2, 4):
-            save(state._replace(step=jnp.int32(step)))
+            save(state._replace(step=jnp.int32(step)), {})
 
     flip_a_bit(run / "checkpoints" / "4")
     assert main(["convert", f"--checkpoint={run}", "--step=4", f"--out={tmp_path}/model"]) == 2
-    assert "checkpoints/4/params is damaged (" in capsys.readouterr().err
+    assert "checkpoints/4 is damaged (" in capsys.readouterr().err
     assert checkpoint.load_run(run)[2]["step"] == 2
     flip_a_bit(run / "checkpoints" / "2")
     files = sorted(run.rglob("*"))
@@ -157,7 +159,7 @@ def test_damage_by_command_line(config, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "name",
-    ["runs[1]", "run*", "run?", r"a\b", "a\nb", "'\"", "--out=x", "%41#$ é", "x" * 200, "a\udcff"],
+    ["runs[1]", "run*", "run?", r"a\b", "a\nb", "'\"", "--out=x", "%41#$ é", "x" * 200, "Größe 🙂"],
 )
 def test_a_run_is_read_back_whatever_its_path(tmp_path, settings, name):
     run = tmp_path / name / "run"
@@ -166,14 +168,49 @@ def test_a_run_is_read_back_whatever_its_path(tmp_path, settings, name):
     assert_state(restored(run), 6)
 
 
-def test_arrays_of_other_shapes_are_not_read(run):
-    narrow = state_of(0)._replace(params={"w": np.zeros((40, 49), np.float32)})
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"w": np.zeros((40, 49), np.float32)},
+        {"w": np.zeros((40, 50), np.float16)},
+        {"v": np.zeros((40, 50), np.float32)},
+        {"w": np.zeros((40, 50), np.float32), "v": np.zeros(1, np.float32)},
+        {},
+    ],
+)
+def test_other_arrays_are_not_read(run, params, caplog):
+    other = state_of(0)._replace(params=params)
     with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4, 6\) is intact"):
-        checkpoint.restore_latest(run, narrow)
+        checkpoint.restore_latest(run, other)
+    assert "missing, unexpected or of another shape: " in caplog.text
+
+
+def test_a_tree_of_arrays_is_restored_from_named_ones(tmp_path):
+    params = {"layer_0": {"kernel": np.arange(6.0, dtype=np.float32).reshape(2, 3).T}}
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lambda step: 0.1))
+    tree = {"params": params, "state": optimizer.init(params), "empty": np.zeros((0, 3), np.int8)}
+    arrays = checkpoint.named_arrays(tree)
+    assert set(arrays) == {
+        "params/layer_0/kernel",
+        "state/1/0/count",
+        "state/1/0/mu/layer_0/kernel",
+        "state/1/0/nu/layer_0/kernel",
+        "state/1/2/count",
+        "empty",
+    }
+    save_file(arrays, tmp_path / "arrays")
+    shapes = jax.eval_shape(lambda: tree)
+    restored = checkpoint.restore_tree(load_file(tmp_path / "arrays"), shapes)
+    assert jax.tree.structure(restored) == jax.tree.structure(tree)
+    for found, expected in zip(jax.tree.leaves(restored), jax.tree.leaves(tree), strict=True):
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+    arrays["params/layer_0/kernel"][:] = 0  # a copy
+    assert params["layer_0"]["kernel"].any()
 
 
 def test_what_a_killed_run_had_begun_to_save_is_removed(run, settings):
-    (run / "checkpoints" / "7.partial" / "params").mkdir(parents=True)
+    (run / "checkpoints" / "7.partial").mkdir(parents=True)
     save_all(run, settings, (8,))
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "6", "8"]
 
@@ -206,7 +243,7 @@ def test_a_full_disk_is_reported_once(
         pytest.raises(UserError, match="cannot save a checkpoint"),
         checkpoint.checkpoint_writer(tmp_path, **settings) as save,
     ):
-        save(state._replace(params=many))
+        save(state._replace(params=many), {})
     assert not seen
 
 
@@ -215,9 +252,9 @@ import sys
 from pathlib import Path
 from cocondenser_jax.pretrain import checkpoint
 from tests.pretrain.test_checkpoint import state_of
-with checkpoint.checkpoint_writer(Path(sys.argv[1]), keep=3, keep_every=0) as save:
+with checkpoint.checkpoint_writer(Path(sys.argv[1]), keep=3, keep_every=0, metric="") as save:
     (Path(sys.argv[1]) / "checkpoints").touch()
-    save(state_of(2))
+    save(state_of(2), {})
 """
 
 

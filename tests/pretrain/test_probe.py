@@ -20,12 +20,18 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain import probe
-from cocondenser_jax.pretrain.checkpoint import best_probe, load_run
+from cocondenser_jax.pretrain.checkpoint import (
+    best_probe,
+    checkpoint_writer,
+    load_run,
+    saved_probes,
+)
 from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.probe import measure_vectors, open_probe
+from cocondenser_jax.storage.runs import CHECKSUMS, numbered_folders, write_checksums
 from tests.pretrain.conftest import WORDS
-from tests.pretrain.test_checkpoint import save_all
+from tests.pretrain.test_checkpoint import state_of
 
 N_PASSAGES = 12
 
@@ -191,7 +197,7 @@ def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(probed, da
 def test_the_best_checkpoint_is_kept_beside_the_latest(probed, tmp_path):
     losses = {step: line["probe/mlm_loss"] for step, line in logged(probed).items()}
     best = min(losses, key=lambda step: losses[step])
-    assert best_probe(probed) == (best, "mlm_loss", losses[best], sum(s > best for s in losses))
+    assert best_probe(saved_probes(probed), "mlm_loss") == (best, "mlm_loss", losses[best])
     kept = {int(path.name) for path in (probed / "checkpoints").iterdir()}
     # The last, another one that was the best when it was saved, and the best.
     assert {best, 10} <= kept
@@ -205,57 +211,69 @@ def test_the_best_checkpoint_is_kept_beside_the_latest(probed, tmp_path):
     assert (of_best != of_last).any()
 
 
-def log_probes(run, **curves):
-    run.mkdir(exist_ok=True)
-    (run / "run.json").write_text('{"config": {"probe": {"metric": ""}}}')
-    rows = [{"step": 2 * step + 2} for step in range(len(next(iter(curves.values()))))]
-    for name, values in curves.items():
-        for row, value in zip(rows, values, strict=True):
-            row[f"probe/{name}"] = value  # type: ignore[assignment]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_which_probe_is_the_best():
+    def best(metric="", **curves):
+        probes = {}
+        for name, values in curves.items():
+            for step, value in values.items():
+                probes.setdefault(step, {})[f"probe/{name}"] = value
+        return best_probe(probes, metric)
+
+    losses = {2: 3.0, 4: 2.0, 6: 2.5}
+    assert best(mlm_loss=losses) == (4, "mlm_loss", 2.0)
+    partners = {6: 0.5, 2: 0.5, 4: math.nan}
+    assert best(mlm_loss=losses, partner_mrr=partners) == (2, "partner_mrr", 0.5)  # the first
+    assert best("mlm_loss", mlm_loss=losses, partner_mrr=partners) == (4, "mlm_loss", 2.0)
+    assert best(partner_mrr=partners, ndcg_at_10={6: 0.1}) == (6, "ndcg_at_10", 0.1)
+    assert best("recall_at_100", recall_at_100={2: 0.4, 4: 0.6})[:2] == (4, "recall_at_100")
+    for none in (best(), best(recall_at_100={2: 1.0}), best(partner_mrr={2: math.nan})):
+        assert none is None
 
 
-def test_which_probe_is_the_best(tmp_path):
-    for step in (2, 4, 6):
-        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
-    log_probes(tmp_path, mlm_loss=[3.0, 2.0, 2.5])
-    assert best_probe(tmp_path) == (4, "mlm_loss", 2.0, 1)
-    log_probes(tmp_path, mlm_loss=[3.0, 2.0, 2.5], partner_mrr=[0.5, math.nan, 0.5])
-    assert best_probe(tmp_path) == (2, "partner_mrr", 0.5, 1)  # the first of equal ones
-    log_probes(tmp_path, partner_mrr=[0.5, 0.4], ndcg_at_10=[0.1, 0.2])
-    assert best_probe(tmp_path) == (4, "ndcg_at_10", 0.2, 0)
-    (tmp_path / "checkpoints" / "4").rmdir()  # of those that are there
-    assert best_probe(tmp_path) == (2, "ndcg_at_10", 0.1, 1)
-    log_probes(tmp_path, recall_at_100=[1.0])
-    assert best_probe(tmp_path) is None
-    model = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1}
-    (tmp_path / "run.json").write_text(json.dumps({"model": model}))
-    with pytest.raises(UserError, match="no checkpoint best; it has 2, 6"):
-        load_run(tmp_path, "best")
+def save_probes(run, values, metric="", keep=2):
+    with checkpoint_writer(run, keep=keep, keep_every=0, metric=metric) as save:
+        for step, value in values.items():
+            save(state_of(step), {"probe/partner_mrr": value})
 
 
 def test_the_best_of_many_checkpoints_stays(tmp_path):
-    log_probes(tmp_path, partner_mrr=[0.1, 0.5, 0.4, 0.3, 0.2])
-    save_all(tmp_path, {"keep": 2, "keep_every": 0}, (2, 4, 6, 8, 10))
-    kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == [4, 8, 10]
+    save_probes(tmp_path, {2: 0.1, 4: 0.5, 6: 0.4, 8: 0.3, 10: 0.2})
+    kept = {4: 0.5, 8: 0.3, 10: 0.2}
+    assert saved_probes(tmp_path) == {s: {"probe/partner_mrr": x} for s, x in kept.items()}
+    for damage in (Path.unlink, lambda path: path.write_text("{")):
+        damage(tmp_path / "checkpoints" / "4" / "state.json")
+        assert list(saved_probes(tmp_path)) == [8, 10]
+    save_probes(tmp_path, {12: 0.1})
+    assert list(saved_probes(tmp_path)) == [8, 10, 12]
+    save_probes(tmp_path / "of another", {2: 0.5, 4: 0.1, 6: 0.1}, metric="mlm_loss")
+    assert list(saved_probes(tmp_path / "of another")) == [4, 6]
+
+
+def test_a_run_without_a_probe_has_no_best_checkpoint(tmp_path):
+    model = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1}
+    (tmp_path / "run.json").write_text(json.dumps({"model": model}))
+    with checkpoint_writer(tmp_path, keep=2, keep_every=0, metric="") as save:
+        for step in (2, 6):
+            save(state_of(step), {})
+    with pytest.raises(UserError, match="no checkpoint best; it has 2, 6"):
+        load_run(tmp_path, "best")
 
 
 def test_the_last_line_says_which_probe_was_the_best(config, probed, tmp_path, caplog):
     run = Path(shutil.copytree(probed, tmp_path / "run"))
     of_run = ConfigDict(json.loads((run / "run.json").read_text())["config"])
-    losses = {step: line["probe/mlm_loss"] for step, line in logged(run).items()}
-    kept, n_later = best_probe(probed)[::3]
-    assert n_later
-    for best, trend in ((10, "still rising"), (kept, f"none of {n_later} later ones was better")):
-        text = (probed / "metrics.jsonl").read_text()
-        for step, loss in losses.items():
-            new = 1.25 if step == best else 2.0
-            text = text.replace(f'"probe/mlm_loss": {loss}', f'"probe/mlm_loss": {new}')
-        (run / "metrics.jsonl").write_text(text)
+    best = best_probe(saved_probes(probed), "mlm_loss").step
+    assert best < 10
+    for step, trend in ((10, "still rising"), (best, "no later one was better")):
+        for each, folder in numbered_folders(run / "checkpoints").items():
+            state = json.loads((folder / "state.json").read_text())
+            state["probe"]["probe/mlm_loss"] = 1.25 if each == step else 2.0
+            (folder / "state.json").write_text(json.dumps(state))
+            (folder / CHECKSUMS).unlink()
+            write_checksums(folder)
         with caplog.at_level(logging.INFO, logger="cocondenser_jax"):
             train(of_run, run)
-        said = f"{run}: best probe: step {best} of 10, mlm_loss 1.25; {trend}"
+        said = f"{run}: best probe: step {step} of 10, mlm_loss 1.25; {trend}"
         assert caplog.messages[-1] == said
 
 

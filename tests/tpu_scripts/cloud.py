@@ -98,12 +98,9 @@ mkdir -p runs/first/checkpoints/partial && cd runs/first
 echo '{"config": {"train": {"steps": 10}}}' >run.json
 step=9
 test ! -d checkpoints/9 || step=10
-for item in params optimizer; do
-  mkdir checkpoints/partial/$item
-  echo $step >checkpoints/partial/$item/a
-  sum=$(sha256sum <checkpoints/partial/$item/a)
-  echo "{\\"a\\": \\"${sum%% *}\\"}" >checkpoints/partial/$item/sha256.json
-done
+echo $step >checkpoints/partial/params.safetensors
+sum=$(sha256sum <checkpoints/partial/params.safetensors)
+echo "{\\"params.safetensors\\": \\"${sum%% *}\\"}" >checkpoints/partial/sha256.json
 mv checkpoints/partial checkpoints/$step
 """
 

@@ -21,13 +21,16 @@ def created(cloud):
     return sum(call[3] in ("create", "delete") for call in cloud.calls() if call[0] == "compute")
 
 
-def save_run(cloud, step, items=("params", "optimizer")):
+def save_run(cloud, step, lacks=""):
     """Puts a checkpoint of `first` into the bucket."""
     folder = cloud.folder / f"run-{step}"
-    for item in items:
-        (folder / "checkpoints" / str(step) / item).mkdir(parents=True)
-        (folder / "checkpoints" / str(step) / item / "a").write_text("weights")
-        write_checksums(folder / "checkpoints" / str(step) / item)
+    checkpoint = folder / "checkpoints" / str(step)
+    checkpoint.mkdir(parents=True)
+    for name in ("params.safetensors", "optimizer.safetensors"):
+        (checkpoint / name).write_text("weights")
+    write_checksums(checkpoint)
+    if lacks:
+        (checkpoint / lacks).unlink()
     (folder / "run.json").write_text('{"config": {"train": {"steps": 10}}}')
     bucket = cloud.folder / "buckets" / "b" / "runs" / "first"
     bucket.mkdir(parents=True, exist_ok=True)
@@ -176,10 +179,11 @@ def test_a_run_resumes_from_the_newest_whole_checkpoint(cloud, fault, resumed):
         assert not found.exists()
 
 
-def test_a_checkpoint_that_lacks_an_item_is_not_whole(cloud):
+@pytest.mark.parametrize("lacks", ["optimizer.safetensors", "sha256.json"])
+def test_a_checkpoint_that_lacks_a_file_is_not_whole(cloud, lacks):
     (home,) = set_up(cloud, "ls runs/first/checkpoints >found; exit 2")
     save_run(cloud, 9)
-    save_run(cloud, 10, items=("params",))
+    save_run(cloud, 10, lacks=lacks)
     cloud.run("pretrain", *FIRST, status=2)
     assert (home / "cocondenser_jax" / "found").read_text() == "9\n"
 

@@ -40,16 +40,10 @@ fetch_store() {
 
 # is_whole FOLDER: whether a checkpoint has checksums, and every file has its own.
 is_whole() {
-  .venv/bin/python - "$1" <<'PYTHON'
-import sys
+  .venv/bin/python -c 'import sys
 from pathlib import Path
-
-from cocondenser_jax.storage.files import CHECKSUMS, damaged_file
-
-for folder in (Path(sys.argv[1], item) for item in ("params", "optimizer")):
-    if not (folder / CHECKSUMS).is_file() or damaged_file(folder):
-        sys.exit(1)
-PYTHON
+from cocondenser_jax.storage.runs import damaged_file
+sys.exit(damaged_file(Path(sys.argv[1])))' "$1"
 }
 
 # fetch_run FOLDER: the newest whole checkpoint in the bucket, unless there is a run here. One that

@@ -8,27 +8,33 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.retrieval.models import model_sha256, uses_bfloat16
-from cocondenser_jax.storage.files import file_sha256, new_folder, read_object
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval.models import load_retriever, model_sha256, uses_bfloat16
+from cocondenser_jax.storage.files import (
+    file_sha256,
+    full_disk_errors,
+    new_folder,
+    read_object,
+)
 from cocondenser_jax.storage.metrics import Log, metrics_log
 from cocondenser_jax.storage.paths import plain_path
 from cocondenser_jax.storage.runs import (
     CHECKSUMS,
-    damaged_file,
+    newest_intact,
+    numbered_folders,
+    require_intact,
     start_or_compare,
     write_checksums,
 )
@@ -133,59 +139,81 @@ def run(
     does, without the number of rows.
     """
     start = time.perf_counter()
-    workdir = settings.workdir
-    checkpoints = workdir / "checkpoints"
-    # The others then find no damaged one.
-    with trainer.accelerator.main_process_first(), _one_line_errors(checkpoints):
-        step = _newest_intact(checkpoints)
+    checkpoints = settings.workdir / "checkpoints"
+    with trainer.accelerator.main_process_first():  # the others then find no damaged one
+        step = _prepare_resume(checkpoints)
     loss: Any = trainer.loss
     if (parameters := checkpoints / f"checkpoint-{step}" / _LOSS).exists():
         loss.load_state_dict(load_file(parameters), strict=False)
-    save = trainer._save_checkpoint
-
-    def save_all(*arguments: Any) -> None:
-        with _one_line_errors(checkpoints):
-            save(*arguments)
-            PartialState().wait_for_everyone()  # each writes a part of it
-            if is_main_process():
-                step = trainer.state.global_step
-                folder = Path(str(trainer.args.output_dir), f"checkpoint-{step}")
-                if own := _own_parameters(loss.state_dict()):
-                    save_file(own, folder / _LOSS)
-                write_checksums(folder)
-
-    trainer._save_checkpoint = save_all  # type: ignore[assignment,method-assign]
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Control(loss))
     with contextlib.ExitStack() as stack:
         if is_main_process():
-            log = metrics_log(workdir, step, loggers)
+            log = metrics_log(settings.workdir, step, loggers)
             trainer.add_callback(_Metrics(stack.enter_context(log)))
         plain = stack.enter_context(plain_path(checkpoints))
         trainer.args.output_dir = str(plain)
+        stack.enter_context(full_disk_errors(checkpoints))
         trainer.train(resume_from_checkpoint=f"{plain}/checkpoint-{step}" if step else None)
     trainer.accelerator.wait_for_everyone()
-    best_step, value = trainer.state.best_global_step, trainer.state.best_metric
-    measure = str(trainer.args.metric_for_best_model)
     if is_main_process():
-        if best_step:
-            logger.info("saving the best model: step %d, %s %.4f", best_step, measure, value)
-            if name := _damage(folder := checkpoints / f"checkpoint-{best_step}"):
-                raise UserError(f"{folder}, the best, is damaged: {name} is not what was saved")
-            with plain_path(folder) as plain:
-                trainer._load_from_checkpoint(str(plain))
-        with _one_line_errors(workdir / result), new_folder(workdir / result) as folder:
-            # The library's model card would quote texts of the training set.
-            trainer.model.save_pretrained(str(folder), create_model_card=False)
-        shutil.rmtree(checkpoints, ignore_errors=True)
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {
-        result: str(workdir / result),
-        "steps": trainer.state.global_step,
+        _save_result(trainer, checkpoints, settings.workdir / result)
+    state = trainer.state
+    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+    outcome: dict[str, Any] = {
+        result: str(settings.workdir / result),
+        "steps": state.global_step,
         "loss": losses[-1],
         "seconds": time.perf_counter() - start,
-        **({"best_step": best_step, measure: value} if best_step else {}),
     }
+    if state.best_global_step:
+        outcome["best_step"] = state.best_global_step
+        outcome[str(trainer.args.metric_for_best_model)] = state.best_metric
+    return outcome
+
+
+def _prepare_resume(checkpoints: Path) -> int:
+    """Returns the step of the newest intact checkpoint, and deletes later ones.
+
+    It is 0 if no checkpoint was completed. If some were, but all are damaged, they stay as they
+    are, and this raises a UserError.
+    """
+    # transformers (5.23) would take the newest, also one that a kill cut short:
+    # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.
+    found = numbered_folders(checkpoints, "checkpoint-")
+    complete = {step: folder for step, folder in found.items() if (folder / CHECKSUMS).exists()}
+    newest = 0
+    if complete:
+        newest, _ = newest_intact(complete, _require_intact)
+        logger.info("resuming from step %d", newest)
+    for step, folder in found.items():
+        if step > newest:
+            shutil.rmtree(folder)
+    return newest
+
+
+def _require_intact(checkpoint: Path) -> None:
+    """Raises a UserError if a checkpoint, or the best until then, is damaged."""
+    require_intact(checkpoint)
+    best = read_object(checkpoint / "trainer_state.json").get("best_global_step")
+    if best:
+        require_intact(checkpoint.with_name(f"checkpoint-{best}"))
+
+
+def _save_result(
+    trainer: SentenceTransformerTrainer | CrossEncoderTrainer, checkpoints: Path, target: Path
+) -> None:
+    """Saves the model, that of the best evaluation if there was one, and deletes checkpoints."""
+    step = trainer.state.best_global_step
+    if step:
+        logger.info("saving the best model: step %d", step)
+        best = checkpoints / f"checkpoint-{step}"
+        require_intact(best)
+        trainer.model.load_state_dict(load_retriever(best).state_dict())
+    with new_folder(target) as folder:
+        # The library's model card would quote texts of the training set.
+        trainer.model.save_pretrained(str(folder), create_model_card=False)
+    shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 class _Metrics(ProgressCallback):
@@ -195,7 +223,8 @@ class _Metrics(ProgressCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
-        self._since = (state.global_step, time.perf_counter())
+        self._step = state.global_step
+        self._seconds = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if "eval_loss" in logs:
@@ -203,18 +232,21 @@ class _Metrics(ProgressCallback):
             self._log(state.global_step, {name: logs[name] for name in names})
         if "loss" not in logs:
             return
-        step, now = state.global_step, time.perf_counter()
-        steps, seconds = step - self._since[0], now - self._since[1]
-        self._since = (step, now)
-        values = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm")}
-        rate = {"pairs_per_second": steps * args.per_device_train_batch_size / seconds}
-        self._log(step, {"epoch": state.epoch or 0.0} | values | rate)
+        now = time.perf_counter()
+        n_pairs = (state.global_step - self._step) * args.per_device_train_batch_size
+        values = {"epoch": state.epoch or 0.0}
+        for name in ("loss", "learning_rate", "grad_norm"):
+            values[name] = logs[name]
+        values["pairs_per_second"] = n_pairs / (now - self._seconds)
+        self._log(state.global_step, values)
+        self._step = state.global_step
+        self._seconds = now
         bar: Any = self.training_bar
         bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
 
 
 class _Control(TrainerCallback):
-    """Averages the gradients of the loss's own parameters; says when to log."""
+    """Logs where a run may resume; trains and saves the loss's own parameters, too."""
 
     def __init__(self, loss: torch.nn.Module) -> None:
         self._loss = loss
@@ -231,56 +263,17 @@ class _Control(TrainerCallback):
         if control.should_save or control.should_evaluate or is_last:
             control.should_log = True
 
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Completes a checkpoint: the checksums come last."""
+        PartialState().wait_for_everyone()  # each writes a part of it
+        if not is_main_process():
+            return
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        if own := _own_parameters(self._loss.state_dict()):
+            save_file(own, folder / _LOSS)
+        write_checksums(folder)
+
 
 def _own_parameters(of_loss: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns those of the loss itself, without the model's."""
     return {name: value for name, value in of_loss.items() if not name.startswith("model.")}
-
-
-@contextlib.contextmanager
-def _one_line_errors(target: Path) -> Iterator[None]:
-    """Turns what the libraries raise when they cannot write into a UserError."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch's is a RuntimeError
-        raise UserError(f"cannot write {target}: {first_line(error)}") from error
-
-
-def _newest_intact(folder: Path) -> int:
-    """Returns the step of the newest checkpoint that is intact, and deletes later ones.
-
-    It is 0 if no checkpoint was completed. If some were, but all are damaged, they stay as they
-    are, and this raises a UserError.
-    """
-    # transformers (5.23) would take the newest, also one that a kill cut short:
-    # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.
-    found = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*")}
-    complete = [step for step in sorted(found) if (found[step] / CHECKSUMS).exists()]
-    for step in reversed(complete):
-        if (name := _damage(found[step])) is None:
-            logger.info("resuming from step %d", step)
-            break
-        logger.warning(
-            "%s is damaged (%s is not what was saved); trying an earlier one", found[step], name
-        )
-    else:
-        step = 0
-        if complete:
-            raise UserError(
-                f"{folder.parent}: none of its checkpoints ({', '.join(map(str, complete))}) is "
-                "intact; to start again, choose a new folder"
-            )
-    for later in (path for number, path in found.items() if number > step):
-        shutil.rmtree(later)
-    return step
-
-
-def _damage(checkpoint: Path) -> str | None:
-    """Returns a file that is not what was saved, of a checkpoint or of the best until then."""
-    if name := damaged_file(checkpoint):
-        return name
-    step = read_object(checkpoint / "trainer_state.json").get("best_global_step")
-    best = checkpoint.with_name(f"checkpoint-{step}")
-    if step and best != checkpoint and (name := _damage(best)):
-        return f"{best.name}/{name}"
-    return None

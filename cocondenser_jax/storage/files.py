@@ -30,8 +30,10 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 # zstandard makes at most 32,000 times as much of them at once.
 _PIECE_BYTES = 1 << 12
 
-# How the libraries say that a disk is full.
-_FULL = re.compile("no space left|disk is full|disk quota|file too large", re.IGNORECASE)
+# How the libraries say that a disk is full; inline_container is a file of PyTorch's writer.
+_FULL = re.compile(
+    "no space left|disk is full|disk quota|file too large|inline_container", re.IGNORECASE
+)
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -110,18 +112,29 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            with plain_path(partial) as plain:
+            with full_disk_errors(target), plain_path(partial) as plain:
                 yield plain
             mode = partial.stat().st_mode & 0o666
             for file in partial.rglob("*"):
                 if file.is_file() and not file.is_symlink():
                     file.chmod(mode)  # safetensors 0.8 lets only the owner read
             partial.rename(path)
-        except BaseException as error:
+        except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, Exception) and _FULL.search(str(error)):
-                raise UserError(f"cannot write {target}: {first_line(error)}") from error
             raise
+
+
+@contextlib.contextmanager
+def full_disk_errors(target: Path) -> Iterator[None]:
+    """Turns what a library raises because the disk is full into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not _FULL.search(str(error)):
+            raise
+        raise UserError(f"cannot write {target}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -370,3 +370,15 @@ def test_the_shipped_config_is_locked_and_the_papers():
     assert (config.batch_size, config.negatives_per_query, config.learning_rate) == (8, 7, 5e-6)
     with pytest.raises(AttributeError):
         config.learning_rat = 1.0
+
+
+@pytest.mark.parametrize("variant", ["nq", "trivia"])
+def test_the_variants_of_dpr_have_two_towers(config, variant, tmp_path):
+    dpr = finetune_config.get_config(variant)
+    settings = resolve(dpr, tmp_path)
+    assert (settings.trainer.batch_size, settings.data.negatives_per_query) == (128, 1)
+    assert (settings.trainer.epochs, settings.trainer.learning_rate) == (40, 1e-5)
+    dpr.update(model=config.model, data=config.data, negatives_per_query=0, max_steps=1)
+    dpr.update(batch_size=4, passage_length=16)
+    retriever = finetune(dpr, tmp_path / "run")["retriever"]
+    assert towers(load_retriever(Path(retriever))).keys() == {"query", "document"}

@@ -1,5 +1,9 @@
 # make quickstart   install and run the whole pipeline on the docstrings of this machine
 # make test         install and run what CI runs: lint, types, tests
+# make optimised    the tests of numbers again, with XLA's optimisations on
+# make wheel        install the wheel with each extra into an empty environment, and use it
+# make oldest       the tests of the core with the oldest versions that setup.py allows
+# make gather       the test of examples/gather.py, in an environment with Apache Beam
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
 # make reproduce    run the commands of every row of the papers' tables on tiny data (20 minutes)
@@ -8,7 +12,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit bench soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimised wheel oldest gather bench soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -24,8 +28,21 @@ lint: .venv/tools
 types: .venv/tools
 	$(BIN)/mypy
 
-unit: .venv/tools .venv-beam/installed
+unit: .venv/tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
+
+optimised: .venv/tools
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest --numprocesses 2 tests/model/test_parity.py \
+	  tests/pretrain/test_grad_cache.py tests/pretrain/test_step.py tests/pretrain/test_survival.py
+
+wheel: .venv/tools
+	WHEEL=fresh $(BIN)/python -m pytest -p no:randomly tests/test_wheel.py
+
+oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest tests/model tests/corpus tests/pretrain/test_loop.py tests/retrieval
+
+gather: .venv/tools .venv-beam/installed
+	$(BIN)/python -m pytest tests/test_gather.py
 
 bench: .venv/tools
 	for name in step memory input convert corpus schedule; do \

@@ -2,6 +2,7 @@
 
 import ast
 import email
+import functools
 import importlib.metadata
 import json
 import os
@@ -23,6 +24,7 @@ from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.errors import EXTRAS
 
 ROOT = Path(__file__).parents[1]
+FRESH = os.environ.get("WHEEL") == "fresh"  # as `make wheel` sets it
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 TINY = (
     "--config.train.steps=2 --config.data.length=16 --config.data.batch_size=16"
@@ -48,18 +50,49 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def programs(wheel):
-    """The bin/ of an environment with the wheel and, from this one, the libraries."""
-    folder = wheel.parent / "environment"
-    venv.create(folder)
-    python = str(folder / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", str(wheel)]
-    subprocess.run(pip, check=True, capture_output=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    # An editable install lies behind a .pth file, which is not read in a folder named in another.
-    libraries = [path for path in sys.path if Path(path).name == "site-packages"]
-    (packages / "libraries.pth").write_text("\n".join(libraries))
-    return folder / "bin"
+def install(wheel):
+    """Gives a function that installs the wheel with an extra, and returns a function to run it.
+
+    The libraries are those of the environment that runs the tests, or, if FRESH, those that the
+    extra names and no others.
+    """
+
+    @functools.cache
+    def installed(extra):
+        folder = wheel.parent / (extra or "environment")
+        venv.create(folder)
+        python = str(folder / "bin" / "python")
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+        if FRESH:
+            pip += [f"--constraint={ROOT}/constraints.txt", f"{wheel}[{extra}]" if extra else wheel]
+        else:
+            (packages,) = folder.glob("lib/python*/site-packages")
+            # An editable install lies behind a .pth file, which is not read in a folder named in
+            # another.
+            libraries = [path for path in sys.path if Path(path).name == "site-packages"]
+            (packages / "libraries.pth").write_text("\n".join(libraries))
+            pip += ["--no-deps", str(wheel)]
+        subprocess.run(pip, check=True)
+        return folder / "bin"
+
+    def start(extra, folder):
+        programs = installed(extra if FRESH else "")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+        def run(program, *arguments, status=0):
+            done = subprocess.run(
+                [str(programs / program), *arguments],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == status, done.stderr
+            return done.stdout if status == 0 else done.stderr
+
+        return run
+
+    return start
 
 
 def test_the_wheel_holds_every_module_page_and_config(wheel):
@@ -117,34 +150,49 @@ def test_every_package_that_is_imported_is_required_by_the_extra_that_errors_nam
         assert not extra or {"all", extra} <= required[distribution], package
 
 
-def test_it_trains_where_the_repository_is_not(programs, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-    def run(program, *arguments):
-        done = subprocess.run(
-            [str(programs / program), *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    where = run("python", "-c", "import cocondenser_jax; print(cocondenser_jax.__file__)")
-    assert Path(where).is_relative_to(programs.parent)
-    assert "pretrain" in run("cocondenser", "--help")
-
+def write_corpus(folder):
     rng = random.Random(0)
     texts = [
         ". ".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(6)) + "." for _ in range(24)
     ]
-    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    (tmp_path / "tokenizer").mkdir()
-    save_tokenizer(train_tokenizer(texts, 80), tmp_path / "tokenizer")
-    source = ["--source=text.jsonl", "--tokenizer=tokenizer", "--max_tokens=16", "--out=store"]
+    lines = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(texts)]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(train_tokenizer(texts, 80), folder / "tokenizer")
+
+
+@pytest.mark.timeout(1800)
+def test_it_builds_a_store_and_trains_where_the_repository_is_not(install, tmp_path):
+    run = install("", tmp_path)
+    where = run("python", "-c", "import cocondenser_jax; print(cocondenser_jax.__file__)")
+    assert not Path(where).is_relative_to(ROOT)
+    assert "pretrain" in run("cocondenser", "--help")
+    write_corpus(tmp_path)
+    source = ["--source=corpus.jsonl", "--tokenizer=tokenizer", "--max_tokens=16", "--out=store"]
     run("cocondenser", "corpus", *source)
+    (tmp_path / "run.trec").write_text("1 Q0 a 1 2.0 x\n1 Q0 b 2 1.0 x\n")
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n1\tb\t1\n")
+    metrics = run("cocondenser", "evaluate", "--run=run.trec", "--qrels=qrels.tsv")
+    assert re.search(r"RR@10 +0.5000", metrics)
+
     config = ["--config=configs/small.py:condenser", "--config.data.store=store", *TINY]
-    run("cocondenser", "pretrain", *config, "--workdir=run")
+    pretrain = ["pretrain", *config, "--workdir=run"]
+    if FRESH:
+        assert "cocondenser-jax[pretrain]" in run("cocondenser", *pretrain, status=2)
+    install("pretrain", tmp_path)("cocondenser", *pretrain)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert [line["step"] for line in lines] == [1, 2, 2]  # the last is the probe
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not FRESH, reason="the commands are tested elsewhere: make wheel")
+def test_it_searches_without_jax(install, tmp_path, research_folders):
+    run = install("retrieval", tmp_path)
+    write_corpus(tmp_path)
+    model = f"--model={research_folders['bert']}"
+    run("cocondenser", "encode", model, "--corpus=.", "--out=embeddings")
+    run("cocondenser", "index", "--embeddings=embeddings", "--out=index")
+    query = ["--query=Search.", "--top_k=3"]
+    assert run("cocondenser", "search", "--index=index", model, *query).count("\n") >= 3
+    missing = run("cocondenser", "convert", "--checkpoint=run", "--out=m", status=2)
+    assert "cocondenser-jax[pretrain]" in missing

@@ -1,9 +1,9 @@
 """A small collection: a BEIR folder of invented words, a tokenizer, small random models."""
 
-import json
-
 import numpy as np
 import pytest
+
+from tests.world import write_qrels, write_records
 
 LETTERS = "abcdefgh"
 N_PASSAGES, N_QUERIES = 60, 24
@@ -13,10 +13,6 @@ N_PASSAGES, N_QUERIES = 60, 24
 def words():
     rng = np.random.default_rng(0)
     return ["".join(rng.choice(list(LETTERS), 5)) for _ in range(120)]
-
-
-def write_jsonl(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -32,17 +28,14 @@ def beir(tmp_path_factory, words):
         }
         for i in range(N_PASSAGES)
     ]
-    write_jsonl(folder / "corpus.jsonl", passages)
-    write_jsonl(
-        folder / "queries.jsonl",
-        [
-            {"_id": f"q{i}", "text": " ".join(rng.choice(passages[i]["text"].split(), 3))}
-            for i in range(N_QUERIES)
-        ],
-    )
-    (folder / "qrels").mkdir()
-    judgments = [f"q{i}\td{i}\t1\n" for i in range(N_QUERIES)]
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judgments))
+    queries = [
+        {"_id": f"q{i}", "text": " ".join(rng.choice(passages[i]["text"].split(), 3))}
+        for i in range(N_QUERIES)
+    ]
+    write_records(folder / "corpus.jsonl", passages)
+    write_records(folder / "queries.jsonl", queries)
+    judgments = {f"q{i}": {f"d{i}": 1} for i in range(N_QUERIES)}
+    write_qrels(folder / "qrels" / "train.tsv", judgments)
     return folder
 
 

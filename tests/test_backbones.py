@@ -1,7 +1,5 @@
 """Each backbone from text to a model, through the command line: what the table in docs says."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.pretrain.checkpoint import load_run
+from tests.world import write_records
 
 WORDS = "The CLS vector has to carry meaning of whole passage Early layers know words text".split()
 SIZES = (
@@ -25,7 +24,7 @@ def store(research_folder, tmp_path):
     rng = np.random.default_rng(0)
     texts = (". ".join(" ".join(rng.choice(WORDS, 8)) for _ in range(9)) + "." for _ in range(12))
     source, out = tmp_path / "text.jsonl", tmp_path / "store"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_records(source, ({"text": text} for text in texts))
     command = ["corpus", f"--source={source}", f"--tokenizer={research_folder}", f"--out={out}"]
     assert main([*command, "--max_tokens=24"]) == 0
     return out

@@ -10,6 +10,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.retrieval.models import load_retriever
+from tests.world import write_records
 
 WORDS = "the span of a document is close to another early layers know words search".split()
 N_PASSAGES = 37
@@ -22,8 +23,7 @@ def corpus(tmp_path_factory):
     file = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     texts = (" ".join(rng.choice(WORDS, rng.integers(1, 41))) for _ in range(N_PASSAGES))
     rows = ({"_id": str(i), "title": "", "text": text} for i, text in enumerate(texts))
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    return write_records(file, rows)
 
 
 def encoded(model, corpus, out, *flags):

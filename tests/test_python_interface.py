@@ -1,6 +1,5 @@
 """The public names: each has an example in docs/python.md that runs; examples/ run too."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import cocondenser_jax as cj
+from tests.world import write_records, write_tokenizer
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -18,7 +18,7 @@ SUBJECTS = "birds maps vectors stars rivers recipes trains clocks".split()
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """A folder with what the page's examples read: text, tokenizer, run, index and judgments."""
-    from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+    from cocondenser_jax.corpus.tokenizer import load_tokenizer
     from cocondenser_jax.pretrain.checkpoint import save_converted
     from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.retrieval.index import build_index
@@ -29,13 +29,10 @@ def workdir(tmp_path_factory):
         for i, subject in enumerate(SUBJECTS * 3)
     ]
     records = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(texts)]
-    lines = "".join(json.dumps(record) + "\n" for record in records)
     for name in ("articles.jsonl", "corpus.jsonl"):
-        (folder / name).write_text(lines, encoding="utf-8")
+        write_records(folder / name, records)
     (folder / "qrels.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
-    (folder / "tokenizer").mkdir()
-    save_tokenizer(train_tokenizer(texts, 120), folder / "tokenizer")
-    tokenizer = load_tokenizer(str(folder / "tokenizer"))
+    tokenizer = load_tokenizer(str(write_tokenizer(folder / "tokenizer", texts, 120)))
     config = cj.ModelConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2,
         num_attention_heads=2, intermediate_size=64, max_position_embeddings=64,

@@ -17,11 +17,11 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.verify import verify_checkpoint
+from tests.world import write_store
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,8 @@ def run(tmp_path_factory):
         ". ".join(" ".join(rng.choice(words, rng.integers(3, 12))) for _ in range(5)) + "."
         for _ in range(12)
     ]
-    (folder / "text.txt").write_text("\n\n".join(texts))
-    (folder / "tokenizer").mkdir()
-    save_tokenizer(train_tokenizer(texts, 90), folder / "tokenizer")
-    build_store(
-        str(folder / "text.txt"), str(folder / "tokenizer"), folder / "store", max_tokens=24
-    )
-    train(experiment(folder / "store"), folder / "run")
+    store = write_store(folder, texts, max_tokens=24, vocab_size=90)
+    train(experiment(store), folder / "run")
     return folder / "run"
 
 

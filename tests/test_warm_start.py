@@ -13,11 +13,12 @@ from cocondenser_jax.convert.from_torch import import_folder, load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.step import initial_params
 from cocondenser_jax.warm_start import load_warm_start, pretrain
+from tests.world import write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
 
@@ -26,8 +27,7 @@ TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for
 def folder(research_folders, tmp_path):
     """A BERT with a head of two layers that does not say what it reads."""
     folder = Path(shutil.copytree(research_folders["bert"], tmp_path / "bert"))
-    save_tokenizer(train_tokenizer(TEXTS, 80), folder)
-    return folder
+    return write_tokenizer(folder, TEXTS)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_run_without_a_head_can_begin_one(bert, store, tmp_path):
 def test_another_vocabulary_is_refused(bert, store, tmp_path):
     config = default.get_config().unlock()
     config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
-    save_tokenizer(train_tokenizer(["other words"], 40), next(bert.glob("tokenizer"), bert))
+    write_tokenizer(next(bert.glob("tokenizer"), bert), ["other words"], 40)
     with pytest.raises(UserError, match="made with another tokenizer"):
         pretrain(config, tmp_path / "new")
 

@@ -4,9 +4,7 @@ import ast
 import email
 import functools
 import importlib.metadata
-import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -20,17 +18,20 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import cocondenser_jax
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.errors import EXTRAS
+from tests.world import (
+    TINY,
+    as_flags,
+    make_texts,
+    read_metrics,
+    write_qrels,
+    write_records,
+    write_tokenizer,
+)
 
 ROOT = Path(__file__).parents[1]
 FRESH = os.environ.get("WHEEL") == "fresh"  # as `make wheel` sets it
-WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
-TINY = (
-    "--config.train.steps=2 --config.data.length=16 --config.data.batch_size=16"
-    " --config.model.hidden_size=16 --config.model.intermediate_size=32"
-    " --config.model.num_hidden_layers=2 --config.model.skip_from=1 --config.log_every=1"
-).split()
+PRETRAIN = as_flags(TINY | {"train.steps": 2, "log_every": 1})
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +152,10 @@ def test_every_package_that_is_imported_is_required_by_the_extra_that_errors_nam
 
 
 def write_corpus(folder):
-    rng = random.Random(0)
-    texts = [
-        ". ".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(6)) + "." for _ in range(24)
-    ]
-    lines = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(texts)]
-    (folder / "corpus.jsonl").write_text("\n".join(lines))
-    (folder / "tokenizer").mkdir()
-    save_tokenizer(train_tokenizer(texts, 80), folder / "tokenizer")
+    texts = make_texts(24)
+    records = ({"_id": str(n), "text": text} for n, text in enumerate(texts))
+    write_records(folder / "corpus.jsonl", records)
+    write_tokenizer(folder / "tokenizer", texts)
 
 
 @pytest.mark.timeout(1800)
@@ -171,17 +168,20 @@ def test_it_builds_a_store_and_trains_where_the_repository_is_not(install, tmp_p
     source = ["--source=corpus.jsonl", "--tokenizer=tokenizer", "--max_tokens=16", "--out=store"]
     run("cocondenser", "corpus", *source)
     (tmp_path / "run.trec").write_text("1 Q0 a 1 2.0 x\n1 Q0 b 2 1.0 x\n")
-    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n1\tb\t1\n")
+    write_qrels(tmp_path / "qrels.tsv", {"1": {"b": 1}})
     metrics = run("cocondenser", "evaluate", "--run=run.trec", "--qrels=qrels.tsv")
     assert re.search(r"RR@10 +0.5000", metrics)
 
-    config = ["--config=configs/small.py:condenser", "--config.data.store=store", *TINY]
+    config = ["--config=configs/small.py:condenser", "--config.data.store=store", *PRETRAIN]
     pretrain = ["pretrain", *config, "--workdir=run"]
     if FRESH:
         assert "cocondenser-jax[pretrain]" in run("cocondenser", *pretrain, status=2)
     install("pretrain", tmp_path)("cocondenser", *pretrain)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    assert [line["step"] for line in lines] == [1, 2, 2]  # the last is the probe
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [
+        1,
+        2,
+        2,
+    ]  # the last is the probe
 
 
 @pytest.mark.timeout(1800)

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from tests.cli.workplace import SMALLER, make_workplace
+from tests.world import write_tokenizer
 
 
 def bad_inputs(folder):
@@ -102,7 +102,7 @@ def folder(tmp_path_factory, research_folders):
     tokenizer = f"--tokenizer={folder}/bert-base-uncased"
     assert main(["corpus", *arguments, tokenizer, *SMALLER["corpus"].split()]) == 0
     shutil.copytree(research_folders["bert"], folder / "other")
-    save_tokenizer(train_tokenizer(["some other words entirely"] * 9, 40), folder / "other")
+    write_tokenizer(folder / "other", ["some other words entirely"] * 9, 40)
     (folder / "runs" / "index").mkdir(parents=True)
     (folder / "runs" / "index" / "manifest.json").write_text("{}")
     (folder / "runs" / "test.trec").write_text("q30 Q0 p30 1 1.0 test\n")

@@ -1,6 +1,5 @@
 """How a command ends when its surroundings fail: one line, and nothing half-made."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,19 +10,15 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus import build
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-
-WORDS = "red green blue stone river cloud tree house bird fish salt iron".split()
+from tests.world import WORDS, write_records, write_tokenizer
 
 
 @pytest.fixture
 def command(tmp_path):
     """`cocondenser corpus` for a text of a hundred kilobytes."""
     texts = [f"Text {n}. " + " ".join(WORDS * 3) + ". And so on, it ended." for n in range(800)]
-    lines = (json.dumps({"text": text}) + "\n" for text in texts)
-    (tmp_path / "text.jsonl").write_text("".join(lines))
-    (tmp_path / "tokenizer").mkdir()
-    save_tokenizer(train_tokenizer(texts[:50], 80), tmp_path / "tokenizer")
+    write_records(tmp_path / "text.jsonl", ({"text": text} for text in texts))
+    write_tokenizer(tmp_path / "tokenizer", texts[:50])
     places = [f"--tokenizer={tmp_path}/tokenizer", f"--out={tmp_path}/stores/out"]
     return ["corpus", "--max_tokens=16", f"--source={tmp_path}/text.jsonl", *places]
 

@@ -11,6 +11,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_split
+from tests.world import write_beir, write_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
 N_PASSAGES, N_QUERIES = 40, 12
@@ -24,12 +25,7 @@ def folders(tmp_path_factory):
     queries = [" ".join(rng.choice(texts[i].split(), 4)) for i in range(N_QUERIES)]
     made = {name: tmp_path_factory.mktemp(name) for name in ("beir", "msmarco", "dpr")}
 
-    records = [{"_id": f"{i}", "text": text} for i, text in enumerate(texts)]
-    write_lines(made["beir"] / "corpus.jsonl", map(json.dumps, records))
-    records = [{"_id": f"{i}", "text": text} for i, text in enumerate(queries)]
-    write_lines(made["beir"] / "queries.jsonl", map(json.dumps, records))
-    (made["beir"] / "qrels").mkdir()
-    write_lines(made["beir"] / "qrels" / "train.tsv", (f"{i}\t{i}\t1" for i in range(N_QUERIES)))
+    write_beir(made["beir"], texts, queries, {"train": range(N_QUERIES)}, prefixes=("", ""))
 
     numbered = (f"{i}\t{text}" for i, text in enumerate(texts))
     write_lines(made["msmarco"] / "collection.tsv", numbered)
@@ -191,11 +187,8 @@ def test_mistakes_get_one_line(folders, tmp_path, capsys):
 def test_finetuning_reads_the_layout_and_its_negatives(folders, tmp_path, layout):
     import transformers
 
-    from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-
-    data, model = folders[layout], tmp_path / "model"
-    model.mkdir()
-    save_tokenizer(train_tokenizer(WORDS * 9, 80), model)
+    data = folders[layout]
+    model = write_tokenizer(tmp_path / "model", WORDS * 9)
     config = transformers.BertConfig(
         vocab_size=80,
         hidden_size=16,

@@ -13,7 +13,7 @@ from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection import trec
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
+from tests.world import write_beir, write_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
 N_PASSAGES, N_QUERIES = 30, 8
@@ -26,15 +26,9 @@ def place(tmp_path_factory):
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, rng.integers(4, 13))) for _ in range(N_PASSAGES)]
     queries = [" ".join(rng.choice(texts[i].split(), 3)) for i in range(N_QUERIES)]
-    (place / "data" / "qrels").mkdir(parents=True)
-    for name, lines in (("corpus", texts), ("queries", queries)):
-        records = [json.dumps({"_id": f"{i}", "text": text}) for i, text in enumerate(lines)]
-        (place / "data" / f"{name}.jsonl").write_text("\n".join(records))
-    judgments = "".join(f"{i}\t{i}\t1\n" for i in range(N_QUERIES))
-    (place / "data" / "qrels" / "train.tsv").write_text(judgments)
-    (place / "data" / "qrels" / "two.tsv").write_text("2\t2\t1\n5\t5\t1\n")
-    (place / "model").mkdir()
-    save_tokenizer(train_tokenizer(WORDS * 9, 80), place / "model")
+    splits = {"train": range(N_QUERIES), "two": (2, 5)}
+    write_beir(place / "data", texts, queries, splits, prefixes=("", ""))
+    write_tokenizer(place / "model", WORDS * 9)
     config = transformers.BertConfig(
         vocab_size=80,
         hidden_size=16,

@@ -19,6 +19,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_corpus, read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.retrieval.bm25 import bm25_run
+from tests.world import write_qrels, write_records
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,7 @@ def encoded(model_folder, beir, tmp_path_factory):
 def data(beir, tmp_path_factory):
     """The collection with a split `few`, which judges three of its queries."""
     folder = Path(shutil.copytree(beir, tmp_path_factory.mktemp("data") / "beir"))
-    judgments = "".join(f"q{i}\td{i}\t1\n" for i in (3, 5, 8))
-    (folder / "qrels" / "few.tsv").write_text("query-id\tcorpus-id\tscore\n" + judgments)
+    write_qrels(folder / "qrels" / "few.tsv", {f"q{i}": {f"d{i}": 1} for i in (3, 5, 8)})
     return folder
 
 
@@ -197,7 +197,7 @@ class Terminal(io.StringIO):
 def test_passages_cannot_control_the_terminal(model_folder, tmp_path, capsys):
     attack = "\x1b[2J\x1b]0;title\x07\x1b]52;c;cm0=\x07\r\n\x9b2J"
     passage = {"_id": "d\x1b[2J", "title": attack, "text": f"abcde {attack}"}
-    (tmp_path / "corpus.jsonl").write_text(json.dumps(passage) + "\n")
+    write_records(tmp_path / "corpus.jsonl", [passage])
     place = [f"--model={model_folder}", f"--corpus={tmp_path}/corpus.jsonl"]
     assert main(["encode", *place, f"--out={tmp_path}/embeddings"]) == 0
     capsys.readouterr()

@@ -21,6 +21,7 @@ from cocondenser_jax.collection.folder import (
 )
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
+from tests.world import write_qrels, write_records
 
 # Quotation marks and separators that are text, not syntax.
 PASSAGES = [
@@ -35,12 +36,10 @@ NEGATIVES = {"0": ["d2", "d1"], "1": ["d0"]}
 
 def write_beir(folder, passages):
     corpus = [{"_id": p.id, "title": p.title or None, "text": p.text} for p in passages]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(p) + "\n" for p in corpus))
+    write_records(folder / "corpus.jsonl", corpus)
     queries = [{"_id": name, "text": text} for name, text in QUERIES.items()]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(q) + "\n" for q in queries))
-    (folder / "qrels").mkdir()
-    judged = "".join(f"{q}\t{p}\t1\n" for q, grades in QRELS.items() for p in grades)
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    write_records(folder / "queries.jsonl", queries)
+    write_qrels(folder / "qrels" / "train.tsv", QRELS)
 
 
 def write_msmarco(folder, passages, separator="\t", files="queries.train qrels.train"):
@@ -294,7 +293,7 @@ def test_a_plain_file_goes_before_its_archive(tmp_path):
 
 def test_ids_that_are_integers_are_taken_as_strings(tmp_path):
     lines = [{"_id": 7, "text": "a"}, {"_id": 10**30, "text": "b"}, {"_id": "x", "text": "c"}]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_records(tmp_path / "corpus.jsonl", lines)
     (tmp_path / "answers.jsonl").write_text('{"_id": 7, "answers": ["a"]}\n')
     found = [passage.id for passage in read_corpus(tmp_path)]
     assert found == ["7", str(10**30), "x"]

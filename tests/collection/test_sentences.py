@@ -1,12 +1,12 @@
 """Scored pairs, triplets and labelled pairs: what is read, and what is refused."""
 
 import gzip
-import json
 
 import pytest
 
 from cocondenser_jax.collection import sentences
 from cocondenser_jax.errors import UserError
+from tests.world import write_records
 
 
 def test_pairs_are_read_with_quotes_and_further_columns(tmp_path):
@@ -84,8 +84,7 @@ def test_labelled_pairs_without_a_label_are_left_out(tmp_path):
         {"gold_label": label, "sentence1": f"a {i}", "sentence2": "b", "pairID": "x", "label": "-"}
         for i, label in enumerate(("entailment", "-", "neutral"))
     ]
-    path = tmp_path / "snli_1.0_train.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    path = write_records(tmp_path / "snli_1.0_train.jsonl", records)
     expected = [("a 0", "b", 1), ("a 2", "b", 2)]
     assert sentences.read_labelled_pairs(path) == expected
 

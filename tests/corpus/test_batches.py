@@ -23,6 +23,7 @@ from cocondenser_jax.corpus.batches import (
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
+from tests.world import write_records
 
 SPEC = BatchSpec(seed=7, batch_size=8, length=16)
 N_DOCUMENTS = 24
@@ -173,9 +174,8 @@ def mixed(tmp_path_factory, wordpiece_folder):
         # Copies are dropped: a number makes each text one of its own.
         for i, text in enumerate(texts):
             text["spans"] = [f"{span} {i} {j}" for j, span in enumerate(text["spans"])]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))
-        source, tokenizer = str(folder / f"{name}.jsonl"), str(wordpiece_folder)
-        build_store(source, tokenizer, folder / name, max_tokens=30)
+        source = write_records(folder / f"{name}.jsonl", texts)
+        build_store(str(source), str(wordpiece_folder), folder / name, max_tokens=30)
     return {name: folder / name for name in ("some", "many")}
 
 

@@ -12,10 +12,11 @@ import zstandard
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.store import open_store, verify_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from tests.conftest import TEXTS
 from tests.mutations import fuzz_content, fuzz_file, fuzz_record, jsonl
+from tests.world import write_tokenizer
 
 
 def _documents(path):
@@ -53,8 +54,7 @@ def store(tmp_path_factory):
     lines = jsonl(*({"_id": str(i), "spans": [*TEXTS[:3], f"{TEXTS[0]} {i}"]} for i in range(9)))
     (folder / "a.jsonl").write_bytes(lines)
     words = [word for text in TEXTS for word in text.split()]
-    (folder / "tokenizer").mkdir()
-    save_tokenizer(train_tokenizer(words, 200), folder / "tokenizer")
+    write_tokenizer(folder / "tokenizer", words, 200)
     build_store(str(folder / "a.jsonl"), str(folder / "tokenizer"), folder / "store")
     return folder / "store"
 

@@ -1,5 +1,4 @@
 import gzip
-import json
 import lzma
 import tracemalloc
 from pathlib import Path
@@ -18,6 +17,7 @@ from cocondenser_jax.corpus.sources import (
     read_parts,
 )
 from cocondenser_jax.errors import UserError
+from tests.world import write_records
 
 COMPRESSIONS = {
     "": bytes,
@@ -37,14 +37,9 @@ def in_columns(source, columns):
         return list(read_parts(source, parts))
 
 
-def write_jsonl(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
-
-
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_jsonl_plain_and_compressed(tmp_path, suffix):
-    plain = write_jsonl(
+    plain = write_records(
         tmp_path / "plain.jsonl",
         [
             {"text": "no name"},
@@ -86,7 +81,7 @@ def test_text_is_a_document_per_line_or_per_block(tmp_path):
 
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
-    write_jsonl(tmp_path / "b.jsonl", [{"text": "last"}])
+    write_records(tmp_path / "b.jsonl", [{"text": "last"}])
     (tmp_path / "a.txt").write_text("first\nsecond")
     (tmp_path / "README.md").write_text("not read")
     counted = []
@@ -118,7 +113,7 @@ def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
     if corpus.endswith("gz"):
         content = gzip.compress(b"1\tPassage.\n")
     (tmp_path / corpus).write_bytes(content)
-    write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "Who?"}])
+    write_records(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "Who?"}])
     (tmp_path / "a.queries.tsv").write_text("q1\tWho?\n")
     assert list(read_documents(str(tmp_path))) == [Document("1", "Passage.")]
     assert source_bytes(str(tmp_path)) == len(content)
@@ -231,7 +226,7 @@ def test_each_row_group_of_parquet_is_a_part(tmp_path):
     assert len(parts) == 2
     assert counted == [parts[1].n_bytes] == [path.stat().st_size // 2]
     for name, record in (("b.jsonl", {"text": "c"}), ("c.jsonl", {"text": "d"})):
-        write_jsonl(tmp_path / name, [record])
+        write_records(tmp_path / name, [record])
     pq.write_table(pa.table({"text": ["x"], "spans": [["s", "t"]]}), tmp_path / "d.parquet")
     path.unlink()
     assert list(read_documents(str(tmp_path))) == [
@@ -242,7 +237,7 @@ def test_each_row_group_of_parquet_is_a_part(tmp_path):
 
 def test_columns_are_read_under_their_names_and_no_others(tmp_path):
     record = {"_id": "x", "title": "ignored", "body": "b", "headline": "h", "key": 7}
-    path = write_jsonl(tmp_path / "a.jsonl", [record])
+    path = write_records(tmp_path / "a.jsonl", [record])
     assert in_columns(str(path), {"text": "body"}) == [Document("1", "b")]
     assert in_columns(str(path), NAMED) == [Document("7", "h\nb")]
     with pytest.raises(UserError, match=r"a\.jsonl:1 has no 'words': it has _id, title, body, "):
@@ -302,8 +297,8 @@ def test_hugging_face_folders(tmp_path):
 
     loose = tmp_path / "loose:a\udcff"
     loose.mkdir()
-    write_jsonl(loose / "train.jsonl", [{"text": "c"}, {"text": "d"}])
-    write_jsonl(loose / "test.jsonl", [{"text": "e"}])
+    write_records(loose / "train.jsonl", [{"text": "c"}, {"text": "d"}])
+    write_records(loose / "test.jsonl", [{"text": "e"}])
     assert list(read_documents(f"hf:{loose}")) == [Document("1", "c"), Document("2", "d")]
     assert list(read_documents(f"hf:{loose}::test")) == [Document("1", "e")]
     with pytest.raises(UserError, match=r"^hf:\S+a\\xff::nosuchsplit: "):

@@ -16,6 +16,7 @@ from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
+from tests.world import write_records
 
 MAX_TOKENS = 24
 
@@ -27,8 +28,7 @@ def corpus(paragraphs, tmp_path_factory):
     unique = list(dict.fromkeys(paragraphs))
     texts = [*unique, unique[0], unique[3], unique[0], "  ", "Short.", "the parser " * 6]
     records = [{"_id": f"näme {i}", "text": text} for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
+    return str(write_records(path, records))
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +357,7 @@ def test_names_may_hold_anything(tmp_path, wordpiece_folder, paragraphs):
     names = ["line\nbreak", "", "名前", " spaces "]
     corpus = tmp_path / "corpus.jsonl"
     records = [{"id": n, "text": t} for n, t in zip(names, dict.fromkeys(paragraphs), strict=False)]
-    corpus.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(corpus, records)
     build_store(str(corpus), str(wordpiece_folder), tmp_path / "store", max_tokens=MAX_TOKENS)
     store = open_store(tmp_path / "store")
     assert [store.document_id(i) for i in range(store.n_documents)] == names

@@ -1,6 +1,5 @@
 """Fine-tuning: the loss, one step of the optimizer, the rows of a step, resuming."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from cocondenser_jax.finetune.schedule import random_plan
 from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.finetune.training_data import Rows, draw_negatives, read_training
 from cocondenser_jax.retrieval.models import load_retriever, passage_tokens, towers
+from tests.world import read_metrics
 
 
 @pytest.fixture
@@ -45,10 +45,6 @@ def run_file(beir, tmp_path_factory):
     run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
     write_run(path, run)
     return path
-
-
-def metrics(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.effect("retriever model", "retriever data", "retriever loss", "retriever scale")
@@ -82,11 +78,11 @@ def test_one_step_is_adamw_on_the_loss_of_all_pairs(
         loss = margins[~torch.eye(24, dtype=bool)].mean()
     loss.backward()
     assert result["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert metrics(tmp_path / "run")[0]["learning_rate"] == pytest.approx(1e-3)
+    assert read_metrics(tmp_path / "run")[0]["learning_rate"] == pytest.approx(1e-3)
 
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-    assert metrics(tmp_path / "run")[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert read_metrics(tmp_path / "run")[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     trained = safetensors.torch.load_file(tmp_path / "run" / "retriever" / "model.safetensors")
     assert trained.keys() == before.keys()
     for name, parameter in model.named_parameters():
@@ -108,7 +104,7 @@ def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, b
     assert model[1].pooling_mode == "cls"
     assert model.similarity_fn_name == "dot"
     assert (model[0].query_length, model[0].document_length) == (8, 16)
-    assert [m["step"] for m in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    assert [m["step"] for m in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     assert not (tmp_path / "run" / "checkpoints").exists()
     # Nobody's training texts leave with the model.
@@ -203,7 +199,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     finetune(config, tmp_path / "halves")
     assert len(steps) == 18 - 8
 
-    whole, halves = metrics(tmp_path / "whole"), metrics(tmp_path / "halves")
+    whole, halves = read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "halves")
     assert [m["step"] for m in halves] == list(range(1, 19))
     assert [m["loss"] for m in halves] == [m["loss"] for m in whole]
     weights = [tmp_path / run / "retriever" / "model.safetensors" for run in ("whole", "halves")]
@@ -222,8 +218,8 @@ def test_bfloat16_is_close_and_not_the_same(config, tmp_path):
 def test_a_run_shorter_than_a_log_has_a_loss(config, tmp_path):
     config.update(max_steps=3, log_every=2)
     result = finetune(config, tmp_path / "run")
-    assert [m["step"] for m in metrics(tmp_path / "run")] == [2, 3]
-    assert result["loss"] == metrics(tmp_path / "run")[-1]["loss"] > 0
+    assert [m["step"] for m in read_metrics(tmp_path / "run")] == [2, 3]
+    assert result["loss"] == read_metrics(tmp_path / "run")[-1]["loss"] > 0
 
 
 def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tmp_path):
@@ -272,7 +268,7 @@ def test_two_towers_start_equal_and_diverge(config, tmp_path, beir):
     for two_towers in (False, True):
         config.update(two_towers=two_towers, max_steps=3, learning_rate=1e-2, warmup_ratio=0.0)
         folders.append(finetune(config, tmp_path / str(two_towers))["retriever"])
-    losses = [metrics(tmp_path / run) for run in ("False", "True")]
+    losses = [read_metrics(tmp_path / run) for run in ("False", "True")]
     assert losses[0][0]["loss"] == pytest.approx(losses[1][0]["loss"], rel=1e-5)
     assert losses[0][2]["loss"] != pytest.approx(losses[1][2]["loss"], rel=1e-5)
 
@@ -327,7 +323,7 @@ def test_two_processes_make_the_steps_of_one(
         capture_output=True,
         timeout=240,
     )
-    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    one, two = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
     found = [[m.get("eval_loss") for m in run if "loss" not in m] for run in (one, two)]
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
     assert len(found[0]) == (0 if chunk_size else 2)

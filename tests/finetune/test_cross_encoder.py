@@ -1,6 +1,5 @@
 """Fine-tuning a cross-encoder: the losses, one step of the optimizer, negatives, resuming."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +28,7 @@ from cocondenser_jax.finetune.training_data import (
     to_judgments,
     training_pairs,
 )
+from tests.world import read_metrics
 
 N_QUERIES, POOL = 24, 9
 
@@ -56,10 +56,6 @@ def config(model_folder, beir, run_file):
         log_every=1,
     )
     return config
-
-
-def metrics(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.effect("cross_encoder model", "cross_encoder data", "cross_encoder loss")
@@ -110,7 +106,7 @@ def test_one_step_is_adamw_on_the_loss_of_all_groups(
 
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-    assert metrics(tmp_path / "run")[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert read_metrics(tmp_path / "run")[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     trained = safetensors.torch.load_file(tmp_path / "run" / "cross_encoder" / "model.safetensors")
     assert trained.keys() == before.keys()
     for name, parameter in model.named_parameters():
@@ -199,7 +195,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
     finetune(config, tmp_path / "halves")
     assert len(steps) == 8 - 3
 
-    whole, halves = metrics(tmp_path / "whole"), metrics(tmp_path / "halves")
+    whole, halves = read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "halves")
     assert [m["step"] for m in halves] == list(range(1, 9))
     assert [m["loss"] for m in halves] == [m["loss"] for m in whole]
     weights = [

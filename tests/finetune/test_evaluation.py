@@ -1,6 +1,5 @@
 """Evaluation during fine-tuning: its figures, the best model, early stopping, resuming."""
 
-import json
 import shutil
 
 import numpy as np
@@ -17,6 +16,7 @@ from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.storage.runs import write_checksums
+from tests.world import read_metrics, write_qrels
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +24,7 @@ def data(beir, tmp_path_factory):
     """The collection, and judgments of some of its queries as a second split."""
     folder = tmp_path_factory.mktemp("data") / "beir"
     shutil.copytree(beir, folder)
-    judgments = ["q1\td1\t1\n", "q1\td40\t2\n", "q1\td41\t0\n"]
-    judgments += [f"q{i}\td{i}\t1\n" for i in range(2, 12)]
-    head = "query-id\tcorpus-id\tscore\n"
-    (folder / "qrels" / "held-out.tsv").write_text(head + "".join(judgments))
+    write_qrels(folder / "qrels" / "held-out.tsv", QRELS)
     return folder
 
 
@@ -129,19 +126,15 @@ def test_a_collapsed_model_ranks_nothing_first(model_folder, data, value):
         assert make_search(model_folder, data)(Collapsed())["MRR@10"] == 0
 
 
-def metrics(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
 def evaluations(workdir, measure="eval_MRR@10"):
-    found = [line for line in metrics(workdir) if "eval_loss" in line]
+    found = [line for line in read_metrics(workdir) if "eval_loss" in line]
     return {line["step"]: (line[measure], line["eval_loss"]) for line in found}
 
 
 def trained(workdir):
     """Returns what a run logged of its steps, and its weights."""
     keys = ("step", "loss", "grad_norm", "eval_loss", "eval_MRR@100")
-    lines = [{key: line[key] for key in keys if key in line} for line in metrics(workdir)]
+    lines = [{key: line[key] for key in keys if key in line} for line in read_metrics(workdir)]
     files = sorted((workdir / "retriever").rglob("model.safetensors"))
     return lines, [file.read_bytes() for file in files]
 
@@ -170,7 +163,11 @@ def test_the_best_model_is_kept(whole, data):
 def test_evaluating_changes_nothing_in_training(whole, model_folder, data, tmp_path):
     finetune(make_config(model_folder, data, eval_every=0), tmp_path / "run")
     losses = [
-        {line["step"]: (line["loss"], line["grad_norm"]) for line in metrics(run) if "loss" in line}
+        {
+            line["step"]: (line["loss"], line["grad_norm"])
+            for line in read_metrics(run)
+            if "loss" in line
+        }
         for run in (whole[0], tmp_path / "run")
     ]
     assert losses[0] == losses[1]

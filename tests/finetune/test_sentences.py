@@ -15,6 +15,7 @@ from cocondenser_jax.finetune import sentences, trainer
 from cocondenser_jax.finetune.sentences import _read_rows
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.retrieval.models import load_retriever
+from tests.world import read_metrics, write_records
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def files(tmp_path, words):
         {"gold_label": labels[i % 3], "sentence1": texts[2 * i], "sentence2": texts[2 * i + 1]}
         for i in range(12)
     ]
-    (tmp_path / "nli.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in nli))
+    write_records(tmp_path / "nli.jsonl", nli)
     (tmp_path / "triplets.csv").write_text("Sentence1,Sentence2,Sentence3\n" + "".join(triplets))
     return tmp_path, texts
 
@@ -115,8 +116,7 @@ def test_a_classifier_is_resumed_too(model_folder, files, monkeypatch):
                 with pytest.raises(KeyboardInterrupt):
                     finetune(config, root / run)
         finetune(config, root / run)
-        lines = map(json.loads, (root / run / "metrics.jsonl").read_text().splitlines())
-        losses.append([line["loss"] for line in lines])
+        losses.append([line["loss"] for line in read_metrics(root / run)])
     assert losses[0] == losses[1]
 
 

@@ -19,6 +19,7 @@ from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, search_run
+from tests.world import read_metrics, write_qrels
 
 CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder, "sentences": sentences}
 FOLDERS = {"retriever": "retriever", "cross_encoder": "cross_encoder", "sentences": "encoder"}
@@ -53,10 +54,8 @@ def data(beir, tmp_path_factory, words):
     """A folder with a split of its own, whose last query has no positive, a run, and a file."""
     folder = tmp_path_factory.mktemp("tasks")
     shutil.copytree(beir, folder / "data")
-    judgments = [f"q{i}\td{i}\t{int(i < 10)}\n" for i in range(11)]
-    (folder / "data" / "qrels" / "other.tsv").write_text(
-        "query-id\tcorpus-id\tscore\n" + "".join(judgments)
-    )
+    judgments = {f"q{i}": {f"d{i}": int(i < 10)} for i in range(11)}
+    write_qrels(folder / "data" / "qrels" / "other.tsv", judgments)
     run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
     write_run(folder / "run.trec", run)
     pairs = [f"g\tf\t2012\t{i}\t{i % 6}\t{words[i]} {i}\t{words[i + 1]}\n" for i in range(30)]
@@ -186,7 +185,7 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
     finally:
         handle.remove()
 
-    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "run")
     assert lines == RECORDED
     # Two epochs of 24 rows; logged where it is saved, too. The first two steps warm up.
     assert [line["step"] for line in lines] == [3, 5, 6, 8]

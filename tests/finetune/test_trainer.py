@@ -1,6 +1,5 @@
 """What all fine-tuning shares: which data and which checkpoint a run resumes from, a full disk."""
 
-import json
 import logging
 import resource
 import shutil
@@ -15,6 +14,7 @@ from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.storage import runs
 from cocondenser_jax.storage.runs import LOCK
+from tests.world import read_metrics
 
 
 @pytest.fixture
@@ -157,8 +157,7 @@ def whole(inputs, tmp_path):
 
 
 def outcome(workdir):
-    logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    losses = {metrics["step"]: (metrics["loss"], metrics["grad_norm"]) for metrics in logged}
+    losses = {line["step"]: (line["loss"], line["grad_norm"]) for line in read_metrics(workdir)}
     return losses, (workdir / "retriever" / "model.safetensors").read_bytes()
 
 

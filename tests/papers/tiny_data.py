@@ -10,19 +10,21 @@ import shutil
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from papers.figures import attention
+from tests.world import TINY, WORDS, as_flags, write_beir
 
-WORDS = (
-    "red green blue stone river cloud tree house bird fish salt iron wind snow fire sand".split()
-)
 N_PASSAGES, N_TRAIN, N_TEST = 60, 24, 8
+PRETRAIN = {
+    "log_every": 1,
+    "model.max_position_embeddings": 512,
+    "model.n_head_layers": 1,
+    "train.chunk_size": 0,
+    "train.dtype": "float32",
+    "train.steps": 2,
+}
 # What is added to the commands of a row, by command and experiment file.
 SMALLER = {
     "corpus": "--max_tokens=16",
-    "pretrain": "--config.train.steps=2 --config.data.batch_size=16 --config.data.length=16"
-    " --config.model.hidden_size=16 --config.model.intermediate_size=32 --config.log_every=1"
-    " --config.model.num_hidden_layers=2 --config.model.num_attention_heads=2"
-    " --config.model.n_head_layers=1 --config.model.skip_from=1 --config.train.chunk_size=0"
-    " --config.model.max_position_embeddings=512 --config.train.dtype=float32",
+    "pretrain": " ".join(as_flags(TINY | PRETRAIN)),
     "finetune configs/finetune.py": "--config.max_steps=2 --config.batch_size=4"
     " --config.train_queries=12 --config.query_length=8 --config.passage_length=16",
     "finetune configs/quickstart_finetune.py": "--config.max_steps=2 --config.batch_size=4"
@@ -68,7 +70,8 @@ def write_data(data, workdir):
     _write_dpr(data, texts, queries)
     _write_sentences(data, rng)
     for name in ("boolq", "boolq-all", "scifact", "xquad"):
-        _write_beir(data / name, texts, queries)
+        splits = {"train": range(N_TRAIN), "test": range(N_TRAIN, N_TRAIN + N_TEST)}
+        write_beir(data / name, texts, queries, splits)
     answers = (
         json.dumps({"_id": f"q{i}", "answers": [texts[i].split()[0]]}) for i in range(len(queries))
     )
@@ -159,17 +162,6 @@ def _write_sentences(data, rng):
     rows = [f"train\tSNLI\t{i}\t{sentence()}\t{sentence()}\t{labels[i % 3]}" for i in range(24)]
     with gzip.open(data / "allnli" / "AllNLI.tsv.gz", "wt") as file:
         file.write("\n".join(["split\tdataset\tfilename\tsentence1\tsentence2\tlabel", *rows]))
-
-
-def _write_beir(folder, texts, queries):
-    rows = [json.dumps({"_id": f"p{i}", "title": "", "text": t}) for i, t in enumerate(texts)]
-    _lines(folder / "corpus.jsonl", rows)
-    rows = [json.dumps({"_id": f"q{i}", "text": text}) for i, text in enumerate(queries)]
-    _lines(folder / "queries.jsonl", rows)
-    train, test = range(N_TRAIN), range(N_TRAIN, N_TRAIN + N_TEST)
-    for split, numbers in (("train", train), ("test", test)):
-        judged = [f"q{i}\tp{i}\t1" for i in numbers]
-        _lines(folder / "qrels" / f"{split}.tsv", ["query-id\tcorpus-id\tscore", *judged])
 
 
 def _write_quickstart(data, workdir):

@@ -1,7 +1,6 @@
 """Two hosts of four devices are one host of eight, also after one of them was lost."""
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -15,6 +14,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
+from tests.world import read_metrics
 
 EXPERIMENT = """
 import json
@@ -102,8 +102,8 @@ def run_two_hosts(folder, program, *overrides, n_devices=4):
 def losses(workdir):
     """Returns the logged metrics, but for the rates."""
     return [
-        {key: value for key, value in json.loads(line).items() if "_per_" not in key}
-        for line in (workdir / "metrics.jsonl").open()
+        {key: value for key, value in line.items() if "_per_" not in key}
+        for line in read_metrics(workdir)
     ]
 
 

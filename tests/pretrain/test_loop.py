@@ -30,6 +30,7 @@ from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import new_model, train
 from cocondenser_jax.settings import flatten
+from tests.world import read_metrics
 
 RATES = ("spans_per_second", "tokens_per_second", "input_wait_share")
 # No value is the default. What is True or False, or "bfloat16", there is the other here.
@@ -115,11 +116,8 @@ def unusual(store_folder, tmp_path_factory):
 
 
 def logged(workdir):
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [
-        {key: value for key, value in json.loads(line).items() if key not in RATES}
-        for line in lines
-    ]
+    lines = read_metrics(workdir)
+    return [{key: value for key, value in line.items() if key not in RATES} for line in lines]
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
@@ -256,7 +254,7 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     assert run["versions"]["jax"] == jax.__version__
     assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").is_file()
     assert any((tmp_path / "run" / "tensorboard").iterdir())
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    line = read_metrics(tmp_path / "run")[-1]
     for name in RATES:
         assert np.isfinite(line[name])
 

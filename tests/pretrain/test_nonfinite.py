@@ -1,6 +1,5 @@
 """Steps that are not finite: what stops, what is left out, what is left behind."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -25,13 +24,14 @@ from cocondenser_jax.pretrain.step import (
     mapped_step,
     place,
 )
+from tests.world import read_metrics
 
 BAD_STEPS = (4, 6)
 
 
 def logged(workdir):
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [{name: x for name, x in line.items() if name in ("step", "loss")} for line in lines]
+    names = ("step", "loss")
+    return [{name: line[name] for name in names if name in line} for line in read_metrics(workdir)]
 
 
 @pytest.fixture

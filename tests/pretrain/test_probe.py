@@ -30,8 +30,8 @@ from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.loop import scratch_model, train
 from cocondenser_jax.pretrain.probe import measure_vectors, open_probe
 from cocondenser_jax.storage.runs import CHECKSUMS, numbered_folders, write_checksums
-from tests.pretrain.conftest import WORDS
 from tests.pretrain.test_checkpoint import state_of
+from tests.world import WORDS, read_metrics, write_beir, write_qrels
 
 N_PASSAGES = 12
 
@@ -85,19 +85,12 @@ def test_vectors_that_are_all_the_same_find_no_partner():
 def data(tmp_path_factory):
     """Three queries with one or two relevant passages each, the split "dev"."""
     folder = tmp_path_factory.mktemp("probe") / "data"
-    (folder / "qrels").mkdir(parents=True)
     rng = np.random.default_rng(1)
-
-    def lines(name, n, length):
-        texts = (" ".join(rng.choice(WORDS, length)) for _ in range(n))
-        rows = ({"_id": f"{name}{i}", "title": "", "text": text} for i, text in enumerate(texts))
-        return "".join(json.dumps(row) + "\n" for row in rows)
-
-    (folder / "corpus.jsonl").write_text(lines("p", N_PASSAGES, 30))
-    (folder / "queries.jsonl").write_text(lines("q", 4, 5))
-    judged = [("q0", "p1", 1), ("q0", "p5", 2), ("q1", "p7", 1), ("q2", "p0", 0), ("q2", "p9", 1)]
-    judgments = "".join(f"{q}\t{p}\t{grade}\n" for q, p, grade in judged)
-    (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + judgments)
+    passages = [" ".join(rng.choice(WORDS, 30)) for _ in range(N_PASSAGES)]
+    queries = [" ".join(rng.choice(WORDS, 5)) for _ in range(4)]
+    write_beir(folder, passages, queries, {})
+    judgments = {"q0": {"p1": 1, "p5": 2}, "q1": {"p7": 1}, "q2": {"p0": 0, "p9": 1}}
+    write_qrels(folder / "qrels" / "dev.tsv", judgments)
     return folder
 
 
@@ -127,7 +120,7 @@ def probed(config, data):
 
 def logged(run):
     """The probes by step."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    lines = read_metrics(run)
     return {line.pop("step"): line for line in lines if "probe/partner_mrr" in line}
 
 

@@ -1,7 +1,6 @@
 """Pools of negatives: what is in them, in which order, and what was left out and why."""
 
 import itertools
-import json
 import math
 
 import numpy as np
@@ -14,6 +13,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.tasks import resolve
 from cocondenser_jax.finetune.training_data import draw_negatives, read_training
 from cocondenser_jax.retrieval.mine import make_pool, mine
+from tests.world import write_qrels, write_records
 
 QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}, "q3": {"a": 0}}
 BM25 = {"q1": "abcdef", "q2": "cab"}
@@ -23,13 +23,8 @@ DENSE = {"q1": "gcah", "q2": "c"}
 @pytest.fixture
 def folder(tmp_path):
     """Judgments, and two runs whose scores have nothing in common."""
-    (tmp_path / "qrels").mkdir()
-    (tmp_path / "qrels" / "train.tsv").write_text(
-        "".join(
-            f"{q}\t{p}\t{grade}\n" for q, grades in QRELS.items() for p, grade in grades.items()
-        )
-    )
-    write_lines(tmp_path / "queries.jsonl", ({"_id": query, "text": "x"} for query in QRELS))
+    write_qrels(tmp_path / "qrels" / "train.tsv", QRELS)
+    write_records(tmp_path / "queries.jsonl", ({"_id": query, "text": "x"} for query in QRELS))
     for name, run, scale in (("bm25", BM25, 20.0), ("dense", DENSE, -0.1)):
         # A negative scale: scores still fall with the rank, from -0.1 down.
         trec.write_run(
@@ -40,10 +35,6 @@ def folder(tmp_path):
             },
         )
     return tmp_path
-
-
-def write_lines(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def pools(path):
@@ -102,10 +93,10 @@ def test_answers_and_scores_of_a_cross_encoder_exclude(folder):
     logits = {p: math.log(chance / (1 - chance)) for p, chance in chances.items()}
     teacher.write_text("".join(f"q1 Q0 {p} 0 {s} t\n" for p, s in logits.items()))
     texts = {p: "first" if p == "c" else "second" if p == "a" else p for p in "abcdefg"}
-    write_lines(folder / "corpus.jsonl", ({"_id": p, "text": text} for p, text in texts.items()))
+    write_records(folder / "corpus.jsonl", ({"_id": p, "text": text} for p, text in texts.items()))
     # c holds an answer to q2 too, but is counted as relevant.
     answers = {"q1": ["FIRST"], "q2": ["second", "first"], "q9": ["b"]}
-    write_lines(folder / "answers.jsonl", ({"_id": q, "answers": a} for q, a in answers.items()))
+    write_records(folder / "answers.jsonl", ({"_id": q, "answers": a} for q, a in answers.items()))
     metrics = mine(
         [folder / "bm25.trec"],
         folder,
@@ -143,8 +134,8 @@ def test_queries_that_nobody_judged_are_judged_by_a_cross_encoder(folder):
     trec.write_run(folder / "teacher.trec", {"q4": logits, "q5": {"a": 1.0, "b": -3.0}})
     trec.write_run(folder / "first.trec", {"q4": dict.fromkeys("edcbaf", 1.0), "q5": {"b": 1.0}})
     queries = ({"_id": query, "text": f"text of {query}"} for query in ("q4", "q5"))
-    write_lines(folder / "queries.jsonl", queries)
-    write_lines(folder / "corpus.jsonl", ({"_id": p, "text": p.upper()} for p in "abcdef"))
+    write_records(folder / "queries.jsonl", queries)
+    write_records(folder / "corpus.jsonl", ({"_id": p, "text": p.upper()} for p in "abcdef"))
     out, qrels = folder / "pool.trec", folder / "qrels" / "pseudo.tsv"
     arguments = [folder / "first.trec"], folder, "train", out
     metrics = mine(*arguments, denoise_run=folder / "teacher.trec", pseudo_qrels=qrels)

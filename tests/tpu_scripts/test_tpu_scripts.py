@@ -1,7 +1,5 @@
 """The scripts for TPU VMs, against a cloud of folders: see stand_in_gcloud.py."""
 
-import json
-import random
 import shutil
 import sys
 import tarfile
@@ -9,10 +7,9 @@ import tarfile
 import pytest
 from transformers import AutoModel
 
-from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from tests.tpu_scripts.cloud import SCRIPTS, Cloud, set_up
+from tests.world import TINY, as_flags, make_texts, read_metrics, write_records, write_tokenizer
 
-WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 # What each script needs to be given.
 ARGUMENTS = {
     "create": [],
@@ -96,27 +93,18 @@ def test_a_vm_that_is_preempted_before_it_is_ready_is_not_waited_for(cloud):
     assert printed.endswith("create.sh: cocondenser is PREEMPTED\n")
 
 
-def sentence(rng):
-    return " ".join(rng.choices(WORDS, k=rng.randint(8, 11))) + "."
-
-
 def write_text(folder):
     """Writes `my articles.jsonl` and `a tokenizer`: users have names with spaces."""
-    rng = random.Random(1)
-    texts = [" ".join(sentence(rng) for _ in range(5)) for _ in range(40)]
-    lines = (json.dumps({"text": text}) + "\n" for text in texts)
-    (folder / "my articles.jsonl").write_text("".join(lines))
-    (folder / "a tokenizer").mkdir()
-    save_tokenizer(train_tokenizer(texts, 80), folder / "a tokenizer")
+    texts = make_texts(40, n_sentences=5)
+    write_records(folder / "my articles.jsonl", ({"text": text} for text in texts))
+    write_tokenizer(folder / "a tokenizer", texts)
 
 
-TINY = (
-    "--config=configs/quickstart.py:condenser --config.train.steps=300 --config.data.length=16"
-    " --config.data.batch_size=16 --config.model.hidden_size=16"
-    " --config.model.intermediate_size=16 --config.model.num_hidden_layers=2"
-    " --config.checkpoint.every=20 --config.checkpoint.keep=2 --config.log_every=20"
-    " --config.probe.every=0"
-).split()
+RARE = {"train.steps": 300, "checkpoint.every": 20, "checkpoint.keep": 2, "log_every": 20}
+EXPERIMENT = [
+    "--config=configs/quickstart.py:condenser",
+    *as_flags(TINY | RARE | {"probe.every": 0}),
+]
 
 
 @pytest.mark.timeout(900)
@@ -133,7 +121,7 @@ def test_the_whole_pipeline_with_a_preemption(cloud):
     # After the first checkpoint was saved, in the middle of the next.
     faults = {"CLOUD_FAULTS": "preempt 2 2 storage cp jobs/*/saved.tar *"}
     store = "--config.data.store=stores/my wiki"
-    printed = cloud.run("pretrain", "first run", *TINY, store, settings=faults)
+    printed = cloud.run("pretrain", "first run", *EXPERIMENT, store, settings=faults)
     assert "first run: gone" in printed
     saved = bucket / "runs" / "first run"
     logs = "\n".join(path.read_text() for path in sorted((saved / "logs").iterdir()))
@@ -150,10 +138,7 @@ def test_the_whole_pipeline_with_a_preemption(cloud):
     assert "pretrain-first run: 0" in cloud.run("status")
     cloud.run("delete")
     cloud.run("fetch", "first run", "--out=a model")
-    steps = [
-        json.loads(line)["step"]
-        for line in (cloud.home / "runs" / "first run" / "metrics.jsonl").open()
-    ]
+    steps = [line["step"] for line in read_metrics(cloud.home / "runs" / "first run")]
     assert steps == list(range(20, 301, 20))
     assert AutoModel.from_pretrained(cloud.home / "a model").config.hidden_size == 16
 

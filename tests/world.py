@@ -1,0 +1,103 @@
+"""The small world of the tests: texts, tokenizers, collections, stores and settings of a tiny run.
+
+Files are written without the package where it does not matter, so that its readers meet what others
+write.
+"""
+
+import json
+import random
+
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
+
+WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
+# A network and batches that CPUs train in no time: 16 documents are two on each of 8 devices.
+TINY = {
+    "data.batch_size": 16,
+    "data.length": 16,
+    "model.hidden_size": 16,
+    "model.intermediate_size": 32,
+    "model.max_position_embeddings": 32,
+    "model.num_attention_heads": 2,
+    "model.num_hidden_layers": 2,
+    "model.skip_from": 1,
+}
+
+
+def as_flags(settings):
+    """Returns settings as a command line gives them: --config.model.hidden_size=16 and so on."""
+    return [f"--config.{name}={value}" for name, value in settings.items()]
+
+
+def make_texts(n, n_sentences=6, seed=0):
+    """Returns texts of sentences of 7 to 11 words."""
+    rng = random.Random(seed)
+
+    def sentence():
+        return " ".join(rng.choices(WORDS, k=rng.randint(7, 11)))
+
+    return [". ".join(sentence() for _ in range(n_sentences)) + "." for _ in range(n)]
+
+
+def write_records(path, records):
+    """Writes JSON lines; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def read_records(path):
+    """Reads JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_metrics(workdir):
+    """Reads the lines that a run has logged."""
+    return read_records(workdir / "metrics.jsonl")
+
+
+def write_tokenizer(folder, texts, vocab_size=80):
+    """Writes a WordPiece tokenizer that has learned from texts; returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(train_tokenizer(texts, vocab_size), folder)
+    return folder
+
+
+def write_store(folder, texts, max_tokens=16, vocab_size=80):
+    """Makes text.jsonl, tokenizer/ and store/ in a folder; returns that of the store."""
+    write_records(folder / "text.jsonl", ({"text": text} for text in texts))
+    tokenizer = write_tokenizer(folder / "tokenizer", texts, vocab_size)
+    source = str(folder / "text.jsonl")
+    build_store(source, str(tokenizer), folder / "store", max_tokens=max_tokens)
+    return folder / "store"
+
+
+def write_qrels(path, judgments):
+    """Writes judgments, {query: {passage: grade}}, as BEIR does."""
+    lines = [
+        f"{query}\t{passage}\t{grade}"
+        for query, grades in judgments.items()
+        for passage, grade in grades.items()
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["query-id\tcorpus-id\tscore", *lines, ""]))
+
+
+def write_beir(folder, passages, queries, splits, prefixes=("p", "q")):
+    """Writes a collection as BEIR does: the passage that query i asks for is passage i.
+
+    Args:
+      folder: is made.
+      passages: the texts; their ids are p0, p1, ...
+      queries: the texts; their ids are q0, q1, ...
+      splits: {name of a split: numbers of its queries}.
+      prefixes: what stands before the numbers of passages and of queries.
+    """
+    passage, query = prefixes
+    for name, prefix, texts in (("corpus", passage, passages), ("queries", query, queries)):
+        records = ({"_id": f"{prefix}{i}", "text": text} for i, text in enumerate(texts))
+        write_records(folder / f"{name}.jsonl", records)
+    for split, numbers in splits.items():
+        judgments = {f"{query}{i}": {f"{passage}{i}": 1} for i in numbers}
+        write_qrels(folder / "qrels" / f"{split}.tsv", judgments)
+    return folder

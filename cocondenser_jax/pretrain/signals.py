@@ -1,69 +1,78 @@
-"""Signals that ask a run to stop: heard between two steps, so that it can save first."""
+"""Signals that ask a run to stop: answered at once, obeyed between two steps."""
 
+import contextlib
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from types import FrameType
+from collections.abc import Callable, Iterator
 
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 2  # signals that wait for the step to end: whoever presses Ctrl-C twice loses nothing
 logger = logging.getLogger(__name__)
 
 
+@contextlib.contextmanager
+def listening(answer: Callable[[int, int], None]) -> Iterator[None]:
+    """Calls `answer` with each signal that comes during the block: how many so far, its number.
+
+    It is called at once, in a thread of its own: Python calls handlers in the main thread alone,
+    and not while that compiles or waits for a device. Only the main thread can set handlers; in
+    others, this does nothing. Under `nohup`, SIGHUP stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def listen() -> None:
+        n_heard = 0
+        while received := os.read(reader, 1):
+            if received[0] in HEARD:
+                n_heard += 1
+                answer(n_heard, received[0])
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(writer)
+    numbers = [each for each in HEARD if signal.getsignal(each) != signal.SIG_IGN]
+    # The handlers do nothing: the number of a signal that has one is written to the pipe.
+    handlers = {each: signal.signal(each, lambda number, frame: None) for each in numbers}
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
 def between_steps(run: Callable[[Callable[[int], bool]], None]) -> None:
     """Calls `run` with a function, to be called with each step after it, that says whether to stop.
 
     Before its first call there is nothing to save, and a signal ends the process at once, with
-    status 0. Afterwards the third signal does. Only the main thread can handle signals; called in
-    others, nothing stops the run.
+    status 0. Afterwards the third signal does.
     """
-    if threading.current_thread() is not threading.main_thread():
-        run(lambda step: False)
-        return
-    heard: list[int] = []
     stepped = threading.Event()
+    asked = threading.Event()
 
     def is_to_stop(step: int) -> bool:
         stepped.set()
-        return bool(heard)
+        return asked.is_set()
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)  # and no more: another signal may come while a handler prints
+    def answer(n_heard: int, number: int) -> None:
+        if not stepped.is_set():
+            logger.info("stopped before its first step: there was nothing to save")
+            os._exit(0)
+        if n_heard > PATIENCE:
+            os._exit(128 + number)
+        asked.set()
+        left = PATIENCE + 1 - n_heard
+        more = "once more" if left == 1 else f"{left} more times"
+        logger.info("stops and saves after this step; signal %s to stop now", more)
 
-    handlers = {each: signal.signal(each, hear) for each in not_ignored()}
-    try:
-        # In a thread: the first step is compiled for minutes, and a later one may take as long.
-        # Python calls handlers in the main thread only, and there only when it is not in C++.
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(run, is_to_stop)
-            n_answered = 0
-            # A wait without end would hold up a signal that comes just before it.
-            while not wait([running], timeout=0.1).done:
-                if len(heard) > n_answered:
-                    n_answered += 1
-                    _answer(heard[:n_answered], stepped.is_set())
-            running.result()
-    finally:
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
-
-
-def _answer(heard: list[int], stepped: bool) -> None:
-    """Says what the last of the signals `heard` does, or ends the process."""
-    if not stepped:
-        logger.info("stopped before its first step: there was nothing to save")
-        os._exit(0)
-    if len(heard) > PATIENCE:
-        os._exit(128 + heard[-1])
-    left = PATIENCE + 1 - len(heard)
-    more = "once more" if left == 1 else f"{left} more times"
-    logger.info("stops and saves after this step; signal %s to stop now", more)
-
-
-def not_ignored() -> list[signal.Signals]:
-    """Returns the signals to hear: SIGHUP is not among them under `nohup`."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [each for each in HEARD if not (ignored and each == signal.SIGHUP)]
+    with listening(answer):
+        run(is_to_stop)

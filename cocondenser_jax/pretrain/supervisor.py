@@ -8,12 +8,10 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
-from types import FrameType
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain.signals import PATIENCE, not_ignored
+from cocondenser_jax.pretrain.signals import PATIENCE, listening
 
 HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
 LOST_HOST = 3  # exit status
@@ -74,22 +72,17 @@ def supervise(run: Callable[[], None]) -> int:
             print(f"cocondenser: {error}", file=sys.stderr, flush=True)
             os._exit(2)
         return 0
-    heard: list[int] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-        os.kill(child, signal.SIGTERM if len(heard) <= PATIENCE else signal.SIGKILL)
+    def pass_on(n_heard: int, number: int) -> None:
+        os.kill(child, signal.SIGTERM if n_heard <= PATIENCE else signal.SIGKILL)
 
-    for number in not_ignored():
-        signal.signal(number, pass_on)
-    # A wait that blocks would hold up a signal that arrives just before it, until the child ends.
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        time.sleep(0.1)
-    status = os.waitstatus_to_exitcode(ended[1])
-    if status == -signal.SIGABRT:
+    with listening(pass_on):
+        _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGABRT:
         print(f"cocondenser: {_LOST_HOST}", file=sys.stderr)
         return LOST_HOST
-    return status if status >= 0 else 128 - status
+    return code if code >= 0 else 128 - code
 
 
 def _end_with_parent(alive: int) -> None:

@@ -39,7 +39,7 @@ def test_a_signal_is_heard_and_handlers_come_back(number):
     def run(is_to_stop):
         assert not is_to_stop(1)
         os.kill(os.getpid(), number)
-        while not is_to_stop(1):  # the main thread hears it
+        while not is_to_stop(1):  # another thread hears it
             time.sleep(0.01)
 
     signals.between_steps(run)

@@ -139,7 +139,8 @@ def _exchange(matrix: _Matrix, batches_MxB: np.ndarray, sweeps: int, penalty: fl
     none in the batches that they have scores with helps: an exchange that leaves fewer conflicts
     takes one of its two pairs out of a conflict, so trying these with all others is enough.
     """
-    n_pairs, n_batches = len(matrix[0]) - 1, len(batches_MxB)
+    n_pairs = len(matrix[0]) - 1
+    n_batches = len(batches_MxB)
     batch_N = np.full(n_pairs, n_batches)  # that of the pairs left out
     own_N = np.zeros(n_pairs)  # the scores of a pair with the others in its batch
     for b in range(n_batches):
@@ -147,7 +148,8 @@ def _exchange(matrix: _Matrix, batches_MxB: np.ndarray, sweeps: int, penalty: fl
             _move(matrix, batch_N, own_N, i, b)
     to_batch_M = np.zeros(n_batches + 1)  # the scores of the pair visited with each batch
     with_batch_N = np.zeros(n_pairs)  # the scores of each pair with the batch visited
-    sweep, exchanged = 0, True
+    sweep = 0
+    exchanged = True
     while exchanged:
         exchanged = False
         for b in range(n_batches):
@@ -199,20 +201,23 @@ def _best_partner(
     The targets' places in `to_batch_M` become −inf, which marks a batch as done.
     """
     to_batch_M, with_batch_N, own_N = scores
-    best, partner = least, -1
+    best = least
+    partner = -1
     for target in targets_T:
         if to_batch_M[target] > -np.inf:
             for y in batches_MxB[target]:
                 gain = to_batch_M[target] + with_batch_N[y] - own_N[y]
                 if gain > best:
-                    best, partner = gain, y
+                    best = gain
+                    partner = y
             to_batch_M[target] = -np.inf
     return partner
 
 
 @njit(cache=True, nogil=True)
 def _move(matrix: _Matrix, batch_N: np.ndarray, own_N: np.ndarray, pair: int, target: int) -> None:
-    own, own_N[pair] = batch_N[pair], 0.0
+    own = batch_N[pair]
+    own_N[pair] = 0.0
     for j, score in zip(*_row(matrix, pair)):  # noqa: B905
         if batch_N[j] == own:
             own_N[j] -= score

@@ -4,23 +4,18 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from ml_collections import ConfigDict
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.bi_encoder import (
-    BiEncoderSettings,
-    bi_encoder_trainer,
-)
+from cocondenser_jax.finetune.bi_encoder import BiEncoderSettings, bi_encoder_trainer
 from cocondenser_jax.finetune.cross_encoder import CrossEncoderSettings, cross_encoder_trainer
 from cocondenser_jax.finetune.sentences import SentencesSettings, sentences_trainer
 from cocondenser_jax.storage.files import require_absent
 from cocondenser_jax.storage.metrics import load_loggers
 from cocondenser_jax.storage.runs import lock_folder
-
-_Part = TypeVar("_Part", bound=tuple[Any, ...])
 
 
 class _Task(NamedTuple):
@@ -78,8 +73,8 @@ def resolve(config: ConfigDict, workdir: Path) -> Any:
     )
 
 
-def _take(part: type[_Part], values: Mapping[str, Any]) -> _Part:
-    """Takes what a tuple declares out of values, by the names of its fields, and so its parts."""
+def _take(part: Any, values: Mapping[str, Any]) -> Any:
+    """Makes a named tuple, and those that are its fields, of the values that they declare."""
     taken = {}
     for name, kind in get_type_hints(part).items():
         taken[name] = _take(kind, values) if hasattr(kind, "_fields") else values[name]

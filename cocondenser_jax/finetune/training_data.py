@@ -94,9 +94,9 @@ class Rows:
         """Returns the rows of pairs, with the negatives of the data's epoch."""
         rows = []
         for pair in pairs:
-            query, positive = pair["query_id"], pair["positive_id"]
-            negatives = draw_negatives(self._data, query, positive)
-            rows += self._fill(self._data, query, [positive, *negatives])
+            passages = [pair["positive_id"]]
+            passages += draw_negatives(self._data, pair["query_id"], pair["positive_id"])
+            rows += self._fill(self._data, pair["query_id"], passages)
         return rows
 
 

@@ -6,6 +6,7 @@ other state, and every host computes its own rows of a batch that all hosts agre
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import grain
@@ -18,7 +19,7 @@ from cocondenser_jax.corpus.masking import (
     mask_whole_words,
 )
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
-from cocondenser_jax.corpus.store import TokenStore
+from cocondenser_jax.corpus.store import Source, TokenStore
 from cocondenser_jax.errors import UserError
 
 _DOCUMENTS_AT_ONCE = 10_000  # hashed to choose those to hold out
@@ -54,47 +55,85 @@ class BatchSpec(NamedTuple):
         return self.batch_size * (1 if self.example == "span" else 2)
 
 
+class _Pool(NamedTuple):
+    """Examples that are shuffled together: runs of numbers, without those held out."""
+
+    path: Path  # of the store that they come from
+    weight: float  # passes over them in an epoch
+    ends_R: np.ndarray  # the number after the last example of each run
+    totals_R: np.ndarray  # how many examples there are up to the end of each run
+
+    @property
+    def size(self) -> int:
+        """How many examples there are."""
+        return int(self.totals_R[-1])
+
+    def draw(self, seed: int, first: int, n: int) -> np.ndarray:
+        """Returns `examples_I`: `n` of the endless sequence, which is reshuffled every pass."""
+        order = grain.MapDataset.range(self.size).seed(seed).shuffle().repeat()
+        places_I = np.fromiter((order[first + i] for i in range(n)), np.int64)
+        runs_I = np.searchsorted(self.totals_R, places_I, side="right")
+        return self.ends_R[runs_I] - (self.totals_R[runs_I] - places_I)
+
+
+def steps_per_epoch(store: TokenStore, spec: BatchSpec) -> int:
+    """Returns how many whole batches an epoch has, each source counted by its weight."""
+    return epoch_examples(store, spec) // spec.batch_size
+
+
 def epoch_examples(store: TokenStore, spec: BatchSpec) -> int:
     """Returns how many examples an epoch has, each source counted as often as its weight says."""
-    return round(sum(weight * (end - begin) for weight, begin, end in _ranges(store, spec)))
+    return round(sum(pool.weight * pool.size for pool in _pools(store, spec)))
 
 
 def source_shares(store: TokenStore, spec: BatchSpec) -> list[float]:
     """Returns which share of all examples comes from each source of a store."""
-    examples = [weight * (end - begin) for weight, begin, end in _ranges(store, spec)]
-    return [n / max(sum(examples), 1) for n in examples]
-
-
-def example_order(store: TokenStore, spec: BatchSpec) -> grain.MapDataset:
-    """Returns the endless sequence of examples: each once per epoch, reshuffled.
-
-    Sources of different weights are drawn from in proportion to weight and size; each is gone
-    through once before it begins again.
-    """
-    ranges = _ranges(store, spec)
-    if len({weight for weight, *_ in ranges}) == 1:
-        ranges = [(1.0, ranges[0][1], ranges[-1][2])]
-    sources = [
-        grain.MapDataset.range(begin, end).seed(spec.seed).shuffle().repeat()
-        for _, begin, end in ranges
-    ]
-    if len(sources) == 1:
-        return sources[0]
-    return grain.MapDataset.mix(sources, [weight * (end - begin) for weight, begin, end in ranges])
+    pools = [_pool(store, spec, source) for source in store.sources]
+    sizes = [pool.weight * pool.size for pool in pools]
+    return [size / max(sum(sizes), 1) for size in sizes]
 
 
 def batch_examples(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> np.ndarray:
-    """Returns `examples_I` of the batch that `make_batch` makes: documents or spans, by number."""
-    n_examples = spec.batch_size // n_hosts
-    first = step * spec.batch_size + host * n_examples
-    order = example_order(store, spec)
-    examples_I = np.fromiter((order[first + i] for i in range(n_examples)), np.int64)
-    # The order counts what is left: step over what is held out before each.
-    first_H, skipped_H = _held_out_examples(store, spec)
-    examples_I += skipped_H[np.searchsorted(first_H - skipped_H[:-1], examples_I, side="right")]
+    """Returns `examples_I` of the batch that `make_batch` makes: documents or spans, by number.
+
+    A pass over the examples has as many steps as it has whole batches, so no batch holds an example
+    twice. The few that are left over come in other passes, for each pass has its own order.
+
+    Sources of different weights are passed over on their own: every batch has the same number of
+    examples of each, in proportion to weight and size.
+
+    Raises:
+      UserError: if an example would come twice in a batch, or none of some source.
+    """
+    examples = []
+    for pool, n_drawn in _shares_of_batch(store, spec):
+        n_pass, step_of_pass = divmod(step, pool.size // n_drawn)
+        first = n_pass * pool.size + step_of_pass * n_drawn
+        examples.append(pool.draw(spec.seed, first, n_drawn))
+    examples_I = np.split(np.concatenate(examples), n_hosts)[host]
     return store.documents_of_pairs[examples_I] if spec.example == "pair" else examples_I
+
+
+def _shares_of_batch(store: TokenStore, spec: BatchSpec) -> list[tuple[_Pool, int]]:
+    """Returns how many examples of each pool a batch has: in proportion, in whole numbers."""
+    pools = _pools(store, spec)
+    sizes_P = np.array([pool.weight * pool.size for pool in pools])
+    exact_P = spec.batch_size * sizes_P / max(sizes_P.sum(), 1e-9)
+    drawn_P = np.floor(exact_P).astype(int)
+    n_missing = spec.batch_size - drawn_P.sum()
+    drawn_P[np.argsort(drawn_P - exact_P, kind="stable")[:n_missing]] += 1
+    shares = [(pool, int(n_drawn)) for pool, n_drawn in zip(pools, drawn_P, strict=True)]
+    for pool, n_drawn in shares:
+        if not 0 < n_drawn <= pool.size:
+            what = "documents of two spans" if spec.example == "pair" else "spans"
+            raise UserError(
+                f"config.data.batch_size {spec.batch_size} takes {n_drawn} {what} of {pool.path}"
+                f" into each batch; expected 1 to {pool.size}, those that are not held out, for a"
+                " batch may hold none twice"
+            )
+    return shares
 
 
 def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[str]:
@@ -110,7 +149,7 @@ def make_batch(
 ) -> Batch:
     """Returns the `n_rows / n_hosts` rows of one host of the batch of a step; both count from 0.
 
-    Examples come in the order of `example_order`. A pair is two different spans of a document,
+    `batch_examples` says which examples these are. A pair is two different spans of a document,
     uniform over ordered pairs; a cloze is described at `split_sentence`.
     """
     examples_I = batch_examples(store, spec, step, host=host, n_hosts=n_hosts)
@@ -210,14 +249,7 @@ def read_batches(
         raise UserError(
             f"config.data.batch_size {spec.batch_size} is not a multiple of {n_hosts} hosts"
         )
-    n_examples = min(end - begin for _, begin, end in _ranges(store, spec))
-    if spec.batch_size > n_examples:
-        what = "documents of two spans" if spec.example == "pair" else "spans"
-        what += " that are not held out" * (spec.held_out > 0)
-        raise UserError(
-            f"config.data.batch_size is {spec.batch_size} but {store.path} has only"
-            f" {n_examples} {what}: one would come twice in a batch"
-        )
+    _shares_of_batch(store, spec)  # refused here rather than in a thread
     steps = grain.MapDataset.range(first_step, n_steps)
     batches = steps.map(lambda step: make_batch(store, spec, int(step), host=host, n_hosts=n_hosts))
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
@@ -295,32 +327,29 @@ def with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore
     return ids_SxL
 
 
-def _ranges(store: TokenStore, spec: BatchSpec) -> list[tuple[float, int, int]]:
-    """Returns (weight, first example, end) of each source, not counting what is held out."""
-    borders_Sx2 = np.array([(first, end) for _, _, first, end in store.sources])
-    examples_Sx2 = _first_examples(store, spec, borders_Sx2)
-    first_H, skipped_H = _held_out_examples(store, spec)
-    examples_Sx2 = examples_Sx2 - skipped_H[np.searchsorted(first_H, examples_Sx2)]
-    weights = (source.weight for source in store.sources)
-    return [(w, int(a), int(b)) for w, (a, b) in zip(weights, examples_Sx2, strict=True)]
+def _pools(store: TokenStore, spec: BatchSpec) -> list[_Pool]:
+    """Returns the pool of each source, or a single one where all have the same weight."""
+    sources = store.sources
+    if len({source.weight for source in sources}) == 1:
+        end = sources[-1].end_document
+        sources = (sources[0]._replace(path=store.path, end_document=end),)
+    return [_pool(store, spec, source) for source in sources]
 
 
-def _first_examples(store: TokenStore, spec: BatchSpec, documents: np.ndarray) -> np.ndarray:
-    """Returns the number of each document's first example."""
+def _pool(store: TokenStore, spec: BatchSpec, source: Source) -> _Pool:
+    """Returns the examples of a source, but for those of held-out documents."""
+    held_out_H = np.sort(held_out_documents(store, spec.held_out))
+    is_inside_H = (held_out_H >= source.first_document) & (held_out_H < source.end_document)
+    held_out_H = held_out_H[is_inside_H]
+    begins_R = np.concatenate([[source.first_document], held_out_H + 1])
+    ends_R = np.concatenate([held_out_H, [source.end_document]])
     if spec.example == "pair":
-        return np.searchsorted(store.documents_of_pairs, documents)
-    return store.first_span_D[documents]
-
-
-def _held_out_examples(store: TokenStore, spec: BatchSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the H held-out documents begin, `first_H`, and `skipped_H`.
-
-    `skipped_H` has one entry more: how many examples are held out before each of them, and in all.
-    """
-    documents_H = np.sort(held_out_documents(store, spec.held_out))
-    first_H = _first_examples(store, spec, documents_H)
-    sizes_H = _first_examples(store, spec, documents_H + 1) - first_H
-    return first_H, np.concatenate([[0], np.cumsum(sizes_H)])
+        begins_R = np.searchsorted(store.documents_of_pairs, begins_R)
+        ends_R = np.searchsorted(store.documents_of_pairs, ends_R)
+    else:
+        begins_R = store.first_span_D[begins_R]
+        ends_R = store.first_span_D[ends_R]
+    return _Pool(source.path, source.weight, ends_R, np.cumsum(ends_R - begins_R))
 
 
 def _two_spans(store: TokenStore, documents_I: np.ndarray, draws_Ix2: np.ndarray) -> np.ndarray:

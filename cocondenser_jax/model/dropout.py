@@ -22,7 +22,7 @@ def fold_in(seeds: jax.Array | None, numbers: jax.Array | int) -> jax.Array | No
         return None
     numbers = jnp.asarray(numbers).astype(jnp.uint32)
     seeds = seeds.reshape(seeds.shape + (1,) * (numbers.ndim - seeds.ndim))
-    return _mix(seeds + numbers * jnp.uint32(_GOLDEN))
+    return _mix(seeds + (numbers + 1) * jnp.uint32(_GOLDEN))  # + 1, for _mix(0) is 0
 
 
 def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:

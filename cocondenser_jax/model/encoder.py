@@ -194,10 +194,10 @@ class TransformerLayer(nn.Module):
                 distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
                 visible_Bx1xQxL &= distances_BxQxL[:, None] <= config.local_attention // 2
 
-        scores_BxNxQxL = jnp.einsum("bnhq,bnhl->bnql", query_BxNxHxQ, key_BxNxHxL)
-        scores_BxNxQxL = jnp.where(
-            visible_Bx1xQxL, scores_BxNxQxL.astype(jnp.float32), jnp.finfo(jnp.float32).min
+        scores_BxNxQxL = jnp.einsum(
+            "bnhq,bnhl->bnql", query_BxNxHxQ, key_BxNxHxL, preferred_element_type=jnp.float32
         )
+        scores_BxNxQxL = jnp.where(visible_Bx1xQxL, scores_BxNxQxL, jnp.finfo(jnp.float32).min)
         weights_BxNxQxL = jax.nn.softmax(scores_BxNxQxL, axis=-1).astype(self.dtype)
         seeds_BxN = fold_in(seeds_B, jnp.arange(config.num_attention_heads)[None])
         seeds_BxNxQ = fold_in(seeds_BxN, numbers_BxQ[:, None])
@@ -224,13 +224,19 @@ class MaskedLMHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BxMxD: jax.Array, words_VxD: jax.Array) -> jax.Array:
-        """Returns `logits_BxMxV` for the rows given, with `words_VxD` as the output matrix."""
+        """Returns `logits_BxMxV`, float32, for rows, with `words_VxD` as the output matrix."""
         config = self.config
         hidden_BxMxD = gelu(dense(config, config.hidden_size, self.dtype, "dense")(hidden_BxMxD))
         hidden_BxMxD = layer_norm(config, self.dtype, "norm")(hidden_BxMxD)
         bias_V = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
         # Flat, because a TPU would pad each span's few rows to a multiple of eight.
         flat_SxD = hidden_BxMxD.reshape(-1, config.hidden_size)
-        logits_SxV = jnp.einsum("sd,vd->sv", flat_SxD, words_VxD.astype(self.dtype))
-        logits_SxV += bias_V.astype(self.dtype)[None]
+        # Summed in float32: at a bias of -14, bfloat16 has a spacing of 1/16.
+        logits_SxV = jnp.einsum(
+            "sd,vd->sv",
+            flat_SxD,
+            words_VxD.astype(self.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        logits_SxV += bias_V[None]
         return logits_SxV.reshape(*hidden_BxMxD.shape[:2], config.vocab_size)

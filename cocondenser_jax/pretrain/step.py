@@ -253,9 +253,14 @@ def batch_gradient(
     model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
 ) -> tuple[Metrics, Any]:
     """Returns the losses of a batch and their gradient at step 0, computed on one device."""
+    gradient = _mapped_gradient(model_config, settings)
+    return cast(tuple[Metrics, Any], gradient(params, _split(batch, 1)))
+
+
+@functools.lru_cache(maxsize=8)  # else every call would be compiled anew
+def _mapped_gradient(model_config: ModelConfig, settings: LossSettings) -> Any:
     gradient = functools.partial(loss_and_gradient, model_config, settings, step=jnp.int32(0))
-    mapped = _pmap(lambda params, batch: gradient(params, batch=batch), jax.local_devices()[:1])
-    return cast(tuple[Metrics, Any], mapped(params, _split(batch, 1)))
+    return _pmap(lambda params, batch: gradient(params, batch=batch), jax.local_devices()[:1])
 
 
 def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:

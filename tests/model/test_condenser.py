@@ -110,9 +110,44 @@ def test_bfloat16_computes_near_float32_and_returns_float32_vectors(batch, varia
     exact = run(CONFIG, variables, ids, mask, positions)
     rough = run(CONFIG, variables, ids, mask, positions, dtype="bfloat16")
     assert rough.cls_BxD.dtype == jnp.float32
-    assert rough.head_logits_BxMxV.dtype == jnp.bfloat16
+    assert rough.head_logits_BxMxV.dtype == jnp.float32
     error = np.linalg.norm(rough.cls_BxD - exact.cls_BxD) / np.linalg.norm(exact.cls_BxD)
     assert 1e-4 < error < 3e-2  # bfloat16 has 8 bits, and was used
+
+
+def has_more_bits_than_bfloat16(x):
+    return bool((x.astype(jnp.bfloat16).astype(jnp.float32) != x).any())
+
+
+def test_bfloat16_adds_the_bias_of_the_words_in_float32(batch, variables):
+    """A new model's bias is the log frequency: at -14, bfloat16 has a spacing of 1/16."""
+    ids, mask, positions, _ = batch
+
+    def logits(bias):
+        params = dict(variables["params"])
+        params["mlm"] = params["mlm"] | {"bias": jnp.full((90,), bias)}
+        changed = {"params": params}
+        return run(CONFIG, changed, ids, mask, positions, dtype="bfloat16").head_logits_BxMxV
+
+    np.testing.assert_allclose(logits(-13.99) - logits(-14.0), 0.01, atol=1e-5)
+    assert has_more_bits_than_bfloat16(logits(0.0))
+
+
+def test_bfloat16_compares_tokens_in_float32(batch, variables, monkeypatch):
+    ids, mask, positions, _ = batch
+    scores = []
+    softmax = jax.nn.softmax
+
+    def spy(x, axis):
+        scores.append(x)
+        return softmax(x, axis=axis)
+
+    monkeypatch.setattr(jax.nn, "softmax", spy)
+    Condenser(CONFIG, jnp.dtype("bfloat16")).apply(variables, ids, mask, positions)
+    assert len(scores) == CONFIG.num_hidden_layers + CONFIG.n_head_layers
+    for scores_BxNxQxL in scores:
+        assert scores_BxNxQxL.dtype == jnp.float32
+        assert has_more_bits_than_bfloat16(scores_BxNxQxL[scores_BxNxQxL > -1e9])
 
 
 def test_asked_rows_equal_those_of_the_whole_output(batch):

@@ -55,3 +55,12 @@ def test_without_seeds_or_rate_nothing_changes():
     assert dropout(x, 0.5, None) is x
     assert dropout(x, 0.0, jnp.zeros(2, jnp.uint32)) is x
     assert fold_in(None, 3) is None
+
+
+def test_zeros_are_seeds_like_others():
+    """Seed 0, step 0, span 0, embeddings, row 0, column 0: nothing says that the element is dropped."""
+    seed = jnp.uint32(0)
+    for _ in range(5):
+        seed = fold_in(seed, 0)
+        assert int(seed) != 0
+        assert kept(seed[None], 0.001, 1).all()

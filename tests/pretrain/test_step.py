@@ -212,6 +212,20 @@ def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
     assert all(x.is_deleted() for x in jax.tree.leaves((first, second)))
 
 
+def test_a_gradient_is_compiled_once_for_its_settings(config, caplog):
+    store = open_store(Path(config.data.store))
+    model_config = scratch_model(network_sizes(config), store)
+    params = initial_params(model_config, 0)
+    first, second = (make_batch(store, batch_spec(config), step) for step in range(2))
+    settings = step_settings(config, 1).loss
+    batch_gradient(model_config, settings, params, first)
+    with jax.log_compiles():
+        batch_gradient(model_config, settings._replace(), params, second)
+        assert "XLA compilation" not in caplog.text
+        batch_gradient(model_config, settings._replace(mlm_weight=0.5), params, second)
+        assert "XLA compilation" in caplog.text
+
+
 def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config):
     one_chunk = changed(config, train__chunk_size=0, train__objective="condenser")
     chunks = changed(config, train__chunk_size=2, train__objective="condenser")

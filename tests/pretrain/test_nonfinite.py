@@ -67,8 +67,11 @@ def test_one_step_changes_nothing_and_the_next_does(config):
     good = make_batch(store, spec, 0)
     bad = good._replace(weights_SxM=good.weights_SxM * np.inf)
 
+    rates = []
+
     def after(state, batch):
-        state, _ = step(state, batch)
+        state, metrics = step(state, batch)
+        rates.append(float(metrics["learning_rate"]))
         return state, jax.tree.map(np.array, state)
 
     def same(a, b):
@@ -83,6 +86,8 @@ def test_one_step_changes_nothing_and_the_next_does(config):
     state, three = after(state, good)
     assert (three.step, three.skipped) == (3, 1)
     assert not any(same(three.params, two.params))
+    # The schedule counts the steps that were made: warm-up in one, then five down to 0.
+    assert rates == pytest.approx([1e-3, 1e-3, 8e-4]) or rates == []
     # One is allowed. After the second, nothing changes any more, good batch or not.
     for batch in (bad, good):
         state, four = after(state, batch)

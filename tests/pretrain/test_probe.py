@@ -292,6 +292,20 @@ def test_a_collapse_is_named_once(config, monkeypatch, caplog):
     ]
 
 
+@pytest.mark.parametrize(
+    ("sums", "loss"), [({"late_mlm": 6.0, "head_mlm": 4.0}, 4.0), ({"late_mlm": 6.0}, 6.0)]
+)
+def test_the_mlm_loss_is_that_of_the_head_where_there_is_one(config, monkeypatch, sums, loss):
+    config = config.copy_and_resolve_references().unlock()
+    config.probe.every = 1
+    store = open_store(Path(config.data.store))
+    noise = np.random.default_rng(0).normal(size=(8, 16))
+    monkeypatch.setattr(probe, "mapped_forward", lambda *_: lambda params, batch: (noise, sums))
+    values = open_probe(config, store, scratch_model(config.model, store))(1, None)
+    n_masked = held_out_batch(store, batch_spec(config)).weights_SxM.sum()
+    assert values["probe/mlm_loss"] == pytest.approx(loss / n_masked)
+
+
 def test_what_is_not_finite_counts_as_zero(config, probed):
     model_config, params, facts = load_run(probed)
     config = ConfigDict(facts["config"])

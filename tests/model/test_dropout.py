@@ -58,7 +58,7 @@ def test_without_seeds_or_rate_nothing_changes():
 
 
 def test_zeros_are_seeds_like_others():
-    """Seed 0, step 0, span 0, embeddings, row 0, column 0: nothing says that the element is dropped."""
+    """Seed 0, step 0, span 0, embeddings, row 0, column 0."""
     seed = jnp.uint32(0)
     for _ in range(5):
         seed = fold_in(seed, 0)

@@ -18,11 +18,13 @@ from tokenizers import (
     trainers,
 )
 
+from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.tokenizer import (
     load_tokenizer,
     span_tokenizer,
     train_tokenizer,
 )
+from tests.world import write_records
 
 
 @pytest.fixture(scope="session")
@@ -116,3 +118,20 @@ def tokenizers(
 @pytest.fixture
 def tokenizer(tokenizers, model_type):
     return tokenizers[model_type]
+
+
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory, wordpiece_folder):
+    """Two stores: of documents of one and of three spans, each with words of its own."""
+    folder = tmp_path_factory.mktemp("mixed")
+    for name, words, n_documents in (("some", "ab", 10), ("many", "cd", 20)):
+        texts = [
+            {"_id": f"{name}{i}", "spans": [" ".join([*words[: 1 + i % 2]] * 9)] * (1 + i % 2 * 2)}
+            for i in range(n_documents)
+        ]
+        # Copies are dropped: a number makes each text one of its own.
+        for i, text in enumerate(texts):
+            text["spans"] = [f"{span} {i} {j}" for j, span in enumerate(text["spans"])]
+        source = write_records(folder / f"{name}.jsonl", texts)
+        build_store(str(source), str(wordpiece_folder), folder / name, max_tokens=30)
+    return {name: folder / name for name in ("some", "many")}

@@ -17,14 +17,12 @@ from cocondenser_jax.corpus.batches import (
     held_out_documents,
     make_batch,
     read_batches,
-    source_shares,
     split_sentence,
     steps_per_epoch,
 )
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
-from tests.world import write_records
 
 SPEC = BatchSpec(seed=7, batch_size=8, length=16)
 N_DOCUMENTS = 24
@@ -185,23 +183,6 @@ def test_no_batch_holds_an_example_twice_also_where_an_epoch_ends(store, example
         assert len(set(drawn)) == len(drawn) == 10 * n_steps
 
 
-@pytest.fixture(scope="session")
-def mixed(tmp_path_factory, wordpiece_folder):
-    """Two stores: of documents of one and of three spans, each with words of its own."""
-    folder = tmp_path_factory.mktemp("mixed")
-    for name, words, n_documents in (("some", "ab", 10), ("many", "cd", 20)):
-        texts = [
-            {"_id": f"{name}{i}", "spans": [" ".join([*words[: 1 + i % 2]] * 9)] * (1 + i % 2 * 2)}
-            for i in range(n_documents)
-        ]
-        # Copies are dropped: a number makes each text one of its own.
-        for i, text in enumerate(texts):
-            text["spans"] = [f"{span} {i} {j}" for j, span in enumerate(text["spans"])]
-        source = write_records(folder / f"{name}.jsonl", texts)
-        build_store(str(source), str(wordpiece_folder), folder / name, max_tokens=30)
-    return {name: folder / name for name in ("some", "many")}
-
-
 def test_pairs_come_from_documents_of_two_spans(mixed):
     store = open_store(mixed["many"])
     spec = BatchSpec(seed=1, batch_size=10, length=30)
@@ -225,34 +206,6 @@ def test_stores_are_read_together(mixed):
     drawn = np.concatenate([batch_examples(both, spec, step) for step in range(3)])
     assert sorted(drawn) == list(range(60))
     assert both.sha256 not in (some.sha256, many.sha256)
-
-
-def test_a_weight_is_the_passes_over_a_store_in_an_epoch(mixed):
-    both = open_store(Path(f"4*{mixed['some']},0.5*{mixed['many']}"))
-    spec = BatchSpec(seed=1, batch_size=25, length=30, example="span")
-    assert epoch_examples(both, spec) == 4 * 20 + 0.5 * 40 == 100
-    drawn = np.concatenate([batch_examples(both, spec, step) for step in range(4)])
-    counts = np.bincount(drawn, minlength=60)
-    assert (counts[:20] == 4).all()
-    assert counts[20:].sum() == 20
-    assert counts[20:].max() == 1
-    pairs = spec._replace(example="pair", batch_size=5)
-    assert epoch_examples(both, pairs) == 4 * 5 + 0.5 * 10
-
-
-@pytest.mark.parametrize("example", ["span", "pair", "cloze"])
-def test_every_batch_has_the_same_share_of_each_source_and_nothing_twice(mixed, example):
-    both = open_store(Path(f"2*{mixed['some']},0.5*{mixed['many']}"))
-    spec = BatchSpec(seed=1, batch_size=7, length=30, example=example)
-    n_first = 10 if example == "pair" else 20
-    for step in range(3 * steps_per_epoch(both, spec)):
-        drawn = batch_examples(both, spec, step)
-        assert len(set(drawn)) == 7
-        # 10 and 5 pairs, 40 and 20 spans an epoch: 4.67 and 2.33 of 7.
-        assert (drawn < n_first).sum() == 5
-        even = spec._replace(batch_size=6)
-        halves = [batch_examples(both, even, step, host=host, n_hosts=2) for host in range(2)]
-        assert np.concatenate(halves).tolist() == batch_examples(both, even, step).tolist()
 
 
 def test_stores_that_do_not_fit_are_refused(mixed, store):
@@ -364,35 +317,6 @@ def test_batches_that_cannot_be_filled_are_refused(store):
     read_batches(store, SPEC._replace(batch_size=24), first_step=0, n_steps=1)
     with pytest.raises(UserError, match="not a multiple of 3 hosts"):
         read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)
-
-
-@pytest.mark.parametrize(
-    ("weights", "batch_size", "said"),
-    [
-        ((4, 0.5), 26, "takes 21 spans of .*some .* expected 1 to 20"),
-        ((0.01, 1), 10, "takes 0 spans of .*some .* expected 1 to 20"),
-        ((0.5, 100), 41, "takes 0 spans of .*some "),
-        ((0.5, 1), 53, "takes 42 spans of .*many .* expected 1 to 40"),
-    ],
-)
-def test_a_source_that_is_too_small_for_its_weight_is_refused(mixed, weights, batch_size, said):
-    both = open_store(Path(f"{weights[0]}*{mixed['some']},{weights[1]}*{mixed['many']}"))
-    spec = BatchSpec(seed=1, batch_size=batch_size, length=30, example="span")
-    with pytest.raises(UserError, match=said):
-        read_batches(both, spec, first_step=0, n_steps=1)
-    with pytest.raises(UserError, match=said):
-        make_batch(both, spec, 0)
-
-
-def test_the_share_of_a_source_is_that_of_its_examples(mixed):
-    both = open_store(Path(f"3*{mixed['some']},0.5*{mixed['many']}"))
-    spec = BatchSpec(seed=1, batch_size=4, length=30, example="span", held_out=2)
-    examples = [batch_examples(both, spec, step) for step in range(epoch_examples(both, spec) // 4)]
-    is_first = np.concatenate(examples) < both.first_span_D[both.sources[1].first_document]
-    shares = source_shares(both, spec)
-    assert sum(shares) == pytest.approx(1)
-    assert 0.5 < shares[0] < 1
-    assert np.mean(is_first) == pytest.approx(shares[0], abs=0.03)
 
 
 @pytest.mark.parametrize("example", ["span", "pair", "cloze"])

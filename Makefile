@@ -33,13 +33,15 @@ unit: .venv/tools
 
 optimised: .venv/tools
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest --numprocesses 2 tests/model/test_parity.py \
-	  tests/pretrain/test_grad_cache.py tests/pretrain/test_step.py tests/pretrain/test_survival.py
+	  tests/pretrain/test_grad_cache.py tests/pretrain/test_step.py tests/pretrain/test_loop.py \
+	  tests/pretrain/test_survival.py
 
 wheel: .venv/tools
 	WHEEL=fresh $(BIN)/python -m pytest -p no:randomly tests/test_wheel.py
 
 oldest: .venv-oldest/installed
-	.venv-oldest/bin/python -m pytest tests/model tests/corpus tests/pretrain/test_loop.py tests/retrieval
+	.venv-oldest/bin/python -m pytest -p no:randomly tests/model tests/corpus tests/retrieval \
+	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/test_verify.py
 
 gather: .venv/tools .venv-beam/installed
 	$(BIN)/python -m pytest tests/test_gather.py
@@ -84,6 +86,14 @@ mutants: .venv/mutants
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,mutants]'
 	touch $@
 
+# uv finds the oldest version of each requirement; pip finds the newest alone.
+.venv-oldest/installed: setup.py
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python \
+	  --resolution lowest-direct --editable '.[all]' pytest pytest-timeout hypothesis
+	touch $@
+
 # Beam and JAX do not agree on versions of what both need.
 .venv-beam/installed: constraints-beam.txt
 	$(PYTHON) -m venv .venv-beam
@@ -92,4 +102,4 @@ mutants: .venv/mutants
 	touch $@
 
 clean:
-	rm -rf .venv .venv-beam build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-beam .venv-oldest build *.egg-info .mypy_cache .pytest_cache .ruff_cache

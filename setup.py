@@ -20,17 +20,17 @@ PRETRAIN = [
 RETRIEVAL = [
     "torch>=2.8",
     "sentence-transformers>=6",
-    "accelerate",
+    "accelerate>=1.4",
     "faiss-cpu>=1.11",
     "bm25s>=0.3",
-    "numba",
-    "PyStemmer",
+    "numba>=0.61",
+    "PyStemmer>=2.2.0.3",
 ]
-REPORT = ["matplotlib", "Jinja2"]
+REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5"]
 TFDS = [
     "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
-    "importlib_resources",  # tensorflow-datasets imports it without asking for it
-    "array_record",
+    "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
+    "array_record>=0.8.1",
 ]
 
 
@@ -78,25 +78,25 @@ setup(
     install_requires=[
         "numpy>=2",
         "datasets>=5",
-        "huggingface_hub",
+        "huggingface_hub>=1.31",
         "ir-measures>=0.4",
         "ml_collections>=1.1",
         "pyarrow>=24",
-        "regex",
+        "regex>=2025.10.22",
         "safetensors>=0.8",
         "scipy>=1.15",
-        "tensorboardX",
+        "tensorboardX>=2.6.3",
         "tokenizers>=0.23.1",
-        "tqdm",
+        "tqdm>=4.66.3",
         "transformers>=5",
-        "zstandard",
+        "zstandard>=0.23",
     ],
     extras_require={
         "pretrain": PRETRAIN,
         "retrieval": RETRIEVAL,
         "report": REPORT,
         "tfds": TFDS,
-        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, "PyYAML"],  # papers/ is YAML
+        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, "PyYAML>=6.0.2"],  # papers/ is YAML
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],
         "test": [

@@ -1,5 +1,6 @@
 """What import-linter cannot say of the package: sizes, names, the one place of pmap."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -78,6 +79,32 @@ def test_a_broken_rule_is_named(path, source, complaint):
     sources = {f"{module}/a.py": "x = 1\n" * 60 for module in modules}
     assert complaints(sources) == []
     assert complaints({**sources, path: source}) == [complaint]
+
+
+def typed(source):
+    """Returns the lines of functions and variables with types; fields of a class need them."""
+    tree = ast.parse(source)
+    fields = {
+        id(field)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+    }
+    lines = []
+    for node in ast.walk(tree):
+        is_variable = isinstance(node, ast.AnnAssign) and id(node) not in fields
+        is_argument = isinstance(node, ast.arg) and node.annotation is not None
+        is_function = isinstance(node, ast.FunctionDef) and node.returns is not None
+        if is_variable or is_argument or is_function:
+            lines.append(node.lineno)
+    return lines
+
+
+def test_tests_carry_no_types():
+    assert typed("def f(x, *y, z=1): x = 1\nclass A:\n    x: int\n") == []
+    assert typed("def f() -> None: ...\ndef g(x: int): ...\nx: int = 1\n") == [1, 3, 2]
+    found = {path: typed(source) for path, source in read_sources(ROOT / "tests").items()}
+    assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 def test_the_architecture_page_names_every_module_and_no_other():

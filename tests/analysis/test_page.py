@@ -19,9 +19,9 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.open: list[str] = []
-        self.texts: list[tuple[str, str]] = []  # (innermost tag, text)
-        self.attributes: list[tuple[str, str, str]] = []
+        self.open = []
+        self.texts = []  # (innermost tag, text)
+        self.attributes = []
         self.feed(html)
         self.close()
         assert self.open == []

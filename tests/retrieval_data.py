@@ -1,6 +1,7 @@
 """A small collection: a BEIR folder of invented words, a tokenizer, small random models."""
 
 import numpy as np
+import pyarrow.ipc
 import pytest
 
 from tests.world import write_qrels, write_records
@@ -13,6 +14,19 @@ N_PASSAGES, N_QUERIES = 60, 24
 def words():
     rng = np.random.default_rng(0)
     return ["".join(rng.choice(list(LETTERS), 5)) for _ in range(120)]
+
+
+def read_shard(path):
+    """Reads a file of embeddings: vectors, and rows of id, title and text."""
+    table = pyarrow.ipc.open_file(path.read_bytes()).read_all()
+    columns = table.to_pydict()
+    vectors_NxD = np.array(columns["vector"], table["vector"].type.value_type.to_pandas_dtype())
+    return vectors_NxD, list(zip(columns["id"], columns["title"], columns["text"], strict=True))
+
+
+def read_vectors(folder):
+    """Reads the vectors of all shards in a folder."""
+    return np.concatenate([read_shard(p)[0] for p in sorted(folder.glob("embeddings-*.arrow"))])
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.retrieval.models import load_retriever
+from tests.retrieval_data import read_vectors
 from tests.world import write_records
 
 WORDS = "the span of a document is close to another early layers know words search".split()
@@ -29,7 +30,7 @@ def corpus(tmp_path_factory):
 def encoded(model, corpus, out, *flags):
     command = ["encode", f"--model={model}", f"--corpus={corpus}", f"--out={out}"]
     assert main([*command, "--batch_size=11", "--shard_size=20", *flags]) == 0
-    return np.concatenate([np.load(path) for path in sorted(out.glob("embeddings-*.npy"))])
+    return read_vectors(out)
 
 
 @pytest.mark.effect("encode --backend")

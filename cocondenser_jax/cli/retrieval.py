@@ -49,15 +49,18 @@ def encode(command: Parser) -> Command:
     command.add_json_out()
     arguments = yield "--model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings"
 
+    from cocondenser_jax.retrieval.embeddings import write_parquet
     from cocondenser_jax.retrieval.encode import encode_corpus
 
     options = chosen(arguments, "batch_size passage_length shard_size shard dtype")
-    options |= chosen(arguments, "precision pooling parquet")
+    options |= chosen(arguments, "precision pooling")
     if arguments.backend == "jax":
         from cocondenser_jax.flax_encoder import run_in_flax
 
         options["backend"] = run_in_flax
     manifest = encode_corpus(arguments.model, arguments.corpus, arguments.out, **options)
+    if arguments.parquet:
+        write_parquet(arguments.out, arguments.parquet, arguments.shard or (0, 1))
     print_metrics(manifest, arguments.json_out)
 
 

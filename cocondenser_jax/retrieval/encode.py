@@ -1,8 +1,9 @@
 """Texts to vectors: a corpus into shards on disk, sentences into memory."""
 
+import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,17 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval.embeddings import (
+    MANIFEST,
+    MOVED,
+    PASSAGES,
+    machine_shards,
+    map_shard,
+    passage_table,
+    shard_file,
+    shard_rows,
+    write_shard,
+)
 from cocondenser_jax.retrieval.models import (
     load_retriever,
     model_sha256,
@@ -21,15 +33,6 @@ from cocondenser_jax.retrieval.models import (
     pooling_of,
     uses_bfloat16,
 )
-from cocondenser_jax.retrieval.shards import (
-    MANIFEST,
-    MOVED,
-    map_array,
-    save_array,
-    shard_files,
-    write_parquet,
-)
-from cocondenser_jax.storage.files import file_sha256, new_file, write_json
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.paths import shard_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
@@ -42,8 +45,6 @@ Backend = Callable[[SentenceTransformer, Path, int, str], None]
 
 # Above it, a shard would not fit in memory.
 _LARGEST = 10_000_000
-# Written before the first shard: what a resumed run must agree with.
-_SETTINGS = "settings.json"
 
 
 def encode_corpus(
@@ -58,14 +59,12 @@ def encode_corpus(
     dtype: Literal["float32", "float16"] = "float32",
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
-    parquet: Path | None = None,
     backend: Backend | None = None,
 ) -> dict[str, Any]:
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
-    `shards.py` describes the folder; its rows are in the order of the corpus. `manifest.json` comes
-    last: without it, the folder is not complete. A shard that was cut short or whose passages
-    differ from the corpus is encoded again.
+    `embeddings.py` describes the folder; its rows are in the order of the corpus. A shard that was
+    cut short or whose passages differ from the corpus is encoded again.
 
     Args:
       model_folder: see `models.load_retriever`.
@@ -74,86 +73,55 @@ def encode_corpus(
       batch_size: passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
       passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
-      shard: (i, n): what machine i of n is to encode, from 0: see `shards.py`.
+      shard: (i, n): what machine i of n is to encode, from 0: see `embeddings.py`.
       dtype: of the numbers on disk.
       precision: of the matrix products, see `models.uses_bfloat16`; where the processor has no
         units for it, bfloat16 is slower; it changes a vector by about 0.4 % of its length.
       pooling: see `models.load_retriever`.
-      parquet: a file for ids and vectors, see `shards.write_parquet`.
       backend: what runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
 
     Returns:
       The manifest: model, its hash, dimension, number of passages and the settings above. On n
       machines, it is each time that of all.
     """
-    for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
-        if value is not None and not 1 <= value <= _LARGEST:
-            raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
-    source, folder = corpus_file(corpus), find_folder(model_folder)
-    if shard[1] > 1 and (out / _SETTINGS).exists():
+    _require_passages("batch_size", batch_size)
+    _require_passages("shard_size", shard_size)
+    corpus = corpus_file(corpus)
+    folder = find_folder(model_folder)
+    if shard[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one machine: choose a new folder")
     out = shard_folder(out, shard)
     with lock_folder(out):
         # A first reading of the whole file: a broken line stops the run before there is a shard.
-        n_passages = sum(1 for _ in read_corpus(source))
-        shard_size = shard_size or default_shard_size(n_passages // shard[1])
+        n_passages, corpus_sha256 = _count_and_hash(corpus)
         model = load_retriever(folder, passage_length=passage_length, pooling=pooling)
         products = "bfloat16" if uses_bfloat16(precision) else "float32"
-        settings = {
+        shard_size = shard_size or default_shard_size(n_passages // shard[1])
+        manifest = {
             "model": str(model_folder),
             "model_sha256": model_sha256(folder),
             "pooling": pooling_of(model),
             "pooling_from": "flag" if pooling else "model",
             "passage_length": passage_tokens(model),
-            "corpus": str(source),
-            "corpus_sha256": file_sha256(source),
+            "corpus": str(corpus),
+            "corpus_sha256": corpus_sha256,
             "passages": n_passages,
             "shard_size": shard_size,
             "dtype": dtype,
             "precision": products,
             "backend": "jax" if backend else "torch",
+            "dimension": model.get_embedding_dimension() or 0,
+            "shards": -(-n_passages // shard_size),
         }
+        if (out / MANIFEST).exists():
+            logger.info("resuming with the shards in %s", out)
+        start_or_compare(out / MANIFEST, manifest, MOVED)
         if batch_size is None:
             batch_size = 32 if model.device.type == "cpu" and backend is None else 128
-        if (out / _SETTINGS).exists():
-            logger.info("resuming with the shards in %s", out)
-        start_or_compare(out / _SETTINGS, settings, MOVED)
         if backend:
             backend(model, folder, batch_size, products)
-        dimension, n_shards = model.get_embedding_dimension() or 0, -(-n_passages // shard_size)
-        numbers = range(shard[0], n_shards, shard[1])
-        n_own = sum(min(shard_size, n_passages - number * shard_size) for number in numbers)
-        passages = read_corpus(source)
-        with (
-            tqdm(total=n_own, desc="encode", unit=" passages") as progress,
-            torch.autocast(model.device.type, torch.bfloat16, enabled=products == "bfloat16"),
-        ):
-            for number in range(n_shards):
-                rows = list(islice(passages, shard_size))
-                if number not in numbers:
-                    continue
-                vectors_file, passages_file = shard_files(out, number)
-                lines = "".join(map(_to_line, rows)).encode()
-                if vectors_file.exists():
-                    whole = map_array(vectors_file, (len(rows), dimension), dtype) is not None
-                    if whole and passages_file.is_file() and passages_file.read_bytes() == lines:
-                        progress.update(len(rows))
-                        continue
-                    logger.warning(
-                        "%s or its passages are damaged: encoding them again", vectors_file
-                    )
-                    vectors_file.unlink()
-                with new_file(passages_file) as partial:
-                    partial.write_bytes(lines)
-                show_bar = len(rows) == n_own  # that of the corpus only moves between shards
-                vectors_NxD = _encode(model, rows, batch_size, show_bar)
-                with new_file(vectors_file) as partial:
-                    save_array(partial, vectors_NxD.astype(dtype))
-                progress.update(len(rows))
-        manifest = settings | {"dimension": dimension, "shards": n_shards}
-        write_json(out / MANIFEST, manifest)
-        if parquet:
-            write_parquet(out, parquet, numbers)
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=products == "bfloat16"):
+            _encode_shards(model, read_corpus(corpus), out, manifest, shard, batch_size)
     return manifest
 
 
@@ -181,6 +149,49 @@ def encode_sentences(
     return [vectors_NxD[[rows[sentence] for sentence in column]] for column in columns]
 
 
+def _require_passages(name: str, value: int | None) -> None:
+    if value is not None and not 1 <= value <= _LARGEST:
+        raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
+
+
+def _count_and_hash(corpus: Path) -> tuple[int, str]:
+    """Returns how many passages a corpus has, and one hash of all of them."""
+    digest = hashlib.sha256()
+    n_passages = 0
+    for passage in read_corpus(corpus):
+        digest.update(json.dumps(passage).encode())
+        n_passages += 1
+    return n_passages, digest.hexdigest()
+
+
+def _encode_shards(
+    model: SentenceTransformer,
+    passages: Iterator[Passage],
+    out: Path,
+    manifest: Mapping[str, Any],
+    machine: tuple[int, int],
+    batch_size: int,
+) -> None:
+    """Writes the shards of a machine that are not in its folder, or are damaged."""
+    own = machine_shards(manifest, machine)
+    n_own = sum(shard_rows(manifest, number) for number in own)
+    with tqdm(total=n_own, desc="encode", unit=" passages") as progress:
+        for number in range(manifest["shards"]):
+            rows = list(islice(passages, manifest["shard_size"]))
+            if number not in own:
+                continue
+            passages_in_shard = passage_table(rows)
+            found = map_shard(out, manifest, number)
+            if found is None or not found.select(PASSAGES.names).equals(passages_in_shard):
+                path = shard_file(out, number)
+                if path.exists():
+                    logger.warning("%s is damaged: encoding it again", path)
+                show_bar = len(rows) == n_own  # that of the corpus only moves between shards
+                vectors_NxD = _encode(model, rows, batch_size, show_bar)
+                write_shard(path, passages_in_shard, vectors_NxD.astype(manifest["dtype"]))
+            progress.update(len(rows))
+
+
 def _encode(
     model: SentenceTransformer, passages: list[Passage], batch_size: int, show_bar: bool
 ) -> np.ndarray:
@@ -188,8 +199,3 @@ def _encode(
     texts = [passage_text(passage) for passage in passages]
     vectors_NxD = model.encode_document(texts, batch_size=batch_size, show_progress_bar=show_bar)
     return np.asarray(vectors_NxD)
-
-
-def _to_line(passage: Passage) -> str:
-    record = {"_id": passage.id, "title": passage.title, "text": passage.text}
-    return json.dumps(record, ensure_ascii=False) + "\n"

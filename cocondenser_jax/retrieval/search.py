@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import faiss
 import numpy as np
+import pyarrow  # type: ignore[import-untyped]
 from sentence_transformers import SentenceTransformer
 from tqdm import trange
 
@@ -15,16 +16,16 @@ from cocondenser_jax.collection.folder import read_queries
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.index import read_index
-from cocondenser_jax.retrieval.models import load_retriever, model_sha256
-from cocondenser_jax.retrieval.shards import (
-    PassageLines,
+from cocondenser_jax.retrieval.embeddings import (
+    given_pooling,
     nearest,
     open_shards,
+    passage_at,
     read_manifest,
-    read_rows,
-    replaced_pooling,
+    shard_vectors,
 )
+from cocondenser_jax.retrieval.index import read_index
+from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.storage.files import without_surrogates
 
 _QUERIES_AT_ONCE = 256
@@ -43,8 +44,7 @@ class DenseIndex(NamedTuple):
     model: SentenceTransformer
     # vectors_QxD and k to scores_QxK, decreasing, and rows_QxK
     nearest: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
-    n_passages: int
-    lines: list[PassageLines]
+    passages: pyarrow.Table  # `id`, `title` and `text` of the rows
     seconds: dict[str, float]  # of `encoding` and `search` in the last call, for all its queries
 
 
@@ -71,14 +71,14 @@ def open_index(folder: Path, model_folder: Path, *, parameters: str = "") -> Den
         raise UserError(
             f"{folder} was built with another model ({manifest['model']}) than {model_folder}"
         )
-    model = load_retriever(model_folder, pooling=replaced_pooling(manifest))
+    model = load_retriever(model_folder, pooling=given_pooling(manifest))
     if is_index:
-        index, joined = read_index(folder, manifest, parameters)
-        search, lines = partial(_nearest_in_index, index), [joined]
+        index, passages = read_index(folder, manifest, parameters)
+        search = partial(_nearest_in_index, index)
     else:
-        shards, lines = open_shards(folder, manifest)
-        search = partial(nearest, shards)
-    return DenseIndex(model, search, manifest["passages"], lines, {})
+        passages = open_shards(folder, manifest)
+        search = partial(nearest, shard_vectors(passages))
+    return DenseIndex(model, search, passages, {})
 
 
 def retrieve(
@@ -101,7 +101,7 @@ def retrieve(
     queries = read_queries(data_folder, split)
     index = open_index(folder, model_folder, parameters=parameters)
     write_run(run_out, search_run(index, queries, depth))
-    metrics: dict[str, float] = {"queries": len(queries), "passages": index.n_passages}
+    metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for part, value in index.seconds.items():
         metrics[f"{part}_seconds"] = value
         metrics[f"{part}_ms_per_query"] = 1000 * value / len(queries)
@@ -115,10 +115,9 @@ def search_run(index: DenseIndex, queries: Mapping[str, str], depth: int = 100) 
     if not queries:
         return {}
     found_Q = _find(index, list(queries.values()), depth)
-    rows = (row for found in found_Q for _, row in found)
-    ids = {row: passage.id for row, passage in read_rows(index.lines, rows)}
+    ids = index.passages["id"]
     return {
-        query: {ids[row]: score for score, row in found}
+        query: {ids[row].as_py(): score for score, row in found}
         for query, found in zip(queries, found_Q, strict=True)
     }
 
@@ -130,8 +129,7 @@ def search_text(index: DenseIndex, query: str, k: int = 10) -> list[FoundPassage
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
     (found,) = _find(index, [query], k)
-    passages = dict(read_rows(index.lines, (row for _, row in found)))
-    return [FoundPassage(score, passages[row]) for score, row in found]
+    return [FoundPassage(score, passage_at(index.passages, row)) for score, row in found]
 
 
 def _find(index: DenseIndex, texts: list[str], k: int) -> list[list[tuple[float, int]]]:
@@ -140,7 +138,7 @@ def _find(index: DenseIndex, texts: list[str], k: int) -> list[list[tuple[float,
     vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
     vectors_QxD = vectors_QxD.astype(np.float32)
     encoded = time.perf_counter()
-    scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, index.n_passages))
+    scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, len(index.passages)))
     index.seconds.update(encoding=encoded - start, search=time.perf_counter() - encoded)
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
     order_QxK = np.lexsort((rows_QxK, -scores_QxK))

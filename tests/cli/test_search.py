@@ -19,6 +19,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_corpus, read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.retrieval.bm25 import bm25_run
+from tests.retrieval_data import read_shard
 from tests.world import write_qrels, write_records
 
 
@@ -102,7 +103,7 @@ def test_what_each_flag_of_encode_does(model_folder, beir, tmp_path, forward_siz
     written = [f"--parquet={tmp_path}/vectors.parquet", f"--json_out={tmp_path}/encode.json"]
     assert main([*command.split(), *places, *written]) == 0
     assert max(forward_sizes) == 7
-    shards = [np.load(path) for path in sorted((tmp_path / "out").glob("*.npy"))]
+    shards = [read_shard(path)[0] for path in sorted((tmp_path / "out").glob("*.arrow"))]
     assert [len(shard) for shard in shards] == [25, 25, 10]
     vectors_NxD = np.concatenate(shards)
     assert vectors_NxD.dtype == np.float16

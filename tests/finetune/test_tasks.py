@@ -19,6 +19,7 @@ from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, search_run
+from tests.retrieval_data import read_vectors
 from tests.world import read_metrics, write_qrels
 
 CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder, "sentences": sentences}
@@ -289,7 +290,7 @@ def test_prompts_of_the_settings_are_used_wherever_the_retriever_is(
     model = SentenceTransformer(str(retriever), device="cpu")
     texts = [PROMPTS["document"] + passage_text(p) for p in read_corpus(data / "data")]
     expected_NxD = model.encode(texts, prompt="", task="document")
-    found_NxD = np.load(tmp_path / "embeddings" / "embeddings-00000.npy")
+    found_NxD = read_vectors(tmp_path / "embeddings")
     np.testing.assert_allclose(found_NxD, expected_NxD, atol=1e-5)
     queries = read_queries(data / "data")
     run = search_run(open_index(tmp_path / "embeddings", retriever), queries, depth=1)

@@ -12,20 +12,14 @@ import torch
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval import encode, models, shards
+from cocondenser_jax.retrieval import embeddings, encode, models
 from cocondenser_jax.storage.runs import LOCK
-
-
-def vectors(folder):
-    return np.concatenate([np.load(path) for path in sorted(folder.glob("embeddings-*.npy"))])
+from tests.retrieval_data import read_shard, read_vectors
 
 
 def names(folder):
-    return [
-        json.loads(line)["_id"]
-        for path in sorted(folder.glob("passages-*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    rows = [row for path in sorted(folder.glob("*.arrow")) for row in read_shard(path)[1]]
+    return [row[0] for row in rows]
 
 
 def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, tmp_path):
@@ -35,9 +29,9 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
     model = models.load_retriever(model_folder, passage_length=16)
     passages = list(read_corpus(beir))
     alone = np.stack([model.encode_document(passage_text(p)) for p in passages])
-    np.testing.assert_allclose(vectors(tmp_path / "out"), alone, atol=5e-6)
+    np.testing.assert_allclose(read_vectors(tmp_path / "out"), alone, atol=5e-6)
     assert names(tmp_path / "out") == [p.id for p in passages]
-    shapes = [np.load(p).shape for p in sorted((tmp_path / "out").glob("*.npy"))]
+    shapes = [read_shard(p)[0].shape for p in sorted((tmp_path / "out").glob("*.arrow"))]
     assert shapes == [(25, 32), (25, 32), (10, 32)]
     assert manifest["model_sha256"] == models.model_sha256(model_folder)
     assert (manifest["dimension"], manifest["passages"], manifest["shards"]) == (32, 60, 3)
@@ -54,18 +48,18 @@ def test_machines_share_a_corpus(model_folder, beir, tmp_path):
     copy = Path(shutil.copytree(model_folder, tmp_path / "copy"))
     encode.encode_corpus(copy, beir / "corpus.jsonl", tmp_path / "out", shard_size=7, shard=(2, 4))
     with pytest.raises(UserError, match="out lacks shard-00000-of-00004, shard-00001-of-00004, sh"):
-        shards.read_manifest(tmp_path / "out")
+        embeddings.read_manifest(tmp_path / "out")
     made = encode_on_machines(4, model_folder, beir, tmp_path / "out", shard_size=7)
-    assert {path.name: len(list(path.glob("*.npy"))) for path in (tmp_path / "out").iterdir()} == {
-        f"shard-{i:05d}-of-00004": n for i, n in enumerate((3, 2, 2, 2))
-    }
+    assert {
+        path.name: len(list(path.glob("*.arrow"))) for path in (tmp_path / "out").iterdir()
+    } == {f"shard-{i:05d}-of-00004": n for i, n in enumerate((3, 2, 2, 2))}
     assert [m | {"model": alone["model"], "corpus": alone["corpus"]} for m in made] == [alone] * 4
     both = [tmp_path / "alone", tmp_path / "out"]
-    manifests = [shards.read_manifest(folder) for folder in both]
+    manifests = [embeddings.read_manifest(folder) for folder in both]
     assert manifests[0] == manifests[1]
-    (one_S, of_one), (four_S, of_four) = map(shards.open_shards, both, manifests)
-    np.testing.assert_array_equal(np.concatenate(four_S), np.concatenate(one_S))
-    assert [*shards.read_rows(of_four, range(60))] == [*shards.read_rows(of_one, range(60))]
+    of_one, of_four = map(embeddings.open_shards, both, manifests)
+    assert of_one.num_rows == 60
+    assert of_four.equals(of_one)
 
 
 def test_a_machine_resumes_alone_and_others_do_not_fit_it(
@@ -73,24 +67,27 @@ def test_a_machine_resumes_alone_and_others_do_not_fit_it(
 ):
     out = tmp_path / "out"
     encode_on_machines(3, model_folder, beir, out, shard_size=20)
-    vectors_file = out / "shard-00001-of-00003" / "embeddings-00001.npy"
+    vectors_file = out / "shard-00001-of-00003" / "embeddings-00001.arrow"
     before = vectors_file.read_bytes()
     vectors_file.write_bytes(before[:-4])
     with pytest.raises(UserError, match=f"{vectors_file} is missing or damaged"):
-        shards.open_shards(out, shards.read_manifest(out))
+        embeddings.open_shards(out, embeddings.read_manifest(out))
     hold(out / "shard-00000-of-00003")  # another machine at work is in nobody's way
     encode.encode_corpus(model_folder, beir, out, shard_size=20, shard=(1, 3))
     assert vectors_file.read_bytes() == before
+    (out / "shard-00002-of-00003" / "embeddings-00002.arrow").unlink()
+    with pytest.raises(UserError, match=r"-00003/embeddings-00002\.arrow is missing or damaged"):
+        embeddings.open_shards(out, embeddings.read_manifest(out))
     (out / "shard-00002-of-00003" / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"shard-00002-of-00003 holds no manifest\.json"):
-        shards.read_manifest(out)
+        embeddings.read_manifest(out)
     shutil.rmtree(out / "shard-00002-of-00003")
     encode.encode_corpus(make_model(seed=1), beir, out, shard_size=20, shard=(2, 3))
     with pytest.raises(UserError, match=r"2-of-00003 differs from .+ in its model_sha256"):
-        shards.read_manifest(out)
+        embeddings.read_manifest(out)
     encode.encode_corpus(model_folder, beir, out, shard_size=20, shard=(0, 2))
     with pytest.raises(UserError, match="out also holds shard-00000-of-00002, from a different"):
-        shards.read_manifest(out)
+        embeddings.read_manifest(out)
     with pytest.raises(UserError, match="shard 2/2: expected i/n with 0 <= i < n"):
         encode.encode_corpus(model_folder, beir, out, shard=(2, 2))
     with pytest.raises(UserError, match="out already exists"):
@@ -104,19 +101,15 @@ def test_a_machine_without_a_shard_and_the_vectors_of_each_for_a_database(
     model_folder, beir, tmp_path
 ):
     for i in range(3):
-        encode.encode_corpus(
-            model_folder,
-            beir,
-            tmp_path / "out",
-            shard=(i, 3),
-            shard_size=40,
-            parquet=tmp_path / f"{i}.parquet",
-        )
+        out = tmp_path / "out"
+        encode.encode_corpus(model_folder, beir, out, shard=(i, 3), shard_size=40)
+        embeddings.write_parquet(out, tmp_path / f"{i}.parquet", (i, 3))
     names = [pyarrow.parquet.read_table(tmp_path / f"{i}.parquet")["id"] for i in range(3)]
     passages = [passage.id for passage in read_corpus(beir)]
     assert [column.to_pylist() for column in names] == [passages[:40], passages[40:], []]
-    manifest = shards.read_manifest(tmp_path / "out")
-    assert [len(part) for part in shards.open_shards(tmp_path / "out", manifest)[0]] == [40, 20]
+    manifest = embeddings.read_manifest(tmp_path / "out")
+    vectors_S = embeddings.shard_vectors(embeddings.open_shards(tmp_path / "out", manifest))
+    assert [len(vectors_NxD) for vectors_NxD in vectors_S] == [40, 20]
 
 
 @pytest.mark.effect("encode --batch_size")
@@ -132,7 +125,7 @@ def test_forward_passes_are_smaller_on_a_cpu(model_folder, beir, tmp_path, forwa
 def test_half_precision_on_disk(model_folder, beir, tmp_path):
     encode.encode_corpus(model_folder, beir, tmp_path / "f16", dtype="float16")
     encode.encode_corpus(model_folder, beir / "corpus.jsonl", tmp_path / "f32")
-    half, single = vectors(tmp_path / "f16"), vectors(tmp_path / "f32")
+    half, single = read_vectors(tmp_path / "f16"), read_vectors(tmp_path / "f32")
     assert (half.dtype, single.dtype) == (np.float16, np.float32)
     np.testing.assert_array_equal(half, single.astype(np.float16))
 
@@ -140,7 +133,7 @@ def test_half_precision_on_disk(model_folder, beir, tmp_path):
 def test_products_in_half_precision(model_folder, beir, tmp_path):
     encode.encode_corpus(model_folder, beir, tmp_path / "single")
     encode.encode_corpus(model_folder, beir, tmp_path / "half", precision="bfloat16")
-    single_NxD, half_NxD = vectors(tmp_path / "single"), vectors(tmp_path / "half")
+    single_NxD, half_NxD = read_vectors(tmp_path / "single"), read_vectors(tmp_path / "half")
     assert half_NxD.dtype == np.float32
     errors_N = np.linalg.norm(half_NxD - single_NxD, axis=1) / np.linalg.norm(single_NxD, axis=1)
     assert (errors_N > 0).all()
@@ -163,8 +156,9 @@ def test_an_interrupted_run_resumes_with_the_missing_shards(
     monkeypatch.setattr(encode, "_encode", stop_at_third)
     with pytest.raises(RuntimeError, match="killed"):
         encode.encode_corpus(model_folder, beir, out, shard_size=20)
-    assert not (out / "manifest.json").exists()
-    assert len(list(out.glob("*.npy"))) == 2
+    with pytest.raises(UserError, match=r"embeddings-00002\.arrow is missing or damaged: encode"):
+        embeddings.open_shards(out, embeddings.read_manifest(out))
+    assert len(list(out.glob("*.arrow"))) == 2
 
     with pytest.raises(UserError, match="was started with shard_size=20, now it is 30"):
         encode.encode_corpus(model_folder, beir, out, shard_size=30)
@@ -173,46 +167,51 @@ def test_an_interrupted_run_resumes_with_the_missing_shards(
     encode.encode_corpus(model_folder, beir, out, shard_size=20)
     assert encoded == ["d40"]
     encode.encode_corpus(model_folder, beir, tmp_path / "whole", shard_size=1000)
-    np.testing.assert_allclose(vectors(out), vectors(tmp_path / "whole"), atol=5e-6)
+    np.testing.assert_allclose(read_vectors(out), read_vectors(tmp_path / "whole"), atol=5e-6)
     assert names(out) == names(tmp_path / "whole")
 
 
-def cut_vectors(out):
-    path = out / "embeddings-00001.npy"
+def cut(path):
     path.write_bytes(path.read_bytes()[:-4])
 
 
-def lengthen_vectors(out):
-    with (out / "embeddings-00001.npy").open("ab") as file:
+def lengthen(path):
+    with path.open("ab") as file:
         file.write(b"more")
 
 
-def other_vectors(out):
-    np.save(out / "embeddings-00001.npy", np.zeros((19, 32), np.float32))
+def empty(path):
+    path.write_bytes(b"")
 
 
-def no_array(out):
-    (out / "embeddings-00001.npy").write_bytes(b"")
+def keep_half_the_rows(path):
+    table = pyarrow.ipc.open_file(path.read_bytes()).read_all()[:10]
+    with pyarrow.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
 
 
-def cut_passages(out):
-    path = out / "passages-00001.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])
+def lose_the_vectors(path):
+    table = pyarrow.ipc.open_file(path.read_bytes()).read_all().drop_columns("vector")
+    with pyarrow.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
 
 
-def no_passages(out):
-    (out / "passages-00001.jsonl").unlink()
+def change_a_text(path):
+    content = path.read_bytes()
+    text = read_shard(path)[1][3][2].encode()
+    assert content.count(text) == 1
+    path.write_bytes(content.replace(text, text.swapcase()))
 
 
 @pytest.mark.parametrize(
     "damage",
-    [cut_vectors, lengthen_vectors, other_vectors, no_array, cut_passages, no_passages],
+    [cut, lengthen, empty, keep_half_the_rows, lose_the_vectors, change_a_text, Path.unlink],
 )
 def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, monkeypatch, damage):
     out = tmp_path / "out"
     encode.encode_corpus(model_folder, beir, out, shard_size=20)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    damage(out)
+    damage(out / "embeddings-00001.arrow")
     encoded = []
     compute = encode._encode
 
@@ -233,20 +232,18 @@ def test_a_corpus_is_many_shards(n_passages, shards):
     assert -(-n_passages // encode.default_shard_size(n_passages)) == shards
 
 
-@pytest.mark.parametrize("name", ["passages-00000.jsonl", "embeddings-00000.npy"])
-def test_a_full_disk_ends_in_one_line_and_the_run_resumes(model_folder, tmp_path, small_disk, name):
+def test_a_full_disk_ends_in_one_line_and_the_run_resumes(model_folder, tmp_path, small_disk):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(f'{{"_id": "d{i}", "text": "{i}"}}\n' for i in range(100)))
     encode.encode_corpus(model_folder, corpus, tmp_path / "whole", shard_size=50)
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").iterdir()}
-    assert sizes["settings.json"] < sizes["passages-00000.jsonl"] < sizes["embeddings-00000.npy"]
-    small_disk(sizes[name] - 1)
+    name = "embeddings-00000.arrow"
+    small_disk((tmp_path / "whole" / name).stat().st_size - 1)
     with pytest.raises(UserError, match=f"cannot write {tmp_path}/out/{name}: [^\n]+$"):
         encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=50)
     small_disk(resource.RLIM_INFINITY)
-    assert [path.name for path in (tmp_path / "out").glob("*.npy")] == []
+    assert [path.name for path in (tmp_path / "out").glob("*.arrow")] == []
     encode.encode_corpus(model_folder, corpus, tmp_path / "out", shard_size=50)
-    np.testing.assert_array_equal(vectors(tmp_path / "out"), vectors(tmp_path / "whole"))
+    np.testing.assert_array_equal(read_vectors(tmp_path / "out"), read_vectors(tmp_path / "whole"))
 
 
 def test_a_second_process_is_refused(model_folder, beir, tmp_path, hold):
@@ -262,6 +259,24 @@ def test_another_model_does_not_resume(model_folder, make_model, beir, tmp_path)
         encode.encode_corpus(make_model(seed=1), beir, tmp_path / "out")
 
 
+def test_the_same_passages_resume_and_others_do_not(model_folder, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"_id": "1", "title": "a", "text": "b c"}\n{"_id": "2", "text": "d"}\n')
+    encode.encode_corpus(model_folder, corpus, tmp_path / "out")
+    (tmp_path / "psgs_w100.tsv").write_text("id\ttext\ttitle\n1\tb c\ta\n2\td\t\n")
+    before = (tmp_path / "out" / "embeddings-00000.arrow").stat().st_mtime_ns
+    encode.encode_corpus(model_folder, tmp_path / "psgs_w100.tsv", tmp_path / "out")
+    assert (tmp_path / "out" / "embeddings-00000.arrow").stat().st_mtime_ns == before
+    for other in (
+        '{"_id": "1", "title": "a b", "text": "c"}\n{"_id": "2", "text": "d"}\n',
+        '{"_id": "1", "title": "a", "text": "b c"}\n{"_id": "3", "text": "d"}\n',
+        '{"_id": "1", "title": "a", "text": "b e"}\n{"_id": "2", "text": "d"}\n',
+    ):
+        corpus.write_text(other)
+        with pytest.raises(UserError, match="was started with corpus_sha256="):
+            encode.encode_corpus(model_folder, corpus, tmp_path / "out")
+
+
 def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
     encode.encode_corpus(model_folder, beir, tmp_path / "out")
     for name, value in (
@@ -273,6 +288,8 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
     ):
         with pytest.raises(UserError, match=f"was started with {name}=.*, now it is '?{value}"):
             encode.encode_corpus(model_folder, beir, tmp_path / "out", **{name: value})
+    with pytest.raises(UserError, match="was started with backend='torch', now it is 'jax'"):
+        encode.encode_corpus(model_folder, beir, tmp_path / "out", backend=lambda *_: None)
     # The pooling is the same, but a search would load the folder's own.
     with pytest.raises(UserError, match="was started with pooling_from='model'"):
         encode.encode_corpus(model_folder, beir, tmp_path / "out", pooling="cls")

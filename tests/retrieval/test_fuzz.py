@@ -19,8 +19,8 @@ from cocondenser_jax.collection.folder import (
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import encode, models, search
+from cocondenser_jax.retrieval.embeddings import write_parquet
 from cocondenser_jax.retrieval.index import build_index
-from cocondenser_jax.retrieval.shards import write_parquet
 from tests.mutations import Payload, assert_read_or_refused, broken_bytes, fuzz, fuzz_file
 
 TEXT = "abcde fgh"
@@ -51,14 +51,14 @@ def search_with(searcher, folder):
 
 
 @pytest.mark.usefixtures("same_model")
-@pytest.mark.parametrize("name", ["manifest.json", "index.faiss", "offsets.npy", "passages.jsonl"])
+@pytest.mark.parametrize("name", ["manifest.json", "index.faiss", "passages.arrow"])
 def test_a_broken_index_is_searched_or_refused(name, encoded, model_folder, tmp_path):
     folder = shutil.copytree(encoded / "index", tmp_path / "index")
     fuzz_file(folder, name, lambda _: search_with(search.open_index(folder, model_folder), folder))
 
 
 @pytest.mark.usefixtures("same_model")
-@pytest.mark.parametrize("name", ["manifest.json", "embeddings-00001.npy", "passages-00001.jsonl"])
+@pytest.mark.parametrize("name", ["manifest.json", "embeddings-00001.arrow"])
 def test_broken_embeddings_are_searched_or_refused(name, encoded, model_folder, tmp_path):
     folder = shutil.copytree(encoded / "embeddings", tmp_path / "embeddings")
 

@@ -5,14 +5,17 @@ import shutil
 
 import faiss
 import numpy as np
+import pyarrow.ipc
 import pytest
 
 from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval import embeddings as embeddings_module
 from cocondenser_jax.retrieval import encode, models, search
 from cocondenser_jax.retrieval import index as index_module
 from cocondenser_jax.retrieval.index import build_index
+from tests.retrieval_data import read_vectors
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +60,10 @@ def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index
         assert result.score == pytest.approx(score)
 
 
-@pytest.mark.parametrize("name", ["index.faiss", "passages.jsonl"])
+@pytest.mark.parametrize("name", ["index.faiss", "passages.arrow"])
 def test_a_full_disk_leaves_no_index(embeddings, index, tmp_path, small_disk, capfd, name):
     sizes = {path.name: path.stat().st_size for path in index.iterdir()}
-    assert sizes["index.faiss"] < sizes["passages.jsonl"]  # which is written after it
+    assert sizes["index.faiss"] < sizes["passages.arrow"]  # which is written after it
     small_disk(sizes[name] - 1)
     with pytest.raises(UserError, match=f"cannot write {tmp_path}/index: .*File too large"):
         build_index(embeddings, tmp_path / "index")
@@ -95,12 +98,11 @@ def test_blocks_of_vectors_and_of_queries_do_not_matter(
 ):
     queries = read_queries(beir)
     whole = search.search_run(search.open_index(index, model_folder), queries)
-    monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)  # three blocks of each shard
+    monkeypatch.setattr(embeddings_module, "_BLOCK_ROWS", 10)  # three blocks of each shard
     monkeypatch.setattr(search, "_QUERIES_AT_ONCE", 7)
     build_index(embeddings, tmp_path / "index")
-    files = sorted(embeddings.glob("*.npy"))
     vectors_NxD = faiss.read_index(str(tmp_path / "index" / "index.faiss")).reconstruct_n(0, 60)
-    np.testing.assert_array_equal(vectors_NxD, np.concatenate([np.load(path) for path in files]))
+    np.testing.assert_array_equal(vectors_NxD, read_vectors(embeddings))
     run = search.search_run(search.open_index(tmp_path / "index", model_folder), queries)
     assert list(run) == list(whole) == list(queries)
     assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
@@ -115,7 +117,7 @@ def test_a_compressed_index_is_trained_on_a_sample_of_every_shard(
     monkeypatch.setattr(faiss.IndexPQ, "train", lambda i, x: (sizes.append(x), train(i, x)))
     build_index(embeddings, tmp_path / "index", "PQ8x4")
     (sample,) = sizes
-    rows = np.concatenate([np.load(path) for path in sorted(embeddings.glob("*.npy"))])
+    rows = read_vectors(embeddings)
     (places,) = zip(*(np.flatnonzero((rows == x).all(1)) for x in sample), strict=True)
     assert len(set(places)) == len(places) == 13 + 13 + 5  # of 25, 25 and 10
     assert [sum(low <= p < low + 25 for p in places) for low in (0, 25, 50)] == [13, 13, 5]
@@ -249,15 +251,18 @@ def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
     with pytest.raises(UserError, match=r"index\.faiss is missing or damaged"):
         search.open_index(tmp_path / "broken", model_folder)
     shutil.copy(index / "index.faiss", tmp_path / "broken")
-    np.save(tmp_path / "broken" / "offsets.npy", np.zeros(59, np.int64))
-    with pytest.raises(UserError, match=r"offsets\.npy is missing or damaged"):
-        search.open_index(tmp_path / "broken", model_folder)
+    table = pyarrow.ipc.open_file((index / "passages.arrow").read_bytes()).read_all()
+    for rows in (table[:59], table.drop_columns("title")):
+        with pyarrow.ipc.new_file(tmp_path / "broken" / "passages.arrow", rows.schema) as writer:
+            writer.write_table(rows)
+        with pytest.raises(UserError, match=r"passages\.arrow is missing or damaged: build the"):
+            search.open_index(tmp_path / "broken", model_folder)
 
 
 def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
     shutil.copytree(embeddings, tmp_path / "embeddings")
-    path = tmp_path / "embeddings" / "embeddings-00002.npy"
+    path = tmp_path / "embeddings" / "embeddings-00002.arrow"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"embeddings-00002\.npy is missing or damaged"):
+    with pytest.raises(UserError, match=r"embeddings-00002\.arrow is missing or damaged"):
         build_index(tmp_path / "embeddings", tmp_path / "index")
     assert not (tmp_path / "index").exists()

@@ -14,6 +14,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_cross_encoder, load_retriever, model_sha256
 from cocondenser_jax.storage.hub import find_folder, push_folder
+from tests.retrieval_data import read_vectors
 
 TEXTS = ["abc abd", "hgf"]
 Publish = Callable[[str, Path], Path]
@@ -102,7 +103,7 @@ def test_commands_take_names(publish, model_folder, cross_encoder_folder, beir, 
         words = ["encode", model, f"--corpus={beir}", f"--out={embeddings}-{backend}"]
         assert main([*words, f"--backend={backend}"]) == 0
     torch_NxD, jax_NxD = (
-        np.load(f"{embeddings}-{backend}/embeddings-00000.npy") for backend in ("torch", "jax")
+        read_vectors(Path(f"{embeddings}-{backend}")) for backend in ("torch", "jax")
     )
     np.testing.assert_allclose(torch_NxD, jax_NxD, atol=1e-4)
     manifest = json.loads(Path(f"{embeddings}-torch/manifest.json").read_text())

@@ -1,0 +1,229 @@
+"""A folder of embeddings: its shards, whether they are whole, and searching them all.
+
+Shard i is `embeddings-<i>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
+`vector`. Files are memory-mapped: a folder may be larger than memory. Of n machines that encode
+together, machine m writes the shards m, n + m, 2n + m and so on to a folder of its own, see
+`paths.shard_folder`; the folder of all of them is read as one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.ipc  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+from tqdm import tqdm
+
+from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage.files import new_file, read_object
+from cocondenser_jax.storage.paths import require_same, shard_folder, shard_folders
+
+MANIFEST = "manifest.json"
+# Settings that may differ, between machines and when a run resumes: checksums are compared.
+MOVED = ("model", "corpus")
+# Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
+_BLOCK_ROWS = 65_536
+# Lengths of 64 bits: the texts of a shard may be larger than 2 GB.
+PASSAGES = pyarrow.schema([(name, pyarrow.large_string()) for name in Passage._fields])
+# What the manifests of embeddings and of an index both hold.
+_KINDS = {
+    "model": str,
+    "model_sha256": str,
+    "dimension": int,
+    "dtype": str,
+    "passages": int,
+    "shards": int,
+    "shard_size": int,
+}
+
+
+def shard_file(folder: Path, number: int) -> Path:
+    """Names the file of a shard."""
+    return folder / f"embeddings-{number:05d}.arrow"
+
+
+def shard_rows(manifest: Mapping[str, Any], number: int) -> int:
+    """Counts the rows of a shard: all have the same number but the last."""
+    size: int = manifest["shard_size"]
+    return min(size, manifest["passages"] - number * size)
+
+
+def machine_shards(manifest: Mapping[str, Any], machine: tuple[int, int]) -> range:
+    """Lists the shards that machine i of n encodes, from 0."""
+    index, n_machines = machine
+    return range(index, manifest["shards"], n_machines)
+
+
+def passage_table(passages: Iterable[Passage]) -> pyarrow.Table:
+    """Puts passages into the columns `id`, `title` and `text`."""
+    return pyarrow.table(list(zip(*passages, strict=True)), schema=PASSAGES)
+
+
+def passage_at(table: pyarrow.Table, row: int) -> Passage:
+    """Reads the passage of a row."""
+    return Passage(*(table[name][row].as_py() for name in PASSAGES.names))
+
+
+def write_table(path: Path, table: pyarrow.Table) -> None:
+    """Writes an Arrow file."""
+    with path.open("wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_shard(path: Path, passages: pyarrow.Table, vectors_NxD: np.ndarray) -> None:
+    """Writes the passages of a shard with their vectors, whole or not at all."""
+    with new_file(path) as partial:
+        write_table(partial, passages.append_column("vector", _vector_column(vectors_NxD)))
+
+
+def map_shard(folder: Path, manifest: Mapping[str, Any], number: int) -> pyarrow.Table | None:
+    """Maps a shard; None unless its file is whole and holds what the manifest says."""
+    path = shard_file(folder, number)
+    return map_table(path, _shard_schema(manifest), shard_rows(manifest, number))
+
+
+def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table | None:
+    """Maps an Arrow file; None unless it is whole, with these columns and rows."""
+    try:
+        # Closed at once, or a large folder would run out of file descriptors: the map stays.
+        with pyarrow.memory_map(str(path)) as file:
+            table = pyarrow.ipc.open_file(file).read_all()
+        table.validate(full=True)  # reads all strings: they lie where their offsets say, in UTF-8
+    except (OSError, pyarrow.ArrowException):
+        return None
+    has_nulls = any(column.null_count for column in table.columns)
+    whole = table.schema.equals(schema) and len(table) == n_rows and not has_nulls
+    return table if whole else None
+
+
+def open_shards(
+    folder: Path, manifest: Mapping[str, Any], numbers: Iterable[int] | None = None
+) -> pyarrow.Table:
+    """Maps shards of the folder of all machines; None stands for the numbers of all shards."""
+    parts = shard_folders(folder)
+    tables = []
+    for number in range(manifest["shards"]) if numbers is None else numbers:
+        part = parts[number % len(parts)]
+        table = map_shard(part, manifest, number)
+        if table is None:
+            raise UserError(
+                f"{shard_file(part, number)} is missing or damaged: encode again with the same "
+                "flags, which renews such shards only"
+            )
+        tables.append(table)
+    if not tables:  # as with more machines than shards
+        return _shard_schema(manifest).empty_table()
+    return pyarrow.concat_tables(tables)
+
+
+def shard_vectors(table: pyarrow.Table) -> list[np.ndarray]:
+    """Lists the vectors of each shard, N x D, as they are mapped."""
+    column = table["vector"]
+    return [
+        chunk.flatten().to_numpy().reshape(-1, column.type.list_size) for chunk in column.chunks
+    ]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Reads the manifest of an index, or of embeddings, whose parts on several machines agree."""
+    parts = shard_folders(folder)
+    manifests = [_read_manifest(part) for part in parts]
+    require_same(parts, manifests, [name for name in manifests[0] if name not in MOVED])
+    return manifests[0]
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        advice = "encode the corpus first, until it ends, then build the index"
+        raise UserError(f"{folder} holds no {MANIFEST}: {advice}")
+    manifest = read_object(path)
+    for key, kind in _KINDS.items():
+        if type(manifest.get(key)) is not kind:
+            raise UserError(f"{path}: {key} is {manifest.get(key)!r}, expected {kind.__name__}")
+    if given_pooling(manifest) not in (None, "cls", "mean"):
+        raise UserError(f"{path}: pooling is neither cls nor mean")
+    if manifest["dtype"] not in ("float32", "float16"):
+        raise UserError(f"{path}: dtype is neither float32 nor float16")
+    n_shards = -(-manifest["passages"] // max(1, manifest["shard_size"]))
+    if min(manifest["dimension"], n_shards) < 1 or manifest["shards"] != n_shards:
+        raise UserError(f"{path}: its numbers contradict each other")
+    return manifest
+
+
+def given_pooling(manifest: Mapping[str, Any]) -> str | None:
+    """Returns the pooling that replaced the model folder's own; None where it was kept."""
+    return None if manifest.get("pooling_from") == "model" else manifest.get("pooling")
+
+
+def float_blocks(shards: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields the vectors of all shards as float32, a block at a time, N x D."""
+    for vectors_NxD in shards:
+        for start in range(0, len(vectors_NxD), _BLOCK_ROWS):
+            yield np.asarray(vectors_NxD[start : start + _BLOCK_ROWS], np.float32)
+
+
+def nearest(
+    shards: Sequence[np.ndarray], queries_QxD: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the vectors with the largest inner products, exactly, one block after another.
+
+    Args:
+      shards: vectors, N x D each.
+      queries_QxD: float32.
+      k: neighbours per query, at most as many as there are passages.
+
+    Returns:
+      `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards. Where several tie for
+      the last place, any of them may be there.
+    """
+    best = faiss.ResultHeap(len(queries_QxD), k, keep_max=True)
+    first_row = 0
+    bar = tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1)
+    for block_NxD in float_blocks(bar):
+        scores_QxK, rows_QxK = faiss.knn(
+            queries_QxD, block_NxD, min(k, len(block_NxD)), faiss.METRIC_INNER_PRODUCT
+        )
+        best.add_result(scores_QxK, rows_QxK + first_row)
+        first_row += len(block_NxD)
+    best.finalize()
+    return best.D, best.I
+
+
+def write_parquet(folder: Path, out: Path, machine: tuple[int, int] = (0, 1)) -> None:
+    """Writes ids and vectors as one Parquet file, for vector databases, whole or not at all.
+
+    The shards are those of machine i of n, each a row group: one shard is held in memory. Columns
+    `id` (string) and `vector` (a list of float32, all of one length).
+
+    Args:
+      folder: of all machines.
+      out: the file.
+      machine: (i, n), from 0.
+    """
+    folder = shard_folder(folder, machine)
+    manifest = read_manifest(folder)
+    table = open_shards(folder, manifest, machine_shards(manifest, machine))
+    vector = pyarrow.list_(pyarrow.float32(), manifest["dimension"])
+    schema = pyarrow.schema([("id", pyarrow.string()), ("vector", vector)])
+    with (
+        new_file(out) as partial,
+        partial.open("wb") as file,
+        pyarrow.parquet.ParquetWriter(file, schema) as writer,
+    ):
+        for batch in table.select(schema.names).to_batches():
+            writer.write_table(pyarrow.table(batch).cast(schema))
+
+
+def _shard_schema(manifest: Mapping[str, Any]) -> pyarrow.Schema:
+    vector = pyarrow.list_(pyarrow.from_numpy_dtype(manifest["dtype"]), manifest["dimension"])
+    return PASSAGES.append(pyarrow.field("vector", vector))
+
+
+def _vector_column(vectors_NxD: np.ndarray) -> pyarrow.Array:
+    numbers = pyarrow.array(vectors_NxD.ravel())
+    return pyarrow.FixedSizeListArray.from_arrays(numbers, vectors_NxD.shape[1])

@@ -29,7 +29,6 @@ from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.step import initial_params
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.paths import plain_path
 
 logger = logging.getLogger(__name__)
 
@@ -212,8 +211,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Reads a file of tensors by name; anything in it that is not a tensor is an error."""
     if path.suffix == ".safetensors":
         try:
-            with plain_path(path) as plain:
-                return load_file(plain)
+            return load_file(path)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
     import torch  # slow to import, and only this format needs it

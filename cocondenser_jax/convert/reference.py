@@ -16,7 +16,6 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
 from cocondenser_jax.corpus.batches import Batch
-from cocondenser_jax.storage.paths import plain_path
 
 _TIED = re.compile(r"\.decoder\.|^decoder\.weight$")  # to the word embeddings and their bias
 IGNORED = -100  # the label of positions that are not to be predicted
@@ -91,10 +90,9 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
     `attn_implementation`.
     """
     config, params = load_folder(str(folder), n_head_layers=0)
-    with plain_path(folder) as plain:
-        lm = AutoModelForMaskedLM.from_pretrained(
-            plain, attn_implementation=attention, trust_remote_code=False
-        )
+    lm = AutoModelForMaskedLM.from_pretrained(
+        folder, attn_implementation=attention, trust_remote_code=False
+    )
     head = torch.nn.ModuleList(_head_layer(lm.base_model) for _ in range(config.n_head_layers))
     tensors = to_tensors(params, config).items()
     state = {name: torch.from_numpy(x) for name, x in tensors if name.startswith(HEAD_PREFIX)}

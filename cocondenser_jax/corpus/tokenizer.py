@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.files import read_object, write_json
-from cocondenser_jax.storage.paths import plain_path
 
 Kind = Literal["bert", "roberta", "xlm-roberta", "modernbert"]
 
@@ -162,9 +161,8 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
     The longest input of the model counts special tokens, too. The folder must exist.
     """
     kind, backend = tokenizer.kind, tokenizer.backend
-    with plain_path(folder) as plain:
-        backend.save(f"{plain}/tokenizer.json")
-        backend.model.save(str(plain))
+    backend.save(str(folder / "tokenizer.json"))
+    backend.model.save(str(folder))
     tokens = {f"{role}_token": token for role, token in SPECIAL_TOKENS[kind].items()}
     state = json.loads(backend.to_str())
     if kind == "bert":
@@ -261,22 +259,22 @@ def _read_folder(folder: Path) -> Tokenizer:
             "or vocab.json with merges.txt"
         )
     try:
-        with plain_path(folder) as plain:
-            paths = [f"{plain}/{name}" for name in names]
-            if names[0] == "tokenizer.json":
-                return Tokenizer.from_file(*paths)
-            rules: dict[str, Any] = {}
-            if names[0] == "vocab.txt":
-                kind: Kind = "bert"
-                entries = models.WordPiece.read_file(*paths)
-                words = entries.keys() - SPECIAL_TOKENS[kind].values()
-                rules["do_lower_case"] = not any(re.search("[A-Z]", word) for word in words)
-                configured = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"]
-            else:
-                kind, configured = "roberta", ["add_prefix_space"]
-                entries, rules["merges"] = models.BPE.read_file(*paths)
-            _require_special_tokens(entries, kind, str(folder))  # transformers would add them
-            return _new_tokenizer(kind, vocab=entries, **rules | _read_config(folder, configured))
+        paths = [str(folder / name) for name in names]
+        if names[0] == "tokenizer.json":
+            return Tokenizer.from_file(*paths)
+        rules: dict[str, Any] = {}
+        if names[0] == "vocab.txt":
+            kind: Kind = "bert"
+            entries = models.WordPiece.read_file(*paths)
+            words = entries.keys() - SPECIAL_TOKENS[kind].values()
+            rules["do_lower_case"] = not any(re.search("[A-Z]", word) for word in words)
+            configured = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"]
+        else:
+            kind = "roberta"
+            entries, rules["merges"] = models.BPE.read_file(*paths)
+            configured = ["add_prefix_space"]
+        _require_special_tokens(entries, kind, str(folder))  # transformers would add them
+        return _new_tokenizer(kind, vocab=entries, **rules | _read_config(folder, configured))
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exception

@@ -29,7 +29,6 @@ from cocondenser_jax.storage.files import (
     read_object,
 )
 from cocondenser_jax.storage.metrics import Log, metrics_log
-from cocondenser_jax.storage.paths import plain_path
 from cocondenser_jax.storage.runs import (
     CHECKSUMS,
     newest_intact,
@@ -151,10 +150,8 @@ def run(
         if is_main_process():
             log = metrics_log(settings.workdir, step, loggers)
             trainer.add_callback(_Metrics(stack.enter_context(log)))
-        plain = stack.enter_context(plain_path(checkpoints))
-        trainer.args.output_dir = str(plain)
         stack.enter_context(full_disk_errors(checkpoints))
-        trainer.train(resume_from_checkpoint=f"{plain}/checkpoint-{step}" if step else None)
+        trainer.train(resume_from_checkpoint=f"{checkpoints}/checkpoint-{step}" if step else None)
     trainer.accelerator.wait_for_everyone()
     if is_main_process():
         _save_result(trainer, checkpoints, settings.workdir / result)

@@ -18,7 +18,6 @@ from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.config import size_limit
 from cocondenser_jax.storage.files import file_sha256, is_inside, read_json, read_object
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.paths import plain_path
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run a folder's code.
@@ -112,9 +111,9 @@ def load_cross_encoder(
             "as cocondenser finetune makes with configs/cross_encoder.py"
         )
     task: Any = "sequence-classification"
-    with _loading(folder, "cross-encoder") as plain, new_parameters(head_seed or 0):
+    with _loading(folder, "cross-encoder"), new_parameters(head_seed or 0):
         backbone = Transformer(
-            str(plain), model_kwargs=_NO_CODE, transformer_task=task, **_NO_OTHER_CODE
+            str(folder), model_kwargs=_NO_CODE, transformer_task=task, **_NO_OTHER_CODE
         )
     _require_weights(backbone.model, folder, ("classifier.", "pooler.") if new_head else ())
     if backbone.config.num_labels != 1:
@@ -193,10 +192,10 @@ def model_sha256(folder: Path) -> str:
 
 def _open(folder: Path, pooling: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
-    with _loading(folder, "bi-encoder") as plain:
+    with _loading(folder, "bi-encoder"):
         if (folder / "modules.json").is_file() and pooling is None:
-            return SentenceTransformer(str(plain), local_files_only=True, model_kwargs=kwargs)
-        backbone = Transformer(str(plain), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
+            return SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
+        backbone = Transformer(str(folder), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
         return SentenceTransformer(
             modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
             prompts=read_object(folder / "config_sentence_transformers.json", {}).get("prompts"),
@@ -251,15 +250,14 @@ def _find_model(name_or_folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _loading(folder: Path, kind: str) -> Iterator[Path]:
-    """Yields the plain path, keeps the libraries quiet, and turns what they raise into one line."""
+def _loading(folder: Path, kind: str) -> Iterator[None]:
+    """Keeps the libraries quiet, and turns what they raise for a broken folder into one line."""
     # Bars for an instant's work, and a report of every unused head, would hide what matters.
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
-        with plain_path(folder) as plain:
-            yield plain
+        yield
     except Exception as error:  # the libraries raise anything for a broken folder
         raise UserError(f"{folder} cannot be loaded as a {kind}: {first_line(error)}") from error
     finally:
@@ -277,8 +275,7 @@ def _require_weights(
     stored: set[str] = set()
     for path in folder.glob("*.safetensors"):
         try:
-            with plain_path(path) as plain:
-                names = safe_open(plain, "pt").keys()
+            names = safe_open(path, "pt").keys()
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
         stored |= {name.removeprefix(prefix) for name in names}

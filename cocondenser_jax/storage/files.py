@@ -18,7 +18,6 @@ import zstandard
 
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.locks import locked
-from cocondenser_jax.storage.paths import plain_path
 
 # Called with the number of bytes of a file that were read since the last call.
 OnBytes = Callable[[int], object]
@@ -93,7 +92,7 @@ def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yields the plain path of an empty folder that becomes `target` if the block succeeds.
+    """Yields an empty folder that becomes `target` if the block succeeds.
 
     A block that fails or is interrupted leaves nothing; one that is killed leaves
     `<name>.partial` beside `target`, which the next attempt removes.
@@ -112,8 +111,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            with full_disk_errors(target), plain_path(partial) as plain:
-                yield plain
+            with full_disk_errors(target):
+                yield partial
             mode = partial.stat().st_mode & 0o666
             for file in partial.rglob("*"):
                 if file.is_file() and not file.is_symlink():

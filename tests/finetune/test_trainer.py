@@ -200,7 +200,7 @@ def test_a_damaged_checkpoint_is_passed_over(inputs, whole, monkeypatch, tmp_pat
     damaged.add("model.safetensors")
     assert damaged <= set(names)
     for name in sorted(damaged):
-        run = tmp_path / f"{name}[\udcff]"
+        run = tmp_path / f"{name} [é🙂]"
         shutil.copytree(tmp_path / "killed", run)
         path = run / "checkpoints" / "checkpoint-9" / name
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -195,7 +195,7 @@ def test_a_cross_encoder_scores_with_its_logit(make_cross_encoder, kind, tmp_pat
     model.save_pretrained(str(tmp_path / "saved"))
     for again in (
         CrossEncoder(str(tmp_path / "saved")),
-        models.load_cross_encoder((tmp_path / "saved").rename(tmp_path / "saved\udcff")),
+        models.load_cross_encoder((tmp_path / "saved").rename(tmp_path / "saved [a] 'é🙂")),
     ):
         np.testing.assert_array_equal(again.predict(PAIRS), model.predict(PAIRS))
 

@@ -8,8 +8,10 @@ import lzma
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
+from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage import files
@@ -113,11 +115,10 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path, error):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_of_any_name_is_made_on_a_plain_path(tmp_path):
-    with new_folder(tmp_path / "[a]\udcff") as folder:
-        assert str(folder).isascii()
-        (folder / "file").write_text("x")
-    assert (tmp_path / "[a]\udcff" / "file").read_text() == "x"
+def test_a_folder_of_any_name_is_made(tmp_path):
+    with new_folder(tmp_path / "[a] é🙂'\n") as folder:
+        save_file({"x": np.arange(2)}, folder / "file")
+    assert load_file(tmp_path / "[a] é🙂'\n" / "file")["x"].tolist() == [0, 1]
 
 
 def test_others_may_read_what_they_may_list(tmp_path):

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ import yaml
 from cocondenser_jax.cli.flags import print_table
 from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.evaluation.significance import compare
+from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.storage.files import read_json, write_json
 
 # Peak bfloat16 operations a second: eight cores of a TPU v3, see pretrain/plan.py; NVIDIA's data
@@ -133,14 +134,24 @@ def _resolve(
     return out, steps
 
 
-def run_steps(steps: Mapping[Path, Step], execute: Callable[[Sequence[str]], int]) -> None:
-    """Runs steps by `execute`, which returns the exit status; a UserError if that is not 0."""
+def run_steps(
+    steps: Mapping[Path, Step], workdir: Path, execute: Callable[[Sequence[str]], int]
+) -> None:
+    """Runs steps by `execute`, which returns the exit status; a UserError if that is not 0.
+
+    `seconds.json` in `workdir` gets how long each took.
+    """
     for path, step in steps.items():
         if step.get:
             raise UserError(f"{path} is missing: {step.get}")
-    for command in (command for step in steps.values() for command in step.commands):
-        if status := execute(command):
-            raise UserError(f"exit status {status}: {shlex.join(command)}")
+
+    def run(commands: list[list[str]], _: Path) -> None:
+        for command in commands:
+            if status := execute(command):
+                raise UserError(f"exit status {status}: {shlex.join(command)}")
+
+    for path, step in steps.items():
+        make_once(workdir, path, partial(run, step.commands))
 
 
 def estimate_hours(steps: Mapping[Path, Step]) -> dict[str, float]:
@@ -229,7 +240,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--row", action="append", default=[], help=row)
     dry_run = "print the commands, the data and estimated hours, and run nothing"
     parser.add_argument("--dry_run", action="store_true", help=dry_run)
-    workdir = "what is made; what is there is not made again (default: runs/papers)"
+    workdir = "what is made, each step once, and seconds.json (default: runs/papers)"
     parser.add_argument("--workdir", type=Path, default=Path("runs/papers"), help=workdir)
     data = "the folder of the data that --dry_run names (default: data)"
     parser.add_argument("--data", type=Path, default=Path("data"), help=data)
@@ -252,7 +263,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         _print_plan(table, steps)
         return
-    run_steps(steps, _execute)
+    run_steps(steps, arguments.workdir, _execute)
     compared = compare_goals(goals, table["tolerance"])
     cells = [(" ".join(one[:3]), *map(_format_cell, one[3:])) for one in compared]
     print_table(("", *Comparison._fields[3:]), cells)

@@ -18,7 +18,7 @@ ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
 ARGUMENTS["minilm"] = ("mlm", "condenser", "cocondenser")
 ARGUMENTS["sentences"] = ("stsb", "triplets", "nli")
 ARGUMENTS["finetune"] = tuple(finetune.VARIANTS)
-FINE_TUNING = {"cross_encoder", "finetune", "quickstart_finetune", "sentences"}
+FINE_TUNING = {"adapt_finetune", "cross_encoder", "finetune", "quickstart_finetune", "sentences"}
 FOR_A_TPU = ["default", "condenser", "cocondenser"]
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("[!_]*.py"))

@@ -77,24 +77,41 @@ def load_folder(
       The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").
     """
     folder = find_folder(name_or_folder)
-    backbone = _read_backbone_config(folder)
-    tensors = _canonical(_read_weights(folder), NAMES[backbone["model_type"]], folder)
-    tensors |= _read_head(folder)
-    n_found = len({name.split(".")[1] for name in tensors if name.startswith(HEAD_PREFIX)})
-    head = {"skip_from": backbone["num_hidden_layers"] // 2}
-    asked = {"n_head_layers": n_head_layers, "skip_from": skip_from}
-    head |= {key: value for key, value in asked.items() if value is not None}
-    if n_found:
-        head |= {"n_head_layers": n_found} | read_object(folder / "condenser.json", {})
-    try:
-        config = ModelConfig(**backbone, **head)
-    except (TypeError, UserError) as error:
-        raise UserError(f"{folder}: {error}") from error
+    head = _read_head(folder)
+    config = _shape(folder, head, n_head_layers, skip_from)
+    tensors = _canonical(_read_weights(folder), NAMES[config.model_type], folder) | head
     params = complete(folder, tensors, config, init_head_seed)
     others = tensors.keys() - expected_shapes(config).keys()
     if unused := sorted(name for name in others if not _IGNORED.search(name)):
         logger.warning("%s: %d tensors are not used: %s", folder, len(unused), first_three(unused))
     return config, params
+
+
+def read_shape(folder: Path) -> ModelConfig:
+    """Reads a model's shape, and its Condenser head's if it has one, without its weights."""
+    return _shape(folder, _read_head(folder), n_head_layers=0, skip_from=None)
+
+
+def _shape(
+    folder: Path,
+    head: Mapping[str, np.ndarray],
+    n_head_layers: int | None,
+    skip_from: int | None,
+) -> ModelConfig:
+    """Returns a model's shape; the last two are those of a head that it lacks."""
+    backbone = _read_backbone_config(folder)
+    fields = {"skip_from": backbone["num_hidden_layers"] // 2}
+    if skip_from is not None:
+        fields["skip_from"] = skip_from
+    if n_head_layers is not None:
+        fields["n_head_layers"] = n_head_layers
+    if n_found := len({name.split(".")[1] for name in head}):
+        fields["n_head_layers"] = n_found
+        fields |= read_object(folder / "condenser.json", {})
+    try:
+        return ModelConfig(**backbone, **fields)
+    except (TypeError, UserError) as error:
+        raise UserError(f"{folder}: {error}") from error
 
 
 def complete(

@@ -4,7 +4,9 @@ DIR/pretraining/  the run folder of the coCondenser stage
 DIR/data/         held-out spans, where no data folder with judgments is given
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,8 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cocondenser_jax.collection.folder import read_split
-from cocondenser_jax.configs import adapt as proposals
-from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.from_torch import read_shape
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
@@ -22,25 +23,28 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import batch_spec, network_sizes, run_length
+from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
     Outcome,
     can_train,
     compare_models,
-    make_once,
-    opened,
-    pretrained,
+    pretrain_once,
     write_beir,
+    write_outcome,
 )
+from cocondenser_jax.quickstart.proposals import propose_finetuning, propose_pretraining
 from cocondenser_jax.quickstart.report import ResultRow
+from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, pooling_of
 from cocondenser_jax.settings import override
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.warm_start import load_warm_start
+from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
 MAX_PASSAGES = 20_000  # held-out spans and those of other documents
 CHANCE = 0.05  # a difference whose p-value is not below it counts as none
+_MANY = 10_000_000  # documents: what is proposed for them fits all but the smallest corpora
 
 
 def adapt(
@@ -57,49 +61,60 @@ def adapt(
       corpus: see `sources.read_documents`.
       model: see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`.
-      overrides: of the settings of pre-training that `configs/adapt.py` proposes.
+      overrides: of the settings of pre-training that `proposals.py` proposes.
     """
     start = find_folder(model)
-    network, _ = load_folder(str(start), n_head_layers=0, init_head_seed=0)
+    network = read_shape(start)
     own_pooling = pooling_of(load_retriever(start))
-    known = override(_of_model(proposals.get_config(), start, network), overrides)
-    length = known.data.length
-    if length > network.max_length:
-        raise UserError(f"config.data.length is {length}: {model} has {network.max_length} tokens")
-    load_warm_start(str(start), network_sizes(known), known.seed)  # refuses another head
+    expected = _propose(start, network, _MANY, overrides)
+    _require_fit(model, network, expected)
     next(read_documents(corpus))
     if data is not None and len(read_split(data, "test")[1]) < 2:
         raise UserError(f"{data} has one judged query of test: a comparison needs two")
-    asked = {"corpus": corpus, "data": str(data), "overrides": [*overrides]}
-    with opened(workdir, {"command": "adapt", "model": model_sha256(start), **asked}):
-        make_once(workdir, workdir / "store", build_store, corpus, str(start), max_tokens=length)
-        store = open_store(workdir / "store")
-        config = _pretraining(store, start, network, overrides)
-        task = f"{data}, "
+    started = {
+        "command": "adapt",
+        "model": model_sha256(start),
+        "corpus": corpus,
+        "data": str(data),
+        "overrides": [*overrides],
+    }
+    with lock_folder(workdir):
+        start_or_compare(workdir / "started.json", started)
+        tokenize = partial(build_store, corpus, str(start), max_tokens=expected.data.length)
+        store = open_store(make_once(workdir, workdir / "store", tokenize))
+        config = _settle(store, start, network, overrides)
+        test = str(data)
         if data is None:
-            data, task = workdir / "data", "held-out spans of the corpus, "
-            make_once(workdir, data, _write_held_out, store, config)
-        task += "after the same fine-tuning" if can_train(data) else "without fine-tuning"
-        n_queries = len(read_split(data, "train")[0]) if can_train(data) else 0
+            hold_out = partial(_write_held_out, store, config)
+            data = make_once(workdir, workdir / "data", hold_out)
+            test = "held-out spans of the corpus"
+        candidates = _candidates(workdir, start, own_pooling, config)
+        n_queries = 0
+        tuning = "without fine-tuning"
+        if can_train(data):
+            n_queries = len(read_split(data, "train")[0])
+            tuning = "after the same fine-tuning"
+        finetuning = propose_finetuning(n_queries, network.max_length)
+        rows = compare_models(workdir, data, candidates, finetuning)
+        summary = f"{verdict(rows)}. Test: {test}, {tuning}."
+        title = f"{model}, adapted to {corpus}"
+        queries = [*read_split(data, "test")[0].values()][:3]
+        return write_outcome(workdir, title, summary, rows, candidates, queries)
 
-        def candidates() -> Iterator[Candidate]:
-            compare, run = workdir / "compare", workdir / "pretraining"
-            yield Candidate("unadapted", compare / "unadapted", start, pooling="cls")
-            if own_pooling != "cls":
-                name = f"unadapted, {own_pooling} pooling"
-                yield Candidate(name, compare / "unadapted-own-pooling", start)
-            adapted = pretrained(workdir, config, run, workdir / "model")
-            yield Candidate("adapted", workdir, adapted, [run])
 
-        return compare_models(
-            workdir,
-            data,
-            candidates(),
-            proposals.propose_finetuning(n_queries, network.max_length),
-            f"{model}, adapted to {corpus}",
-            lambda rows: f"{verdict(rows)}. Test: {task}.",
-            [*read_split(data, "test")[0].values()][:3],
-        )
+def _candidates(
+    workdir: Path, start: Path, own_pooling: str | None, config: ConfigDict
+) -> list[Candidate]:
+    """Returns the given model, by its CLS vector and by its own pooling, and the adapted one."""
+    compare = workdir / "compare"
+    run = workdir / "pretraining"
+    candidates = [Candidate("unadapted", compare / "unadapted", start, pooling="cls")]
+    if own_pooling != "cls":
+        name = f"unadapted, {own_pooling} pooling"
+        candidates.append(Candidate(name, compare / "unadapted-own-pooling", start))
+    adapted = pretrain_once(workdir, config, run, workdir / "model")
+    candidates.append(Candidate("adapted", workdir, adapted, [run]))
+    return candidates
 
 
 def verdict(rows: Sequence[ResultRow]) -> str:
@@ -108,35 +123,60 @@ def verdict(rows: Sequence[ResultRow]) -> str:
     The rows are BM25, unadapted ones, and adapted.
     """
     measure = next(iter(rows[0].metrics))
-    bm25, *unadapted, adapted = ((row.metrics[measure], row) for row in rows)
-    before, best = max(unadapted, key=lambda pair: pair[0])
+    bm25, *unadapted, adapted = rows
+    best = max(unadapted, key=lambda row: row.metrics[measure])
+    before = best.metrics[measure]
+    after = adapted.metrics[measure]
     p = best.p_values[measure]
-    paid = "paid" if adapted[0] > before else "did not pay: it made the model worse"
-    says = paid if p < CHANCE else "did not pay: the difference is not more than chance"
-    says = f"Adapting {says} ({measure} {adapted[0]:.3f}, {best.name} {before:.3f}, p = {p:.2g})"
-    return says + (f"; BM25 is ahead with {bm25[0]:.3f}" if bm25[0] > adapted[0] else "")
+    if p >= CHANCE:
+        says = "did not pay: the difference is not more than chance"
+    elif after > before:
+        says = "paid"
+    else:
+        says = "did not pay: it made the model worse"
+    sentence = f"Adapting {says} ({measure} {after:.3f}, {best.name} {before:.3f}, p = {p:.2g})"
+    if bm25.metrics[measure] > after:
+        sentence += f"; BM25 is ahead with {bm25.metrics[measure]:.3f}"
+    return sentence
 
 
-def _of_model(config: ConfigDict, start: Path, network: ModelConfig) -> ConfigDict:
-    """Returns settings that go on with the model's own head, or with a new one on its middle."""
-    config = config.unlock()
+def _propose(
+    start: Path, network: ModelConfig, n_documents: int, overrides: Sequence[str]
+) -> ConfigDict:
+    """Returns the settings of pre-training on this machine but for the store."""
+    on_cpu = jax.default_backend() == "cpu"
+    config = propose_pretraining(network, n_documents, jax.device_count(), on_cpu).unlock()
     config.warm_start = str(start)
-    config.model.skip_from = network.skip_from
-    config.model.n_head_layers = network.n_head_layers or config.model.n_head_layers
-    return config
+    return override(config, overrides)
 
 
-def _pretraining(
+def _require_fit(model: str, network: ModelConfig, config: ConfigDict) -> None:
+    """Raises a UserError for settings that the model or this machine cannot take."""
+    check_batch(batch_spec(config), config.train.chunk_size, network.max_length, jax.device_count())
+    sizes = network_sizes(config)
+    asked = {name: sizes[name] for name in ("n_head_layers", "skip_from")}
+    dataclasses.replace(network, late_mlm=sizes["late_mlm"], **asked)  # refuses what cannot be
+    if not (network.n_head_layers and asked["n_head_layers"]):
+        return  # a new head takes any shape
+    for name, wanted in asked.items():
+        found = getattr(network, name)
+        if found != wanted:
+            raise UserError(
+                f"{model}: its Condenser head has {name} {found}, but config.model.{name} is"
+                f" {wanted}"
+            )
+
+
+def _settle(
     store: TokenStore, start: Path, network: ModelConfig, overrides: Sequence[str]
 ) -> ConfigDict:
     """Returns the settings of the run, with about ten probes and checkpoints."""
-    on_cpu = jax.default_backend() == "cpu"
     n_documents = len(store.documents_of_pairs) * 9 // 10  # the probe holds out a tenth at most
-    config = proposals.propose(n_documents, jax.device_count(), on_cpu)
-    config = _of_model(config, start, network)
+    config = _propose(start, network, n_documents, overrides).unlock()
     config.data.store = str(store.path)
-    every = max(run_length(override(config, overrides), store) // 10, 1)
-    config.checkpoint.every = config.probe.every = every
+    every = max(run_length(config, store) // 10, 1)
+    config.checkpoint.every = every
+    config.probe.every = every
     return override(config, overrides)
 
 
@@ -152,16 +192,19 @@ def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None
             f"{store.path} has only {n_pairs} documents of two spans, too few"
             " to hold some out: give --data, or a smaller --config.data.length"
         )
-    first_N, end_N = store.first_span_D[:-1], store.first_span_D[1:]
-    rng, spans_N = np.random.default_rng(0), np.arange(store.n_spans)
+    first_D = store.first_span_D[:-1]
+    end_D = store.first_span_D[1:]
+    spans_N = np.arange(store.n_spans)
+    rng = np.random.default_rng(0)
     pairs_Qx2 = np.array(
-        [rng.choice(spans_N[first_N[d] : end_N[d]], 2, replace=False) for d in documents_Q]
+        [rng.choice(spans_N[first_D[d] : end_D[d]], 2, replace=False) for d in documents_Q]
     )
-    owners_N = np.searchsorted(end_N, spans_N, side="right")
+    owners_N = np.searchsorted(end_D, spans_N, side="right")
     others_N = spans_N[~np.isin(owners_N, documents_Q)]
     n_others = min(len(others_N), MAX_PASSAGES - len(documents_Q))
     others_N = others_N[np.linspace(0, len(others_N) - 1, n_others).astype(int)]
-    queries, passages = (_texts(store, s) for s in (pairs_Qx2[:, 0], pairs_Qx2[:, 1]))
+    queries = _texts(store, pairs_Qx2[:, 0])
+    passages = _texts(store, pairs_Qx2[:, 1])
     judged = dict(zip(queries, passages, strict=True))
     with new_folder(folder) as new:
         write_beir(new, passages | _texts(store, others_N), queries, {"test": judged})

@@ -12,7 +12,7 @@ The rest is that of every pipeline.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +30,14 @@ from cocondenser_jax.quickstart.pipeline import (
     Candidate,
     Outcome,
     compare_models,
-    make_once,
-    opened,
-    pretrained,
+    pretrain_once,
     write_beir,
     write_lines,
+    write_outcome,
 )
+from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
 VOCAB_SIZE = 8192
 SEED = 0
@@ -59,25 +60,23 @@ def quickstart(workdir: Path) -> Outcome:
 
     `pipeline.py` and the head of this file say what `workdir` will hold.
     """
-    with opened(workdir, {"command": "quickstart"}):
-        data, tokenizer, store = (workdir / name for name in ("data", "tokenizer", "store"))
-        make_once(workdir, data, write_task)
-        text, length = data / "pretrain.jsonl", pretraining.get_config().data.length
-        make_once(workdir, tokenizer, build_vocabulary, [str(text)], size=VOCAB_SIZE)
-        make_once(workdir, store, build_store, str(text), str(tokenizer), max_tokens=length)
+    with lock_folder(workdir):
+        start_or_compare(workdir / "started.json", {"command": "quickstart"})
+        data = make_once(workdir, workdir / "data", write_task)
+        text = str(data / "pretrain.jsonl")
+        learn = partial(build_vocabulary, [text], size=VOCAB_SIZE)
+        tokenizer = make_once(workdir, workdir / "tokenizer", learn)
+        length = pretraining.get_config().data.length
+        tokenize = partial(build_store, text, str(tokenizer), max_tokens=length)
+        store = make_once(workdir, workdir / "store", tokenize)
+        candidates = _pretrain_candidates(workdir, store, tokenizer)
         config = finetuning.get_config().unlock()
         config.seed = SEED
+        rows = compare_models(workdir, data, candidates, config)
         n_queries = len(read_split(data, "test")[0])
         summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
-        return compare_models(
-            workdir,
-            data,
-            _candidates(workdir),
-            config,
-            "coCondenser quickstart",
-            lambda rows: summary,
-            EXAMPLE_QUERIES,
-        )
+        title = "coCondenser quickstart"
+        return write_outcome(workdir, title, summary, rows, candidates, EXAMPLE_QUERIES)
 
 
 def write_task(folder: Path) -> None:
@@ -94,10 +93,11 @@ def write_task(folder: Path) -> None:
     asks = [n_owners[first] == 1 and len(first.split()) >= MIN_QUERY_WORDS for _, first, _ in docs]
     numbers = np.random.default_rng(0).permutation(np.flatnonzero(asks)).tolist()
     names = [docs[i][0] for i in numbers]
-    test, train = names[:N_TEST_QUERIES], names[N_TEST_QUERIES:]
+    test = names[:N_TEST_QUERIES]
+    train = names[N_TEST_QUERIES:]
     passages = {name: rest for name, _, rest in docs}
     queries = {docs[i][0]: docs[i][1] for i in numbers}
-    judged = {split: {n: n for n in names} for split, names in (("test", test), ("train", train))}
+    judged = {"test": {name: name for name in test}, "train": {name: name for name in train}}
     held_out = set(test)
     texts = {n: rest if n in held_out else f"{first}\n\n{rest}" for n, first, rest in docs}
     with new_folder(folder) as new:
@@ -105,28 +105,39 @@ def write_task(folder: Path) -> None:
         write_lines(new / "pretrain.jsonl", texts)
 
 
-def _candidates(workdir: Path) -> Iterator[Candidate]:
-    """Yields the models, each pre-trained and exported when its turn comes."""
-    store, compare = workdir / "store", workdir / "compare"
-    condenser, cocondenser = (workdir / "pretraining" / s for s in ("condenser", "cocondenser"))
+def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Candidate]:
+    """Pre-trains and exports the models that are not there yet."""
+    compare = workdir / "compare"
+    condenser_run = workdir / "pretraining" / "condenser"
+    cocondenser_run = workdir / "pretraining" / "cocondenser"
 
-    none = compare / "no-pretraining"
-    if not (none / "model").exists():
-        shape, params = new_model(_config("condenser", store).model, SEED, open_store(store))
-        facts = {"step": 0, "config": {"seed": SEED}}
-        export_folder(params, shape, workdir / "tokenizer", none / "model", facts)
-    yield Candidate("no pre-training", none, none / "model")
+    without = compare / "no-pretraining"
+    export_new = partial(_export_new, store, tokenizer)
+    none = make_once(workdir, without / "model", export_new)
 
-    config, folder = _config("condenser", store), compare / "condenser"
-    model = pretrained(workdir, config, condenser, folder / "model")
-    yield Candidate("Condenser", folder, model, [condenser])
+    config = _config("condenser", store)
+    folder = compare / "condenser"
+    condenser = pretrain_once(workdir, config, condenser_run, folder / "model")
 
-    config = _config("cocondenser", store, warm_start=str(condenser))
-    model = pretrained(workdir, config, cocondenser, workdir / "model")
-    yield Candidate("coCondenser", workdir, model, [condenser, cocondenser])
+    config = _config("cocondenser", store, warm_start=str(condenser_run))
+    cocondenser = pretrain_once(workdir, config, cocondenser_run, workdir / "model")
+
+    return [
+        Candidate("no pre-training", without, none),
+        Candidate("Condenser", folder, condenser, [condenser_run]),
+        Candidate("coCondenser", workdir, cocondenser, [condenser_run, cocondenser_run]),
+    ]
+
+
+def _export_new(store: Path, tokenizer: Path, out: Path) -> None:
+    """Exports the parameters that pre-training starts from."""
+    shape, params = new_model(_config("condenser", store).model, SEED, open_store(store))
+    export_folder(params, shape, tokenizer, out, {"step": 0, "config": {"seed": SEED}})
 
 
 def _config(stage: str, store: Path, warm_start: str = "") -> ConfigDict:
     config = pretraining.get_config(stage).unlock()
-    config.data.store, config.seed, config.warm_start = str(store), SEED, warm_start
+    config.data.store = str(store)
+    config.seed = SEED
+    config.warm_start = warm_start
     return config.lock()

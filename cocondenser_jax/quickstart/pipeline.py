@@ -18,10 +18,10 @@ import json
 import shlex
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -36,18 +36,13 @@ from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import run_tokens
 from cocondenser_jax.quickstart.report import ResultRow, comparison_table, run_sections
+from cocondenser_jax.quickstart.steps import make_once, read_seconds
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, retrieve, search_text
-from cocondenser_jax.storage.files import (
-    new_folder,
-    read_json,
-    write_json,
-    write_text,
-)
-from cocondenser_jax.storage.runs import lock_folder, start_or_compare
+from cocondenser_jax.storage.files import new_folder, read_json, write_json, write_text
 from cocondenser_jax.warm_start import pretrain
 
 MEASURES = ("MRR@10", "Recall@100", "nDCG@10")
@@ -59,7 +54,7 @@ class Candidate(NamedTuple):
     """A model of the comparison."""
 
     name: str
-    folder: Path  # gets `retriever`, `index` and `test.trec`
+    folder: Path  # gets `RESULTS`
     model: Path  # the Hugging Face folder that the retriever is made of
     runs: Sequence[Path] = ()  # of its pre-training
     pooling: str = ""  # "": the model folder's own
@@ -76,106 +71,92 @@ class Outcome(NamedTuple):
     report: Path
 
 
-@contextlib.contextmanager
-def opened(workdir: Path, settings: dict[str, Any]) -> Iterator[None]:
-    """Starts or resumes a pipeline, and keeps other processes out of its folder."""
-    with lock_folder(workdir):
-        start_or_compare(workdir / "started.json", settings)
-        yield
+def pretrain_once(workdir: Path, config: ConfigDict, run: Path, model: Path) -> Path:
+    """Pre-trains in the run folder and exports the model, if it is not there; returns the model."""
 
+    def train_and_export(run: Path) -> None:
+        pretrain(config, run)
+        export_run(run, model)
 
-@contextlib.contextmanager
-def timed(workdir: Path, result: Path) -> Iterator[None]:
-    """Adds the seconds that the block takes to those of a result in `seconds.json`."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        name, file = result.relative_to(workdir).as_posix(), workdir / "seconds.json"
-        seconds = read_json(file) if file.exists() else {}
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-        write_json(file, seconds)
-
-
-def make_once(workdir: Path, result: Path, make: Callable[..., Any], *of: Any, **how: Any) -> None:
-    """Calls `make(*of, result, **how)`, timed, if the result is not there."""
-    with timed(workdir, result):
-        if not result.exists():
-            make(*of, result, **how)
+    make_once(workdir, run, train_and_export, done=model)
+    return model
 
 
 def compare_models(
-    workdir: Path,
-    data: Path,
-    candidates: Iterable[Candidate],
-    finetuning: ConfigDict,
-    title: str,
-    summarise: Callable[[Sequence[ResultRow]], str],
-    queries: Sequence[str],
-) -> Outcome:
-    """Makes a retriever of each model, tests them and BM25, and writes results and report.
+    workdir: Path, data: Path, candidates: Sequence[Candidate], finetuning: ConfigDict
+) -> list[ResultRow]:
+    """Makes a retriever of each model, searches with it and with BM25, and evaluates them.
 
-    The data has judgments of `test`. A model is asked for when its turn comes; the folder of the
-    last one is `workdir`. Settings of fine-tuning are all but model and data; where there are no
-    judgments of `train`, only the lengths of texts count. `summarise` says what the rows mean, and
-    the queries are searched for as examples.
+    Args:
+      workdir: of the pipeline.
+      data: a folder with judgments of `test`.
+      candidates: the models; each is tested against the last.
+      finetuning: settings of fine-tuning but for model, data and pooling. Where the data have no
+        judgments of `train`, only the lengths of texts count.
     """
-    sizes: Any = {"split": "test", "depth": DEPTH}
-    make_once(workdir, workdir / "bm25.trec", write_bm25_run, data, **sizes)
-    compared = []
+    find_words = partial(write_bm25_run, data, split="test", depth=DEPTH)
+    make_once(workdir, workdir / "bm25.trec", find_words)
     for each in candidates:
         retriever, index, run = (each.folder / name for name in RESULTS)
-        make_once(workdir, retriever, _make_retriever, each, data, finetuning)
-        make_once(workdir, index, _make_index, retriever, data)
-        make_once(workdir, run, retrieve, index, retriever, data, **sizes)
-        compared.append(each)
-    rows = _rows(workdir, data, compared)
+        make_once(workdir, retriever, partial(_make_retriever, each, data, finetuning))
+        make_once(workdir, index, partial(_make_index, retriever, data))
+        find = partial(retrieve, index, retriever, data, split="test", depth=DEPTH)
+        make_once(workdir, run, find)
+    rows = evaluate_models(workdir, data, candidates)
     write_json(workdir / "results.json", [row._asdict() for row in rows])
+    return rows
+
+
+def evaluate_models(workdir: Path, data: Path, candidates: Sequence[Candidate]) -> list[ResultRow]:
+    """Evaluates what BM25 and each model found, and tests each against the last."""
+    made = {"BM25": [workdir / "bm25.trec"]}
+    for each in candidates:
+        made[each.name] = [*each.runs, *(each.folder / name for name in RESULTS)]
+    _, qrels = read_split(data, "test")
+    tested = {n: evaluate_run(qrels, read_run(of[-1]), MEASURES) for n, of in made.items()}
+    last = tested[candidates[-1].name]
+    tokens = {each.name: sum(map(_tokens, each.runs)) for each in candidates}
+    seconds = read_seconds(workdir)
+    rows = []
+    for name, metrics in tested.items():
+        against = compare(last["per_query"], metrics["per_query"])
+        p_values = {measure: test["randomisation_p"] for measure, test in against.items()}
+        spent = sum(seconds[path.relative_to(workdir).as_posix()] for path in made[name])
+        rows.append(ResultRow(name, metrics["mean"], p_values, tokens.get(name, 0.0), spent))
+    return rows
+
+
+def write_outcome(
+    workdir: Path,
+    title: str,
+    summary: str,
+    rows: Sequence[ResultRow],
+    candidates: Sequence[Candidate],
+    queries: Sequence[str],
+) -> Outcome:
+    """Writes the report: what the rows mean, the runs of the models, and example searches.
+
+    The queries are searched for with the last model, whose folder is `workdir`.
+    """
     searcher = open_index(workdir / "index", workdir / "retriever")
     examples = {
         query: [(score, p.title or p.id, p.text) for score, p in search_text(searcher, query, k=3)]
         for query in queries
     }
-    places = f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"
     program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"
-    command = f"{program} search {shlex.join(places)} --query={shlex.quote(queries[0])}"
-    runs = [(run.name, run) for run in dict.fromkeys(run for one in compared for run in one.runs)]
-    runs += [(one.name, one.folder / "finetuning") for one in compared]
-    outcome = Outcome(rows, summarise(rows), examples, command, workdir / "report.html")
+    places = shlex.join([f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
+    command = f"{program} search {places} --query={shlex.quote(queries[0])}"
+    pretraining = dict.fromkeys(run for each in candidates for run in each.runs)
+    runs = [(run.name, run) for run in pretraining]
+    runs += [(each.name, each.folder / "finetuning") for each in candidates]
     sections = {
         "Comparison": comparison_table(rows),
         "Example searches": searches(examples, command),
         **run_sections(runs),
     }
-    write_page(outcome.report, title, outcome.summary, sections)
-    return outcome
-
-
-def _rows(workdir: Path, data: Path, candidates: Sequence[Candidate]) -> list[ResultRow]:
-    """Evaluates what BM25 and each model found, and tests each against the last."""
-    results = {"BM25": [workdir / "bm25.trec"]}
-    results |= {each.name: [*each.runs, *(each.folder / r for r in RESULTS)] for each in candidates}
-    tokens = {each.name: sum(map(_tokens, each.runs)) for each in candidates}
-    _, qrels = read_split(data, "test")
-    tested = {n: evaluate_run(qrels, read_run(of[-1]), MEASURES) for n, of in results.items()}
-    last = tested[candidates[-1].name]
-    seconds = read_json(workdir / "seconds.json")
-    rows = []
-    for name, metrics in tested.items():
-        against = compare(last["per_query"], metrics["per_query"])
-        p_values = {measure: test["randomisation_p"] for measure, test in against.items()}
-        spent = sum(seconds[result.relative_to(workdir).as_posix()] for result in results[name])
-        rows.append(ResultRow(name, metrics["mean"], p_values, tokens.get(name, 0.0), spent))
-    return rows
-
-
-def pretrained(workdir: Path, config: ConfigDict, run: Path, model: Path) -> Path:
-    """Pre-trains and exports a model that is not there yet, and returns it."""
-    if not model.exists():
-        with timed(workdir, run):
-            pretrain(config, run)
-        export_run(run, model)
-    return model
+    report = workdir / "report.html"
+    write_page(report, title, summary, sections)
+    return Outcome([*rows], summary, examples, command, report)
 
 
 def can_train(data: Path) -> bool:
@@ -192,8 +173,8 @@ def write_beir(
     judged: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Writes texts by id, and split → query → its relevant passage, in BEIR's layout."""
-    for name, texts in (("corpus", passages), ("queries", queries)):
-        write_lines(folder / f"{name}.jsonl", texts)
+    write_lines(folder / "corpus.jsonl", passages)
+    write_lines(folder / "queries.jsonl", queries)
     (folder / "qrels").mkdir()
     for split, pairs in judged.items():
         rows = "".join(f"{query}\t{passage}\t1\n" for query, passage in pairs.items())

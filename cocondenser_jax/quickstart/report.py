@@ -1,4 +1,4 @@
-"""What reports show: a comparison of retrievers, curves and facts of runs."""
+"""Sections of reports: a comparison of retrievers, curves and facts of runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class ResultRow(NamedTuple):
 
 
 def other_columns(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
-    """Returns what a comparison shows beside the metrics: head → a text for each row."""
+    """Returns the columns of a comparison beside the metrics: head → a text for each row."""
     main = next(iter(rows[0].metrics))
     return {
         "p": [f"{row.p_values[main]:.2g}" for row in rows[:-1]] + [""],
@@ -58,10 +58,13 @@ def run_sections(runs: Sequence[tuple[str, Path]]) -> dict[str, str]:
     """Returns the curves and the facts of runs, (name, folder), as sections of a page."""
     sections = {}
     for file, kind in _KINDS.items():
-        if found := {name: folder for name, folder in runs if (folder / file).is_file()}:
-            facts = {name: read_object(folder / file) for name, folder in found.items()}
-            sections[kind] = plots(_panels(found, facts))
-            sections |= {f"{kind}: {name}": definitions(_facts(facts[name])) for name in found}
+        found = {name: folder for name, folder in runs if (folder / file).is_file()}
+        if not found:
+            continue
+        facts = {name: read_object(folder / file) for name, folder in found.items()}
+        sections[kind] = plots(_panels(found, facts))
+        for name in found:
+            sections[f"{kind}: {name}"] = definitions(_facts(facts[name]))
     return sections
 
 
@@ -85,7 +88,7 @@ def _panels(runs: Mapping[str, Path], facts: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _facts(run: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what a run's file says: settings that are not the default, data, sizes, versions."""
+    """Returns a run's settings that are not the default, its data, sizes and versions."""
     config = run.get("config", run)
     defaults = declared_settings(config.get("task", PRETRAINING))
     facts = {

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
-from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
@@ -68,6 +68,7 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path, resear
 
     assert back_config == config
     assert equal(back, jax.tree.map(np.asarray, params))
+    assert read_shape(out) == config
     load = torch.load if research_layout else load_file
     head = load(out / ("model.pt" if research_layout else "condenser_head.safetensors"))
     assert f"c_head.0.{'attn.Wo' if config.is_modern else 'output.dense'}.weight" in head
@@ -132,6 +133,14 @@ def without_prefix(folder):
         folder,
         lambda state: {re.sub(r"^(bert|roberta|model)\.", "", k): v for k, v in state.items()},
     )
+
+
+def test_the_shape_of_a_folder_is_read_without_its_weights(folder):
+    loaded, _ = load_folder(str(folder))  # its head is in model.pt
+    (folder / "model.safetensors").unlink()
+    assert read_shape(folder) == loaded
+    (folder / "model.pt").unlink()
+    assert read_shape(folder) == dataclasses.replace(loaded, n_head_layers=0)
 
 
 @pytest.mark.parametrize("layout", [old_pytorch_file, shards, without_prefix])

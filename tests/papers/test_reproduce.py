@@ -11,6 +11,7 @@ from benchmarks.results import is_ours, measured
 from benchmarks.results import table as as_markdown
 from cocondenser_jax.cli import _make_parser
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.quickstart.steps import read_seconds
 from cocondenser_jax.settings import FINE_TUNING, load_config
 from papers import reproduce
 from papers.figures import attention
@@ -165,7 +166,7 @@ def test_steps_run_once_in_order_and_go_on_where_they_stopped(chain, tmp_path):
 
     assert names() == ["data", "store", "model", "model-one", "model-two"]
     with pytest.raises(UserError, match=r"data is missing: a library"):
-        run_steps(unfinished(), make)
+        run_steps(unfinished(), tmp_path, make)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "data").touch()
     ran = []
@@ -175,10 +176,11 @@ def test_steps_run_once_in_order_and_go_on_where_they_stopped(chain, tmp_path):
         return make(command) if ran[-1] != "model" else 7
 
     with pytest.raises(UserError, match=r"exit status 7: c make .*store .*model"):
-        run_steps(unfinished(), stop_at_model)
+        run_steps(unfinished(), tmp_path, stop_at_model)
     assert ran == ["store", "model"]
     assert names() == ["model", "model-one", "model-two"]
-    run_steps(unfinished(), make)
+    assert [*read_seconds(tmp_path)] == ["store", "model"]
+    run_steps(unfinished(), tmp_path, make)
     assert names() == []
     # What only led to finished steps may go.
     (tmp_path / "data").unlink()
@@ -300,7 +302,7 @@ def tiny(tmp_path_factory):
 def test_a_row_ends_in_its_figures(tiny, name, row):
     table = TABLES[name]
     goals, steps = resolve_rows(table, [row], *tiny)
-    run_steps(steps, execute)
+    run_steps(steps, tiny[0], execute)
     assert resolve_rows(table, [row], *tiny)[1] == {}
     for comparison in compare_goals(goals, table["tolerance"]):
         if comparison.test != "small_attention":  # a plot

@@ -1,4 +1,4 @@
-"""`adapt` on tiny texts: without judgments (killed once), with those of test, and with training."""
+"""`adapt` on tiny texts: without judgments (killed once), with those of test, and of training."""
 
 import json
 import os
@@ -16,31 +16,32 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels
-from cocondenser_jax.configs import adapt as proposals
-from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.experiment import batch_spec
-from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import pipeline
 from cocondenser_jax.quickstart.adapt import adapt, verdict
 from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
-from cocondenser_jax.settings import check
 
-pytestmark = pytest.mark.timeout(900)  # the first test pays for three trainings and a killed one
+pytestmark = pytest.mark.timeout(900)  # the first test pays for all trainings
 N_TEXTS, N_STEPS = 60, 6
 SETTINGS = [f"--config.train.steps={N_STEPS}", "--config.data.length=16", "--config.log_every=1"]
 SETTINGS += ["--config.optimizer.learning_rate=0.01"]  # in so few steps, enough to be seen
 
 
 class Finished(NamedTuple):
-    """Three adaptations: model folder, corpus and work folder of the first; the others' work."""
+    """Three adaptations: work folders, and the first one's model folder and corpus.
+
+    The second is of the same model and corpus, so it has the first one's pre-training. The third is
+    of a model with a head.
+    """
 
     model: Path
+    headed: Path
     corpus: Path
     unlabelled: Path
     judged: Path
@@ -65,6 +66,16 @@ def kill_during_training(words, workdir):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
+
+
+def copy_pretraining(finished, workdir, **changes):
+    """Copies store, run and model of an adaptation, which go on as one that was asked otherwise."""
+    for name in ("store", "pretraining", "model"):
+        shutil.copytree(finished / name, workdir / name)
+    run = workdir / "pretraining" / "run.json"
+    run.write_text(run.read_text().replace(str(finished), str(workdir)))
+    started = json.loads((finished / "started.json").read_text())
+    (workdir / "started.json").write_text(json.dumps(started | changes))
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +116,11 @@ def finished(
     network, params = load_folder(str(plain), n_head_layers=1, skip_from=0, init_head_seed=0)
     export_folder(params, network, plain, headed := folder / "with-a-head", {})
     test_only, with_train = judged_data / "test-only", judged_data / "with-train"
+    own = [f"--corpus={corpus}", f"--model={model}"]
     asked = {
-        "unlabelled": [f"--corpus={corpus}", f"--model={model}"],
-        "judged": [f"--corpus={test_only}", f"--model={headed}", f"--data={test_only}"],
-        "trained": [f"--corpus={with_train}", f"--model={plain}", f"--data={with_train}"],
+        "unlabelled": own,
+        "judged": [*own, f"--data={test_only}"],
+        "trained": [f"--corpus={with_train}", f"--model={headed}", f"--data={with_train}"],
     }
     printed = {}
     for name, words in asked.items():
@@ -117,12 +129,14 @@ def finished(
         if name == "unlabelled":
             kill_during_training(command, workdir)
             assert not (workdir / "model").exists()
+        if name == "judged":
+            copy_pretraining(folder / "unlabelled", workdir, data=str(test_only))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdout", out := (folder / f"{name}.out").open("w"))
             assert main(command) == 0
             out.close()
         printed[workdir] = (folder / f"{name}.out").read_text()
-    return Finished(model, corpus, *(folder / name for name in asked), printed)
+    return Finished(model, headed, corpus, *(folder / name for name in asked), printed)
 
 
 def results(workdir):
@@ -229,7 +243,6 @@ def test_the_rows_are_what_plain_transformers_finds(finished):
 @pytest.mark.effect("adapt --data")
 def test_with_judgments_both_are_compared_on_them(finished, judged_data):
     rows = results(finished.judged)
-    assert [*rows] == ["BM25", "unadapted", "adapted"]  # its own pooling is that of CLS
     assert not (finished.judged / "data").exists()
     model = finished.judged / "model"
     expected = mean_reciprocal_rank(model, judged_data / "test-only", "cls")
@@ -242,6 +255,8 @@ def test_with_judgments_both_are_compared_on_them(finished, judged_data):
 
 
 def test_with_training_pairs_both_are_fine_tuned_in_the_same_way(finished):
+    # The model's own pooling is that of CLS.
+    assert [*results(finished.trained)] == ["BM25", "unadapted", "adapted"]
     folders = finished.trained / "compare" / "unadapted", finished.trained
     before, after = (
         json.loads((folder / "finetuning" / "finetune.json").read_text()) for folder in folders
@@ -257,7 +272,7 @@ def test_with_training_pairs_both_are_fine_tuned_in_the_same_way(finished):
 
 
 def test_the_head_that_a_model_has_goes_on(finished):
-    for workdir, expected in ((finished.judged, (1, 0)), (finished.trained, (2, 1))):
+    for workdir, expected in ((finished.trained, (1, 0)), (finished.unlabelled, (2, 1))):
         network, _, _ = load_run(workdir / "pretraining")
         assert (network.n_head_layers, network.skip_from) == expected
 
@@ -265,8 +280,8 @@ def test_the_head_that_a_model_has_goes_on(finished):
 def test_another_head_than_the_models_is_refused_before_anything_is_made(
     finished, tmp_path, capsys
 ):
-    headed, new = finished.judged.with_name("with-a-head"), tmp_path / "new"
-    words = [f"--corpus={finished.corpus}", f"--model={headed}", f"--workdir={new}"]
+    new = tmp_path / "new"
+    words = [f"--corpus={finished.corpus}", f"--model={finished.headed}", f"--workdir={new}"]
     assert main(["adapt", *words, "--config.model.n_head_layers=2"]) == 2
     expected = "its Condenser head has n_head_layers 1, but config.model.n_head_layers is 2\n"
     assert capsys.readouterr().err.endswith(expected)
@@ -275,8 +290,8 @@ def test_another_head_than_the_models_is_refused_before_anything_is_made(
 
 def test_a_new_head_reads_the_middle_as_in_the_papers(make_model):
     for n_layers, middle in ((6, 3), (12, 6)):
-        network, _ = load_folder(str(make_model(num_hidden_layers=n_layers)), init_head_seed=0)
-        assert (network.n_head_layers, network.skip_from) == (2, middle)
+        shape = read_shape(make_model(num_hidden_layers=n_layers))
+        assert (shape.n_head_layers, shape.skip_from) == (0, middle)
 
 
 def test_called_again_it_trains_nothing(finished, monkeypatch):
@@ -298,7 +313,9 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
         ({"data": "nowhere"}, "nowhere does not exist: expected a folder of passages"),
         ({"workdir": "gpt"}, "gpt already exists: choose a new folder"),
         ({"config.train.step": "3"}, "'config.train.step': did you mean config.train.steps or "),
-        ({"config.data.length": "65"}, "config.data.length is 65: "),
+        ({"config.data.length": "65"}, "config.data.length 65 is longer than the model's 64 pos"),
+        ({"config.train.chunk_size": "6"}, "config.train.chunk_size 6 does not divide the 8 spans"),
+        ({"config.model.skip_from": "9"}, "skip_from is 9; expected a whole number from 0 to 2"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_made(
@@ -358,31 +375,3 @@ def rows_of(p_value, bm25, *mrr):
 )
 def test_the_verdict_is_about_the_better_unadapted_row(rows, said):
     assert verdict(rows) == said
-
-
-def test_the_proposals_are_what_was_measured_and_what_the_papers_have():
-    measured = proposals.propose(14_296, 2, on_cpu=True)
-    assert (measured.data.batch_size, measured.data.length) == (32, 64)
-    assert measured.optimizer.learning_rate == 5e-5
-    assert measured.train.epochs * 14_296 / 32 == pytest.approx(450, rel=0.01)
-    assert measured.train.dtype == "float32"
-    papers = proposals.propose(3_213_835, 8, on_cpu=False)
-    assert (papers.data.batch_size, papers.train.chunk_size) == (2048, 64)
-    assert (papers.optimizer.learning_rate, papers.train.dtype) == (1e-4, "bfloat16")
-    assert proposals.propose(100, 1, on_cpu=True).train.epochs == 8.0
-    first, many = (proposals.propose_finetuning(n, 512) for n in (809, 2000))
-    assert (first.epochs, many.epochs, many.learning_rate) == (3, 1, 2e-5)
-    assert (many.batch_size, many.passage_length) == (32, 256)
-
-
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu):
-    for n_documents in (0, 1, 9, 31, 100, 5_000, 20_001, 10_000_000):
-        for n_devices in (1, 2, 3, 8, 32):
-            config = proposals.propose(n_documents, n_devices, on_cpu)
-            check(config, complete=False)
-            spec = batch_spec(config)
-            check_batch(spec, config.train.chunk_size, 512, n_devices)
-            assert spec.batch_size <= max(n_documents, n_devices)
-    for n_queries in (0, 1, 5, 10_000):
-        check(proposals.propose_finetuning(n_queries, 24), complete=False)

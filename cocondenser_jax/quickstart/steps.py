@@ -1,0 +1,43 @@
+"""The steps of a pipeline: each makes a file or folder, once, and is timed."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cocondenser_jax.storage.files import read_json, write_json
+
+SECONDS = "seconds.json"
+
+
+def make_once(
+    workdir: Path, result: Path, make: Callable[[Path], object], done: Path | None = None
+) -> Path:
+    """Calls `make(result)` if the result does not exist, so that an interrupted pipeline resumes.
+
+    Args:
+      workdir: the pipeline's folder. Its `seconds.json` gets how long each result took,
+        interruptions included.
+      result: a file or folder in `workdir`.
+      make: writes the result whole or not at all; or goes on with a folder that grows.
+      done: of a folder that grows, the path that exists once it is finished.
+
+    Returns:
+      The result.
+    """
+    start = time.perf_counter()
+    try:
+        if not (done or result).exists():
+            make(result)
+    finally:
+        seconds = read_seconds(workdir)
+        name = result.relative_to(workdir).as_posix()
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+        write_json(workdir / SECONDS, seconds)
+    return result
+
+
+def read_seconds(workdir: Path) -> dict[str, float]:
+    """Reads how long each result of a pipeline took, by its path in `workdir`."""
+    file = workdir / SECONDS
+    seconds: dict[str, float] = read_json(file) if file.exists() else {}
+    return seconds

@@ -1,0 +1,107 @@
+"""What pipelines share, on runs and models made by hand: rows, and the retriever of a candidate."""
+
+import json
+
+import pytest
+
+from cocondenser_jax.collection.trec import read_qrels, read_run
+from cocondenser_jax.configs import adapt_finetune
+from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.evaluation.significance import compare
+from cocondenser_jax.quickstart import pipeline
+from cocondenser_jax.quickstart.pipeline import Candidate, evaluate_models
+from cocondenser_jax.retrieval.models import load_retriever, pooling_of
+
+N_QUERIES = 12
+
+
+def write_run(path, ranks):
+    """Writes a run that has the relevant passage of each query, d0 of q0, at a rank from 1."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for query, rank in enumerate(ranks):
+        passages = [f"x{n}" for n in range(1, 10)]
+        passages.insert(rank - 1, f"d{query}")
+        lines += [f"q{query} Q0 {p} {n} {-n} t" for n, p in enumerate(passages, start=1)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """A finished comparison: work folder, data, and candidates, of which the first is far worse."""
+    data = tmp_path / "data"
+    (data / "qrels").mkdir(parents=True)
+    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(N_QUERIES))
+    (data / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    texts = "".join(json.dumps({"_id": f"q{i}", "text": "x"}) + "\n" for i in range(N_QUERIES))
+    (data / "queries.jsonl").write_text(texts)
+    work = tmp_path / "work"
+    candidates = [
+        Candidate("bad", work / "compare" / "bad", work / "none"),
+        Candidate("good", work / "compare" / "good", work / "none"),
+        Candidate("best", work, work / "none"),
+    ]
+    write_run(work / "bm25.trec", [4] * N_QUERIES)
+    write_run(candidates[0].folder / "test.trec", [9] * N_QUERIES)
+    write_run(candidates[1].folder / "test.trec", [2, 1] * (N_QUERIES // 2))
+    write_run(candidates[2].folder / "test.trec", [1] * (N_QUERIES - 2) + [2] * 2)
+    made = ["bm25.trec"]
+    for each in ("compare/bad/", "compare/good/", ""):
+        made += [f"{each}retriever", f"{each}index", f"{each}test.trec"]
+    seconds = {name: float(2**i) for i, name in enumerate(made)}
+    (work / "seconds.json").write_text(json.dumps(seconds))
+    return work, data, candidates
+
+
+def test_each_row_is_tested_against_the_last(compared):
+    work, data, candidates = compared
+    rows = evaluate_models(*compared)
+    assert [row.name for row in rows] == ["BM25", "bad", "good", "best"]
+    qrels = read_qrels(data / "qrels" / "test.tsv")
+    files = [work / "bm25.trec", *(each.folder / "test.trec" for each in candidates)]
+    results = [evaluate_run(qrels, read_run(file), pipeline.MEASURES) for file in files]
+    for row, result in zip(rows, results, strict=True):
+        assert row.metrics == result["mean"]
+        tested = compare(results[-1]["per_query"], result["per_query"])
+        for measure in ("MRR@10", "nDCG@10"):
+            assert row.p_values[measure] == tested[measure]["randomisation_p"]
+    # Against the first, "good" would be as sure as "bad" is against the last.
+    assert rows[1].p_values["MRR@10"] < 0.01 < 0.1 < rows[2].p_values["MRR@10"]
+    assert rows[3].p_values["MRR@10"] == 1
+
+
+def test_seconds_are_those_of_all_that_a_row_took(compared):
+    seconds = [row.seconds for row in evaluate_models(*compared)]
+    assert seconds == [1, 2 + 4 + 8, 16 + 32 + 64, 128 + 256 + 512]
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [("cls", "cls"), ("", "mean")])
+def test_a_candidate_is_pooled_as_it_says(
+    make_model, beir, tmp_path, monkeypatch, pooling, expected
+):
+    pooled = tmp_path / "mean"
+    load_retriever(make_model(), pooling="mean").save_pretrained(str(pooled))
+    candidate = Candidate("one", tmp_path / "work", pooled, pooling=pooling)
+    config = adapt_finetune.get_config().unlock()
+    config.query_length = 32
+    config.passage_length = 48
+    trained = []
+
+    def finetune(config, workdir):
+        trained.append(config)
+        (workdir / "retriever").mkdir(parents=True)
+
+    monkeypatch.setattr(pipeline, "finetune", finetune)
+    untrained, tuned = tmp_path / "untrained", tmp_path / "tuned"
+    test_only = tmp_path / "test-only"
+    test_only.mkdir()
+    pipeline._make_retriever(candidate, test_only, config, untrained)
+    assert trained == []
+    made = load_retriever(untrained)
+    assert pooling_of(made) == expected
+    assert (made[0].query_length, made[0].document_length) == (32, 48)
+    pipeline._make_retriever(candidate, beir, config, tuned)
+    assert [(one.model, one.data, one.pooling) for one in trained] == [
+        (str(pooled), str(beir), pooling)
+    ]
+    assert tuned.is_dir()

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from cocondenser_jax.corpus.sources import Columns, Document, Part, open_source, read_parts
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
-from cocondenser_jax.corpus.store import FORMAT_VERSION
+from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import (
     SpanTokenizer,
@@ -66,7 +66,8 @@ def build_store(
         raise UserError(f"max_tokens is {max_tokens}: expected at least {MIN_MAX_TOKENS}")
     loaded = load_tokenizer(tokenizer)
     target = shard_folder(out, shard)
-    with new_folder(target) as folder, open_source(source, columns) as parts:
+    with new_folder(target) as folder:
+        parts = open_source(source, columns)
         dropped: Counter[str] = Counter(empty=0, duplicate=0, too_short=0)
         n_single = 0
         lost: Counter[str] = Counter()
@@ -106,6 +107,7 @@ def build_store(
                 if path.is_file()
             },
         }
+        manifest["checksum"] = manifest_checksum(manifest)
         write_json(folder / "manifest.json", manifest)
     return manifest
 
@@ -123,8 +125,8 @@ def build_vocabulary(
 
     The arguments are those of `open_source` and `train_tokenizer`.
     """
-    with new_folder(out) as folder, contextlib.ExitStack() as stack:
-        opened = [(name, stack.enter_context(open_source(name, columns))) for name in sources]
+    with new_folder(out) as folder:
+        opened = [(name, open_source(name, columns)) for name in sources]
         documents = (_read_with_bar(name, parts, "vocabulary") for name, parts in opened)
         texts = (document.text for document in chain.from_iterable(documents))
         tokenizer = train_tokenizer(texts, size, kind, lowercase=lowercase)
@@ -138,17 +140,20 @@ def _kept_documents(
     """Yields the shard's documents without empty ones and copies."""
     index, n_shards = shard
     label = f"corpus {index}/{n_shards}" if n_shards > 1 else "corpus"
-    if 1 < n_shards <= len(parts):
-        n_parts, parts = len(parts), parts[index::n_shards]
+    own_parts = parts
+    by_parts = 1 < n_shards <= len(parts)
+    if by_parts:
+        own_parts = parts[index::n_shards]
         logger.info(
             "%s: reading %d of %d parts; copies in other shards are not dropped",
-            *(source, len(parts), n_parts),
+            source,
+            len(own_parts),
+            len(parts),
         )
-        index, n_shards = 0, 1
     with _digest_table(folder / "digests.sqlite") as is_new:
-        for document in _read_with_bar(source, parts, label):
+        for document in _read_with_bar(source, own_parts, label):
             digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
-            if int.from_bytes(digest[:8], "big") % n_shards != index:
+            if not by_parts and int.from_bytes(digest[:8], "big") % n_shards != index:
                 continue
             if not document.text.strip():
                 dropped["empty"] += 1
@@ -178,7 +183,7 @@ def _read_with_bar(source: str, parts: Sequence[Part], label: str) -> Iterator[D
 
 @contextlib.contextmanager
 def _digest_table(path: Path) -> Iterator[Callable[[bytes], bool]]:
-    """Yields a function that returns whether it sees a digest for the first time.
+    """Yields a function that tells whether it sees a digest for the first time.
 
     The table is on disk, for corpora whose digests do not fit in memory.
     """
@@ -204,6 +209,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         n_characters += len(document.text)
         if n_characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
-            batch, n_characters = [], 0
+            batch = []
+            n_characters = 0
     if batch:
         yield batch

@@ -1,7 +1,6 @@
 """Docstrings of installed packages: real text that is on every machine with Python."""
 
 import ast
-import gc
 import inspect
 import re
 from collections import Counter
@@ -50,7 +49,7 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
 
 
 def _find(package: str) -> Path | None:
-    """Returns a package's folder, or the file of a single module; imports nothing."""
+    """Finds a package's folder, or the file of a single module; imports nothing."""
     spec = PathFinder.find_spec(package) if package.isidentifier() else None
     if spec is None:
         return None
@@ -75,16 +74,10 @@ def _file_docstrings(base: Path, file: Path) -> list[tuple[str, str]]:
     source = file.read_bytes()
     if b'"""' not in source and b"'''" not in source:
         return []
-    # The tree has no cycles: the garbage collector would take half of the time.
-    collecting = gc.isenabled()
-    gc.disable()
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):  # templates, other versions' syntax
         return []
-    finally:
-        if collecting:
-            gc.enable()
     parts = file.relative_to(base).with_suffix("").parts
     module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     return list(_node_docstrings(tree, module))

@@ -4,23 +4,20 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import accumulate, chain, groupby
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError, escape_control, first_line, first_three, name_extra
 from cocondenser_jax.storage.files import OnBytes, parse_object, read_lines, without_surrogates
-from cocondenser_jax.storage.paths import plain_path
-from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, read_rows
+from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, plain_suffix, read_rows
 
 logger = logging.getLogger(__name__)
 
 Columns = Mapping[str, str]  # field of a record -> the name that a source has for it
-# What is put before their numbers, the first number, what reads them.
-Records = tuple[str, int, Callable[[], Iterable[dict[str, Any]]]]
 
 MAX_DOCUMENT_BYTES = 50_000_000
 FIELDS = ("id", "title", "text", "spans")
@@ -45,7 +42,7 @@ class Document(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What can be read of a source without the rest."""
+    """A part of a source that can be read without the rest."""
 
     read: Callable[[OnBytes], Iterator[Document]]
     n_bytes: int | None = None  # which `read` reports: of local files, as compressed
@@ -53,8 +50,7 @@ class Part(NamedTuple):
 
 def read_documents(source: str, on_bytes: OnBytes = lambda n_bytes: None) -> Iterator[Document]:
     """Streams the documents of a source: see `open_source` and `read_parts`."""
-    with open_source(source) as parts:
-        yield from read_parts(source, parts, on_bytes)
+    return read_parts(source, open_source(source), on_bytes)
 
 
 def read_parts(
@@ -74,9 +70,8 @@ def read_parts(
         raise UserError(f"{source} holds no documents")
 
 
-@contextmanager
-def open_source(source: str, columns: Columns | None = None) -> Iterator[Sequence[Part]]:
-    """Yields the parts of a source, always the same in the same order.
+def open_source(source: str, columns: Columns | None = None) -> list[Part]:
+    """Lists the parts of a source, always the same in the same order.
 
     A part is a file, a row group of Parquet, a file of a dataset that is streamed, or as many
     records of any other dataset.
@@ -95,27 +90,20 @@ def open_source(source: str, columns: Columns | None = None) -> Iterator[Sequenc
         form, or a document is broken, not UTF-8, without text, or larger than MAX_DOCUMENT_BYTES.
     """
     scheme, _, name = source.partition(":")
-    with ExitStack() as stack:
-        if scheme == "pydocs":
-            _require_records(source, columns)
-            packages = [package for package in name.split(",") if package]
-            parts = [Part(lambda _: (Document(*d) for d in read_docstrings(packages or None)))]
-        elif scheme in ("hf", "tfds"):
-            datasets = _huggingface_parts if scheme == "hf" else _tensorflow_parts
-            with _named(source):
-                parts = [
-                    _record_part(source, prefix, first, records, columns)
-                    for prefix, first, records in datasets(name, stack)
-                ]
-        else:
-            files = _files(source)
-            if Path(source).is_dir():
-                logger.info("%s: reading %s", source, first_three([p.name for p in files]))
-            # Line numbers are unique within a file only.
-            prefixes = [f"{escape_control(path.name)}:" if len(files) > 1 else "" for path in files]
-            named = zip(files, prefixes, strict=True)
-            parts = [part for file, prefix in named for part in _file_parts(file, prefix, columns)]
-        yield parts
+    if scheme == "pydocs":
+        _require_records(source, columns)
+        packages = [package for package in name.split(",") if package] or None
+        return [Part(lambda on_bytes: (Document(*d) for d in read_docstrings(packages)))]
+    if scheme in _DATASETS:
+        with _named(source):
+            return _DATASETS[scheme](source, name, columns)
+    files = _files(source)
+    if len(files) == 1:
+        return _file_parts(files[0], "", columns)
+    logger.info("%s: reading %s", source, first_three([file.name for file in files]))
+    # Line numbers are unique within a file only.
+    parts = (_file_parts(file, f"{escape_control(file.name)}:", columns) for file in files)
+    return list(chain.from_iterable(parts))
 
 
 def _files(source: str) -> list[Path]:
@@ -133,7 +121,7 @@ def _files(source: str) -> list[Path]:
 
 
 def choose_files(paths: Iterable[str]) -> list[str]:
-    """Returns the files of a folder to read, in their order.
+    """Chooses the files of a folder to read, in their order.
 
     Of a data set for retrieval, that is its file of passages: its queries are no documents. Of any
     other folder, all ACCEPTED_FILES.
@@ -141,7 +129,10 @@ def choose_files(paths: Iterable[str]) -> list[str]:
     found = sorted(path for path in paths if _FILE_NAME.fullmatch(path.rpartition("/")[2]))
     # From last to first: a plain file goes before its archive.
     by_name = {plain_name(Path(path)): path for path in reversed(found)}
-    return [by_name[name] for name in PASSAGE_FILES if name in by_name][:1] or found
+    for name in PASSAGE_FILES:
+        if name in by_name:
+            return [by_name[name]]
+    return found
 
 
 def read_file(path: Path, prefix: str) -> Iterator[Document]:
@@ -151,99 +142,106 @@ def read_file(path: Path, prefix: str) -> Iterator[Document]:
 
 
 def _file_parts(path: Path, prefix: str, columns: Columns | None) -> list[Part]:
-    kind = Path(plain_name(path)).suffix
-    if kind == ".parquet":
+    suffix = plain_suffix(path)
+    if suffix == ".parquet":
         return _parquet_parts(path, prefix, columns)
-    if kind != ".jsonl":
+    if suffix == ".jsonl":
+        read = functools.partial(_read_objects, path, prefix, columns)
+    else:
         _require_records(str(path), columns)
-
-    def read(on_bytes: OnBytes) -> Iterator[Document]:
-        lines = _lines(path, on_bytes)
-        if kind == ".txt":
-            yield from _text_documents(path, prefix, lines)
-        elif kind == ".tsv":
-            for where, row in read_rows(path, lines):
-                yield _to_document(row, "", where)
-        else:
-            for number, line in lines:
-                if line.strip():
-                    where = f"{path}:{number}"
-                    record = parse_object(line, where)
-                    yield _to_document(record, f"{prefix}{number}", where, columns)
-
+        read = functools.partial(_read_text if suffix == ".txt" else _read_table, path, prefix)
     return [Part(read, path.stat().st_size)]
 
 
-def _text_documents(
-    path: Path, prefix: str, lines: Iterable[tuple[int, str]]
+def _read_objects(
+    path: Path, prefix: str, columns: Columns | None, on_bytes: OnBytes
 ) -> Iterator[Document]:
+    for number, line in _lines(path, on_bytes):
+        if line.strip():
+            where = f"{path}:{number}"
+            yield _to_document(parse_object(line, where), f"{prefix}{number}", where, columns)
+
+
+def _read_table(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document]:
+    for where, row in read_rows(path, _lines(path, on_bytes)):
+        yield _to_document(row, "", where)
+
+
+def _read_text(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document]:
     """Yields a document per line, or per block of lines if blank lines separate any."""
-    has_blocks = _has_blank_lines(path)
-    first, size, texts = 0, 0, []
-    for number, text in chain(lines, [(0, "")]):
-        has_text = bool(text.strip())
-        if has_text:
-            first = first or number
-            size += len(text.encode())
-            _check_size(size, f"{path}:{first}")
-            texts.append(text)
-        if texts and not (has_text and has_blocks):
-            yield Document(f"{prefix}{first}", "\n".join(texts))
-            first, size, texts = 0, 0, []
+    blocks = _blocks(path)
+    has_blocks = len(list(islice(blocks, 2))) == 2
+    for block in _blocks(path, on_bytes):
+        if has_blocks:
+            yield _join_lines(path, prefix, block)
+        else:
+            yield from (Document(f"{prefix}{number}", line) for number, line in block)
 
 
-def _has_blank_lines(path: Path) -> bool:
-    """Returns whether a blank line lies between two lines with text."""
-    groups = groupby(_lines(path), lambda line: bool(line[1].strip()))
-    blocks = (True for is_text, _ in groups if is_text)
-    return next(blocks, False) and next(blocks, False)
+def _blocks(
+    path: Path, on_bytes: OnBytes = lambda n_bytes: None
+) -> Iterator[Iterator[tuple[int, str]]]:
+    groups = groupby(_lines(path, on_bytes), lambda line: bool(line[1].strip()))
+    return (lines for has_text, lines in groups if has_text)
 
 
-def _lines(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> Iterator[tuple[int, str]]:
+def _join_lines(path: Path, prefix: str, lines: Iterator[tuple[int, str]]) -> Document:
+    first, text = next(lines)
+    texts = [text]
+    n_bytes = len(text.encode())
+    for _, text in lines:
+        n_bytes += len(text.encode())
+        _check_size(n_bytes, f"{path}:{first}")
+        texts.append(text)
+    return Document(f"{prefix}{first}", "\n".join(texts))
+
+
+def _lines(path: Path, on_bytes: OnBytes) -> Iterator[tuple[int, str]]:
     return read_lines(path, max_bytes=MAX_DOCUMENT_BYTES, on_bytes=on_bytes)
 
 
 def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Part]:
-    import pyarrow.parquet  # type: ignore[import-untyped]  # for this source only
+    import pyarrow.dataset  # type: ignore[import-untyped]  # for this source only
 
-    with _named(str(path)), path.open("rb") as file:
-        parquet = pyarrow.parquet.ParquetFile(file)
-        groups = [parquet.metadata.row_group(k) for k in range(parquet.num_row_groups)]
-        wanted = {"_id", *FIELDS} if columns is None else {*columns.values()}
-        found = parquet.schema_arrow.names
-        names = [name for name in found if name in wanted]
-        if columns is not None and len(names) < len(wanted):
-            names = found  # for the error to list
-        n_bytes = path.stat().st_size // max(len(groups), 1)
+    with _named(str(path)):
+        data = pyarrow.dataset.dataset(path)
+        groups = [g for file in data.get_fragments() for g in file.split_by_row_group()]
+    found = data.schema.names
+    if columns is None:
+        names = [name for name in found if name in ("_id", *FIELDS)]
+    else:
+        _require_columns(columns, found, str(path))
+        names = list(columns.values())
+    n_bytes = path.stat().st_size // max(len(groups), 1)
 
-    def rows(group: int) -> Iterator[dict[str, Any]]:
-        with path.open("rb") as file:
-            parquet = pyarrow.parquet.ParquetFile(file)
-            for batch in parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=names):
-                yield from batch.to_pylist()
+    def rows(group: Any) -> Iterator[dict[str, Any]]:
+        for batch in group.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
+            yield from batch.to_pylist()
 
-    firsts = accumulate((group.num_rows for group in groups), initial=1)
-    return [
-        _record_part(str(path), prefix, first, functools.partial(rows, k), columns, n_bytes)
-        for k, first in zip(range(len(groups)), firsts, strict=False)
-    ]
+    parts = []
+    first = 1
+    for group in groups:
+        read = functools.partial(rows, group)
+        parts.append(_record_part(str(path), read, columns, prefix, first, n_bytes))
+        first += group.row_groups[0].num_rows
+    return parts
 
 
 def _record_part(
     source: str,
-    prefix: str,
-    first: int,
     records: Callable[[], Iterable[dict[str, Any]]],
     columns: Columns | None,
+    prefix: str = "",
+    first: int = 1,
     n_bytes: int | None = None,
 ) -> Part:
-    """Returns a part of records numbered from `first`; the prefix is put before the numbers."""
+    """Makes a part of records; one without an id is named by prefix and number, from `first`."""
 
     def read(on_bytes: OnBytes) -> Iterator[Document]:
         with _named(source):
             for number, record in enumerate(records(), start=first):
-                where = f"{source}, record {prefix}{number}"
-                yield _to_document(record, f"{prefix}{number}", where, columns)
+                name = f"{prefix}{number}"
+                yield _to_document(record, name, f"{source}, record {name}", columns)
         on_bytes(n_bytes or 0)
 
     return Part(read, n_bytes)
@@ -263,8 +261,7 @@ def _to_document(
     record: dict[str, Any], default_id: str, where: str, columns: Columns | None = None
 ) -> Document:
     if columns is not None:
-        if missing := [name for name in columns.values() if name not in record]:
-            raise UserError(f"{where} has no {missing[0]!r}: it has {', '.join(record)}")
+        _require_columns(columns, record, where)
         record = {field: record[name] for field, name in columns.items()}
     names = (_text(record[key]) for key in ("_id", "id") if record.get(key) is not None)
     name = without_surrogates(str(next(names, default_id)))
@@ -286,6 +283,11 @@ def _to_document(
     return document
 
 
+def _require_columns(columns: Columns, found: Collection[str], where: str) -> None:
+    if missing := [name for name in columns.values() if name not in found]:
+        raise UserError(f"{where} has no {missing[0]!r}: it has {', '.join(found)}")
+
+
 def _text(value: Any) -> Any:
     """Decodes text that tensorflow-datasets gives as bytes; what is null is empty."""
     if value is None:
@@ -304,7 +306,7 @@ def _require_records(source: str, columns: Columns | None) -> None:
         raise UserError(f"{source} has no columns to name: .jsonl, .parquet, hf: and tfds: have")
 
 
-def _huggingface_parts(name: str, stack: ExitStack) -> list[Records]:
+def _huggingface_parts(source: str, name: str, columns: Columns | None) -> list[Part]:
     parts = name.split(":")
     heads = [":".join(parts[:n]) for n in range(len(parts), 0, -1)]  # a folder's may hold colons
     path = next(filter(os.path.isdir, heads), parts[0])
@@ -314,17 +316,20 @@ def _huggingface_parts(name: str, stack: ExitStack) -> list[Records]:
     split = split or "train"
     import datasets  # slow to import, and needed for this source only
 
-    found = str(stack.enter_context(plain_path(Path(path)))) if os.path.isdir(path) else path
-    if any(Path(found, file).exists() for file in ("state.json", "dataset_dict.json")):
-        saved = datasets.load_from_disk(found)
-        return _slices(saved[split] if isinstance(saved, datasets.DatasetDict) else saved)
+    if any(Path(path, file).exists() for file in ("state.json", "dataset_dict.json")):
+        saved = datasets.load_from_disk(path)
+        if isinstance(saved, datasets.DatasetDict):
+            saved = saved[split]
+        return _slices(source, saved, columns)
     # Where a folder's name has a `[`, datasets (5.2.0) finds nothing in it.
-    data = datasets.load_dataset(found, config or None, split=split, streaming=True)
-    n = data.num_shards
-    return [(f"{k}:" if n > 1 else "", 1, functools.partial(data.shard, n, k)) for k in range(n)]
+    data = datasets.load_dataset(path, config or None, split=split, streaming=True)
+    shards = [functools.partial(data.shard, data.num_shards, k) for k in range(data.num_shards)]
+    if len(shards) == 1:
+        return [_record_part(source, shards[0], columns)]
+    return [_record_part(source, shard, columns, f"{k}:") for k, shard in enumerate(shards)]
 
 
-def _tensorflow_parts(name: str, stack: ExitStack) -> list[Records]:
+def _tensorflow_parts(source: str, name: str, columns: Columns | None) -> list[Part]:
     # "wikipedia/20230601.en:1.0.0" names a version, "lm1b:test" a split.
     parts = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name, re.DOTALL)
     if parts is None:
@@ -333,12 +338,20 @@ def _tensorflow_parts(name: str, stack: ExitStack) -> list[Records]:
     import tensorflow_datasets as tfds  # slow to import, and needed for this source only
 
     if os.path.isdir(path):
-        plain = stack.enter_context(plain_path(Path(path)))
-        return _slices(tfds.builder_from_directory(plain).as_data_source(split=split))
-    return _slices(tfds.data_source(path, split=split))
+        data = tfds.builder_from_directory(path).as_data_source(split=split)
+    else:
+        data = tfds.data_source(path, split=split)
+    return _slices(source, data, columns)
 
 
-def _slices(data: Any) -> list[Records]:
+def _slices(source: str, data: Any, columns: Columns | None) -> list[Part]:
+    """Makes parts of a dataset whose records are read by number."""
     numbers = range(len(data))
     slices = [numbers[k : k + _RECORDS_PER_PART] for k in numbers[::_RECORDS_PER_PART]]
-    return [("", k[0] + 1, functools.partial(map, data.__getitem__, k)) for k in slices]
+    return [
+        _record_part(source, functools.partial(map, data.__getitem__, k), columns, first=k[0] + 1)
+        for k in slices
+    ]
+
+
+_DATASETS = {"hf": _huggingface_parts, "tfds": _tensorflow_parts}

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cocondenser_jax.corpus.token_files import (
-    FILE_NAMES,
     TokenFiles,
     are_consistent,
     map_files,
@@ -32,10 +32,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, is_inside, read_object
 from cocondenser_jax.storage.paths import require_same, shard_folders
 
-FORMAT_VERSION = 2
-# Facts about its tokenizer that a store is opened by: each a whole number.
-_TOKENIZER_SIZES = ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id")
-_LONGEST_NAME = 200  # a file name that no file system takes would raise an error of its own
+FORMAT_VERSION = 3
 _SPANS_AT_ONCE = 10_000  # read to count their tokens
 
 
@@ -81,7 +78,7 @@ class TokenStore:
         return np.flatnonzero(np.diff(self.first_span_D) >= 2)
 
     def document_id(self, index: int) -> str:
-        """Returns the name that the source gave to document `index`."""
+        """Reads the name that the source gave to document `index`."""
         if not 0 <= index < self.n_documents:
             raise IndexError(f"document {index} of {self.n_documents}")
         for part in self._parts:
@@ -92,7 +89,7 @@ class TokenStore:
         return read_id(part, index)
 
     def token_counts(self, n_spans: int = 100_000) -> np.ndarray:
-        """Returns how often each token id occurs, `counts_V`, in evenly spaced spans."""
+        """Counts how often each token id occurs, `counts_V`, in evenly spaced spans."""
         chosen_N = np.linspace(0, self.n_spans - 1, min(n_spans, self.n_spans)).astype(np.int64)
         counts_V = np.zeros(self.vocab_size, np.int64)
         for spans_N in np.array_split(chosen_N, math.ceil(len(chosen_N) / _SPANS_AT_ONCE)):
@@ -169,7 +166,11 @@ def open_store(path: Path) -> TokenStore:
         n_tokens=sum(manifest["counts"]["tokens"] for manifest in manifests),
         first_span_D=first_span_D,
         max_tokens=manifests[0]["max_tokens"],
-        **{name: tokenizer[name] for name in _TOKENIZER_SIZES},
+        vocab_size=tokenizer["vocab_size"],
+        cls_id=tokenizer["cls_id"],
+        sep_id=tokenizer["sep_id"],
+        pad_id=tokenizer["pad_id"],
+        mask_id=tokenizer["mask_id"],
         special_ids=tuple(tokenizer["special_ids"]),
         tokenizer_sha256=tokenizer["sha256"],
         sha256=hashlib.sha256(checksums.encode()).hexdigest(),
@@ -190,7 +191,7 @@ def verify_store(path: Path) -> None:
 
 
 def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
-    """Returns (weight, folder) of the stores that a path names; a folder of that name comes first.
+    """Lists (weight, folder) of the stores that a path names; a folder of that name comes first.
 
     The names of several stores cannot hold a comma.
     """
@@ -221,7 +222,7 @@ def _open_part(folder: Path) -> tuple[Path, dict[str, Any], TokenFiles]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of a store, or of one shard; checks what is used of it."""
+    """Reads the manifest of a store, or of one shard, as `build_store` wrote it."""
     if not folder.is_dir():
         raise UserError(f"no store {folder}: expected a folder made by `cocondenser corpus`")
     file = folder / "manifest.json"
@@ -233,37 +234,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{file} has format version {version}, expected {FORMAT_VERSION}: make the store anew"
         )
-    if wrong := _wrong_part(manifest):
-        raise UserError(f"{file} is damaged: its {wrong!r} is not what `corpus` writes")
+    if manifest.get("checksum") != manifest_checksum(manifest):
+        raise UserError(f"{file} is damaged: its checksum is not that of its content")
+    if not all(map(is_inside, manifest["files"])):
+        raise UserError(f"{file} names files outside of its folder")
     return manifest
 
 
-def _wrong_part(manifest: dict[str, Any]) -> str | None:
-    """Returns the name of a part that cannot be used; None if all can."""
-    tokenizer, counts, files = (
-        value if isinstance(value := manifest.get(key), dict) else {}
-        for key in ("tokenizer", "counts", "files")
-    )
-    parts = {
-        "source": isinstance(manifest.get("source"), str),
-        "max_tokens": _is_count(manifest.get("max_tokens"), 1),
-        "tokenizer": all(_is_count(tokenizer.get(name)) for name in _TOKENIZER_SIZES)
-        and isinstance(tokenizer.get("special_ids"), list)
-        and all(map(_is_count, tokenizer["special_ids"]))
-        and isinstance(tokenizer.get("sha256"), str),
-        "counts": all(_is_count(counts.get(name), 1) for name in ("documents", "spans", "tokens")),
-        "files": files.keys() >= set(FILE_NAMES)
-        and all(
-            isinstance(facts, dict)
-            and _is_count(facts.get("bytes"))
-            and isinstance(facts.get("sha256"), str)
-            and len(name) <= _LONGEST_NAME
-            and is_inside(name)
-            for name, facts in files.items()
-        ),
-    }
-    return next((name for name, is_right in parts.items() if not is_right), None)
-
-
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and least <= value < 1 << 63
+def manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    """Hashes what a manifest says, without its `checksum`."""
+    content = {key: value for key, value in manifest.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,14 +15,6 @@ from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.files import read_object, write_json
 
 Kind = Literal["bert", "roberta", "xlm-roberta", "modernbert"]
-
-# Types of model, normalizer and pre-tokenizer. XLM-R's is SentencePiece's, with any normalizer.
-_KINDS: dict[tuple[str | None, ...], Kind] = {
-    ("WordPiece", "BertNormalizer", "BertPreTokenizer"): "bert",
-    ("BPE", None, "ByteLevel"): "roberta",
-    ("BPE", "NFC", "ByteLevel"): "modernbert",
-    ("Unigram", "Metaspace"): "xlm-roberta",
-}
 
 # Role -> spelling, in the order in which a new vocabulary numbers them.
 _BERTS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -142,8 +134,9 @@ def _repeated(words: Counter[str]) -> Iterator[str]:
 
 
 def _alphabet(tokenizer: Tokenizer, words: Counter[str], size: int) -> tuple[list[str], list[str]]:
-    """Returns the most frequent characters, and those of them that occur inside words."""
-    normalize, cut = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+    """Finds the most frequent characters, and those of them that occur inside words."""
+    normalize = tokenizer.normalizer.normalize_str
+    cut = tokenizer.pre_tokenizer.pre_tokenize_str
     counts: Counter[str] = Counter()
     inner: set[str] = set()
     for word, count in words.items():
@@ -160,7 +153,8 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
 
     The longest input of the model counts special tokens, too. The folder must exist.
     """
-    kind, backend = tokenizer.kind, tokenizer.backend
+    kind = tokenizer.kind
+    backend = tokenizer.backend
     backend.save(str(folder / "tokenizer.json"))
     backend.model.save(str(folder))
     tokens = {f"{role}_token": token for role, token in SPECIAL_TOKENS[kind].items()}
@@ -192,27 +186,45 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
     backend.encode_special_tokens = True
     state = json.loads(backend.to_str())
-    parts = [_part_type(state[part]) for part in ("model", "normalizer", "pre_tokenizer")]
-    kind = _KINDS.get(tuple(parts)) or _KINDS.get((parts[0], parts[2]))
-    if kind is None:
-        raise UserError(
-            f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}):"
-            f" expected one of {', '.join(_KINDS.values())}"
-        )
+    kind = _kind(state, name)
+    special = SPECIAL_TOKENS[kind]
     if kind == "xlm-roberta":
-        backend.model = _never_in_text(state["model"], set(SPECIAL_TOKENS[kind].values()))
+        backend.model = _never_in_text(state["model"], set(special.values()))
         state = json.loads(backend.to_str())
     entries = backend.get_vocab(with_added_tokens=True)
-    _require_special_tokens(entries, kind, name)
-    ids = {role: entries[token] for role, token in SPECIAL_TOKENS[kind].items()}
+    if missing := [token for token in special.values() if token not in entries]:
+        raise UserError(f"tokenizer {name} has no {missing[0]}, which {kind} models need")
+    ids = {role: entries[token] for role, token in special.items()}
     added = backend.get_added_tokens_decoder()
+    added_ids = (number for number, token in added.items() if token.special)
     return SpanTokenizer(
         backend=backend,
         kind=kind,
         vocab_size=max(entries.values()) + 1,
-        **{f"{role}_id": ids[role] for role in ("cls", "sep", "pad", "mask")},
-        special_ids=tuple(sorted({*ids.values(), *(i for i, t in added.items() if t.special)})),
+        cls_id=ids["cls"],
+        sep_id=ids["sep"],
+        pad_id=ids["pad"],
+        mask_id=ids["mask"],
+        special_ids=tuple(sorted({*ids.values(), *added_ids})),
         sha256=_checksum(entries, state),
+    )
+
+
+def _kind(state: dict[str, Any], name: str) -> Kind:
+    """Tells whose tokenizer it is by the types of its parts: many folders have no config.json."""
+    parts = [_part_type(state[part]) for part in ("model", "normalizer", "pre_tokenizer")]
+    match parts:
+        case ["WordPiece", "BertNormalizer", "BertPreTokenizer"]:
+            return "bert"
+        case ["BPE", None, "ByteLevel"]:
+            return "roberta"
+        case ["BPE", "NFC", "ByteLevel"]:
+            return "modernbert"
+        case ["Unigram", _, "Metaspace"]:  # SentencePiece's, with any normalizer
+            return "xlm-roberta"
+    raise UserError(
+        f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}):"
+        f" expected one of {', '.join(SPECIAL_TOKENS)}"
     )
 
 
@@ -227,7 +239,7 @@ def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
 
 
 def _part_type(part: dict[str, Any] | None) -> str | None:
-    """Returns the type of a tokenizer's part; of a sequence of pre-tokenizers that of the last."""
+    """Names the type of a tokenizer's part; of a sequence of pre-tokenizers that of the last."""
     if part is None:
         return None
     steps = part.get("pretokenizers") or [part]
@@ -236,72 +248,53 @@ def _part_type(part: dict[str, Any] | None) -> str | None:
 
 def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
     """Hashes what decides the ids of a text, which layout, decoder and template do not."""
-    vocab = state["model"]["vocab"]
     state["pre_tokenizer"].pop("trim_offsets", None)  # changes character positions only
     rules = {
         "entries": entries,
         "merges": state["model"].get("merges"),
-        # Unigrams have scores; tokenizers reads and writes them inexactly.
-        **({"scores": [round(score, 6) for _, score in vocab]} if isinstance(vocab, list) else {}),
         "normalizer": state["normalizer"],
         "pre_tokenizer": state["pre_tokenizer"],
     }
+    pieces = state["model"]["vocab"]
+    if isinstance(pieces, list):  # unigrams have scores, which tokenizers writes inexactly
+        rules["scores"] = [round(score, 6) for _, score in pieces]
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
 
 def _read_folder(folder: Path) -> Tokenizer:
-    for names in (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")):
-        if all((folder / name).exists() for name in names):
-            break
-    else:
-        raise UserError(
-            f"no tokenizer in {folder}: expected tokenizer.json, vocab.txt, "
-            "or vocab.json with merges.txt"
-        )
+    names = {path.name for path in folder.iterdir()}
     try:
-        paths = [str(folder / name) for name in names]
-        if names[0] == "tokenizer.json":
-            return Tokenizer.from_file(*paths)
-        rules: dict[str, Any] = {}
-        if names[0] == "vocab.txt":
-            kind: Kind = "bert"
-            entries = models.WordPiece.read_file(*paths)
-            words = entries.keys() - SPECIAL_TOKENS[kind].values()
-            rules["do_lower_case"] = not any(re.search("[A-Z]", word) for word in words)
-            configured = ["do_lower_case", "strip_accents", "tokenize_chinese_chars"]
-        else:
-            kind = "roberta"
-            entries, rules["merges"] = models.BPE.read_file(*paths)
-            configured = ["add_prefix_space"]
-        _require_special_tokens(entries, kind, str(folder))  # transformers would add them
-        return _new_tokenizer(kind, vocab=entries, **rules | _read_config(folder, configured))
+        if "tokenizer.json" in names:
+            return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        from transformers import BertTokenizer, RobertaTokenizer  # slow to import
+
+        if "vocab.txt" in names:
+            return BertTokenizer.from_pretrained(folder, **_case(folder)).backend_tokenizer
+        if {"vocab.json", "merges.txt"} <= names:
+            return RobertaTokenizer.from_pretrained(folder).backend_tokenizer
     except UserError:
         raise
-    except Exception as error:  # the library raises bare Exception
-        wrong = " with ".join(names)
-        raise UserError(f"{folder}: {wrong} is not a tokenizer: {first_line(error)}") from error
+    except Exception as error:  # the libraries raise bare Exception
+        raise UserError(f"{folder} holds no tokenizer that loads: {first_line(error)}") from error
+    raise UserError(
+        f"no tokenizer in {folder}: expected tokenizer.json, vocab.txt, "
+        "or vocab.json with merges.txt"
+    )
 
 
-def _read_config(folder: Path, names: Iterable[str]) -> dict[str, bool | None]:
-    file = folder / "tokenizer_config.json"
-    config = read_object(file, {})
-    found = {name: config[name] for name in names if name in config}
-    for name, value in found.items():
-        if not isinstance(value, bool) and (value, name) != (None, "strip_accents"):
-            raise UserError(f"{file}: {name} is {value!r}, expected true or false")
-    return found
+def _case(folder: Path) -> dict[str, Any]:
+    """Tells BertTokenizer to keep capitals if its vocabulary has some and no setting decides."""
+    if "do_lower_case" in read_object(folder / "tokenizer_config.json", {}):
+        return {}
+    entries = models.WordPiece.read_file(str(folder / "vocab.txt"))
+    words = entries.keys() - SPECIAL_TOKENS["bert"].values()
+    return {"do_lower_case": not any(re.search("[A-Z]", word) for word in words)}
 
 
 def _new_tokenizer(kind: Kind, **rules: Any) -> Tokenizer:
-    """Returns transformers' own; the rules are arguments of its class."""
+    """Makes transformers' own; the rules are arguments of its class."""
     from transformers import BertTokenizer, RobertaTokenizer  # slow to import, and seldom needed
 
     class_ = BertTokenizer if kind == "bert" else RobertaTokenizer
     backend: Tokenizer = class_(**rules).backend_tokenizer
     return backend
-
-
-def _require_special_tokens(entries: Container[str], kind: Kind, name: str) -> None:
-    for token in SPECIAL_TOKENS[kind].values():
-        if token not in entries:
-            raise UserError(f"tokenizer {name} has no {token}, which {kind} models need")

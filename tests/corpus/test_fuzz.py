@@ -11,7 +11,7 @@ import zstandard
 
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
-from cocondenser_jax.corpus.store import open_store, verify_store
+from cocondenser_jax.corpus.store import manifest_checksum, open_store, verify_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from tests.conftest import TEXTS
@@ -94,12 +94,13 @@ def test_a_broken_tokenizer_loads_or_is_refused(name, store, tmp_path):
     fuzz_file(folder, name, lambda folder: load_tokenizer(str(folder)), 0.2)
 
 
-@pytest.mark.parametrize("name", ["../outside", "/outside", "tokenizer/../../outside", "9" * 300])
+@pytest.mark.parametrize("name", ["../outside", "/outside", "tokenizer/../../outside"])
 def test_files_of_a_store_lie_inside_it(name, store, tmp_path):
     folder = shutil.copytree(store, tmp_path / "store")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": 0, "sha256": ""}
+    manifest["checksum"] = manifest_checksum(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "outside").touch()
-    with pytest.raises(UserError, match="'files'"):
+    with pytest.raises(UserError, match="names files outside of its folder"):
         open_store(folder)

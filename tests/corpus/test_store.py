@@ -12,7 +12,7 @@ from cocondenser_jax.corpus import store as store_module
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import Span, cut_documents
-from cocondenser_jax.corpus.store import open_store, verify_store
+from cocondenser_jax.corpus.store import manifest_checksum, open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
@@ -279,13 +279,17 @@ def test_a_damaged_store_does_not_open(stores, tmp_path):
         open_store(folder)
     folder = damaged("old")
     (folder / "manifest.json").write_text('{"format_version": 0}')
-    with pytest.raises(UserError, match="format version 0, expected 2"):
+    with pytest.raises(UserError, match="format version 0, expected 3"):
         open_store(folder)
     folder = damaged("miscounted")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["counts"]["spans"] += 1
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="is damaged: its checksum is not that of its content"):
+        open_store(folder)
+    manifest["checksum"] = manifest_checksum(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"files do not hold what manifest\.json counts"):
         open_store(folder)
 
 

@@ -222,5 +222,5 @@ def test_other_tokenizers_than_berts_and_robertas_are_refused(wordpiece_folder, 
         load_tokenizer(str(tmp_path))
 
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
-    with pytest.raises(UserError, match="is not a tokenizer"):
+    with pytest.raises(UserError, match="holds no tokenizer that loads"):
         load_tokenizer(str(tmp_path))

@@ -21,7 +21,7 @@ from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.verify import verify_checkpoint
-from tests.world import write_store
+from tests.world import read_records, write_records, write_store
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +107,10 @@ def test_a_setting_that_a_run_is_older_than_has_its_default(run, tmp_path):
 @pytest.mark.effect("verify checkpoint --store", "verify checkpoint --documents")
 @pytest.mark.effect("verify checkpoint --batch_out", "verify checkpoint --json_out")
 def test_an_older_checkpoint_on_other_documents(run, tmp_path):
-    texts = (run.parent / "text.txt").read_text().split("\n\n")
-    (tmp_path / "text.txt").write_text("\n\n".join(reversed(texts)))
+    texts = read_records(run.parent / "text.jsonl")
+    write_records(tmp_path / "text.jsonl", reversed(texts))
     store, batch_out, rows_out = (tmp_path / name for name in ("store", "batch.npz", "rows.json"))
-    build_store(str(tmp_path / "text.txt"), str(run / "tokenizer"), store, max_tokens=24)
+    build_store(str(tmp_path / "text.jsonl"), str(run / "tokenizer"), store, max_tokens=24)
     command = ["verify", "checkpoint", f"--checkpoint={run}", "--step=1", f"--store={store}"]
     command += ["--documents=3", f"--batch_out={batch_out}", f"--json_out={rows_out}"]
     assert main(command) == 0

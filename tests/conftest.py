@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # On a busy machine, one of eight devices may wait for the others for more than XLA's 40 seconds.
@@ -47,7 +48,7 @@ TEXTS = (
     "A span of a document is close to another span of the same document.",
     "Search.",
 )
-# The files that take longest, so that no worker begins one last.
+# The files that take longest, so that no worker begins one last: each run ends with such a list.
 _LONGEST = (
     "pretrain/test_step.py",
     "tpu_scripts/test_tpu_scripts.py",
@@ -107,6 +108,18 @@ def pytest_collection_modifyitems(items):
     rank = {Path(__file__).parent / name: n for n, name in enumerate(_LONGEST)}
     assert all(path.is_file() for path in rank), rank
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints which files took longest."""
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += report.duration
+    terminalreporter.section("slowest files")
+    for file, duration in seconds.most_common(len(_LONGEST)):
+        terminalreporter.line(f"{duration:8.2f}s {file}")
 
 
 @pytest.hookimpl(tryfirst=True)

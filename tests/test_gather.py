@@ -11,7 +11,7 @@ from cocondenser_jax.corpus.sources import Document, read_documents
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venv-beam/bin/python"
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make .venv-beam/installed")
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs Apache Beam: make gather")
 
 
 def build(folder, *flags):

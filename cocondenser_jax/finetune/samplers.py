@@ -1,6 +1,5 @@
 """Batches of an epoch's plan; plans of batches that are hard by the time they are trained on."""
 
-import concurrent.futures
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -57,17 +56,12 @@ class HardPlans(TrainerCallback):
     """Adaptive batch scheduling: plans for each epoch batches that are hard by then.
 
     The first epoch's hardness is that of BM25. Half-way through each epoch, the encoder as it is
-    then scores all pairs, unless BM25 is to do so throughout, and the next epoch is planned in the
-    background while training goes on. A plan is written to disk before the next checkpoint is, so a
-    run that resumes there finds it.
+    then scores all pairs, unless BM25 is to do so throughout, and the next epoch is planned. A plan
+    is on disk before the next checkpoint is, so a run that resumes there finds it.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        model: SentenceTransformer,
-        data: TrainingData,
-        settings: BatchSettings,
+        self, folder: Path, model: SentenceTransformer, data: TrainingData, settings: BatchSettings
     ) -> None:
         """Plans nothing yet; the folder will hold the plans, `epoch-0000.npz` and so on.
 
@@ -89,9 +83,6 @@ class HardPlans(TrainerCallback):
             seed=settings.seed,
             conflicts=false_negatives(query_ids, passage_ids),
         )
-        # A thread: the compiled loops of `hard_plan` leave the interpreter to the training.
-        self._background = concurrent.futures.ThreadPoolExecutor(1)
-        self._latest = self._background.submit(lambda: None)
 
     def plan(self, epoch: int) -> np.ndarray:
         """Returns batches_MxB: the first epoch is planned now, others were in the epoch before.
@@ -101,33 +92,27 @@ class HardPlans(TrainerCallback):
         path = self._path(epoch)
         state = PartialState()
         if state.is_main_process:
-            self._latest.result()
             try:
                 load_plan(path)
             except UserError as error:
                 if epoch > 0:
                     logger.warning("%s; planning this epoch again", error)
-                self._start(epoch)
-                self._latest.result()
+                self._make(epoch)
         state.wait_for_everyone()
         return load_plan(path)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Starts the next epoch's plan half-way; waits for it before a checkpoint."""
+        """Plans the next epoch half-way."""
         if not state.is_world_process_zero:
             return
         epoch, step = divmod(state.global_step - 1, self._n_steps)
         is_last = (epoch + 1) * self._n_steps >= state.max_steps
         if not is_last and step == (self._n_steps - 1) // 2:
-            self._start(epoch + 1)
-        if control.should_save or control.should_evaluate:  # the best is saved
-            self._latest.result()
+            self._make(epoch + 1)
 
-    def _start(self, epoch: int) -> None:
+    def _make(self, epoch: int) -> None:
         candidates = self._bm25() if epoch == 0 or self._always_bm25 else self._encoder()
-        self._latest = self._background.submit(
-            lambda: save_plan(self._path(epoch), self._plan(candidates, epoch=epoch))
-        )
+        save_plan(self._path(epoch), self._plan(candidates, epoch=epoch))
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch:04d}.npz"

@@ -128,7 +128,7 @@ def load_plan(path: Path) -> np.ndarray:
     return batches_MxB
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _exchange(matrix: _Matrix, batches_MxB: np.ndarray, sweeps: int, penalty: float) -> None:
     """Exchanges pairs of a plan, in place, for as long as that raises Σ h.
 
@@ -189,7 +189,7 @@ def _exchange(matrix: _Matrix, batches_MxB: np.ndarray, sweeps: int, penalty: fl
         sweep += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _best_partner(
     batches_MxB: np.ndarray,
     targets_T: np.ndarray,
@@ -214,7 +214,7 @@ def _best_partner(
     return partner
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _move(matrix: _Matrix, batch_N: np.ndarray, own_N: np.ndarray, pair: int, target: int) -> None:
     own = batch_N[pair]
     own_N[pair] = 0.0
@@ -227,7 +227,7 @@ def _move(matrix: _Matrix, batch_N: np.ndarray, own_N: np.ndarray, pair: int, ta
     batch_N[pair] = target
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)
 def _row(matrix: _Matrix, pair: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the pairs that a pair has scores with, and the scores."""
     indptr, indices, values = matrix

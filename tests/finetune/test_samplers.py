@@ -74,9 +74,8 @@ class Run:
         self.state = TrainerState(max_steps=n_steps * n_epochs)
         self.control = TrainerControl()
 
-    def step(self, number, should_save=False):
+    def step(self, number):
         self.state.global_step = number
-        self.control.should_save = should_save
         self.planner.on_step_end(None, self.state, self.control)
 
 
@@ -98,17 +97,14 @@ def test_plans_follow_bm25_then_the_encoder_half_way(
 
     for step in (1, 2):
         run.step(step)
-    assert planner._latest.done()
     assert [path.name for path in (tmp_path / "plans").iterdir()] == ["epoch-0000.npz"]
     run.step(3)
     half_way = samplers.encoder_candidates(model, *texts, 100)
     monkeypatch.setattr(samplers, "encoder_candidates", None)  # the end of the epoch is too late
-    run.step(4, should_save=True)
-    assert planner._latest.done()  # the plan was waited for
     expected = schedule.hard_plan(half_way, 4, epoch=1, **options)
     saved = schedule.load_plan(tmp_path / "plans" / "epoch-0001.npz")
     np.testing.assert_array_equal(saved, expected)
-    for step in (5, 6):
+    for step in (4, 5, 6):
         run.step(step)
     assert not np.array_equal(first, expected)
 
@@ -149,12 +145,3 @@ def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(data, texts, tmp_path, m
         np.testing.assert_array_equal(plan, expected)
         other = schedule.hard_plan(_bm25(*texts, 100), 4, seed=3, epoch=epoch, conflicts=conflicts)
         assert not np.array_equal(plan, other)
-
-
-def test_a_plan_is_whole_before_an_evaluation_saves_the_best(model_folder, data, tmp_path):
-    model = models.load_retriever(model_folder, 8, 16)
-    planner = samplers.HardPlans(tmp_path / "plans", model, data, SETTINGS)
-    run = Run(planner, 6, 2)
-    run.control.should_evaluate = True
-    run.step(3)
-    assert (tmp_path / "plans" / "epoch-0001.npz").exists()

@@ -112,7 +112,7 @@ def test_a_classifier_is_resumed_too(model_folder, files, monkeypatch):
         if run == "halves":
             with monkeypatch.context() as patch:
                 patch.setattr(trainer, "new_folder", None)
-                patch.setattr(trainer._Metrics, "on_save", stop_after(4), raising=False)
+                patch.setattr(trainer._Metrics, "on_save", stop_after(2), raising=False)
                 with pytest.raises(KeyboardInterrupt):
                     finetune(config, root / run)
         finetune(config, root / run)

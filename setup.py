@@ -77,6 +77,7 @@ setup(
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
         "numpy>=2",
+        "click>=8.4",
         "datasets>=5",
         "huggingface_hub>=1.31",
         "ir-measures>=0.4",

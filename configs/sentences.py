@@ -6,11 +6,11 @@ Paper: Gao & Callan, "Condenser: a Pre-training Architecture for Dense Retrieval
 Commands:
   cocondenser finetune --config=configs/sentences.py:stsb --workdir=runs/stsb \
     --config.model=runs/model --config.data=sts-train.csv
-  cocondenser evaluate --sts=sts-test.csv --model=runs/stsb/encoder
+  cocondenser evaluate sentences --sts=sts-test.csv --model=runs/stsb/encoder
 
   cocondenser finetune --config=configs/sentences.py:triplets --workdir=runs/sections \
     --config.model=runs/model --config.data=train.csv
-  cocondenser evaluate --triplets=test.csv --model=runs/sections/encoder
+  cocondenser evaluate sentences --triplets=test.csv --model=runs/sections/encoder
 
   cocondenser finetune --config=configs/sentences.py:nli --workdir=runs/nli \
     --config.model=runs/model --config.data=AllNLI.tsv.gz

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from cocondenser_jax.cli.flags import print_table
+from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.quickstart.steps import make_once

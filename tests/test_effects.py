@@ -6,16 +6,17 @@ of the tests and compared with the declared settings and with the parser, so a s
 is added without a test fails here, and so does the mark of one that is gone.
 """
 
-import argparse
 import ast
 from pathlib import Path
 
-from cocondenser_jax.cli import _make_parser
+import click
+
+from cocondenser_jax.cli import PROGRAM
 from cocondenser_jax.settings import DECLARED_IN, declared_settings
 
 TESTS = Path(__file__).parent
-# Asserted by the exit status alone: argparse's own, and the file that names all other settings.
-WITHOUT_EFFECT_OF_THEIR_OWN = ("--help", "--version")
+# click's own
+WITHOUT_EFFECT_OF_THEIR_OWN = ("--version",)
 
 
 def marked():
@@ -28,14 +29,16 @@ def marked():
     return names
 
 
-def flags(parser, command=""):
-    """Yields "COMMAND --flag" of every flag of a parser and of its subcommands."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, inner in action.choices.items():
-                yield from flags(inner, f"{command} {name}".strip())
-        elif action.option_strings and action.option_strings[-1] not in WITHOUT_EFFECT_OF_THEIR_OWN:
-            yield f"{command} {action.option_strings[-1]}"
+def flags(command, name=""):
+    """Yields "COMMAND --flag" of every flag of a command and of those in it."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            (flag,) = parameter.opts
+            if flag not in WITHOUT_EFFECT_OF_THEIR_OWN:
+                yield f"{name} {flag}"
+    if isinstance(command, click.Group):
+        for inner, member in command.commands.items():
+            yield from flags(member, f"{name} {inner}".strip())
 
 
 def test_every_setting_has_a_test_of_its_effect():
@@ -44,4 +47,4 @@ def test_every_setting_has_a_test_of_its_effect():
 
 
 def test_every_flag_has_a_test_of_its_effect():
-    assert set(flags(_make_parser())) == {name for name in marked() if "--" in name}
+    assert set(flags(PROGRAM)) == {name for name in marked() if "--" in name}

@@ -77,5 +77,6 @@ def test_the_package_unpickles_and_evaluates_nothing():
 def test_the_command_line_answers_with_one_line(content, tmp_path, capsys):
     for name in ("run", "qrels"):
         (tmp_path / name).write_bytes(content)
-    assert main(["evaluate", f"--run={tmp_path / 'run'}", f"--qrels={tmp_path / 'qrels'}"]) == 2
+    flags = [f"--run={tmp_path / 'run'}", f"--qrels={tmp_path / 'qrels'}"]
+    assert main(["evaluate", "run", *flags]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,12 +1,9 @@
 """`cocondenser <command>`: parses the command line, calls one function, prints.
 
-A command is one function in two halves. The first adds its flags to a parser, and yields an example
-for the end of `--help`. There the arguments are sent to the second, which does the work and returns
-the exit status, None for 0. The function's docstring is the help. Libraries are imported in the
-second half, so that `--help` and user errors are fast.
+A command is a function with its flags declared above it; its docstring is the help. It returns the
+exit status, None for 0. Libraries are imported in it, so that `--help` and user errors are fast.
 """
 
-import argparse
 import contextlib
 import errno
 import io
@@ -14,14 +11,16 @@ import logging
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+import click
+
 from cocondenser_jax import __version__
 from cocondenser_jax.cli import evaluation, quickstart, retrieval, training
-from cocondenser_jax.cli.flags import LogFormatter, Parser
+from cocondenser_jax.cli.flags import Group
+from cocondenser_jax.cli.output import LogFormatter
 from cocondenser_jax.errors import UserError, name_extra
 
 # Libraries whose INFO messages no user asked for.
@@ -33,16 +32,25 @@ _FIXABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
 }
 
-# In the order of --help; verify_store is `verify store`.
-_COMMANDS = {
-    quickstart: "quickstart adapt report",
-    training: "vocabulary corpus pretrain plan convert verify_checkpoint verify_store finetune",
-    retrieval: "encode index search retrieve bm25 fuse rerank mine",
-    evaluation: "evaluate",
+
+# Of click; commands inherit them.
+_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+    "show_default": True,
 }
-_GROUPS = {
-    "verify": "Check a checkpoint or a token store.",
-}
+
+PROGRAM = Group(
+    "cocondenser",
+    help="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
+    commands=[
+        *quickstart.COMMANDS,
+        *training.COMMANDS,
+        *retrieval.COMMANDS,
+        *evaluation.COMMANDS,
+    ],
+)
+click.version_option(__version__, message="%(version)s")(PROGRAM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,22 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch is loaded: on a busy machine, OpenMP threads that spin while they wait made
     # fine-tuning a hundred times slower; threads that sleep cost nothing measurable.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    _set_up_logging()
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, where a full device can still be reported
+        return status
+    except click.UsageError as error:
+        return _report_usage(error)
     except UserError as error:
-        print(f"cocondenser: {error}", file=sys.stderr)
-        return 2
+        return _report(error)
     except ModuleNotFoundError as error:
         missing = name_extra(error)
         if missing is None:
             raise
-        print(f"cocondenser: {missing}", file=sys.stderr)
-        return 2
+        return _report(missing)
     except KeyboardInterrupt:
         print("cocondenser: interrupted", file=sys.stderr)
         return 130
@@ -75,98 +81,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _FIXABLE:
             raise
-        print(f"cocondenser: {UserError(str(error))}", file=sys.stderr)
         _drop_output()
-        return 2
+        return _report(error)
 
 
-def _run(argv: Sequence[str]) -> int:
-    _check_surroundings()
-    _check_encoding(argv)
-    with _cleaned_up():
-        parser = _make_parser()
-        arguments, rest = parser.parse_known_args(argv)
-        if rest and not hasattr(arguments, "config"):
-            raise UserError(f"unknown argument {rest[0]!r} (see {arguments.prog} --help)")
-        arguments.overrides = rest
-        status = 0
-        try:
-            arguments.command.send(arguments)
-        except StopIteration as end:
-            status = end.value or 0
-        sys.stdout.flush()  # here, where a full device can still be reported
-        return status
+def _set_up_logging() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _check_surroundings() -> None:
-    """Raises a UserError for what libraries answer with a traceback, or with lost output."""
+def _run(words: list[str]) -> int:
     if sys.stdout is None:
         raise UserError("standard output is closed: redirect it to a file, or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not have every character
         sys.stdout.reconfigure(errors="backslashreplace")
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
-        if not os.environ.get(name, "0").isdecimal():
-            raise UserError(
-                f"the environment variable {name} is {os.environ[name]!r}: expected a whole number"
-            )
-
-
-def _check_encoding(argv: Sequence[str]) -> None:
-    """Raises a UserError for a path that is not UTF-8: few libraries read and write such a path."""
-    for word in argv:
-        try:
-            word.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"{word}: expected UTF-8 (rename the file or folder)") from error
-
-
-@contextlib.contextmanager
-def _cleaned_up() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end the command as an exception does: nothing half-made stays."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
-        raise SystemExit(128 + number)
-
-    can_hear = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGHUP) if can_hear else ()
-    heard = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    for number in heard:
-        signal.signal(number, end)
+    for word in words:
+        if any("\udc80" <= character <= "\udcff" for character in word):
+            raise UserError(f"{word}: expected UTF-8 (rename the file or folder)")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
+            signal.signal(number, _end)
     try:
-        yield
-    finally:
-        for number in heard:
-            signal.signal(number, signal.SIG_DFL)
+        with PROGRAM.make_context("cocondenser", words, **_SETTINGS) as context:
+            return PROGRAM.invoke(context) or 0
+    except click.exceptions.Exit as end:  # after --help
+        return end.exit_code
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Ends the command as an exception does, so that nothing half-made stays."""
+    signal.signal(number, signal.SIG_DFL)  # the next signal ends it at once
+    raise SystemExit(128 + number)
+
+
+def _report_usage(error: click.UsageError) -> int:
+    """Prints the help where nothing was asked for, and one line for a mistake."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        print(error.format_message(), file=sys.stderr)
+        return 2
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption | click.NoSuchCommand) and error.possibilities:
+        message = f"{error.message} Did you mean {error.possibilities[0]}?"
+    program = error.ctx.command_path if error.ctx else "cocondenser"
+    return _report(f"{message} (see {program} --help)")
+
+
+def _report(error: object) -> int:
+    print(f"cocondenser: {UserError(str(error))}", file=sys.stderr)
+    return 2
 
 
 def _drop_output() -> None:
     """Keeps Python from writing the rest of the output, and failing again, when it ends."""
     with contextlib.suppress(OSError):  # in a test, it has no descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _make_parser() -> Parser:
-    parser = Parser(
-        prog="cocondenser",
-        description="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    groups = {"": parser.add_subparsers(required=True, metavar="COMMAND")}
-    for module, functions in _COMMANDS.items():
-        for function in functions.split():
-            group, _, name = function.rpartition("_")
-            if group not in groups:
-                added = groups[""].add_parser(group, **_about(_GROUPS[group]))
-                groups[group] = added.add_subparsers(required=True, metavar="WHAT")
-            declare = getattr(module, function)
-            added = groups[group].add_parser(name, **_about(declare.__doc__))
-            command = declare(added)
-            added.epilog = f"example:\n  %(prog)s {next(command)}"
-            added.set_defaults(command=command, prog=added.prog)
-    return parser
-
-
-def _about(does: str) -> dict[str, Any]:
-    plain = argparse.RawDescriptionHelpFormatter
-    return {"help": does, "description": does, "allow_abbrev": False, "formatter_class": plain}

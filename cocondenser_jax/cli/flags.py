@@ -1,129 +1,130 @@
-"""What the commands share: their type, common flags, how results are printed."""
+"""What the commands share: how they and their flags are declared, with click."""
 
-import argparse
-import logging
-import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from cocondenser_jax.errors import UserError, escape_control, first_words
-from cocondenser_jax.storage.files import write_json
-
-Arguments = argparse.Namespace
-# A command: adds its flags, yields an example for its help, gets their values, and does its work.
-Command = Generator[str, Arguments, None]
-StatusCommand = Generator[str, Arguments, int]  # the same, with an exit status other than 0
+import click
 
 
-class LogFormatter(logging.Formatter):
-    """Escapes control characters: a message may quote a file."""
+class Group(click.Group):
+    """Commands in the order in which they are given, not in that of the alphabet."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the message, its lines as they are."""
-        return "\n".join(map(escape_control, super().format(record).split("\n")))
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a wrong flag with one line instead of the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises a UserError, which `main` prints."""
-        raise UserError(f"{message} (see {self.prog} --help)")
-
-    def flag(self, name: str, does: str, default: Any = None, **options: Any) -> None:
-        """Adds a flag; its default, if it has one, is the type of its values and ends its help."""
-        if default is not None:
-            options = {"default": default, "type": type(default), **options}
-            does += f" (default: {default})"
-        self.add_argument(name, help=does, **options)
-
-    def path(self, name: str, does: str, *, required: bool = True, **options: Any) -> None:
-        """Adds a flag for a file or folder."""
-        self.add_argument(name, help=does, type=Path, required=required, **options)
-
-    def add_config(self) -> None:
-        """Adds --config; what follows as --config.KEY=VALUE is left in `arguments.overrides`."""
-        config = "the experiment, FILE.py[:ARGUMENT]; override a setting with --config.KEY=VALUE"
-        self.flag("--config", config, required=True)
-
-    def add_json_out(self) -> None:
-        """Adds --json_out, for commands that print results."""
-        self.path("--json_out", "also write the results to this JSON file", required=False)
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Ends after --help, once it is written: a full device can still be reported."""
-        sys.stdout.flush()
-        super().exit(status, message)
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of the commands."""
+        return list(self.commands)
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Returns a flag's type: a whole number from `least`."""
+def command(
+    example: str, *flags: click.Parameter, takes_settings: bool = False
+) -> Callable[[Callable[..., int | None]], click.Command]:
+    """Makes a command of a function, which gets the values of the flags by their names.
 
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, not {text!r}")
-        return int(text)
+    Args:
+      example: of its use, for the end of its help; the function's docstring is the beginning.
+      flags: in the order of the help.
+      takes_settings: whether --config.KEY=VALUE may be given; the function gets these words as
+        `overrides`.
+    """
 
-    return read
+    def decorate(function: Callable[..., int | None]) -> click.Command:
+        return click.Command(
+            function.__name__,
+            callback=function,
+            params=[*flags, _OVERRIDES] if takes_settings else list(flags),
+            help=function.__doc__,
+            short_help=function.__doc__,
+            epilog=f"\b\nexample:\n  cocondenser {example}",
+            context_settings={"ignore_unknown_options": takes_settings},
+        )
+
+    return decorate
 
 
-def part(text: str) -> tuple[int, int]:
-    """Reads which part of a work a machine has to do: i/n, from 0."""
+class _Flag(click.Option):
+    goes_with: str | None = None  # the name of the flag without which this one has no effect
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Refuses the flag where it has no effect; `opts` holds the flags that are given."""
+        if self.goes_with and self.name in opts and self.goes_with not in opts:
+            raise click.UsageError(f"--{self.name} goes with --{self.goes_with}", ctx)
+        return super().handle_parse_result(ctx, opts, args)
+
+
+def flag(
+    name: str, kind: Any, meaning: str, *, goes_with: str | None = None, **options: Any
+) -> click.Option:
+    """Declares a flag.
+
+    Args:
+      name: with its dashes.
+      kind: its type; or its default; or its choices, of which the first is the default.
+      meaning: its help.
+      goes_with: the name of another flag, without which this one is refused.
+      options: of click.Option.
+    """
+    if kind is False:
+        options["is_flag"] = True
+    elif isinstance(kind, tuple):
+        options = {"type": click.Choice(kind), "default": kind[0], **options}
+    elif callable(kind):
+        options["type"] = kind
+    else:
+        options["default"] = kind
+    if goes_with:
+        meaning = f"with --{goes_with}: {meaning}"
+    declared = _Flag([name], help=meaning, **options)
+    declared.goes_with = goes_with
+    return declared
+
+
+def required(name: str, kind: Any, meaning: str, **options: Any) -> click.Option:
+    """Declares a flag that must be given."""
+    return flag(name, kind, meaning, required=True, **options)
+
+
+def only_one(**flags: Any) -> Any:
+    """Returns the value of the one flag that has one; refuses none and several."""
+    given = [value for value in flags.values() if value is not None]
+    if len(given) != 1:
+        names = " and ".join(f"--{name}" for name in flags)
+        raise click.UsageError(f"give one of {names}", click.get_current_context())
+    return given[0]
+
+
+def _parse_shard(text: str) -> tuple[int, int]:
     index, slash, count = text.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected i/n with 0 <= i < n, such as 0/8")
+        raise click.BadParameter(f"{text!r}: expected i/n with 0 <= i < n, such as 0/8")
     return int(index), int(count)
 
 
-def whole_numbers(text: str) -> list[int]:
-    """Reads a flag's whole numbers from 1, separated by commas."""
-    return [at_least(1)(part) for part in text.split(",")]
+def _refuse_unknown_flags(
+    context: click.Context, parameter: click.Parameter, words: Sequence[str]
+) -> Sequence[str]:
+    known = [name for parameter in context.command.params for name in parameter.opts]
+    for word in words:
+        if not word.startswith("--config."):
+            raise click.NoSuchOption(word.partition("=")[0], possibilities=known, ctx=context)
+    return words
 
 
-def numbers(text: str) -> list[float]:
-    """Reads a flag's numbers, separated by commas."""
-    return [float(part) for part in text.split(",")]
-
-
-def chosen(arguments: Arguments, names: str) -> dict[str, Any]:
-    """Returns those of the flags, named with spaces between, that have a value: to be passed on."""
-    flags = {name: getattr(arguments, name) for name in names.split()}
-    return {name: value for name, value in flags.items() if value is not None}
-
-
-def require_together(arguments: Arguments, **needed: str) -> None:
-    """Raises a UserError for a flag that is given without the one it goes with: {flag: other}."""
-    flags = vars(arguments).items()
-    given = {flag for flag, value in flags if value is not None and value is not False}
-    for flag, other in needed.items():
-        if flag in given and other not in given:
-            raise UserError(f"--{flag} goes with --{other}")
-
-
-def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
-    """Prints a query and what was found for it: score, title and text of each passage."""
-    print(f'"{escape_control(query)}"')
-    for score, title, text in hits:
-        print(f"  {score:8.2f}  {escape_control(title)}")
-        print(f"{'':12}{escape_control(first_words(text, 300))}")
-
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows of cells under a header; all columns but the first are aligned to the right."""
-    header, *rows = [[escape_control(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for first, *others in (header, *rows):
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        print("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
-
-
-def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
-    """Prints one name and value per line, and writes them all where asked."""
-    width = max(map(len, metrics))
-    for name, value in metrics.items():
-        shown = f"{value:,}" if isinstance(value, int) else value
-        shown = f"{value:.4f}" if isinstance(value, float) else escape_control(str(shown))
-        print(f"{name:<{width}}  {shown}")
-    if json_out:
-        write_json(json_out, metrics)
+_OVERRIDES = click.Argument(
+    ["overrides"],
+    nargs=-1,
+    type=click.UNPROCESSED,
+    callback=_refuse_unknown_flags,
+    metavar="[--config.KEY=VALUE]...",
+)
+CONFIG = required("--config", str, "the experiment", metavar="FILE.py[:ARGUMENT]")
+JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
+POOLING = flag("--pooling", click.Choice(("cls", "mean")), "instead of the model folder's own")
+SHARD = flag(
+    "--shard",
+    _parse_shard,
+    "i/n: do part i of n (from 0), on n machines; what reads --out waits for all n",
+    default="0/1",
+    metavar="I/N",
+)

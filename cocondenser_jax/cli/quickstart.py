@@ -3,43 +3,38 @@
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import (
-    Command,
-    Parser,
-    chosen,
-    print_search,
-    print_table,
-)
-from cocondenser_jax.errors import escape_control
+from cocondenser_jax.cli.flags import command, flag, required
+from cocondenser_jax.cli.output import print_search, print_table, print_text
+
+_WORKDIR = required("--workdir", Path, "the folder to work in")
 
 
-def quickstart(command: Parser) -> Command:
+@command("quickstart --workdir=runs/quickstart", _WORKDIR)
+def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
-    command.path("--workdir", "the folder to work in")
-    arguments = yield "--workdir=runs/quickstart"
-
     from cocondenser_jax.quickstart.ladder import quickstart
 
-    _print_outcome(quickstart(arguments.workdir))
+    _print_outcome(quickstart(workdir))
 
 
-def adapt(command: Parser) -> Command:
-    """Pre-train a model on your documents, and say whether it paid; resumes."""
-    command.flag("--corpus", "your documents: whatever corpus --source takes", required=True)
-    command.flag("--model", "to adapt (docs/backbones.md): a folder or hub name", required=True)
-    command.path("--workdir", "the folder to work in")
-    data = (
+@command(
+    "adapt --corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data",
+    required("--corpus", str, "your documents: whatever corpus --source takes"),
+    required("--model", str, "to adapt (docs/backbones.md): a folder or hub name"),
+    _WORKDIR,
+    flag(
+        "--data",
+        Path,
         "a folder of passages, queries and judgments of test to compare on, after fine-tuning if it"
-        " has some of train (default: held-out spans of the corpus)"
-    )
-    command.path("--data", data, required=False)
-    command.set_defaults(config=None)  # --config.KEY=VALUE may follow
-    example = "--corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data"
-    arguments = yield example
-
+        " has some of train (default: held-out spans of the corpus)",
+    ),
+    takes_settings=True,
+)
+def adapt(**options):
+    """Pre-train a model on your documents, and say whether it paid; resumes."""
     from cocondenser_jax.quickstart.adapt import adapt
 
-    _print_outcome(adapt(**chosen(arguments, "workdir corpus model data overrides")))
+    _print_outcome(adapt(**options))
 
 
 def _print_outcome(outcome: Any) -> None:
@@ -54,18 +49,24 @@ def _print_outcome(outcome: Any) -> None:
     for query, hits in outcome.examples.items():
         print()
         print_search(query, hits)
-    print(f"\n{escape_control(outcome.summary)}\nreport: {escape_control(str(outcome.report))}")
-    print(f"search for yourself:\n  {escape_control(outcome.search_command)}")
+    print()
+    print_text(outcome.summary)
+    print_text(f"report: {outcome.report}")
+    print("search for yourself:")
+    print_text(f"  {outcome.search_command}")
 
 
-def report(command: Parser) -> Command:
+@command(
+    "report --workdir=runs/condenser --workdir=runs/cocondenser",
+    required("--workdir", Path, "a run folder; may be repeated", multiple=True),
+    flag("--out", Path, "the page", default="report.html"),
+)
+def report(workdir, out):
     """Show what runs logged, their settings, data and versions, on one HTML page."""
-    workdir = "a run folder of pretrain or finetune; may be repeated"
-    command.path("--workdir", workdir, action="append")
-    command.flag("--out", "the page", Path("report.html"))
-    arguments = yield "--workdir=runs/condenser --workdir=runs/cocondenser"
-
     from cocondenser_jax.quickstart.report import write_run_report
 
-    write_run_report(arguments.workdir, arguments.out)
-    print(escape_control(str(arguments.out)))
+    write_run_report(workdir, out)
+    print_text(out)
+
+
+COMMANDS = [quickstart, adapt, report]

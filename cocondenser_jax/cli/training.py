@@ -1,19 +1,22 @@
 """Commands from a corpus to a checkpoint, its PyTorch folder, and what is fine-tuned of it."""
 
-import argparse
+from pathlib import Path
+from typing import Any
+
+import click
 
 from cocondenser_jax.cli.flags import (
-    Command,
-    Parser,
-    StatusCommand,
-    at_least,
-    chosen,
-    part,
-    print_metrics,
-    print_table,
-    require_together,
+    CONFIG,
+    JSON_OUT,
+    SHARD,
+    Group,
+    command,
+    flag,
+    only_one,
+    required,
 )
-from cocondenser_jax.errors import UserError, escape_control
+from cocondenser_jax.cli.output import print_metrics, print_table, print_text
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
 
 _SOURCE = (
@@ -23,204 +26,206 @@ _SOURCE = (
 )
 
 
-def _add_columns(command: Parser) -> None:
-    columns = "of .jsonl, .parquet, hf: and tfds:, what `text`, `title`, `id` or `spans` are called"
-    command.flag("--columns", columns, type=_columns, metavar="text=NAME,title=NAME,...")
-
-
-def _columns(text: str) -> dict[str, str]:
+def _parse_columns(text: str) -> dict[str, str]:
     from cocondenser_jax.corpus.sources import FIELDS
 
     pairs = [pair.partition("=") for pair in text.split(",")]
     columns = {field: name for field, _, name in pairs if field in FIELDS and name}
     if len(columns) < len(pairs) or columns.keys().isdisjoint(("text", "spans")):
-        raise argparse.ArgumentTypeError(
+        raise click.BadParameter(
             f"{text!r}: expected text=NAME or spans=NAME, and perhaps title=NAME and id=NAME,"
             " separated by commas"
         )
     return columns
 
 
-def vocabulary(command: Parser) -> Command:
-    """Learn a tokenizer from documents, for a model from scratch."""
-    command.flag("--source", f"{_SOURCE}; may be repeated", required=True, action="append")
-    _add_columns(command)
-    command.flag("--size", "entries, special tokens included", 30522)
-    kinds = "bert: WordPiece; roberta: byte-level BPE, which keeps capitals and accents"
-    command.flag("--kind", kinds, "bert", choices=("bert", "roberta"))
-    command.flag("--cased", "keep capitals and accents", action="store_true")
-    command.path("--out", "the tokenizer's folder to make, for corpus --tokenizer")
-    arguments = yield "--source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine"
+_COLUMNS = flag(
+    "--columns",
+    _parse_columns,
+    "of .jsonl, .parquet, hf: and tfds:, what `text`, `title`, `id` or `spans` are called",
+    metavar="text=NAME,title=NAME,...",
+)
 
+
+@command(
+    "vocabulary --source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine",
+    required("--source", str, f"{_SOURCE}; may be repeated", multiple=True),
+    _COLUMNS,
+    flag("--size", 30522, "entries, special tokens included"),
+    flag("--kind", ("bert", "roberta"), "WordPiece; or byte-level BPE, which is always cased"),
+    flag("--cased", False, "keep capitals and accents"),
+    required("--out", Path, "the tokenizer's folder to make, for corpus --tokenizer"),
+)
+def vocabulary(source, out, kind, cased, **options):
+    """Learn a tokenizer from documents, for a model from scratch."""
     from cocondenser_jax.corpus.build import build_vocabulary
 
-    if arguments.cased and arguments.kind != "bert":
-        raise UserError(f"--cased goes with --kind=bert: {arguments.kind} is always cased")
-    options = chosen(arguments, "size kind columns") | {"lowercase": not arguments.cased}
-    tokenizer = build_vocabulary(arguments.source, arguments.out, **options)
-    print(f"{escape_control(str(arguments.out))}: {tokenizer.vocab_size:,} entries")
+    if cased and kind != "bert":
+        raise UserError(f"--cased goes with --kind=bert: {kind} is always cased")
+    options |= {"kind": kind, "lowercase": not cased}
+    tokenizer = build_vocabulary(source, out, **options)
+    print_text(f"{out}: {tokenizer.vocab_size:,} entries")
 
 
-def corpus(command: Parser) -> Command:
+@command(
+    "corpus --source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
+    required("--source", str, _SOURCE),
+    _COLUMNS,
+    required("--tokenizer", str, "of the model: a folder or hub name"),
+    required("--out", Path, "the store to make"),
+    flag("--max_tokens", 128, "of a span"),
+    SHARD,
+    JSON_OUT,
+)
+def corpus(json_out, **options):
     """Cut and tokenise documents into a store that pretrain reads."""
-    command.flag("--source", _SOURCE, required=True)
-    _add_columns(command)
-    command.flag("--tokenizer", "of the model: a folder or hub name", required=True)
-    command.path("--out", "the store to make")
-    command.flag("--max_tokens", "of a span", 128)
-    shard = "i/n: build part i of n (from 0); point pretrain at --out when all n are there"
-    command.add_argument("--shard", type=part, default=(0, 1), metavar="I/N", help=shard)
-    command.add_json_out()
-    arguments = yield "--source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki"
-
     from cocondenser_jax.corpus.build import build_store
 
-    options = chosen(arguments, "max_tokens shard columns")
-    manifest = build_store(arguments.source, arguments.tokenizer, arguments.out, **options)
-    counts = {**manifest["counts"], **{f"dropped, {k}": v for k, v in manifest["dropped"].items()}}
-    print_metrics(counts, arguments.json_out)
+    manifest = build_store(**options)
+    dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
+    print_metrics(manifest["counts"] | dropped, json_out)
 
 
-def pretrain(command: Parser) -> StatusCommand:
-    """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
-    command.add_config()
-    command.path("--workdir", "the run folder: checkpoints, metrics, what the run decided")
-    coordinator = (
+@command(
+    "pretrain --config=configs/cocondenser.py --workdir=runs/cocondenser"
+    " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
+    CONFIG,
+    required("--workdir", Path, "the run folder: checkpoints, metrics, what the run decided"),
+    flag(
+        "--coordinator",
+        str,
         "on several hosts: HOST:PORT of the first, the same on all; auto: ask the TPU pod, Slurm or"
-        " Open MPI. Exit status 3 where another host was lost"
-    )
-    command.flag("--coordinator", coordinator, metavar="HOST:PORT")
-    command.flag("--num_hosts", "with HOST:PORT: how many", type=int, metavar="N")
-    command.flag("--host", "with HOST:PORT: which, from 0", type=int, metavar="I")
-    arguments = yield (
-        "--config=configs/cocondenser.py --workdir=runs/cocondenser"
-        " --config.data.store=stores/wiki --config.warm_start=runs/condenser"
-    )
-
+        " Open MPI. Exit status 3 where another host was lost",
+    ),
+    flag("--num_hosts", int, "with HOST:PORT: how many"),
+    flag("--host", int, "with HOST:PORT: which, from 0"),
+    takes_settings=True,
+)
+def pretrain(config, overrides, workdir, coordinator, num_hosts, host):
+    """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
     from cocondenser_jax.pretrain.supervisor import run_on_hosts
     from cocondenser_jax.settings import load_config
 
-    config = load_config(arguments.config, arguments.overrides)
+    experiment = load_config(config, overrides)
 
     def run() -> None:
         from cocondenser_jax.warm_start import pretrain  # loads JAX, after any fork
 
-        pretrain(config, arguments.workdir)
+        pretrain(experiment, workdir)
 
-    return run_on_hosts(run, arguments.coordinator, arguments.num_hosts, arguments.host)
+    return run_on_hosts(run, coordinator, num_hosts, host)
 
 
-def plan(command: Parser) -> Command:
+@command(
+    "plan --config=configs/cocondenser.py --topology=v3-8",
+    CONFIG,
+    required("--topology", str, "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or of more hosts, v3:4x4"),
+    flag("--search_chunk", False, "find the largest train.chunk_size that fits"),
+    JSON_OUT,
+    takes_settings=True,
+)
+def plan(config, overrides, topology, search_chunk, json_out):
     """Compile the training step for a TPU, on any machine, and say what it needs."""
-    command.add_config()
-    topology = "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or a slice of more hosts such as v3:4x4"
-    command.flag("--topology", topology, required=True)
-    search_chunk = "find the largest train.chunk_size that fits (several compilations)"
-    command.flag("--search_chunk", search_chunk, action="store_true")
-    command.add_json_out()
-    arguments = yield "--config=configs/cocondenser.py --topology=v3-8"
-
     from cocondenser_jax.pretrain.plan import plan
     from cocondenser_jax.settings import load_config
 
-    if arguments.search_chunk and any("train.chunk_size=" in word for word in arguments.overrides):
+    if search_chunk and any("train.chunk_size=" in word for word in overrides):
         raise UserError("--search_chunk tries every config.train.chunk_size: give only one of them")
-    config = load_config(arguments.config, arguments.overrides, complete=False)
-    planned = plan(config, arguments.topology, search_chunk=arguments.search_chunk)
-    print_metrics(planned, arguments.json_out)
+    experiment = load_config(config, overrides, complete=False)
+    print_metrics(plan(experiment, topology, search_chunk=search_chunk), json_out)
 
 
-def convert(command: Parser) -> Command:
+def _parse_step(text: str) -> int | str:
+    if text != "best" and not text.isdecimal():
+        raise click.BadParameter(f"{text!r}: expected the number of a step, or best")
+    return text if text == "best" else int(text)
+
+
+def _to_pytorch(name: str, kind: Any, meaning: str) -> click.Option:
+    return flag(name, kind, meaning, goes_with="checkpoint")
+
+
+@command(
+    "convert --checkpoint=runs/cocondenser --out=runs/model",
+    flag("--checkpoint", Path, "a run folder of pretrain"),
+    flag("--pytorch_folder", str, "a Hugging Face folder or hub name"),
+    required("--out", Path, "the folder to make"),
+    _to_pytorch("--step", _parse_step, "which, or best: of the best probe (default: the latest)"),
+    _to_pytorch(
+        "--max_seq_length", int, "tokens that are read of a text (default: as many as can)"
+    ),
+    _to_pytorch("--research_layout", False, "put the Condenser head into model.pt"),
+    _to_pytorch("--push_to_hub", str, "also upload the folder to the hub, under this name"),
+    flag("--init_head", False, "draw a head where there is none", goes_with="pytorch_folder"),
+)
+def convert(checkpoint, pytorch_folder, out, push_to_hub, init_head, **options):
     """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
-    command.path("--checkpoint", "a run folder of pretrain", required=False)
-    which = "which checkpoint; best: that of the best probe (default: the latest)"
-    command.flag("--step", which, type=lambda x: x if x == "best" else at_least(0)(x))
-    command.flag("--pytorch_folder", "a Hugging Face folder or hub name")
-    command.path("--out", "the folder to make")
-    length = "where sentence-transformers cuts texts (default: all positions of the model)"
-    command.flag("--max_seq_length", length, type=int, metavar="TOKENS")
-    layout = "put the Condenser head into model.pt, as published research checkpoints have it"
-    command.flag("--research_layout", layout, action="store_true")
-    push = "with --checkpoint: also upload the folder to the Hugging Face hub, as this model"
-    command.flag("--push_to_hub", push, metavar="NAME")
-    init_head = "with --pytorch_folder: draw a new Condenser head where the folder has none"
-    command.flag("--init_head", init_head, action="store_true")
-    arguments = yield "--checkpoint=runs/cocondenser --out=runs/model"
-
-    if (arguments.checkpoint is None) == (arguments.pytorch_folder is None):
-        raise UserError("give either --checkpoint (to PyTorch) or --pytorch_folder (to Flax)")
-    to_pytorch = "step max_seq_length research_layout push_to_hub".split()
-    to_flax = {"init_head": "pytorch_folder"}
-    require_together(arguments, **dict.fromkeys(to_pytorch, "checkpoint"), **to_flax)
-    if arguments.checkpoint is not None:
+    only_one(checkpoint=checkpoint, pytorch_folder=pytorch_folder)
+    if checkpoint:
         from cocondenser_jax.convert.to_torch import export_run
         from cocondenser_jax.storage.hub import push_folder
 
-        options = chosen(arguments, "step max_seq_length research_layout")
-        name = arguments.push_to_hub
-        export_run(arguments.checkpoint, arguments.out, name=name, **options)
-        if name:
-            push_folder(arguments.out, name)
-    else:
+        export_run(checkpoint, out, name=push_to_hub, **options)
+        if push_to_hub:
+            push_folder(out, push_to_hub)
+    elif pytorch_folder:
         from cocondenser_jax.convert.from_torch import import_folder
 
-        import_folder(arguments.pytorch_folder, arguments.out, init_head=arguments.init_head)
-    print(escape_control(str(arguments.out)))
+        import_folder(pytorch_folder, out, init_head=init_head)
+    print_text(out)
 
 
-def verify_checkpoint(command: Parser) -> StatusCommand:
+@command(
+    "verify checkpoint --checkpoint=runs/cocondenser --pytorch_folder=runs/model",
+    required("--checkpoint", Path, "a run folder of pretrain"),
+    flag("--step", int, "which checkpoint (default: the latest)"),
+    flag("--pytorch_folder", Path, "the same, converted (default: converts it for the occasion)"),
+    flag("--store", Path, "the token store (default: where the run had it)"),
+    flag("--documents", 8, "size of the batch"),
+    flag("--batch_out", Path, "write inputs, losses, vectors and gradient norms to this .npz file"),
+    JSON_OUT,
+)
+def checkpoint(checkpoint, documents, json_out, **options):
     """Compare losses and gradients with plain PyTorch; exit status 1 if they differ."""
-    command.path("--checkpoint", "a run folder of pretrain")
-    command.flag("--step", "which checkpoint (default: the latest)", type=int)
-    exported = "the same, converted: a folder or hub name (default: converts it for the occasion)"
-    command.path("--pytorch_folder", exported, required=False)
-    command.path("--store", "the token store (default: where the run had it)", required=False)
-    command.flag("--documents", "size of the batch", 8)
-    batch_out = "write inputs, labels, losses, vectors and gradient norms to this .npz file"
-    command.path("--batch_out", batch_out, required=False)
-    command.add_json_out()
-    arguments = yield "--checkpoint=runs/cocondenser --pytorch_folder=runs/model"
-
     from cocondenser_jax.verify import verify_checkpoint
 
-    options = chosen(arguments, "step pytorch_folder store batch_out")
-    rows = verify_checkpoint(arguments.checkpoint, n_documents=arguments.documents, **options)
+    rows = verify_checkpoint(checkpoint, n_documents=documents, **options)
     forms = (".6g", ".6g", ".6g", ".1e", ".1e")
     cells = ((*map(format, row[1:], forms), "" if row.passes else "TOO LARGE") for row in rows)
     head = ("", "two-pass", "direct", "PyTorch", "two-pass differs", "PyTorch differs", "")
     print_table(head, [(row.name, *shown) for row, shown in zip(rows, cells, strict=True)])
-    if arguments.json_out:
-        write_json(arguments.json_out, [row._asdict() for row in rows])
+    if json_out:
+        write_json(json_out, [row._asdict() for row in rows])
     return int(not all(row.passes for row in rows))
 
 
-def verify_store(command: Parser) -> Command:
+@command("verify store --store=stores/wiki", required("--store", Path, "a folder made by corpus"))
+def store(store):
     """Compare every file of a token store with its checksum."""
-    command.path("--store", "a folder made by corpus")
-    arguments = yield "--store=stores/wiki"
-
     from cocondenser_jax.corpus.store import verify_store
 
-    verify_store(arguments.store)
-    print(f"{escape_control(str(arguments.store))}: every file is as it was written")
+    verify_store(store)
+    print_text(f"{store}: every file is as it was written")
 
 
-def finetune(command: Parser) -> Command:
+@command(
+    "finetune --config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
+    " --config.data=data/msmarco",
+    CONFIG,
+    required("--workdir", Path, "the run folder: the trained model, metrics, checkpoints"),
+    JSON_OUT,
+    takes_settings=True,
+)
+def finetune(config, overrides, workdir, json_out):
     """Fine-tune a retriever, a cross-encoder or a sentence encoder."""
-    command.add_config()
-    gets = "retriever/, cross_encoder/ or encoder/, metrics and, while running, checkpoints"
-    command.path("--workdir", f"gets {gets}")
-    command.add_json_out()
-    arguments = yield (
-        "--config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
-        " --config.data=data/msmarco"
-    )
-
     from cocondenser_jax.finetune.tasks import finetune
     from cocondenser_jax.finetune.trainer import is_main_process
     from cocondenser_jax.settings import FINE_TUNING, load_config
 
-    config = load_config(arguments.config, arguments.overrides, tasks=FINE_TUNING)
-    result = finetune(config, arguments.workdir)
+    result = finetune(load_config(config, overrides, tasks=FINE_TUNING), workdir)
     if is_main_process():
-        print_metrics(result, arguments.json_out)
+        print_metrics(result, json_out)
+
+
+verify = Group("verify", help="Check a checkpoint or a token store.", commands=[checkpoint, store])
+COMMANDS = [vocabulary, corpus, pretrain, plan, convert, verify, finetune]

@@ -19,13 +19,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning as pad
 
 from cocondenser_jax.analysis.plots import legend_names
-from cocondenser_jax.cli.flags import at_least
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_retriever, towers
 from cocondenser_jax.storage.files import numbered_lines, write_json
 from cocondenser_jax.storage.tables import plain_name
-from papers.figures.output import add_outputs, print_columns
+from papers.figures.output import add_outputs, at_least, print_columns
 from papers.figures.plot import write_plot
 
 # Attention weights per head of a batch: 300 MB for all 12 layers and heads of a BERT-base.

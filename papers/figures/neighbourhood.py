@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from cocondenser_jax.analysis.plots import legend_names
-from cocondenser_jax.cli.flags import whole_numbers
 from cocondenser_jax.collection.trec import first_passages, read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
-from papers.figures.output import add_outputs, print_columns
+from papers.figures.output import add_outputs, print_columns, whole_numbers
 from papers.figures.plot import write_plot
 
 _PRINTED_DEPTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

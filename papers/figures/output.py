@@ -1,10 +1,10 @@
 """Where the scripts write their figures, and how they print them."""
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cocondenser_jax.cli.flags import print_table
+from cocondenser_jax.cli.output import print_table
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,22 @@ def _plot_file(text: str) -> Path:
     if Path(text).suffix not in (".png", ".svg"):
         raise argparse.ArgumentTypeError(f"expected a .png or .svg file, not {text!r}")
     return Path(text)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Returns a flag's type: a whole number from `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, not {text!r}")
+        return int(text)
+
+    return read
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Reads a flag's whole numbers from 1, separated by commas."""
+    return [at_least(1)(part) for part in text.split(",")]
 
 
 def print_columns(

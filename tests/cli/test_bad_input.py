@@ -59,7 +59,8 @@ def bad_inputs(folder):
             "stepz': did you mean config.train.steps or",
         ),
         "wrong type": (pretrain("--config.train.steps=many"), "steps is 'many'; expected a whole"),
-        "unknown flag": (pretrain("--steps=3"), "unknown argument '--steps=3'"),
+        "unknown flag": (pretrain("--steps=3"), "No such option '--steps'"),
+        "mistyped flag": (pretrain("--workdri=x"), "'--workdri'. Did you mean --workdir?"),
         "no store": (
             pretrain("--config.data.store="),
             "expected the folder of `corpus`",
@@ -84,13 +85,13 @@ def bad_inputs(folder):
         ),
         "workdir with something else": (pretrain(f"--workdir={folder}/data"), "already exists"),
         "no such run": (["convert", f"--checkpoint={folder}/none", f"--out={folder}/out"], "none"),
-        "both directions": (["convert", f"--out={folder}/out"], "give either"),
+        "both directions": (["convert", f"--out={folder}/out"], "give one of"),
         "no qrels": (
-            ["evaluate", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
+            ["evaluate", "run", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
             "none.tsv",
         ),
-        "missing flag": (["evaluate"], "one of the arguments --run --model is required"),
-        "no command": ([], "COMMAND"),
+        "missing flag": (["evaluate", "run"], "Missing option '--run'"),
+        "unknown command": (["pretrian"], "command 'pretrian'. Did you mean pretrain? (see"),
     }
 
 
@@ -120,7 +121,8 @@ CASES = (
     "unknown key", "wrong type", "unknown flag", "no store", "not a store",
     "tokenizer of another model", "no collection to probe", "no such split to probe",
     "unknown probe", "what is not probed", "workdir with something else", "no such run",
-    "both directions", "no qrels", "missing flag", "no command",
+    "both directions", "no qrels", "missing flag",
+    "unknown command", "mistyped flag",
 )  # fmt: skip
 
 

@@ -43,10 +43,10 @@ def printed(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.effect("evaluate --run", "evaluate --qrels", "evaluate --measures")
-@pytest.mark.effect("evaluate --json_out")
+@pytest.mark.effect("evaluate run --run", "evaluate run --qrels", "evaluate run --measures")
+@pytest.mark.effect("evaluate run --json_out")
 def test_metrics_by_judgments(folder, capsys):
-    command = "evaluate --run=run.trec --qrels=qrels.tsv --json_out=f"
+    command = "evaluate run --run=run.trec --qrels=qrels.tsv --json_out=f"
     assert main([*command.split(), "--measures=MRR@10, Recall@1"]) == 0
     assert printed(capsys) == [["MRR@10", "0.5000"], ["Recall@1", "0.2500"]]
     metrics = json.loads((folder / "f").read_text())
@@ -61,10 +61,11 @@ def test_metrics_by_judgments(folder, capsys):
     }
 
 
-@pytest.mark.effect("evaluate --answers", "evaluate --corpus", "evaluate --top_k")
+@pytest.mark.effect("evaluate answers --run", "evaluate answers --answers")
+@pytest.mark.effect("evaluate answers --corpus", "evaluate answers --top_k")
 def test_metrics_by_answers(folder, capsys):
     # q4 has no result. One answer of q3 stands in every title, but titles are not searched.
-    command = "evaluate --run=run.trec --answers=answers.jsonl --corpus=data --top_k=1,2,3"
+    command = "evaluate answers --run=run.trec --answers=answers.jsonl --corpus=data --top_k=1,2,3"
     assert main([*command.split(), "--json_out=f"]) == 0
     assert printed(capsys) == [
         ["Accuracy@1", "0.2500"],
@@ -79,18 +80,21 @@ def test_metrics_by_answers(folder, capsys):
     }
 
 
-@pytest.mark.effect("evaluate --regex")
+@pytest.mark.effect("evaluate answers --regex")
 def test_answers_that_are_patterns(folder, capsys):
-    command = "evaluate --run=by_line.trec --answers=patterns.csv --corpus=data/corpus.jsonl"
-    assert main([*command.split(), "--regex", "--top_k=1,3"]) == 0
+    command = (
+        "evaluate answers --run=by_line.trec --answers=patterns.csv --corpus=data/corpus.jsonl"
+    )
+    flags = ["--corpus=data/corpus.jsonl", "--regex", "--top_k=1,3"]
+    assert main([*command.split(), *flags]) == 0
     assert printed(capsys) == [["Accuracy@1", "0.3333"], ["Accuracy@3", "0.6667"]]
     assert main([*command.split(), "--top_k=3"]) == 0
     assert printed(capsys) == [["Accuracy@3", "0.0000"]]
 
 
-@pytest.mark.effect("evaluate --compare_with")
+@pytest.mark.effect("evaluate run --compare_with")
 def test_two_runs_are_compared(folder, capsys):
-    command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
+    command = "evaluate run --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
     assert main([*command.split(), "--measures=MRR@10,Recall@1", "--json_out=f"]) == 0
     header, *rows = printed(capsys)
     assert header[:2] == ["run", "other"]
@@ -107,15 +111,19 @@ def test_two_runs_are_compared(folder, capsys):
     assert result["comparisons"]["MRR@10"]["difference"] == pytest.approx(-1 / 12)
 
 
+@pytest.mark.effect("evaluate answers --compare_with", "evaluate answers --json_out")
 def test_two_runs_are_compared_by_answers(folder, capsys):
-    command = "evaluate --run=run.trec --compare_with=other.trec --answers=answers.jsonl"
-    assert main([*command.split(), "--corpus=data", "--top_k=2"]) == 0
+    command = "evaluate answers --run=run.trec --compare_with=other.trec --answers=answers.jsonl"
+    assert main([*command.split(), "--corpus=data", "--top_k=2", "--json_out=f"]) == 0
     _, row = printed(capsys)
     assert row[:4] == ["Accuracy@2", "0.5000", "0.7500", "-0.2500"]
+    assert json.loads((folder / "f").read_text())["compared_with"]["mean"] == {"Accuracy@2": 0.75}
 
 
 def test_a_run_against_itself(folder, capsys):
-    command = "evaluate --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --measures=MRR@10"
+    command = (
+        "evaluate run --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --measures=MRR@10"
+    )
     assert main(command.split()) == 0
     assert printed(capsys)[1] == "MRR@10 0.5000 0.5000 +0.0000 1 1 0 0 4".split()
 
@@ -123,37 +131,41 @@ def test_a_run_against_itself(folder, capsys):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("--qrels=qrels.tsv --run=nan.trec", "nan.trec:1: the score must be a finite number"),
-        ("--qrels=qrels.tsv --run=none.trec", "cannot read none.trec"),
-        ("--qrels=qrels.tsv --run=strange.trec", "no result for any of the 4 judged queries"),
-        ("--qrels=qrels.tsv --compare_with=nan.trec", "nan.trec:1: the score"),
-        ("--qrels=one.tsv --compare_with=other.trec", "at least two queries"),
-        ("--qrels=qrels.tsv --measures=MRR@ten", "unknown measure 'MRR@ten'"),
-        ("--qrels=qrels.tsv --measures=Recall@0", "unknown measure 'Recall@0'"),
-        ("--qrels=qrels.tsv --measures=", "unknown measure ''"),
-        ("--qrels=qrels.tsv --pooling=cls", "--pooling goes with --model"),
-        ("--answers=answers.jsonl --corpus=data --measures=", "--measures goes with --qrels"),
-        ("--qrels=qrels.tsv --top_k=5", "--top_k goes with --answers"),
-        ("--qrels=qrels.tsv --regex", "--regex goes with --answers"),
-        ("--qrels=qrels.tsv --answers=answers.jsonl", "--answers: not allowed with"),
-        ("", "one of the arguments --qrels --answers --sts --triplets is required"),
-        ("--answers=answers.jsonl", "--answers needs --corpus"),
-        ("--answers=answers.jsonl --corpus=data --measures=MRR", "--measures goes with --qrels"),
-        ("--answers=answers.jsonl --corpus=data --top_k=5,ten", "--top_k: expected a whole number"),
-        ("--answers=answers.jsonl --corpus=data --top_k=0", "--top_k: expected a whole number"),
-        ("--answers=answers.jsonl --corpus=data --top_k=", "--top_k: expected a whole number"),
-        ("--answers=broken.jsonl --corpus=data", "broken.jsonl:2 is not valid JSON"),
-        ("--answers=answers.jsonl --corpus=none", "none does not exist"),
+        ("run --qrels=qrels.tsv --run=nan.trec", "nan.trec:1: the score must be a finite number"),
+        ("run --qrels=qrels.tsv --run=none.trec", "cannot read none.trec"),
+        ("run --qrels=qrels.tsv --run=strange.trec", "no result for any of the 4 judged queries"),
+        ("run --qrels=qrels.tsv --compare_with=nan.trec", "nan.trec:1: the score"),
+        ("run --qrels=one.tsv --compare_with=other.trec", "at least two queries"),
+        ("run --qrels=qrels.tsv --measures=MRR@ten", "unknown measure 'MRR@ten'"),
+        ("run --qrels=qrels.tsv --measures=Recall@0", "unknown measure 'Recall@0'"),
+        ("run --qrels=qrels.tsv --measures=", "unknown measure ''"),
+        ("run --qrels=qrels.tsv --regex", "No such option '--regex'"),
+        ("run", "Missing option '--qrels'"),
+        ("answers --answers=answers.jsonl", "Missing option '--corpus'"),
         (
-            "--answers=answers.jsonl --corpus=data --run=beyond.trec",
+            "answers --corpus=data --answers=answers.jsonl --top_k=5,ten",
+            "whole numbers from 1",
+        ),
+        (
+            "answers --corpus=data --answers=answers.jsonl --top_k=0",
+            "whole numbers from 1",
+        ),
+        (
+            "answers --corpus=data --answers=answers.jsonl --top_k=",
+            "whole numbers from 1",
+        ),
+        ("answers --answers=broken.jsonl --corpus=data", "broken.jsonl:2 is not valid JSON"),
+        ("answers --answers=answers.jsonl --corpus=none", "none does not exist"),
+        (
+            "answers --answers=answers.jsonl --corpus=data --run=beyond.trec",
             "beyond.trec names 1 passages that the data does not have: d9",
         ),
         (
-            "--answers=answers.jsonl --corpus=data --run=strange.trec",
+            "answers --answers=answers.jsonl --corpus=data --run=strange.trec",
             "no result for any of the 4 answered queries",
         ),
         (
-            "--answers=wrong.csv --corpus=data --regex --run=by_line.trec",
+            "answers --answers=wrong.csv --corpus=data --regex --run=by_line.trec",
             "not a regular expression",
         ),
     ],
@@ -165,7 +177,8 @@ def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
     write_lines(folder / "one.tsv", ["q1\td1\t1"])
     write_lines(folder / "broken.jsonl", ['{"_id": "q1", "answers": ["x"]}', '{"_id": '])
     write_lines(folder / "wrong.csv", ["?\t['(']"])
-    command = ["evaluate", "--run=run.trec", *flags.split(), "--json_out=metrics.json"]
+    kind, *others = flags.split()
+    command = ["evaluate", kind, "--run=run.trec", *others, "--json_out=metrics.json"]
     assert main(command) == 2
     error = capsys.readouterr().err.splitlines()
     assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]

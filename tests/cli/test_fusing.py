@@ -42,15 +42,15 @@ def test_depth_and_counts(runs, tmp_path, capsys):
     assert fuse(*runs, "--depth=3", f"--json_out={json_out}") == ["b", "c", "a", "a"]
     expected = {"queries": 2, "queries in every run": 1}
     assert json.loads(json_out.read_text()) == expected
-    assert capsys.readouterr().out.startswith(f"{tmp_path}/fused\nqueries ")
+    assert capsys.readouterr().out.startswith("queries ")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--weights=1"], "runs=2, weights=[1.0], depth=100: expected"),
-        (["--weights=1,x"], "argument --weights: invalid numbers value: '1,x'"),
-        (["--method=sum"], "invalid choice: 'sum'"),
+        (["--weights=1,x"], "--weights=1,x: expected numbers, separated by commas"),
+        (["--method=sum"], "'--method': 'sum' is not one of"),
         (["--depth=0"], "depth=0: expected"),
     ],
 )

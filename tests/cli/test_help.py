@@ -1,41 +1,78 @@
 """`--help`: the commands in the order of the pipeline, each with an example that parses."""
 
-import contextlib
-import io
 import re
 import shlex
+import subprocess
+import sys
 
+import click
 import pytest
 
-from cocondenser_jax.cli import _make_parser
+from cocondenser_jax.cli import PROGRAM, main
 
 PIPELINE = ["quickstart", "corpus", "pretrain", "convert", "finetune", "search", "evaluate"]
 
 
-def help_of(command):
-    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit) as stopped:
-        _make_parser().parse_args([*command.split(), "--help"])
-    assert stopped.value.code == 0
-    return printed.getvalue()
+def leaves(command=PROGRAM, name=""):
+    """Returns the commands that are no groups, by the words that call them."""
+    if not isinstance(command, click.Group):
+        return {name: command}
+    found = {}
+    for inner, member in command.commands.items():
+        found |= leaves(member, f"{name} {inner}".strip())
+    return found
 
 
-def listed(command):
-    """Returns the commands of the program, or of a group of commands; none of a command."""
-    return re.findall(r"^ {4}(\w+)", help_of(command), re.MULTILINE)
+@pytest.fixture
+def help_of(capsys):
+    def read(words):
+        assert main([*words.split(), "--help"]) == 0
+        return capsys.readouterr().out
+
+    return read
 
 
-def leaves(command=""):
-    inner = [leaf for name in listed(command) for leaf in leaves(f"{command} {name}".strip())]
-    return inner or [command]
+def listed(text):
+    return re.findall(r"^  (\w+)  ", text.split("Commands:\n")[1], re.MULTILINE)
 
 
-def test_commands_are_listed_in_the_order_of_the_pipeline():
-    assert [command for command in listed("") if command in PIPELINE] == PIPELINE
+def test_commands_are_listed_in_the_order_of_the_pipeline(help_of):
+    assert [name for name in listed(help_of("")) if name in PIPELINE] == PIPELINE
+    assert listed(help_of("evaluate")) == ["run", "answers", "sentences"]
 
 
-@pytest.mark.parametrize("command", leaves())
-def test_the_example_of_a_command_can_be_typed(command):
-    example = help_of(command).split("example:\n  cocondenser ")[1]
-    assert example.startswith(f"{command} --")
-    arguments, rest = _make_parser().parse_known_args(shlex.split(example))
-    assert all(flag.startswith("--config.") and hasattr(arguments, "config") for flag in rest)
+@pytest.mark.parametrize("words", [[], ["evaluate"]])
+def test_without_a_command_help_is_printed_and_the_status_is_2(words, help_of, capsys):
+    expected = help_of(" ".join(words))
+    assert main(words) == 2
+    assert capsys.readouterr().err == expected
+
+
+def test_a_list_of_commands_says_all_that_each_does(help_of):
+    assert "Pre-train a Condenser or coCondenser; started again, it" in help_of("")
+    assert "..." not in help_of("").split("Commands:")[1]
+
+
+@pytest.mark.parametrize("name", leaves())
+def test_the_example_of_a_command_can_be_typed(name, help_of):
+    example = help_of(name).split("example:\n    cocondenser ")[1]
+    assert example.startswith(f"{name} --")
+    n_words = len(name.split())
+    with leaves()[name].make_context(name, shlex.split(example)[n_words:]) as context:
+        for word in context.params.get("overrides", ()):
+            assert word.startswith("--config.")
+
+
+def test_a_flag_says_its_default_its_choices_and_what_it_goes_with(help_of):
+    text = " ".join(help_of("mine").split())
+    assert "--depth INTEGER rank, in each run, of the last passage taken [default: 200]" in text
+    assert "--data PATH the folder of queries and qrels [required]" in text
+    assert "--denoise_below FLOAT with --denoise_run: a probability" in text
+    assert "--dtype [float32|float16]" in help_of("encode")
+
+
+def test_help_loads_no_library():
+    code = "import sys; from cocondenser_jax.cli import main; main(['mine', '--help'])\n"
+    code += "print({'jax', 'torch', 'numpy', 'transformers', 'ml_collections'} & {*sys.modules})"
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed.splitlines()[-1] == "set()"

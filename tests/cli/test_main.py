@@ -133,12 +133,6 @@ def test_a_signal_leaves_nothing_half_made(
     assert not any((tmp_path / "stores").iterdir())
 
 
-def test_surroundings_that_libraries_do_not_check(monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "x")
-    assert main(["verify", "store", "--store=a"]) == 2
-    assert "WORLD_SIZE is 'x': expected a whole number" in capsys.readouterr().err
-
-
 def test_what_may_not_be_read_is_one_line(monkeypatch, capsys):
     def refuse(*arguments, **options):
         raise PermissionError(13, "Permission denied", "stores/wiki")

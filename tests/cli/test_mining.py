@@ -157,7 +157,7 @@ def test_mistakes_get_one_line(folders, tmp_path, capsys):
     data, out = folders["beir"], tmp_path / "pool.trec"
     run = bm25(data)
     for command, says in (
-        (["mine", f"--data={data}", f"--out={out}"], "required: --run"),
+        (["mine", f"--data={data}", f"--out={out}"], "Missing option '--run'"),
         (["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--split=dev"], "'dev'"),
         (["mine", f"--run={out}", f"--data={data}", f"--out={out}"], "cannot read"),
         (["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--depth=0"], "depth=0"),

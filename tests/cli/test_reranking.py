@@ -93,7 +93,7 @@ def test_reranking_prints_what_it_did(
     assert main(reranking(place, cross_encoder, out, *flags)) == 0
     assert max(forward_sizes) == 2
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{out}\n")
+    assert printed.startswith("queries ")
     assert re.search(rf"^queries +{N_QUERIES}$", printed, re.MULTILINE)
     found = trec.read_run(out)
     first = trec.read_run(place / "pool.trec")
@@ -150,7 +150,7 @@ def test_a_teachers_scores_denoise_a_pool(place, cross_encoder, tmp_path, capsys
 def test_mistakes_get_one_line(place, cross_encoder, tmp_path, capsys):
     out = tmp_path / "out.trec"
     for command, says in (
-        (["rerank", f"--run_out={out}"], "required: --model, --run, --data"),
+        (["rerank", f"--run_out={out}"], "Missing option '--model'"),
         (reranking(place, place / "model", out), "is not a cross-encoder"),
         (reranking(place, cross_encoder, out, "--depth=0"), "depth=0: expected at least 1"),
         (reranking(place, cross_encoder, out, "--split=dev"), "no judgments of split 'dev'"),

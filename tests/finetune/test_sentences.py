@@ -137,8 +137,9 @@ def test_samples_grow_with_their_size(files):
         _read_rows(root / "sts.csv", "cosine", 13, 42)
 
 
-@pytest.mark.effect("evaluate --model", "evaluate --sts", "evaluate --triplets")
-@pytest.mark.effect("evaluate --pooling")
+@pytest.mark.effect("evaluate sentences --model", "evaluate sentences --sts")
+@pytest.mark.effect("evaluate sentences --triplets", "evaluate sentences --pooling")
+@pytest.mark.effect("evaluate sentences --json_out")
 def test_the_commands_train_and_evaluate_an_encoder(model_folder, files, capsys):
     root, texts = files
     flags = [f"--config.model={model_folder}", f"--config.data={root / 'sts.csv'}"]
@@ -150,7 +151,7 @@ def test_the_commands_train_and_evaluate_an_encoder(model_folder, files, capsys)
     assert loaded[1].pooling_mode == "cls"
 
     figures = root / "figures.json"
-    command = ["evaluate", f"--model={encoder}", f"--json_out={figures}"]
+    command = ["evaluate", "sentences", f"--model={encoder}", f"--json_out={figures}"]
     assert main([*command, f"--sts={root / 'sts.csv'}"]) == 0
     assert json.loads(figures.read_text()).keys() == {"Spearman", "Pearson"}
     assert main([*command, f"--triplets={root / 'triplets.csv'}"]) == 0
@@ -164,11 +165,10 @@ def test_the_commands_train_and_evaluate_an_encoder(model_folder, files, capsys)
 
     capsys.readouterr()
     for wrong, message in (
-        ([*command, "--qrels=x"], "--model goes with --sts or --triplets"),
-        (["evaluate", "--run=x", "--sts=y"], "--model goes with --sts or --triplets"),
-        ([*command, "--sts=x", "--measures=RR"], "--measures goes with --qrels"),
-        ([*command, "--sts=x", "--compare_with=y"], "--compare_with goes with --run"),
-        (["evaluate", "--run=x", "--qrels=y", "--pooling=cls"], "--pooling goes with --model"),
+        (command, "give one of --sts and --triplets"),
+        ([*command, "--sts=x", "--triplets=y"], "give one of --sts and --triplets"),
+        ([*command, "--sts=x", "--measures=RR"], "No such option '--measures'"),
+        ([*command, "--sts=x", "--pooling=max"], "'max' is not one of 'cls', 'mean'"),
     ):
         assert main(wrong) == 2
         assert message in capsys.readouterr().err

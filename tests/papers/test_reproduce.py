@@ -4,12 +4,13 @@ import json
 import os
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 from benchmarks.results import is_ours, measured
 from benchmarks.results import table as as_markdown
-from cocondenser_jax.cli import _make_parser
+from cocondenser_jax.cli import PROGRAM
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart.steps import read_seconds
 from cocondenser_jax.settings import FINE_TUNING, load_config
@@ -53,20 +54,26 @@ def commands_of(rows):
 # ---- the manifest ----
 
 
+def parse(program, words):
+    """Returns the flags of a command line by their names."""
+    while isinstance(program, click.Group):
+        name, *words = words
+        program = program.commands[name]
+    with program.make_context(program.name, words) as context:
+        return context.params
+
+
 def test_every_command_of_every_row_can_be_typed():
-    parser = _make_parser()
     for command in commands_of(ALL_ROWS):
         if command[0] == "python":
             assert command[1:3] == ["-m", "papers.figures.attention"]
             attention.make_parser().parse_args(command[3:])
             continue
         assert command[0] == "cocondenser"
-        arguments, rest = parser.parse_known_args(command[1:])
-        if hasattr(arguments, "config"):
+        flags = parse(PROGRAM, command[1:])
+        if "config" in flags:
             tasks = ("pretrain",) if command[1] == "pretrain" else FINE_TUNING
-            load_config(arguments.config, rest, tasks=tasks)
-        else:
-            assert rest == []
+            load_config(flags["config"], flags["overrides"], tasks=tasks)
 
 
 def test_a_step_finishes_with_what_one_of_its_commands_makes():

@@ -1,0 +1,53 @@
+"""How results are printed: control characters, which a file may hold, are escaped."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cocondenser_jax.errors import escape_control, first_words
+from cocondenser_jax.storage.files import write_json
+
+
+class LogFormatter(logging.Formatter):
+    """Escapes control characters: a message may quote a file."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the message, its lines as they are."""
+        return "\n".join(map(escape_control, super().format(record).split("\n")))
+
+
+def print_text(text: Any) -> None:
+    """Prints a line."""
+    print(escape_control(str(text)))
+
+
+def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
+    """Prints a query and what was found for it: score, title and text of each passage."""
+    print_text(f'"{query}"')
+    for score, title, text in hits:
+        print_text(f"  {score:8.2f}  {title}")
+        print_text(f"{'':12}{first_words(text, 300)}")
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows of cells under a header; all columns but the first are aligned to the right."""
+    header, *rows = [[escape_control(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for first, *others in (header, *rows):
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        print("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
+
+
+def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
+    """Prints one name and value per line, and writes them all where asked."""
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
+        shown = value
+        if isinstance(value, float):
+            shown = f"{value:.4f}"
+        elif isinstance(value, int):
+            shown = f"{value:,}"
+        print_text(f"{name:<{width}}  {shown}")
+    if json_out:
+        write_json(json_out, metrics)

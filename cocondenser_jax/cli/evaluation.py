@@ -1,7 +1,6 @@
 """Commands that turn results into metrics: `evaluate run`, `answers` and `sentences`."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +85,11 @@ def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:
 )
 def sentences(model, sts, triplets, pooling, json_out):
     """Compute the metrics of a sentence encoder, by scored pairs or by triplets."""
-    from cocondenser_jax.evaluation.sentences import evaluate_scored_pairs, evaluate_triplets
-    from cocondenser_jax.retrieval.encode import encode_sentences
+    from cocondenser_jax.retrieval.sentences import evaluate_scored_pairs, evaluate_triplets
 
     file = only_one(sts=sts, triplets=triplets)
     evaluate = evaluate_scored_pairs if sts else evaluate_triplets
-    encode = partial(encode_sentences, folder=model, pooling=pooling)
-    print_metrics(evaluate(file, encode), json_out)
+    print_metrics(evaluate(file, model, pooling), json_out)
 
 
 evaluate = Group(

@@ -105,7 +105,8 @@ def read_training_file(path: Path) -> TrainingFile:
     """
     found = TrainingFile({}, {}, {})
     for number, record in enumerate(read_json_items(path)):
-        name, where = str(number), f"{path}, question {number}"
+        name = str(number)
+        where = f"{path}, question {number}"
         if not isinstance(record, dict) or not isinstance(record.get("question"), str):
             raise UserError(f"{where}: expected an object with a `question`, a string")
         positives, hard, negatives = (

@@ -126,12 +126,12 @@ def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
 
 
 def first_passages(scores: Mapping[str, float], depth: int | None = None) -> list[str]:
-    """Returns one query's passages, best first: all of them, or the first `depth`."""
+    """Orders one query's passages, best first: all of them, or the first `depth`."""
     return [passage for passage, _ in ranked(scores)[:depth]]
 
 
 def require_run_id(name: str, where: str) -> str:
-    """Returns an id; raises a UserError, with `where`, for one that a TREC run cannot hold."""
+    """Passes an id on; raises a UserError, with `where`, for one that a TREC run cannot hold."""
     if len(name.split()) != 1 or "\0" in name:
         raise UserError(
             f"{where}: the id {name!r} has white space or a zero byte, which a TREC run cannot hold"

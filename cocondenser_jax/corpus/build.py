@@ -93,7 +93,7 @@ def build_store(
             "max_tokens": max_tokens,
             "shard": [*shard],
             "tokenizer": {n: value for n, value in vars(loaded).items() if n != "backend"},
-            "counts": {**writer.counts, "documents_of_one_span": n_single},
+            "counts": writer.counts | {"documents_of_one_span": n_single},
             "dropped": dict(dropped),
             "dropped_short_spans": lost["short_spans"],
             "truncated_spans": lost["truncated_spans"],

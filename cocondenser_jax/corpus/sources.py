@@ -272,10 +272,12 @@ def _to_document(
         cut = tuple(without_surrogates(span) for span in spans)
         document = Document(name, "\n".join(cut), cut)
     else:
-        text, title = _text(record.get("text", 0)), _text(record.get("title"))
+        text = _text(record.get("text", 0))
+        title = _text(record.get("title"))
         if not isinstance(text, str):
             raise UserError(f"{where} has no `text` (a string) and no `spans` (a list of strings)")
-        text, title = text.strip(), title.strip() if isinstance(title, str) else ""
+        text = text.strip()
+        title = title.strip() if isinstance(title, str) else ""
         if not text.startswith(title):
             text = f"{title}\n{text}"
         document = Document(name, without_surrogates(text))

@@ -133,7 +133,7 @@ _word_table = functools.lru_cache(maxsize=1)(WordTable)  # its words are kept be
 
 @functools.lru_cache(maxsize=1)  # for the words it has met
 def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
-    """Returns the function that rewrites tokens after a space as they read at a span's start.
+    """Makes the function that rewrites tokens after a space as they read at a span's start.
 
     WordPiece does not see the space before a word. Byte-level BPE has different tokens for " The"
     and "The", up to the next space.
@@ -204,4 +204,5 @@ def _truncate(span: Span, limit: int, lost: Counter[str]) -> Span:
 def _join(spans: Sequence[Span]) -> Span:
     if len(spans) == 1:
         return spans[0]
-    return Span(*(np.concatenate(parts) for parts in zip(*spans, strict=True)))
+    tokens = np.concatenate([span.tokens for span in spans])
+    return Span(tokens, np.concatenate([span.starts for span in spans]))

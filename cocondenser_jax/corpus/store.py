@@ -15,7 +15,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,16 +138,23 @@ def open_store(path: Path) -> TokenStore:
         that is not 1: `stores/wikipedia,2*stores/books`.
     """
     path = Path(path)
-    weighted = _weighted_folders(path)
-    opened = [list(map(_open_part, shard_folders(folder))) for _, folder in weighted]
-    folders, manifests, parts = zip(*chain.from_iterable(opened), strict=True)
+    sources = []
+    folders: list[Path] = []
+    manifests: list[dict[str, Any]] = []
+    parts: list[TokenFiles] = []
+    n_documents = 0
+    for weight, source in _weighted_folders(path):
+        shards = shard_folders(source)
+        found = [_read_manifest(shard) for shard in shards]
+        require_same(shards, found, ["parts"])
+        files = [_map_part(shard, manifest) for shard, manifest in zip(shards, found, strict=True)]
+        first = n_documents
+        n_documents += sum(len(part.first_span) - 1 for part in files)
+        sources.append(Source(source, weight, first, n_documents))
+        folders += shards
+        manifests += found
+        parts += files
     require_same(folders, manifests, ["max_tokens", "tokenizer"])
-    for part in opened:
-        paths, found, _ = zip(*part, strict=True)
-        require_same(paths, found, ["parts"])
-    n_documents_S = [sum(len(files.first_span) - 1 for *_, files in part) for part in opened]
-    borders = pairwise(accumulate(n_documents_S, initial=0))
-    sources = [Source(p, w, *at) for (w, p), at in zip(weighted, borders, strict=True)]
 
     bases = np.cumsum([0] + [manifest["counts"]["spans"] for manifest in manifests])
     first_span_D = parts[0].first_span  # mapped, not copied
@@ -159,9 +165,9 @@ def open_store(path: Path) -> TokenStore:
     checksums = json.dumps([manifest["files"] for manifest in manifests], sort_keys=True)
     return TokenStore(
         path=path,
-        manifests=manifests,
+        manifests=tuple(manifests),
         sources=tuple(sources),
-        n_documents=len(first_span_D) - 1,
+        n_documents=n_documents,
         n_spans=int(bases[-1]),
         n_tokens=sum(manifest["counts"]["tokens"] for manifest in manifests),
         first_span_D=first_span_D,
@@ -175,7 +181,7 @@ def open_store(path: Path) -> TokenStore:
         tokenizer_sha256=tokenizer["sha256"],
         sha256=hashlib.sha256(checksums.encode()).hexdigest(),
         tokenizer_folder=folders[0] / "tokenizer",
-        _parts=parts,
+        _parts=tuple(parts),
     )
 
 
@@ -205,8 +211,7 @@ def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
     return stores
 
 
-def _open_part(folder: Path) -> tuple[Path, dict[str, Any], TokenFiles]:
-    manifest = _read_manifest(folder)
+def _map_part(folder: Path, manifest: dict[str, Any]) -> TokenFiles:
     for name, facts in manifest["files"].items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else None
         if size != facts["bytes"]:
@@ -218,7 +223,7 @@ def _open_part(folder: Path) -> tuple[Path, dict[str, Any], TokenFiles]:
         raise UserError(f"{folder} is damaged: {error}") from error
     if not are_consistent(files, manifest["counts"], manifest["max_tokens"]):
         raise UserError(f"{folder} is damaged: its files do not hold what manifest.json counts")
-    return folder, manifest, files
+    return files
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -77,9 +77,9 @@ class TokenWriter:
             return
         spans = [span for _, document in documents for span in document]
         ids = [f"{name}\n".encode() for name, _ in documents]
-        n_tokens, n_spans = self.counts["tokens"], self.counts["spans"]
-        span_ends = n_tokens + np.cumsum([len(span.tokens) for span in spans])
-        document_ends = n_spans + np.cumsum([len(document) for _, document in documents])
+        span_ends = self.counts["tokens"] + np.cumsum([len(span.tokens) for span in spans])
+        n_spans_D = [len(document) for _, document in documents]
+        document_ends = self.counts["spans"] + np.cumsum(n_spans_D)
         id_ends = self._files["ids.txt"].tell() + np.cumsum([len(name) for name in ids])
 
         self._append_spans(spans)

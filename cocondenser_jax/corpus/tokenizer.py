@@ -174,7 +174,7 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
             "tokenizer_class": "RobertaTokenizer",
             "add_prefix_space": state["pre_tokenizer"]["add_prefix_space"],
         }
-    config = {**tokens, "model_max_length": model_max_length, **rules}
+    config = tokens | {"model_max_length": model_max_length} | rules
     write_json(folder / "tokenizer_config.json", config)
     write_json(folder / "special_tokens_map.json", tokens)
 

@@ -61,7 +61,8 @@ class WordTable:
 
     def _forget(self) -> None:
         self._rows: dict[str, int] = {}
-        self._ids, self._starts = np.zeros(0, np.uint32), np.zeros(0, bool)
+        self._ids = np.zeros(0, np.uint32)
+        self._starts = np.zeros(0, bool)
         self._borders = np.zeros(1, np.int64)  # of the words, in the order of their rows
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:

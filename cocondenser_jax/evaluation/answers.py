@@ -29,7 +29,8 @@ def evaluate_answers(
     regex: bool = False,
 ) -> list[Metrics]:
     """Computes `answer_accuracy` of each run, in the passages of a corpus."""
-    answers, depth = read_answers(answers_file), max(top_k)
+    answers = read_answers(answers_file)
+    depth = max(top_k)
     runs = [read_run(file) for file in run_files]
     best = [{name: first_passages(run.get(name, {}), depth) for name in answers} for run in runs]
     passages = read_named(corpus, *zip(run_files, best, strict=True))
@@ -78,7 +79,7 @@ def answer_accuracy(
 
 
 def make_matcher(answers: Sequence[str], regex: bool = False) -> Callable[[str], bool]:
-    """Returns the test whether a passage, as `prepare` returns it, holds one of the answers.
+    """Makes the test whether a passage, as `prepare` returns it, holds one of the answers.
 
     A passage holds an answer if its tokens contain the answer's, in order and without a gap, both
     in Unicode's NFD form and in lower case. A token is a sequence of letters, digits and marks, or
@@ -98,7 +99,7 @@ def make_matcher(answers: Sequence[str], regex: bool = False) -> Callable[[str],
 
 
 def prepare(text: str, regex: bool = False) -> str:
-    """Returns a text in the form in which answers are searched for."""
+    """Brings a text into the form in which answers are searched for."""
     normal = unicodedata.normalize("NFD", text)
     # Tokens hold no space: between spaces, a substring matches whole tokens only.
     return normal if regex else f" {' '.join(_TOKEN.findall(normal))} ".lower()

@@ -39,7 +39,8 @@ def compare(
         raise UserError("the runs to compare were evaluated on different queries")
     if len(per_query) < 2:
         raise UserError("a comparison of two runs needs at least two queries")
-    means, other_means = mean_over_queries(per_query), mean_over_queries(other)
+    means = mean_over_queries(per_query)
+    other_means = mean_over_queries(other)
     comparisons = {}
     for name in means:
         values_Q = np.array([values[name] for values in per_query.values()])

@@ -1,10 +1,10 @@
-"""Texts to vectors: a corpus into shards on disk, sentences into memory."""
+"""Texts to vectors: a corpus into shards on disk."""
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,20 +133,6 @@ def default_shard_size(n_passages: int) -> int:
     passages are only 1,769 shards.
     """
     return min(max(n_passages // 20, 500), 5_000)
-
-
-def encode_sentences(
-    columns: Sequence[Sequence[str]], folder: Path, pooling: str | None = None
-) -> list[np.ndarray]:
-    """Returns the vectors (N x D) of each column of sentences; a sentence is encoded once.
-
-    `models.load_retriever` describes the folder and the pooling.
-    """
-    sentences = dict.fromkeys(chain.from_iterable(columns))
-    rows = {sentence: row for row, sentence in enumerate(sentences)}
-    model = load_retriever(folder, pooling=pooling)
-    vectors_NxD = model.encode(list(rows), show_progress_bar=True)
-    return [vectors_NxD[[rows[sentence] for sentence in column]] for column in columns]
 
 
 def _require_passages(name: str, value: int | None) -> None:

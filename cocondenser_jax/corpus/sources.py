@@ -169,8 +169,7 @@ def _read_table(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document
 
 def _read_text(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document]:
     """Yields a document per line, or per block of lines if blank lines separate any."""
-    blocks = _blocks(path)
-    has_blocks = len(list(islice(blocks, 2))) == 2
+    has_blocks = len(list(islice(_blocks(path), 2))) == 2
     for block in _blocks(path, on_bytes):
         if has_blocks:
             yield _join_lines(path, prefix, block)
@@ -207,11 +206,10 @@ def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Par
         data = pyarrow.dataset.dataset(path)
         groups = [g for file in data.get_fragments() for g in file.split_by_row_group()]
     found = data.schema.names
-    if columns is None:
-        names = [name for name in found if name in ("_id", *FIELDS)]
-    else:
+    wanted = ("_id", *FIELDS) if columns is None else columns.values()
+    names = [name for name in found if name in wanted]
+    if columns is not None:
         _require_columns(columns, found, str(path))
-        names = list(columns.values())
     n_bytes = path.stat().st_size // max(len(groups), 1)
 
     def rows(group: Any) -> Iterator[dict[str, Any]]:

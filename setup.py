@@ -13,13 +13,13 @@ VERSION = re.search(r'^__version__ = "(.+)"$', INIT, re.MULTILINE)[1]
 # The extras below are those that `errors.EXTRAS` names where a package is missing.
 PRETRAIN = [
     "jax>=0.10",
-    "flax>=0.12",
+    "flax>=0.12.2",
     "optax>=0.2.8",
     "grain>=0.2.18",
 ]
 RETRIEVAL = [
     "torch>=2.8",
-    "sentence-transformers>=6",
+    "sentence-transformers>=6.2",
     "accelerate>=1.4",
     "faiss-cpu>=1.11",
     "bm25s>=0.3",

@@ -80,6 +80,7 @@ setup(
         "click>=8.4",
         "datasets>=5",
         "huggingface_hub>=1.31",
+        "ijson>=3.5",
         "ir-measures>=0.4",
         "ml_collections>=1.1",
         "pyarrow>=24",

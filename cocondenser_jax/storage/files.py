@@ -1,5 +1,6 @@
 """Plain and compressed input; output that is whole or absent; untrusted files."""
 
+import codecs
 import contextlib
 import gzip
 import hashlib
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import ijson
 import zstandard
 
 from cocondenser_jax.errors import UserError, first_line
@@ -24,8 +26,7 @@ OnBytes = Callable[[int], object]
 
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
-_TEXT_PIECE = 1 << 20
-_SPACE = re.compile(r"[ \t\n\r]*")
+_JSON_PIECE = 1 << 20  # a string of many pieces is copied once for each
 # zstandard makes at most 32,000 times as much of them at once.
 _PIECE_BYTES = 1 << 12
 
@@ -197,53 +198,30 @@ def read_json_items(path: Path) -> Iterator[Any]:
 
     The file may be larger than the memory, an item at most MAX_LINE_BYTES.
     """
-    number = 0
-    try:
+    n_items = 0
+    n_bytes = 0  # since the last item
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal n_bytes
         with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-            for item in _items(io.TextIOWrapper(file, "utf-8-sig").read, path):
-                number += 1
-                yield item
-    except _UNREADABLE as error:
-        raise UserError(f"cannot read {path} after {number} items: {_reason(error)}") from error
-    except (ValueError, IndexError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON after {number} items: {error}") from error
-
-
-def _items(read: Callable[[int], str], path: Path) -> Iterator[Any]:
-    decoder = json.JSONDecoder()
-    text, start, expected = "", 0, "["  # text[start:] begins with "[", or follows an item
-    while True:
-        try:
-            at = _skip_space(text, start)
-            if text[at] == "]" and expected == ",":
-                break
-            if text[at] != expected:
+            piece = file.read(_JSON_PIECE).removeprefix(codecs.BOM_UTF8).lstrip()
+            if not piece.startswith(b"["):
                 raise UserError(f"{path}: expected a list of objects, in JSON")
-            first = _skip_space(text, at + 1)
-            if expected == "[" and text[first] == "]":
-                start, expected = first, ","
-                continue
-            item, end = decoder.raw_decode(text, first)
-            text[end]  # the number 12 may be the beginning of 123
-        except (IndexError, json.JSONDecodeError):  # it is not whole: read on
-            size = len(text) - start
-            _require_small(size, f"{path}: an item of the list")
-            more = read(min(max(_TEXT_PIECE, size), MAX_LINE_BYTES + 1 - size))
-            if not more:
-                raise
-            text, start = text[start:] + more, 0
-            continue
-        start, expected = end, ","
-        yield item
-    rest = text[at + 1 :]
-    while not rest.strip() and (rest := read(_TEXT_PIECE)):
-        pass
-    if rest:
-        raise ValueError("there is more after the list")
+            while piece:
+                n_bytes += len(piece)
+                _require_small(n_bytes, f"{path}: an item of the list")
+                yield piece
+                piece = file.read(_JSON_PIECE)
 
-
-def _skip_space(text: str, start: int) -> int:
-    return _SPACE.match(text, start).end()  # type: ignore[union-attr]
+    try:
+        for item in ijson.items(ijson.from_iter(pieces()), "item", use_float=True):
+            n_items += 1
+            n_bytes = 0
+            yield item
+    except _UNREADABLE as error:
+        raise UserError(f"cannot read {path} after {n_items} items: {_reason(error)}") from error
+    except (ijson.JSONError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON after {n_items} items: {error}") from error
 
 
 def _require_small(size: int, what: str) -> None:

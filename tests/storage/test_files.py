@@ -209,22 +209,36 @@ def test_json_that_would_fill_the_memory_is_refused(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_a_list_is_read_item_by_item(tmp_path, monkeypatch, suffix):
+def test_a_list_is_read_item_by_item(tmp_path, suffix):
     values = [{"é]": [1, '"']}, 1234567, "a,b]", [], -0.5e3, None, {}]
     path = tmp_path / f"a.json{suffix}"
     texts = [json.dumps(values), json.dumps(values, indent=2, ensure_ascii=False), " [ 12 ]\n"]
-    for piece in (1, 2, 3, 1 << 20):
-        monkeypatch.setattr(files, "_TEXT_PIECE", piece)
-        for text in (*texts, "[]", "\n[\t]"):
-            path.write_bytes(COMPRESSIONS[suffix](text.encode()))
-            assert list(files.read_json_items(path)) == json.loads(text)
-        for text in ("", "{}", "[", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "[1]]", '["a', "[1], 2"):
-            path.write_bytes(COMPRESSIONS[suffix](text.encode()))
-            with pytest.raises(UserError, match=r"a\.json.*(not valid JSON|expected a list)"):
-                list(files.read_json_items(path))
-    path.write_bytes(COMPRESSIONS[suffix](b'["' + b"a" * 60_000_000 + b'"]'))
+    for text in (*texts, "[]", "\n[\t]"):
+        path.write_bytes(COMPRESSIONS[suffix](text.encode()))
+        assert list(files.read_json_items(path)) == json.loads(text)
+        path.write_bytes(COMPRESSIONS[suffix](text.encode("utf-8-sig")))
+        assert list(files.read_json_items(path)) == json.loads(text)
+    outside = ("", "{}", '{"item": 1}', "12")
+    broken = ("[", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "[1]]", '["a', "[1], 2", "[NaN]")
+    for text in (*outside, *broken):
+        path.write_bytes(COMPRESSIONS[suffix](text.encode()))
+        says = "expected a list" if text in outside else "not valid JSON after"
+        with pytest.raises(UserError, match=rf"a\.json.*{says}"):
+            list(files.read_json_items(path))
+    assert type(next(read_items_of(path, suffix, "[1.5]"))) is float
+    path.write_bytes(COMPRESSIONS[suffix](b"[7, " + b'"' + b"a" * 60_000_000 + b'"]'))
+    items = files.read_json_items(path)
+    assert next(items) == 7
     with pytest.raises(UserError, match=r"larger than 50 MB"):
-        list(files.read_json_items(path))
+        next(items)
+    path.write_bytes(COMPRESSIONS[suffix](b"[" + b'"' + b"a" * 30_000_000 + b'",7,'))
+    items = files.read_json_items(path)
+    assert [len(next(items)), next(items)] == [30_000_000, 7]
+
+
+def read_items_of(path, suffix, text):
+    path.write_bytes(COMPRESSIONS[suffix](text.encode()))
+    return files.read_json_items(path)
 
 
 def test_json_is_written_into_new_folders_and_not_into_files(tmp_path):

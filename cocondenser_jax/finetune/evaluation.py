@@ -50,6 +50,9 @@ class DevSearch(BaseEvaluator):
     `eval_candidates` others, drawn by seed once for each query, and the cutoff is 100.
     """
 
+    # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of
+    # a single query, and breaks ties by id, so that a collapsed model may seem to rank.
+
     def __init__(self, settings: DevSettings, data: TrainingData) -> None:
         """Reads the split, and adds its files to those of the run."""
         super().__init__()

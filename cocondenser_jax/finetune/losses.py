@@ -102,7 +102,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "learning_to_rank": contrastive,
     "pairwise": pairwise,
 }
-# Those that need a teacher.
+# Losses that need a teacher's scores.
 SOFT_LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "soft_labels": soft_labels,
     "soft_labels_group": partial(soft_labels, group_only=True),

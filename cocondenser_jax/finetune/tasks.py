@@ -17,6 +17,8 @@ from cocondenser_jax.storage.files import require_absent
 from cocondenser_jax.storage.metrics import load_loggers
 from cocondenser_jax.storage.runs import lock_folder
 
+Settings = BiEncoderSettings | CrossEncoderSettings | SentencesSettings
+
 
 class _Task(NamedTuple):
     settings: type[Any]
@@ -65,12 +67,13 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         return outcome | {task.rows: len(hf_trainer.train_dataset)}
 
 
-def resolve(config: ConfigDict, workdir: Path) -> Any:
-    """Makes the settings of a task, such as `BiEncoderSettings`: nothing below reads a config."""
-    return _take(
-        _TASKS[config.task].settings,
-        config.to_dict() | {"workdir": workdir, "record": config.to_dict()},
+def resolve(config: ConfigDict, workdir: Path) -> Settings:
+    """Makes the settings of the config's task: nothing below reads a config."""
+    record = config.to_dict()
+    settings: Settings = _take(
+        _TASKS[config.task].settings, record | {"workdir": workdir, "record": record}
     )
+    return settings
 
 
 def _take(part: Any, values: Mapping[str, Any]) -> Any:

@@ -272,5 +272,5 @@ class _Control(TrainerCallback):
 
 
 def _own_parameters(of_loss: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns those of the loss itself, without the model's."""
+    """Leaves the model's parameters out of a loss's."""
     return {name: value for name, value in of_loss.items() if not name.startswith("model.")}

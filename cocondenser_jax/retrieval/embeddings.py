@@ -145,19 +145,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     for key, kind in _KINDS.items():
         if type(manifest.get(key)) is not kind:
             raise UserError(f"{path}: {key} is {manifest.get(key)!r}, expected {kind.__name__}")
-    if given_pooling(manifest) not in (None, "cls", "mean"):
-        raise UserError(f"{path}: pooling is neither cls nor mean")
+    if manifest.get("given_pooling") not in (None, "cls", "mean"):
+        raise UserError(f"{path}: given_pooling is neither null nor cls nor mean")
     if manifest["dtype"] not in ("float32", "float16"):
         raise UserError(f"{path}: dtype is neither float32 nor float16")
     n_shards = -(-manifest["passages"] // max(1, manifest["shard_size"]))
     if min(manifest["dimension"], n_shards) < 1 or manifest["shards"] != n_shards:
         raise UserError(f"{path}: its numbers contradict each other")
     return manifest
-
-
-def given_pooling(manifest: Mapping[str, Any]) -> str | None:
-    """Returns the pooling that replaced the model folder's own; None where it was kept."""
-    return None if manifest.get("pooling_from") == "model" else manifest.get("pooling")
 
 
 def float_blocks(shards: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

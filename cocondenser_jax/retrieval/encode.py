@@ -101,7 +101,7 @@ def encode_corpus(
             "model": str(model_folder),
             "model_sha256": model_sha256(folder),
             "pooling": pooling_of(model),
-            "pooling_from": "flag" if pooling else "model",
+            "given_pooling": pooling,
             "passage_length": passage_tokens(model),
             "corpus": str(corpus),
             "corpus_sha256": corpus_sha256,

@@ -5,8 +5,9 @@ An index folder holds everything that search needs beside the model: `index.fais
 embeddings, with the factory and the checksum of `index.faiss`).
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,12 @@ def _set_parameters(index: faiss.Index, parameters: str, factory: str | None) ->
         ) from error
 
 
-def _train(index: faiss.Index, shards: list[np.ndarray], factory: str) -> None:
-    n_rows = sum(map(len, shards))
-    share = min(1.0, _TRAINING_ROWS / n_rows)
-    rng = np.random.default_rng(0)
-    sample = [
-        shard[np.sort(rng.choice(len(shard), int(np.ceil(share * len(shard))), replace=False))]
-        for shard in shards
-    ]
+def _train(index: faiss.Index, vectors: Sequence[np.ndarray], factory: str) -> None:
+    """Trains a compressed index on every n-th vector of each shard."""
+    n_rows = sum(map(len, vectors))
+    step = math.ceil(n_rows / _TRAINING_ROWS)
+    sample_NxD = np.concatenate([vectors_NxD[::step] for vectors_NxD in vectors])
     try:
-        index.train(np.concatenate(sample).astype(np.float32))
+        index.train(sample_NxD.astype(np.float32))
     except RuntimeError as error:
         raise UserError(f"{n_rows} passages are too few to train the index {factory!r}") from error

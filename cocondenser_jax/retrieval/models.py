@@ -3,26 +3,27 @@
 import contextlib
 import copy
 import hashlib
-import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Router, Transformer
 
 from cocondenser_jax.errors import UserError, first_line, first_three
-from cocondenser_jax.model.config import size_limit
-from cocondenser_jax.storage.files import file_sha256, is_inside, read_json, read_object
+from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run a folder's code.
 _NO_CODE = {"trust_remote_code": False}
 _NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": _NO_CODE, "processor_kwargs": _NO_CODE}
+# Published models are well below.
+_MOST_LAYERS = 1_000
+_LARGEST_SIZE = 10_000_000
 # What vectors depend on beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
 
@@ -57,8 +58,8 @@ def load_retriever(
     Raises:
       UserError: also if a model that has a projection is to have another one.
     """
-    folder = _find_model(folder)
-    model = _open(folder, pooling)
+    folder = _model_folder(folder)
+    model = _open_bi_encoder(folder, pooling)
     if projection:
         _project(model, projection, seed, folder)
     found: dict[str, Any] = dict(towers(model))
@@ -66,10 +67,11 @@ def load_retriever(
         raise UserError(f"{folder} does not start with a transformer: expected BERT or the like")
     for name, tower in found.items():
         of_tower = tower_folder(folder, name)
-        _require_weights(tower.model, of_tower)
+        kwargs: dict[str, Any] = _model_kwargs(of_tower)
+        _require_weights(tower.model, of_tower, **kwargs)
         # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
         # there: other programs would load what is saved with a random pooler.
-        tower.model_kwargs = _model_kwargs(of_tower)
+        tower.model_kwargs = kwargs
         tower.config_keys = [*tower.config_keys, "model_kwargs"]
         _limit_tokens(tower, query_length, passage_length, folder)
     with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
@@ -102,7 +104,7 @@ def load_cross_encoder(
     Raises:
       UserError: also if the folder has a head for another task.
     """
-    folder = _find_model(folder)
+    folder = _model_folder(folder)
     architectures = read_object(folder / "config.json", {}).get("architectures")
     new_head = "ForSequenceClassification" not in str(architectures)
     if new_head and head_seed is None:
@@ -115,7 +117,7 @@ def load_cross_encoder(
         backbone = Transformer(
             str(folder), model_kwargs=_NO_CODE, transformer_task=task, **_NO_OTHER_CODE
         )
-    _require_weights(backbone.model, folder, ("classifier.", "pooler.") if new_head else ())
+    _require_weights(backbone.model, folder, r"(classifier|pooler)\." if new_head else None)
     if backbone.config.num_labels != 1:
         raise UserError(
             f"{folder} gives a pair of texts {backbone.config.num_labels} scores: expected 1"
@@ -182,15 +184,15 @@ def passage_tokens(model: SentenceTransformer) -> int | None:
 
 def model_sha256(folder: Path) -> str:
     """Returns one hash of everything in a model folder that its vectors depend on."""
-    folder = _find_model(folder)
+    folder = find_folder(folder)
     paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
     digest = hashlib.sha256()
     for path in sorted(paths):
-        digest.update(os.fsencode(f"{path.relative_to(folder)}\0{file_sha256(path)}\0"))
+        digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\0".encode())
     return digest.hexdigest()
 
 
-def _open(folder: Path, pooling: str | None) -> SentenceTransformer:
+def _open_bi_encoder(folder: Path, pooling: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
     with _loading(folder, "bi-encoder"):
         if (folder / "modules.json").is_file() and pooling is None:
@@ -231,15 +233,11 @@ def _limit_tokens(
             setattr(tower, name.replace("passage", "document"), length)
 
 
-def _find_model(name_or_folder: Path) -> Path:
+def _model_folder(name_or_folder: Path) -> Path:
     """Returns the local folder of a model, or raises a UserError for what cannot be one."""
     folder = find_folder(name_or_folder)
-    _require_own_files(folder)
     for path in folder.rglob("config.json"):
-        for name, value in read_object(path).items():
-            limit = size_limit(name)  # more would fill memory before anything is found wrong
-            if type(value) is int and value > limit:
-                raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
+        _require_sizes(path)
     if (folder / "router_config.json").is_file():
         return folder  # two towers, each in a folder of its own
     if not (folder / "config.json").is_file():
@@ -249,9 +247,17 @@ def _find_model(name_or_folder: Path) -> Path:
     return folder
 
 
+def _require_sizes(path: Path) -> None:
+    """Raises a UserError for sizes that would fill the memory before anything is found wrong."""
+    for name, value in read_object(path).items():
+        limit = _MOST_LAYERS if name.endswith("layers") else _LARGEST_SIZE
+        if type(value) is int and value > limit:
+            raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
+
+
 @contextlib.contextmanager
 def _loading(folder: Path, kind: str) -> Iterator[None]:
-    """Keeps the libraries quiet, and turns what they raise for a broken folder into one line."""
+    """Keeps the libraries quiet, and turns what they raise into one line."""
     # Bars for an instant's work, and a report of every unused head, would hide what matters.
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
@@ -265,51 +271,22 @@ def _loading(folder: Path, kind: str) -> Iterator[None]:
 
 
 def _require_weights(
-    model: transformers.PreTrainedModel, folder: Path, new: tuple[str, ...] = ()
+    model: transformers.PreTrainedModel, folder: Path, new: str | None = None, **kwargs: Any
 ) -> None:
     """Raises a UserError for parameters left at random, which the libraries only log.
 
-    Those whose names start as in `new` are to be random.
+    Those whose names match `new` are to be random. sentence-transformers does not pass on what
+    transformers says of loading, so the model is loaded once more.
     """
-    prefix = f"{model.base_model_prefix}."
-    stored: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        try:
-            names = safe_open(path, "pt").keys()
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {path}: {error}") from error
-        stored |= {name.removeprefix(prefix) for name in names}
-    if not stored:
-        return  # the names in pytorch_model.bin are known only by reading all of it
-    # Checkpoints converted from TensorFlow, such as bert-base-uncased, say gamma and beta.
-    stored |= {n.replace("gamma", "weight").replace("beta", "bias") for n in stored}
-    names = [name.removeprefix(prefix) for name, _ in model.named_parameters()]
-    missing = [name for name in names if name not in stored and not name.startswith(new)]
+    load: Any = type(model).from_pretrained
+    with _loading(folder, "Hugging Face model"), new_parameters(0):
+        _, info = load(folder, config=model.config, output_loading_info=True, **kwargs)
+    missing = [name for name in info["missing_keys"] if not (new and re.search(new, name))]
     if missing:
         raise UserError(
             f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
-            f"{first_three(missing)}"
+            f"{first_three(sorted(missing))}"
         )
-
-
-def _require_own_files(folder: Path) -> None:
-    """Raises a UserError for modules or weights outside the folder, which its hash would miss."""
-    listed = folder / "modules.json"
-    modules = read_json(listed) if listed.is_file() else []
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise UserError(f"{listed}: expected a list of objects")
-    router = read_object(folder / "router_config.json", {}).get("types", {})
-    paths: dict[str, Any] = {
-        "modules.json": [module.get("path") for module in modules],
-        "router_config.json": router if isinstance(router, dict) else [router],
-    }
-    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        weight_map = read_object(folder / name, {}).get("weight_map", {})
-        paths[name] = weight_map.values() if isinstance(weight_map, dict) else [weight_map]
-    for name, of_file in paths.items():
-        for path in of_file:
-            if not isinstance(path, str) or not is_inside(path):
-                raise UserError(f"{folder / name}: {path!r} is not a path inside the folder")
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:

@@ -17,7 +17,6 @@ from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import (
-    given_pooling,
     nearest,
     open_shards,
     passage_at,
@@ -71,7 +70,7 @@ def open_index(folder: Path, model_folder: Path, *, parameters: str = "") -> Den
         raise UserError(
             f"{folder} was built with another model ({manifest['model']}) than {model_folder}"
         )
-    model = load_retriever(model_folder, pooling=given_pooling(manifest))
+    model = load_retriever(model_folder, pooling=manifest.get("given_pooling"))
     if is_index:
         index, passages = read_index(folder, manifest, parameters)
         search = partial(_nearest_in_index, index)

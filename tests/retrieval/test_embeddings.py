@@ -124,7 +124,7 @@ def test_parquet_needs_whole_embeddings_and_a_place(embeddings, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("pooling_from", "flag", "pooling is neither cls nor mean"),
+        ("given_pooling", "max", "given_pooling is neither null nor cls nor mean"),
         ("dtype", "float128x", "dtype is neither float32 nor float16"),
         ("shards", 1, "its numbers contradict each other"),
         ("dimension", 0, "its numbers contradict each other"),
@@ -132,9 +132,7 @@ def test_parquet_needs_whole_embeddings_and_a_place(embeddings, tmp_path):
     ],
 )
 def test_a_manifest_that_no_encoding_writes_is_refused(embeddings, tmp_path, key, value, says):
-    manifest = embeddings_module.read_manifest(embeddings) | {"pooling": "max"}
-    write_json(tmp_path / embeddings_module.MANIFEST, manifest)
-    assert embeddings_module.given_pooling(embeddings_module.read_manifest(tmp_path)) is None
+    manifest = embeddings_module.read_manifest(embeddings)
     write_json(tmp_path / embeddings_module.MANIFEST, manifest | {key: value})
     with pytest.raises(UserError, match=says):
         embeddings_module.read_manifest(tmp_path)

@@ -291,7 +291,7 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
     with pytest.raises(UserError, match="was started with backend='torch', now it is 'jax'"):
         encode.encode_corpus(model_folder, beir, tmp_path / "out", backend=lambda *_: None)
     # The pooling is the same, but a search would load the folder's own.
-    with pytest.raises(UserError, match="was started with pooling_from='model'"):
+    with pytest.raises(UserError, match="was started with given_pooling=None, now it is 'cls'"):
         encode.encode_corpus(model_folder, beir, tmp_path / "out", pooling="cls")
 
 

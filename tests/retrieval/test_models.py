@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,8 +134,26 @@ def test_parameters_left_at_random_are_an_error(model_folder, tmp_path):
     )
     del full["bert.encoder.layer.1.output.dense.bias"]
     safetensors.torch.save_file(full, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"lack 1 parameters .*: encoder.layer.1.output.dense.bias"):
+    said = r"lack 1 parameters .*: encoder.layer.1.output.dense.bias"
+    with pytest.raises(UserError, match=said):
         models.load_retriever(folder)
+    torch.save(full, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=said):
+        models.load_retriever(folder)
+
+
+def test_weights_by_the_names_of_tensorflow(model_folder, tmp_path):
+    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for now, then in old.items():
+        weights = {name.replace(now, then): weight for name, weight in weights.items()}
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    np.testing.assert_array_equal(
+        models.load_retriever(folder).encode_query(TEXTS),
+        models.load_retriever(model_folder).encode_query(TEXTS),
+    )
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("Bert", 64), ("Roberta", 63)])
@@ -164,8 +183,8 @@ def test_the_hash_is_of_what_vectors_depend_on(model_folder, tmp_path):
         assert models.model_sha256(copy) != before
         (copy / name).unlink()
     assert models.model_sha256(copy) == models.model_sha256(model_folder)
-    (copy / "1_Pooling\udcff").mkdir()
-    (copy / "1_Pooling\udcff" / "config.json").write_text("{}")
+    (copy / "1_Pooling").mkdir()
+    (copy / "1_Pooling" / "config.json").write_text("{}")
     assert models.model_sha256(copy) != models.model_sha256(model_folder)
 
 
@@ -249,7 +268,7 @@ def test_folders_that_are_no_cross_encoder(model_folder, cross_encoder_folder, t
     folder = tmp_path / "headless"
     shutil.copytree(cross_encoder_folder, folder)
     shutil.copy(model_folder / "model.safetensors", folder)
-    with pytest.raises(UserError, match=r"lack 4 parameters .* pooler.dense.weight"):
+    with pytest.raises(UserError, match=r"lack 4 parameters .* bert.pooler.dense.weight"):
         models.load_cross_encoder(folder, head_seed=1)
     # A head may be drawn, a layer may not.
     folder = tmp_path / "broken"
@@ -257,7 +276,8 @@ def test_folders_that_are_no_cross_encoder(model_folder, cross_encoder_folder, t
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     del weights["encoder.layer.1.output.dense.bias"]
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"lack 1 parameters .*: encoder.layer.1.output.dense.bias"):
+    said = r"lack 1 parameters .*: bert.encoder.layer.1.output.dense.bias"
+    with pytest.raises(UserError, match=said):
         models.load_cross_encoder(folder, head_seed=1)
     folder = tmp_path / "two"
     load = transformers.AutoModelForSequenceClassification.from_pretrained

@@ -21,16 +21,16 @@ _COMPARE_WITH = flag(
     "evaluate run --run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
     _RUN,
     required("--qrels", Path, "TREC or BEIR judgments"),
-    flag("--measures", "MRR@10,Recall@100,nDCG@10", "separated by commas"),
+    flag("--metrics", "MRR@10,Recall@100,nDCG@10", "separated by commas"),
     _COMPARE_WITH,
     JSON_OUT,
 )
-def run(run, qrels, measures, compare_with, json_out):
+def run(run, qrels, metrics, compare_with, json_out):
     """Compute the metrics of a run by judgments."""
     from cocondenser_jax.collection.trec import read_qrels, read_run
     from cocondenser_jax.evaluation.ranking import evaluate_run
 
-    names = [name.strip() for name in measures.split(",")]
+    names = [name.strip() for name in metrics.split(",")]
     runs = [read_run(file) for file in (run, compare_with) if file]
     judgments = read_qrels(qrels)
     _print_evaluation([evaluate_run(judgments, one, names) for one in runs], json_out)

@@ -12,7 +12,7 @@ from cocondenser_jax.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MEASURES = ("MRR@10", "Recall@20", "Recall@100", "nDCG@10")
+DEFAULT_METRICS = ("MRR@10", "Recall@100", "nDCG@10")
 
 # ir-measures' default would also start programs that fail on ids which trec_eval accepts.
 _PROVIDER = ir_measures.providers.FallbackProvider(
@@ -21,14 +21,14 @@ _PROVIDER = ir_measures.providers.FallbackProvider(
 
 
 class Metrics(TypedDict):
-    """What a run scores: measure → mean, and query → measure → value."""
+    """What a run scores: metric → mean, and query → metric → value."""
 
     mean: dict[str, float]
     per_query: dict[str, dict[str, float]]
 
 
-def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASURES) -> Metrics:
-    """Computes retrieval measures, averaged over all judged queries.
+def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = DEFAULT_METRICS) -> Metrics:
+    """Computes metrics of retrieval, averaged over all judged queries.
 
     A judged query without results counts 0, and so does one whose judgments name no relevant
     passage: this is what trec_eval does when asked (-c) to average over all judged queries. Results
@@ -38,15 +38,15 @@ def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASU
     Args:
       qrels: the judgments; a grade below 0, as in TREC's for spam, counts as 0.
       run: the results.
-      measures: names such as MRR@10, Recall@100, nDCG@10, Success@20, or any other that trec_eval
+      metrics: names such as MRR@10, Recall@100, nDCG@10, Success@20, or any other that trec_eval
         has, as ir-measures spells it.
 
     Raises:
       UserError: for no judged query, a run that has results but none for a judged query, or an
-        unknown measure.
+        unknown metric.
     """
-    names = {_parse(name): name for name in measures}
-    cutoffs = {name: int(measure.params.get("cutoff", 0)) for measure, name in names.items()}
+    names = {_parse(name): name for name in metrics}
+    cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}
     check_results(run, qrels, "judged", cutoffs)
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
     by_rank = {
@@ -61,15 +61,15 @@ def evaluate_run(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT_MEASU
             query: {passage: max(grade, 0) for passage, grade in judged.items()}
             for query, judged in qrels.items()
         }
-        for metric in _PROVIDER.iter_calc(list(names), grades, by_rank):
-            per_query[metric.query_id][names[metric.measure]] = float(metric.value)
+        for found in _PROVIDER.iter_calc(list(names), grades, by_rank):
+            per_query[found.query_id][names[found.measure]] = float(found.value)
     return {"mean": mean_over_queries(per_query), "per_query": per_query}
 
 
 def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Averages each measure of query → measure → value."""
-    measures = next(iter(per_query.values()))
-    return {name: fmean(values[name] for values in per_query.values()) for name in measures}
+    """Averages each metric of query → metric → value."""
+    names = next(iter(per_query.values()))
+    return {name: fmean(values[name] for values in per_query.values()) for name in names}
 
 
 def check_results(
@@ -77,7 +77,7 @@ def check_results(
 ) -> None:
     """Warns of queries without results, which count as if nothing relevant had been found.
 
-    And of measures (name → cutoff) that look deeper than any ranking of the run reaches. `having`
+    And of metrics (name → cutoff) that look deeper than any ranking of the run reaches. `having`
     is "judged" or "answered", for the messages.
 
     Raises:
@@ -102,15 +102,15 @@ def check_results(
 
 def _parse(name: str) -> ir_measures.Measure:
     try:
-        measure = ir_measures.parse_measure(name)
+        metric = ir_measures.parse_measure(name)
         # ir-measures lets through 0, at which trec_eval ends the process, and what it cannot count.
-        numbers = [measure.params.get(name, 1) for name in ("cutoff", "rel")]
+        numbers = [metric.params.get(name, 1) for name in ("cutoff", "rel")]
         in_range = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)
-        known = in_range and _PROVIDER.supports(measure)
+        known = in_range and _PROVIDER.supports(metric)
     except (AssertionError, KeyError, NameError, SyntaxError, ValueError):
         known = False
     if not known:
         raise UserError(
-            f"unknown measure {name!r}: expected, for instance, {', '.join(DEFAULT_MEASURES)}"
+            f"unknown metric {name!r}: expected, for instance, {', '.join(DEFAULT_METRICS)}"
         )
-    return measure
+    return metric

@@ -18,17 +18,17 @@ _ASSIGNMENTS = 10_000
 def compare(
     per_query: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, Any]]:
-    """Compares two runs on the same queries, measure by measure, by two paired two-sided tests.
+    """Compares two runs on the same queries, metric by metric, by two paired two-sided tests.
 
     Student's t-test asks how many standard errors the mean difference is from 0. Fisher's
     randomisation test asks how often a difference at least as large arises when each query's two
     values are assigned to the runs at random (Smucker, Allan & Carterette, *A comparison of
     statistical significance tests for information retrieval evaluation*, CIKM 2007), with a fixed
-    seed; with few queries, all assignments are tried. Each run is query → measure → value, as in
+    seed; with few queries, all assignments are tried. Each run is query → metric → value, as in
     `Metrics`.
 
     Returns:
-      measure → both means (`mean`, `other_mean`), their `difference`, the p-values (`t_test_p`,
+      metric → both means (`mean`, `other_mean`), their `difference`, the p-values (`t_test_p`,
       `randomisation_p`; 1 for runs without a difference), and how many queries are `better`,
       `worse` or `equal` in `per_query`.
 

@@ -45,7 +45,6 @@ from cocondenser_jax.retrieval.search import open_index, retrieve, search_text
 from cocondenser_jax.storage.files import new_folder, read_json, write_json, write_text
 from cocondenser_jax.warm_start import pretrain
 
-MEASURES = ("MRR@10", "Recall@100", "nDCG@10")
 DEPTH = 100  # passages per test query
 RESULTS = ("retriever", "index", "test.trec")  # of a candidate
 
@@ -113,7 +112,7 @@ def evaluate_models(workdir: Path, data: Path, candidates: Sequence[Candidate]) 
     for each in candidates:
         made[each.name] = [*each.runs, *(each.folder / name for name in RESULTS)]
     _, qrels = read_split(data, "test")
-    tested = {n: evaluate_run(qrels, read_run(of[-1]), MEASURES) for n, of in made.items()}
+    tested = {n: evaluate_run(qrels, read_run(of[-1])) for n, of in made.items()}
     last = tested[candidates[-1].name]
     tokens = {each.name: sum(map(_tokens, each.runs)) for each in candidates}
     seconds = read_seconds(workdir)

@@ -43,11 +43,11 @@ def printed(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.effect("evaluate run --run", "evaluate run --qrels", "evaluate run --measures")
+@pytest.mark.effect("evaluate run --run", "evaluate run --qrels", "evaluate run --metrics")
 @pytest.mark.effect("evaluate run --json_out")
 def test_metrics_by_judgments(folder, capsys):
     command = "evaluate run --run=run.trec --qrels=qrels.tsv --json_out=f"
-    assert main([*command.split(), "--measures=MRR@10, Recall@1"]) == 0
+    assert main([*command.split(), "--metrics=MRR@10, Recall@1"]) == 0
     assert printed(capsys) == [["MRR@10", "0.5000"], ["Recall@1", "0.2500"]]
     metrics = json.loads((folder / "f").read_text())
     assert metrics == {
@@ -95,7 +95,7 @@ def test_answers_that_are_patterns(folder, capsys):
 @pytest.mark.effect("evaluate run --compare_with")
 def test_two_runs_are_compared(folder, capsys):
     command = "evaluate run --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
-    assert main([*command.split(), "--measures=MRR@10,Recall@1", "--json_out=f"]) == 0
+    assert main([*command.split(), "--metrics=MRR@10,Recall@1", "--json_out=f"]) == 0
     header, *rows = printed(capsys)
     assert header[:2] == ["run", "other"]
     # Differences of MRR@10: -1/2, 0, 1/2 - 1/3, 0.
@@ -122,7 +122,7 @@ def test_two_runs_are_compared_by_answers(folder, capsys):
 
 def test_a_run_against_itself(folder, capsys):
     command = (
-        "evaluate run --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --measures=MRR@10"
+        "evaluate run --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --metrics=MRR@10"
     )
     assert main(command.split()) == 0
     assert printed(capsys)[1] == "MRR@10 0.5000 0.5000 +0.0000 1 1 0 0 4".split()
@@ -136,9 +136,9 @@ def test_a_run_against_itself(folder, capsys):
         ("run --qrels=qrels.tsv --run=strange.trec", "no result for any of the 4 judged queries"),
         ("run --qrels=qrels.tsv --compare_with=nan.trec", "nan.trec:1: the score"),
         ("run --qrels=one.tsv --compare_with=other.trec", "at least two queries"),
-        ("run --qrels=qrels.tsv --measures=MRR@ten", "unknown measure 'MRR@ten'"),
-        ("run --qrels=qrels.tsv --measures=Recall@0", "unknown measure 'Recall@0'"),
-        ("run --qrels=qrels.tsv --measures=", "unknown measure ''"),
+        ("run --qrels=qrels.tsv --metrics=MRR@ten", "unknown metric 'MRR@ten'"),
+        ("run --qrels=qrels.tsv --metrics=Recall@0", "unknown metric 'Recall@0'"),
+        ("run --qrels=qrels.tsv --metrics=", "unknown metric ''"),
         ("run --qrels=qrels.tsv --regex", "No such option '--regex'"),
         ("run", "Missing option '--qrels'"),
         ("answers --answers=answers.jsonl", "Missing option '--corpus'"),

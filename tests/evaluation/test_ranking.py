@@ -1,4 +1,4 @@
-"""Measures against an implementation of a few lines, on runs with ties and missing queries."""
+"""Metrics against an implementation of a few lines, on runs with ties and missing queries."""
 
 import re
 import subprocess
@@ -14,21 +14,21 @@ from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 
-MEASURES = (
+METRICS = (
     "MRR@10", "MRR@100", "Recall@5", "Recall@20", "Recall@50", "Recall@100", "Recall@1000",
     "nDCG@10", "Success@3",
 )  # fmt: skip
 
 
 def by_hand(name, grades, ranking):
-    measure, cutoff = name.split("@")
+    metric, cutoff = name.split("@")
     top = ranking[: int(cutoff)]
     relevant = {passage for passage, grade in grades.items() if grade > 0}
-    if measure == "MRR":
+    if metric == "MRR":
         return next((1 / i for i, passage in enumerate(top, 1) if passage in relevant), 0.0)
-    if measure == "Recall":
+    if metric == "Recall":
         return len(relevant.intersection(top)) / len(relevant) if relevant else 0.0
-    if measure == "Success":
+    if metric == "Success":
         return float(bool(relevant.intersection(top)))
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[: int(cutoff)]
     gain = sum(max(grades.get(p, 0), 0) / np.log2(i + 1) for i, p in enumerate(top, 1))
@@ -51,9 +51,9 @@ def test_random_runs_with_ties_and_missing_queries(seed):
             rankings[f"q{i}"] = sorted(found, key=lambda p: -run[f"q{i}"][p])
     run["not judged"] = {"d1": 1.0}
 
-    metrics = evaluate_run(qrels, run, MEASURES)
+    metrics = evaluate_run(qrels, run, METRICS)
 
-    for name in MEASURES:
+    for name in METRICS:
         values = [by_hand(name, qrels[q], rankings.get(q, [])) for q in qrels]
         assert metrics["mean"][name] == pytest.approx(np.mean(values), abs=1e-12)
         assert [metrics["per_query"][q][name] for q in qrels] == pytest.approx(values, abs=1e-12)
@@ -80,9 +80,9 @@ def test_any_run_gets_the_metrics_that_trec_eval_gives_its_file(tmp_path_factory
     write_run(path, run)
     written = read_run(path)
 
-    metrics = evaluate_run(qrels, run, MEASURES)["per_query"]
+    metrics = evaluate_run(qrels, run, METRICS)["per_query"]
 
-    assert evaluate_run(qrels, written, MEASURES)["per_query"] == metrics
+    assert evaluate_run(qrels, written, METRICS)["per_query"] == metrics
     names = {f"Recall@{k}": f"recall_{k}" for k in (5, 20, 50, 100, 1000)}
     names |= {"nDCG@10": "ndcg_cut_10", "Success@3": "success_3"}
     asked = {"recall.5,20,50,100,1000", "ndcg_cut.10", "success.3"}
@@ -93,7 +93,7 @@ def test_any_run_gets_the_metrics_that_trec_eval_gives_its_file(tmp_path_factory
     assert metrics.keys() == qrels.keys()
     for query in qrels:
         ranking = sorted(run.get(query, {}), key=lambda p: -np.float32(run[query][p]))
-        by_hand_too = {name: by_hand(name, qrels[query], ranking) for name in MEASURES}
+        by_hand_too = {name: by_hand(name, qrels[query], ranking) for name in METRICS}
         assert metrics[query] == pytest.approx(by_hand_too, abs=1e-12)
         for name, theirs in names.items():
             value = expected[query][theirs] if query in expected else 0.0
@@ -156,12 +156,12 @@ def test_what_cannot_be_evaluated():
     "MRT@10 MRR@ten 10 MRR@ MRR@0 Recall Recall@0 Recall@-5 Recall@1.5 Recall@True P(rel=0)@5"
     " nDCG@99999999999999999999 P(rel=99999999999)@5 alpha_nDCG@10 ERR@10".split(),
 )
-def test_measures_that_are_none(name):
-    with pytest.raises(UserError, match=f"unknown measure '{re.escape(name)}'"):
+def test_metrics_that_are_none(name):
+    with pytest.raises(UserError, match=f"unknown metric '{re.escape(name)}'"):
         evaluate_run({"q": {"a": 1}}, {"q": {"a": 1.0}}, [name])
 
 
-def test_other_measures_of_trec_eval():
+def test_other_metrics_of_trec_eval():
     qrels, run = {"q": {"a": 1, "b": 2, "c": 2}}, {"q": {"x": 3.0, "a": 2.0, "b": 1.0}}
     names = ("MRR", "P@2", "P(rel=2)@3", "AP", "Judged@2")
     assert evaluate_run(qrels, run, names)["mean"] == pytest.approx(

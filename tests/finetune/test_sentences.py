@@ -167,7 +167,7 @@ def test_the_commands_train_and_evaluate_an_encoder(model_folder, files, capsys)
     for wrong, message in (
         (command, "give one of --sts and --triplets"),
         ([*command, "--sts=x", "--triplets=y"], "give one of --sts and --triplets"),
-        ([*command, "--sts=x", "--measures=RR"], "No such option '--measures'"),
+        ([*command, "--sts=x", "--metrics=RR"], "No such option '--metrics'"),
         ([*command, "--sts=x", "--pooling=max"], "'max' is not one of 'cls', 'mean'"),
     ):
         assert main(wrong) == 2

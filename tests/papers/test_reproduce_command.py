@@ -95,7 +95,7 @@ def test_a_row_runs_in_processes_of_its_own(beir, tmp_path, monkeypatch, capfd):
     main(command)
     assert "$ cocondenser" not in capfd.readouterr().out
     (tmp_path / "bm25.trec.json").unlink()
-    recipes["test"]["run"] = [f"{words} --measures=XX"]
+    recipes["test"]["run"] = [f"{words} --metrics=XX"]
     with pytest.raises(SystemExit, match="2"):
         main(command)
     assert "exit status 2: cocondenser evaluate" in capfd.readouterr().err

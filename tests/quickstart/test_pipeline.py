@@ -59,7 +59,7 @@ def test_each_row_is_tested_against_the_last(compared):
     assert [row.name for row in rows] == ["BM25", "bad", "good", "best"]
     qrels = read_qrels(data / "qrels" / "test.tsv")
     files = [work / "bm25.trec", *(each.folder / "test.trec" for each in candidates)]
-    results = [evaluate_run(qrels, read_run(file), pipeline.MEASURES) for file in files]
+    results = [evaluate_run(qrels, read_run(file)) for file in files]
     for row, result in zip(rows, results, strict=True):
         assert row.metrics == result["mean"]
         tested = compare(results[-1]["per_query"], result["per_query"])

@@ -294,6 +294,16 @@ def test_a_new_head_reads_the_middle_as_in_the_papers(make_model):
         assert (shape.n_head_layers, shape.skip_from) == (0, middle)
 
 
+def test_a_run_has_about_ten_probes_and_checkpoints_unless_told_otherwise(finished):
+    store = open_store(finished.unlabelled / "store")
+    shape = read_shape(finished.model)
+    asked = ["--config.train.steps=40", "--config.data.length=16"]
+    config = adapting._settle(store, finished.model, shape, asked)
+    assert (config.probe.every, config.checkpoint.every) == (4, 4)
+    config = adapting._settle(store, finished.model, shape, [*asked, "--config.probe.every=7"])
+    assert (config.probe.every, config.checkpoint.every) == (7, 4)
+
+
 def test_called_again_it_trains_nothing(finished, monkeypatch):
     monkeypatch.setattr(adapting, "build_store", pytest.fail)
     for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):

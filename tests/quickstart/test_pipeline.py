@@ -27,7 +27,7 @@ def write_run(path, ranks):
 
 
 @pytest.fixture
-def compared(tmp_path):
+def compared(tmp_path, monkeypatch):
     """A finished comparison: work folder, data, and candidates, of which the first is far worse."""
     data = tmp_path / "data"
     (data / "qrels").mkdir(parents=True)
@@ -39,7 +39,7 @@ def compared(tmp_path):
     candidates = [
         Candidate("bad", work / "compare" / "bad", work / "none"),
         Candidate("good", work / "compare" / "good", work / "none"),
-        Candidate("best", work, work / "none"),
+        Candidate("best", work, work / "none", [work / "pretraining" / run for run in "ab"]),
     ]
     write_run(work / "bm25.trec", [4] * N_QUERIES)
     write_run(candidates[0].folder / "test.trec", [9] * N_QUERIES)
@@ -48,8 +48,11 @@ def compared(tmp_path):
     made = ["bm25.trec"]
     for each in ("compare/bad/", "compare/good/", ""):
         made += [f"{each}retriever", f"{each}index", f"{each}test.trec"]
+    made += ["pretraining/a", "pretraining/b"]
     seconds = {name: float(2**i) for i, name in enumerate(made)}
     (work / "seconds.json").write_text(json.dumps(seconds))
+    tokens = {"a": 3.0, "b": 40.0}
+    monkeypatch.setattr(pipeline, "_tokens", lambda run: tokens[run.name])
     return work, data, candidates
 
 
@@ -70,9 +73,11 @@ def test_each_row_is_tested_against_the_last(compared):
     assert rows[3].p_values["MRR@10"] == 1
 
 
-def test_seconds_are_those_of_all_that_a_row_took(compared):
-    seconds = [row.seconds for row in evaluate_models(*compared)]
-    assert seconds == [1, 2 + 4 + 8, 16 + 32 + 64, 128 + 256 + 512]
+def test_seconds_and_tokens_are_those_of_all_that_a_row_took(compared):
+    rows = evaluate_models(*compared)
+    seconds = [row.seconds for row in rows]
+    assert seconds == [1, 2 + 4 + 8, 16 + 32 + 64, 128 + 256 + 512 + 1024 + 2048]
+    assert [row.tokens for row in rows] == [0, 0, 0, 43]
 
 
 @pytest.mark.parametrize(("pooling", "expected"), [("cls", "cls"), ("", "mean")])

@@ -9,7 +9,7 @@ is, beside the comparison,
     --config.data.store=STORE --config.warm_start=MODEL
 
 with batch, epochs, learning rate and head that fit the corpus, the machine and the model
-(cocondenser_jax/quickstart/proposals.py), and then `finetune` with configs/adapt_finetune.py, once
+(cocondenser_jax/quickstart/adapt.py), and then `finetune` with configs/adapt_finetune.py, once
 from the adapted and once from the given model. What was measured: all-MiniLM-L6-v2 on 14,296
 paragraphs of Wikipedia that have two spans of 64 tokens, 450 steps of 5 seconds on two CPU cores.
 """

@@ -5,7 +5,7 @@ r"""The fine-tuning of `adapt`, of the adapted and of the given model, where the
 
 docs/results.md, "Fine-tuning a real checkpoint": 32 queries a step with the passages of the others
 as negatives, at 2e-5, for 3 epochs of 809 queries. `adapt` lowers what does not fit the model or
-the number of queries (cocondenser_jax/quickstart/proposals.py).
+the number of queries (cocondenser_jax/quickstart/adapt.py).
 """
 
 from ml_collections import ConfigDict

@@ -46,6 +46,11 @@ class Curve(NamedTuple):
     steps: np.ndarray = np.empty(0)
     values: np.ndarray = np.empty(0)
 
+    @property
+    def has_points(self) -> bool:
+        """Whether there is anything to draw."""
+        return len(self.values) > 0
+
 
 class Panel(NamedTuple):
     """One plot."""

@@ -14,6 +14,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cocondenser_jax.collection.folder import read_split
+from cocondenser_jax.configs import adapt as pretraining
+from cocondenser_jax.configs import adapt_finetune as finetuning
 from cocondenser_jax.convert.from_torch import read_shape
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
@@ -33,7 +35,6 @@ from cocondenser_jax.quickstart.pipeline import (
     write_beir,
     write_outcome,
 )
-from cocondenser_jax.quickstart.proposals import propose_finetuning, propose_pretraining
 from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, pooling_of
@@ -44,7 +45,7 @@ from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
 MAX_PASSAGES = 20_000  # held-out spans and those of other documents
 CHANCE = 0.05  # a difference whose p-value is not below it counts as none
-_MANY = 10_000_000  # documents: what is proposed for them fits all but the smallest corpora
+MEASURED_STEPS = 450  # of 32 documents: see the head of configs/adapt.py
 
 
 def adapt(
@@ -61,12 +62,12 @@ def adapt(
       corpus: see `sources.read_documents`.
       model: see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`.
-      overrides: of the settings of pre-training that `proposals.py` proposes.
+      overrides: of the settings of pre-training that `propose_pretraining` returns.
     """
     start = find_folder(model)
     network = read_shape(start)
     own_pooling = pooling_of(load_retriever(start))
-    expected = _propose(start, network, _MANY, overrides)
+    expected = _settings(start, network, overrides)
     _require_fit(model, network, expected)
     next(read_documents(corpus))
     if data is not None and len(read_split(data, "test")[1]) < 2:
@@ -82,7 +83,7 @@ def adapt(
         start_or_compare(workdir / "started.json", started)
         tokenize = partial(build_store, corpus, str(start), max_tokens=expected.data.length)
         store = open_store(make_once(workdir, workdir / "store", tokenize))
-        config = _settle(store, start, network, overrides)
+        config = _settings(start, network, overrides, store)
         test = str(data)
         if data is None:
             hold_out = partial(_write_held_out, store, config)
@@ -94,8 +95,8 @@ def adapt(
         if can_train(data):
             n_queries = len(read_split(data, "train")[0])
             tuning = "after the same fine-tuning"
-        finetuning = propose_finetuning(n_queries, network.max_length)
-        rows = compare_models(workdir, data, candidates, finetuning)
+        tuned = propose_finetuning(n_queries, network.max_length)
+        rows = compare_models(workdir, data, candidates, tuned)
         summary = f"{verdict(rows)}. Test: {test}, {tuning}."
         title = f"{model}, adapted to {corpus}"
         queries = [*read_split(data, "test")[0].values()][:3]
@@ -140,13 +141,70 @@ def verdict(rows: Sequence[ResultRow]) -> str:
     return sentence
 
 
-def _propose(
-    start: Path, network: ModelConfig, n_documents: int, overrides: Sequence[str]
+def propose_pretraining(
+    network: ModelConfig, n_documents: int, n_devices: int, on_cpu: bool
 ) -> ConfigDict:
-    """Returns the settings of pre-training on this machine but for the store."""
+    """Returns the settings of pre-training but for store and warm start.
+
+    Args:
+      network: the model's, with the Condenser head that it has, if it has one.
+      n_documents: of two spans.
+      n_devices: that train.
+      on_cpu: whether these are CPUs.
+    """
+    config = pretraining.get_config().unlock()
+    # With a device's memory free, the papers' 2,048 on eight of them, as long as an epoch has 100
+    # steps.
+    n = config.data.batch_size
+    if not on_cpu:
+        n = min(256 * n_devices, max(n, n_documents // 100))
+        config.train.dtype = "bfloat16"
+    n = min(n, n_documents)
+    config.data.batch_size = max(n // n_devices, 1) * n_devices
+    if 2 * config.data.batch_size > 64 * n_devices:  # 64 spans at once, as the papers
+        config.data.batch_size -= config.data.batch_size % (32 * n_devices)
+        config.train.chunk_size = 64
+    # As many as make the measured number of steps; the papers' 8 at most.
+    epochs = MEASURED_STEPS * config.data.batch_size / max(n_documents, 1)
+    config.train.epochs = min(max(epochs, 1.0), 8.0)
+    if config.data.batch_size > 256:
+        config.optimizer.learning_rate = 1e-4  # the papers' at 2,048
+    config.model.skip_from = network.skip_from
+    config.model.n_head_layers = network.n_head_layers or config.model.n_head_layers
+    return config.lock()
+
+
+def propose_finetuning(n_queries: int, max_length: int) -> ConfigDict:
+    """Returns the settings of fine-tuning but for model and data, where there are labels.
+
+    Args:
+      n_queries: to train on.
+      max_length: of the model's inputs, in tokens.
+    """
+    config = finetuning.get_config().unlock()
+    config.batch_size = max(min(config.batch_size, n_queries), 2)
+    # Measured: 3 epochs of 809 queries, 1 of 2,000.
+    config.epochs = min(max(2_500 // max(n_queries, 1), 1), config.epochs)
+    config.query_length = min(config.query_length, max_length)
+    config.passage_length = min(config.passage_length, max_length)
+    return config.lock()
+
+
+def _settings(
+    start: Path, network: ModelConfig, overrides: Sequence[str], store: TokenStore | None = None
+) -> ConfigDict:
+    """Returns the settings of pre-training on this machine; without a store, for a large corpus."""
+    n_documents = 10_000_000
+    if store is not None:
+        n_documents = len(store.documents_of_pairs) * 9 // 10  # a tenth at most is held out
     on_cpu = jax.default_backend() == "cpu"
     config = propose_pretraining(network, n_documents, jax.device_count(), on_cpu).unlock()
     config.warm_start = str(start)
+    if store is not None:
+        config.data.store = str(store.path)
+        every = max(run_length(override(config, overrides), store) // 10, 1)
+        config.checkpoint.every = every
+        config.probe.every = every
     return override(config, overrides)
 
 
@@ -165,19 +223,6 @@ def _require_fit(model: str, network: ModelConfig, config: ConfigDict) -> None:
                 f"{model}: its Condenser head has {name} {found}, but config.model.{name} is"
                 f" {wanted}"
             )
-
-
-def _settle(
-    store: TokenStore, start: Path, network: ModelConfig, overrides: Sequence[str]
-) -> ConfigDict:
-    """Returns the settings of the run, with about ten probes and checkpoints."""
-    n_documents = len(store.documents_of_pairs) * 9 // 10  # the probe holds out a tenth at most
-    config = _propose(start, network, n_documents, overrides).unlock()
-    config.data.store = str(store.path)
-    every = max(run_length(config, store) // 10, 1)
-    config.checkpoint.every = every
-    config.probe.every = every
-    return override(config, overrides)
 
 
 def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.analysis.page import searches, write_page
+from cocondenser_jax.analysis.page import parts, write_page
 from cocondenser_jax.collection.folder import judgments_file, read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.convert.to_torch import export_run
@@ -36,7 +36,7 @@ from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import run_tokens
 from cocondenser_jax.quickstart.report import ResultRow, comparison_table, run_sections
-from cocondenser_jax.quickstart.steps import make_once, read_seconds
+from cocondenser_jax.quickstart.steps import SECONDS, make_once
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
@@ -115,7 +115,7 @@ def evaluate_models(workdir: Path, data: Path, candidates: Sequence[Candidate]) 
     tested = {n: evaluate_run(qrels, read_run(of[-1])) for n, of in made.items()}
     last = tested[candidates[-1].name]
     tokens = {each.name: sum(map(_tokens, each.runs)) for each in candidates}
-    seconds = read_seconds(workdir)
+    seconds = read_json(workdir / SECONDS)
     rows = []
     for name, metrics in tested.items():
         against = compare(last["per_query"], metrics["per_query"])
@@ -150,7 +150,7 @@ def write_outcome(
     runs += [(each.name, each.folder / "finetuning") for each in candidates]
     sections = {
         "Comparison": comparison_table(rows),
-        "Example searches": searches(examples, command),
+        "Example searches": parts.searches(examples, command),
         **run_sections(runs),
     }
     report = workdir / "report.html"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocondenser_jax.analysis.page import comparison, definitions, plots, write_page
+from cocondenser_jax.analysis.page import parts, write_page
 from cocondenser_jax.analysis.plots import Curve, Panel, legend_names, read_curves
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.settings import PRETRAINING, declared_settings, flatten
@@ -42,7 +42,7 @@ def comparison_table(rows: Sequence[ResultRow]) -> str:
     """Returns the HTML of a comparison."""
     metrics = {name: [row.metrics[name] for row in rows] for name in rows[0].metrics}
     note = _NOTE.format(next(iter(metrics)), rows[-1].name)
-    return comparison([row.name for row in rows], metrics, other_columns(rows), note)
+    return parts.comparison([row.name for row in rows], metrics, other_columns(rows), note)
 
 
 def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
@@ -62,9 +62,9 @@ def run_sections(runs: Sequence[tuple[str, Path]]) -> dict[str, str]:
         if not found:
             continue
         facts = {name: read_object(folder / file) for name, folder in found.items()}
-        sections[kind] = plots(_panels(found, facts))
+        sections[kind] = parts.plots(_panels(found, facts))
         for name in found:
-            sections[f"{kind}: {name}"] = definitions(_facts(facts[name]))
+            sections[f"{kind}: {name}"] = parts.definitions(_facts(facts[name]))
     return sections
 
 

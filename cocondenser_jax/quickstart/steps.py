@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cocondenser_jax.storage.files import read_json, write_json
+from cocondenser_jax.storage.files import read_object, write_json
 
 SECONDS = "seconds.json"
 
@@ -29,15 +29,9 @@ def make_once(
         if not (done or result).exists():
             make(result)
     finally:
-        seconds = read_seconds(workdir)
+        file = workdir / SECONDS
+        seconds = read_object(file, {})
         name = result.relative_to(workdir).as_posix()
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-        write_json(workdir / SECONDS, seconds)
+        write_json(file, seconds)
     return result
-
-
-def read_seconds(workdir: Path) -> dict[str, float]:
-    """Reads how long each result of a pipeline took, by its path in `workdir`."""
-    file = workdir / SECONDS
-    seconds: dict[str, float] = read_json(file) if file.exists() else {}
-    return seconds

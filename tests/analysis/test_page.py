@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from cocondenser_jax.analysis.page import comparison, definitions, plots, searches, write_page
+from cocondenser_jax.analysis.page import parts, write_page
 from cocondenser_jax.analysis.plots import COLOURS, Curve, Panel
 
 HOSTILE = "<script src='https://x.example/a.js'>&\"</script>"
@@ -72,12 +72,12 @@ def content(**changes):
 def written_page(folder, **changes):
     values, out = content(**changes), folder / "report.html"
     sections = {
-        "Comparison": comparison(
+        "Comparison": parts.comparison(
             values["names"], values["metrics"], values["others"], values["note"]
         ),
-        "Searches": searches(values["found"], values["command"]),
-        values["heading"]: plots(values["panels"]),
-        "Run": definitions(values["facts"]),
+        "Searches": parts.searches(values["found"], values["command"]),
+        values["heading"]: parts.plots(values["panels"]),
+        "Run": parts.definitions(values["facts"]),
     }
     write_page(out, values["title"], values["summary"], sections)
     html = out.read_text(encoding="utf-8")

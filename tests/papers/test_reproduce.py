@@ -12,7 +12,7 @@ from benchmarks.results import is_ours, measured
 from benchmarks.results import table as as_markdown
 from cocondenser_jax.cli import PROGRAM
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.quickstart.steps import read_seconds
+from cocondenser_jax.quickstart.steps import SECONDS
 from cocondenser_jax.settings import FINE_TUNING, load_config
 from papers import reproduce
 from papers.figures import attention
@@ -186,7 +186,7 @@ def test_steps_run_once_in_order_and_go_on_where_they_stopped(chain, tmp_path):
         run_steps(unfinished(), tmp_path, stop_at_model)
     assert ran == ["store", "model"]
     assert names() == ["model", "model-one", "model-two"]
-    assert [*read_seconds(tmp_path)] == ["store", "model"]
+    assert [*json.loads((tmp_path / SECONDS).read_text())] == ["store", "model"]
     run_steps(unfinished(), tmp_path, make)
     assert names() == []
     # What only led to finished steps may go.

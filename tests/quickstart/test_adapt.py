@@ -298,9 +298,10 @@ def test_a_run_has_about_ten_probes_and_checkpoints_unless_told_otherwise(finish
     store = open_store(finished.unlabelled / "store")
     shape = read_shape(finished.model)
     asked = ["--config.train.steps=40", "--config.data.length=16"]
-    config = adapting._settle(store, finished.model, shape, asked)
+    config = adapting._settings(finished.model, shape, asked, store)
     assert (config.probe.every, config.checkpoint.every) == (4, 4)
-    config = adapting._settle(store, finished.model, shape, [*asked, "--config.probe.every=7"])
+    asked.append("--config.probe.every=7")
+    config = adapting._settings(finished.model, shape, asked, store)
     assert (config.probe.every, config.checkpoint.every) == (7, 4)
 
 

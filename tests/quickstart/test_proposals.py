@@ -5,7 +5,7 @@ import pytest
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.step import check_batch
-from cocondenser_jax.quickstart.proposals import propose_finetuning, propose_pretraining
+from cocondenser_jax.quickstart.adapt import propose_finetuning, propose_pretraining
 from cocondenser_jax.settings import check
 
 PLAIN = ModelConfig(n_head_layers=0, skip_from=6)

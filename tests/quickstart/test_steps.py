@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from cocondenser_jax.quickstart.steps import make_once, read_seconds
+from cocondenser_jax.quickstart.steps import SECONDS, make_once
+from cocondenser_jax.storage.files import read_json
 
 
 def slowly(path):
@@ -22,15 +23,14 @@ def test_a_step_runs_until_its_result_is_there(tmp_path):
 
     with pytest.raises(RuntimeError):
         make_once(tmp_path, result, fail)
-    interrupted = read_seconds(tmp_path)["folder/result"]
+    interrupted = read_json(tmp_path / SECONDS)["folder/result"]
     assert interrupted >= 0.05
     assert make_once(tmp_path, result, slowly) == result
     assert result.read_text() == "made"
-    made = read_seconds(tmp_path)["folder/result"]
+    made = read_json(tmp_path / SECONDS)["folder/result"]
     assert made >= interrupted + 0.05
     make_once(tmp_path, result, fail)
-    assert read_seconds(tmp_path)["folder/result"] < made + 0.05
-    assert read_seconds(tmp_path / "folder") == {}
+    assert read_json(tmp_path / SECONDS)["folder/result"] < made + 0.05
 
 
 def test_a_folder_that_grows_is_made_until_it_is_done(tmp_path):
@@ -46,4 +46,4 @@ def test_a_folder_that_grows_is_made_until_it_is_done(tmp_path):
     for _ in range(3):
         make_once(tmp_path, run, grow, done=done)
     assert calls == [run, run]
-    assert [*read_seconds(tmp_path)] == ["run"]
+    assert [*read_json(tmp_path / SECONDS)] == ["run"]

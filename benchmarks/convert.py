@@ -15,8 +15,8 @@ from benchmarks.corpora import docstrings, write_tokenizer
 from benchmarks.results import report
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.step import initial_params
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--json_out", type=Path)
     arguments = parser.parse_args()
     config = ModelConfig()
-    params = jax.tree.map(np.asarray, initial_params(config, 0))
+    params = jax.tree.map(np.asarray, init_params(config, 0))
     with tempfile.TemporaryDirectory() as temporary:
         tokenizer = write_tokenizer(docstrings()[:2000], Path(temporary) / "tokenizer")
         start = time.perf_counter()

@@ -46,16 +46,15 @@ def temporaries(arguments: argparse.Namespace, n_documents: int) -> int:
 
     from cocondenser_jax.configs import default
     from cocondenser_jax.corpus.batches import BatchSpec
-    from cocondenser_jax.pretrain.experiment import step_settings
-    from cocondenser_jax.pretrain.step import compile_step
+    from cocondenser_jax.pretrain.devices import compile_step
+    from cocondenser_jax.pretrain.experiment import resolve_without_store
 
     config = default.get_config().unlock()
     config.train.chunk_size = arguments.chunk_size
     model = model_config(SIZES[arguments.size])
     spec = BatchSpec(config.seed, n_documents, config.data.length)
-    analysis: Any = compile_step(
-        model, step_settings(config, 4), spec, jax.devices()
-    ).memory_analysis()
+    settings = resolve_without_store(config, 4, model.vocab_size, model.pad_token_id).step
+    analysis: Any = compile_step(model, settings, spec, jax.devices()).memory_analysis()
     return int(analysis.temp_size_in_bytes)
 
 

@@ -211,8 +211,9 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     from cocondenser_jax.configs import default
     from cocondenser_jax.convert.from_torch import load_folder
     from cocondenser_jax.corpus.batches import Batch
-    from cocondenser_jax.pretrain.experiment import step_settings
-    from cocondenser_jax.pretrain.step import initial_state, mapped_step, place
+    from cocondenser_jax.pretrain.devices import mapped_step, replicate
+    from cocondenser_jax.pretrain.experiment import resolve_without_store
+    from cocondenser_jax.pretrain.step import initial_state
 
     device = jax.devices()[0]
     before = _resident_bytes()
@@ -222,9 +223,9 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     loaded, params = load_folder(str(folder), skip_from=model_config(size).skip_from)
     loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     batch = Batch(**np.load(folder / "batch.npz"))
-    settings = step_settings(config, 4)
+    settings = resolve_without_store(config, 4, loaded.vocab_size, loaded.pad_token_id).step
     step = mapped_step(loaded, settings, [device])
-    state = place(initial_state(params, settings.optimizer), [device])
+    state = replicate(initial_state(params, settings.optimizer), [device])
 
     losses, seconds = [], []
     for _ in range(n_steps + 1):

@@ -1,6 +1,7 @@
 """Pre-training from what an experiment names: another run, a Hugging Face model, or nothing."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,46 +10,52 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.convert.from_torch import complete, load_folder
 from cocondenser_jax.convert.names import to_tensors
-from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.experiment import network_sizes
-from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.pretrain.experiment import Experiment
+from cocondenser_jax.pretrain.loop import WarmStart, new_model, train
 
 
-def pretrain(config: ConfigDict, workdir: Path) -> None:
+def pretrain(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) -> None:
     """Calls `pretrain.loop.train` with `config.warm_start`; see there, and `load_warm_start`."""
-    name, seed = config.warm_start, config.seed if config.init_head else None
+    start: WarmStart = new_model
+    if config.warm_start:
+        seed = config.seed if config.init_head else None
+        start = functools.partial(_start, config.warm_start, seed)
+    train(config, workdir, start, profile_dir)
 
-    def start() -> tuple[ModelConfig, Any]:
-        loaded = load_warm_start(name, network_sizes(config), seed)
-        _check_vocabulary(name, Path(config.data.store))
-        return loaded
 
-    train(config, workdir, warm_start=start if name else lambda: None)
+def _start(
+    name: str, init_head_seed: int | None, experiment: Experiment, store: TokenStore
+) -> tuple[ModelConfig, Any]:
+    loaded = load_warm_start(name, experiment.network, init_head_seed)
+    _check_vocabulary(name, store)
+    return loaded
 
 
 def load_warm_start(
-    name_or_folder: str, settings: Mapping[str, Any], init_head_seed: int | None
+    name_or_folder: str, network: Mapping[str, Any], init_head_seed: int | None
 ) -> tuple[ModelConfig, Any]:
     """Reads what a run starts from: one of our run folders, or a Hugging Face model.
 
-    Its sizes are its own, and so is its Condenser head where it has one: the settings must then ask
-    for the same `n_head_layers` and `skip_from`, or for none. Where it has no head, the settings
-    shape the one that is drawn; where a head does not say what it reads, `skip_from` is that of the
-    settings. The dropout rates and `late_mlm` are always those of the settings.
+    Its sizes are its own, and so is its Condenser head where it has one: `network`, that of the
+    experiment, must then have the same `n_head_layers` and `skip_from`, or no head. Where there is
+    no head, `network` shapes the one that is drawn; where a head does not say what it reads,
+    `skip_from` is that of `network`. The dropout rates and `late_mlm` are always those of
+    `network`.
 
-    The settings are the `network_sizes` of the experiment. A Condenser head or an MLM projection
-    that is missing is drawn from `init_head_seed`; None forbids it.
+    A Condenser head or an MLM projection that is missing is drawn from `init_head_seed`; None
+    forbids it.
     """
-    asked = {name: settings[name] for name in ("n_head_layers", "skip_from")}
+    asked = {name: network[name] for name in ("n_head_layers", "skip_from")}
     if _is_run(name_or_folder):
         model_config, params, _ = load_run(Path(name_or_folder))
     else:
         model_config, params = load_folder(name_or_folder, **asked, init_head_seed=init_head_seed)
-    if not (settings["n_head_layers"] and model_config.n_head_layers):
+    if not (network["n_head_layers"] and model_config.n_head_layers):
         tensors = to_tensors(params, model_config)
         model_config = dataclasses.replace(model_config, late_mlm=True, **asked)
         params = complete(name_or_folder, tensors, model_config, init_head_seed)
@@ -59,16 +66,16 @@ def load_warm_start(
                 f" is {wanted}"
             )
     kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
-    return dataclasses.replace(model_config, **{name: settings[name] for name in kept}), params
+    return dataclasses.replace(model_config, **{name: network[name] for name in kept}), params
 
 
-def _check_vocabulary(name_or_folder: str, store: Path) -> None:
+def _check_vocabulary(name_or_folder: str, store: TokenStore) -> None:
     is_run = _is_run(name_or_folder)
     tokenizer = str(Path(name_or_folder) / "tokenizer") if is_run else name_or_folder
-    of_store = load_tokenizer(str(open_store(store).tokenizer_folder))
+    of_store = load_tokenizer(str(store.tokenizer_folder))
     if load_tokenizer(tokenizer).backend.get_vocab() != of_store.backend.get_vocab():
         raise UserError(
-            f"the store {store} was made with another tokenizer than {tokenizer}:"
+            f"the store {store.path} was made with another tokenizer than {tokenizer}:"
             " build the store with the model's own tokenizer"
         )
 

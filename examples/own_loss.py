@@ -33,7 +33,7 @@ def train(store: cj.TokenStore, *, n_steps: int, n_documents: int, chunk_size: i
         n_head_layers=1, skip_from=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     model, optimizer = cj.Condenser(config), optax.adamw(1e-3)
-    params = cj.initial_params(config, seed=0)
+    params = cj.init_params(config, seed=0)
     state = optimizer.init(params)
 
     def encode(params: optax.Params, chunk: cj.Batch) -> jax.Array:

@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 from cocondenser_jax.configs import finetune
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.settings import check
+from tests.world import batches_of
 
 # The variants of a file.
 ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
@@ -96,7 +96,7 @@ def test_pretraining_config_has_the_settings_of_the_default(experiment):
 def test_pretraining_config_fits_its_devices(experiment, n_devices):
     config = load(experiment)
     model = ModelConfig(**config.model.to_dict(), vocab_size=30522)
-    spec = batch_spec(config)
+    spec = batches_of(config)
     check_batch(spec, config.train.chunk_size, model.max_length, n_devices)
     chunk_size, n_spans = config.train.chunk_size, spec.n_rows
     assert config.data.batch_size % n_devices == 0

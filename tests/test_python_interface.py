@@ -40,7 +40,7 @@ def workdir(tmp_path_factory):
     )  # fmt: skip
     run = folder / "runs" / "cocondenser"
     run.parent.mkdir()
-    save_converted(run, config, cj.initial_params(config, seed=1), tokenizer, "a test")
+    save_converted(run, config, cj.init_params(config, seed=1), tokenizer, "a test")
     cj.export_run(run, folder / "exported")
     encode_corpus(folder / "exported", folder, folder / "embeddings")
     build_index(folder / "embeddings", folder / "runs" / "index")

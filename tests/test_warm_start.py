@@ -15,8 +15,9 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.checkpoint import save_converted
-from cocondenser_jax.pretrain.step import initial_params
+from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.warm_start import load_warm_start, pretrain
 from tests.world import write_tokenizer
 
@@ -109,7 +110,7 @@ def test_a_run_without_a_head_can_begin_one(bert, store, tmp_path):
             load_warm_start(str(start), settings(n_head_layers=1), None)
         config, found = load_warm_start(str(start), settings(n_head_layers=1), 3)
         assert (config.n_head_layers, config.skip_from, config.late_mlm) == (1, 1, False)
-        new = initial_params(config, 3)
+        new = init_params(config, 3)
         for name in new:
             expected = new if name == "head_0" else params
             for a, b in zip(
@@ -130,20 +131,23 @@ def test_another_vocabulary_is_refused(bert, store, tmp_path):
 def test_an_experiment_names_what_its_run_starts_from(folder, store, tmp_path, monkeypatch):
     (folder / "model.pt").unlink()
     started = []
-    monkeypatch.setattr(warm_start, "train", lambda *_, warm_start: started.append(warm_start))
+    monkeypatch.setattr(warm_start, "train", lambda *arguments: started.append(arguments))
 
     def start(**changes):
         config = default.get_config().unlock()
         config.data.store, config.model = str(store), settings(n_head_layers=1)
         config.update(changes)
         pretrain(config, tmp_path / "run")
-        return started.pop()()
+        _, _, begin, _ = started.pop()
+        opened = open_store(store)
+        return begin(resolve(config, opened), opened)
 
     def same(one, other):
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
         return [np.array_equal(a, b) for a, b in pairs]
 
-    assert start() is None
+    drawn, _ = start()
+    assert drawn.n_head_layers == 1
     with pytest.raises(UserError, match="has no Condenser head; --init_head"):
         start(warm_start=str(folder))
     _, params = start(warm_start=str(folder), init_head=True, seed=3)

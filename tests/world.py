@@ -9,6 +9,8 @@ import random
 
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.experiment import resolve_without_store
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 # A network and batches that CPUs train in no time: 16 documents are two on each of 8 devices.
@@ -101,3 +103,18 @@ def write_beir(folder, passages, queries, splits, prefixes=("p", "q")):
         judgments = {f"{query}{i}": {f"{passage}{i}": 1} for i in numbers}
         write_qrels(folder / "qrels" / f"{split}.tsv", judgments)
     return folder
+
+
+def batches_of(config):
+    """Returns what the batches of a pre-training are."""
+    return resolve_without_store(config, 1, 80, 0).batches
+
+
+def step_of(config, n_steps):
+    """Returns the settings of a step of a pre-training of `n_steps`."""
+    return resolve_without_store(config, n_steps, 80, 0).step
+
+
+def model_of(config, store):
+    """Returns the shape of a new model for a store."""
+    return ModelConfig(**resolve_without_store(config, 1, store.vocab_size, store.pad_id).network)

@@ -99,9 +99,10 @@ def corpus(json_out, **options):
     ),
     flag("--num_hosts", int, "with HOST:PORT: how many"),
     flag("--host", int, "with HOST:PORT: which, from 0"),
+    flag("--profile_dir", Path, "gets a trace of steps 2 to 5, for TensorBoard or Perfetto"),
     takes_settings=True,
 )
-def pretrain(config, overrides, workdir, coordinator, num_hosts, host):
+def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir=None):
     """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
     from cocondenser_jax.pretrain.supervisor import run_on_hosts
     from cocondenser_jax.settings import load_config
@@ -111,7 +112,7 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host):
     def run() -> None:
         from cocondenser_jax.warm_start import pretrain  # loads JAX, after any fork
 
-        pretrain(experiment, workdir)
+        pretrain(experiment, workdir, profile_dir)
 
     return run_on_hosts(run, coordinator, num_hosts, host)
 
@@ -182,7 +183,6 @@ def convert(checkpoint, pytorch_folder, out, push_to_hub, init_head, **options):
     flag("--pytorch_folder", Path, "the same, converted (default: converts it for the occasion)"),
     flag("--store", Path, "the token store (default: where the run had it)"),
     flag("--documents", 8, "size of the batch"),
-    flag("--batch_out", Path, "write inputs, losses, vectors and gradient norms to this .npz file"),
     JSON_OUT,
 )
 def checkpoint(checkpoint, documents, json_out, **options):

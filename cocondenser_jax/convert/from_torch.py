@@ -24,9 +24,9 @@ from cocondenser_jax.convert.names import (
 )
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import MODEL_TYPES, SIZES, ModelConfig
 from cocondenser_jax.pretrain.checkpoint import save_converted
-from cocondenser_jax.pretrain.step import initial_params
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
 
@@ -135,7 +135,7 @@ def complete(
                 " starts with a new, random one"
             )
         logger.warning("%s has no %s: a new one is drawn from seed %d", source, part, seed)
-        new = to_tensors(initial_params(config, seed), config)
+        new = to_tensors(init_params(config, seed), config)
         tensors = {**tensors, **{name: new[name] for name in names}}
     if missing := [name for name in shapes if name not in tensors]:
         raise UserError(f"{source}: {len(missing)} tensors are missing: {first_three(missing)}")

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.step import initial_params
 
 Params = dict[str, Any]  # the nested dict under "params" of a Flax checkpoint
 
@@ -160,5 +160,5 @@ def _transpose_kernel(path: str, value: Any) -> np.ndarray:
 
 @functools.cache
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    params = jax.eval_shape(lambda: initial_params(config, 0))
+    params = jax.eval_shape(lambda: init_params(config, 0))
     return {path: leaf.shape for path, leaf in flatten_dict(params, sep="/").items()}

@@ -8,7 +8,7 @@ ModernBERT. The last has LayerNorm before its sublayers: its one after the last 
 what the head reads and to what it gives, too.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -133,3 +133,10 @@ class Condenser(nn.Module):
     def _final(self, hidden_BxSxD: jax.Array) -> jax.Array:
         """Normalises what layers without a LayerNorm at their end give: ModernBERT's."""
         return self.final_norm(hidden_BxSxD) if self.config.is_modern else hidden_BxSxD
+
+
+def init_params(model_config: ModelConfig, seed: int) -> Any:
+    """Returns freshly drawn float32 parameters, as a tree of arrays."""
+    model = Condenser(model_config)
+    one = jnp.zeros((1, 2), jnp.int32)
+    return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]

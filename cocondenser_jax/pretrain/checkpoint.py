@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -29,9 +28,10 @@ from cocondenser_jax.corpus.batches import source_shares
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import batch_spec
-from cocondenser_jax.pretrain.step import TrainState, initial_params
+from cocondenser_jax.pretrain.experiment import Experiment
+from cocondenser_jax.pretrain.step import TrainState
 from cocondenser_jax.storage.files import new_folder, read_object, write_json
 from cocondenser_jax.storage.runs import (
     newest_intact,
@@ -76,18 +76,18 @@ class BestProbe(NamedTuple):
 
 
 def open_run(
-    workdir: Path, config: ConfigDict, model_config: ModelConfig, store: TokenStore
+    workdir: Path, experiment: Experiment, model_config: ModelConfig, store: TokenStore
 ) -> None:
     """Creates the run folder, or checks that the one there belongs to this experiment."""
     run = {
-        "config": config.to_dict(),
+        "config": experiment.settings,
         "model": model_config.to_dict(),
         "data": {
             "sha256": store.sha256,
             "source": store.manifests[0]["source"],
             "stores": [str(source.path) for source in store.sources],
             "weights": [source.weight for source in store.sources],
-            "shares": source_shares(store, batch_spec(config)),
+            "shares": source_shares(store, experiment.batches),
             "documents": store.n_documents,
             "spans": store.n_spans,
             "tokens": store.n_tokens,
@@ -221,7 +221,7 @@ def load_run(
     if step is not None and step not in checkpoints:
         there = ", ".join(map(str, checkpoints))
         raise UserError(f"{workdir} has no checkpoint {step}; it has {there}")
-    like = jax.eval_shape(lambda: initial_params(model_config, 0))
+    like = jax.eval_shape(lambda: init_params(model_config, 0))
     if step is None:
         step, params = newest_intact(checkpoints, lambda folder: _read_params(folder, like))
     else:

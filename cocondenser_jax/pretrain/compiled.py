@@ -1,10 +1,7 @@
-"""What the text of a program compiled for a TPU says: its collectives, transfers and cycles."""
+"""What the text of a program compiled for a TPU says: its collectives and transfers."""
 
-import functools
 import math
 import re
-from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -35,53 +32,6 @@ def host_transfers(compiled_text: str) -> int:
     operations = r" (?:infeed|outfeed|send|recv|send-start|recv-start)\("
     calls = r'custom_call_target="[^"]*(?:[Hh]ost|callback)[^"]*"'
     return len(re.findall(f"{operations}|{calls}", compiled_text))
-
-
-def estimated_cycles(compiled_text: str, choose: Callable[..., Counter[str]] = max) -> Counter[str]:
-    """Returns the cycles of a core by operation, as libtpu 0.0.42 estimates them.
-
-    An operation is named by its pass and its place in the network, summed over layers. The body of
-    a `lax.scan` counts as often as it runs; of the branches of a conditional, `choose` takes one:
-    `max` the most expensive, or `min`. Gathers, scatters, sorts and asynchronous copies have no
-    estimate.
-    """
-    computations: dict[str, list[str]] = {}
-    for line in compiled_text.splitlines():
-        if header := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
-            lines = computations["" if header[1] else header[2]] = []
-        elif computations:
-            lines.append(line)
-
-    @functools.cache
-    def cycles(name: str) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for line in computations[name]:
-            if loop := re.search(r" while\(.*condition=%([^\s,]+), body=%([^\s,]+)", line):
-                bound = re.search(r" constant\((\d+)\)", "\n".join(computations[loop[1]]))
-                n_times = int(bound[1]) if bound else 1
-                total.update({key: n_times * n for key, n in cycles(loop[2]).items()})
-            elif branches := re.search(r" conditional\(.*branch_computations=\{([^}]*)\}", line):
-                names = re.findall(r"%([^\s,]+)", branches[1])
-                total += choose(map(cycles, names), key=Counter.total)
-            elif estimate := re.search(r'"estimated_cycles":"(\d+)"', line):
-                total[_operation(line)] += int(estimate[1])
-        return total
-
-    return cycles("")
-
-
-def _operation(line: str) -> str:
-    """Names the pass and the modules that an instruction comes from, without its primitive."""
-    match = re.search(r'op_name="([^"]*)/', line)
-    around, _, inside = (match[1] if match else "").partition("Condenser")
-    if not inside:
-        return "outside of the network" if match else "without a name"
-    kind = "gradient" if "transpose(" in around else "forward"
-    if inside.startswith(".encode"):
-        kind = "first pass"
-    parts = [part.rpartition(".")[2] for part in inside.split("/")[1:] if "(" not in part]
-    modules = [re.sub(r"^_|_\d+$", "", part) for part in parts if part != "_backbone"]
-    return f"{kind}, {'/'.join(modules)}"
 
 
 def _bits(dtype: str) -> int:

@@ -1,26 +1,96 @@
-"""What the settings of an experiment mean to the parts of a run that they are for."""
+"""An experiment: what its settings mean to the parts of a run, resolved once into plain values."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.batches import BatchSpec, epoch_examples
+from cocondenser_jax.corpus.batches import BatchSpec, steps_per_epoch
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings
 
 
-def step_settings(config: ConfigDict, n_steps: int) -> StepSettings:
-    """Returns what a step needs of an experiment whose run has `n_steps`."""
-    # A run may be older than a setting, which then has the default of `LossSettings`.
-    loss = {name: value for name, value in config.train.items() if name in LossSettings._fields}
-    optimizer = AdamW(**config.optimizer, n_steps=n_steps)
-    return StepSettings(LossSettings(config.seed, **loss), optimizer, config.train.skip_nonfinite)
+class ProbeSettings(NamedTuple):
+    """When the probe is due and what it searches; its documents are `BatchSpec.held_out`."""
+
+    every: int  # steps; 0: never
+    data: str  # a folder to search; "": none
+    split: str
+    passages: int  # sample of the folder's; 0: all
+    metric: str  # says which checkpoint is the best
 
 
-def batch_spec(config: ConfigDict) -> BatchSpec:
-    """Returns what an experiment's batches are."""
+class CheckpointSettings(NamedTuple):
+    """When a run is saved, and what is kept."""
+
+    every: int  # steps
+    keep: int  # latest ones
+    keep_every: int  # multiples that are never deleted; 0: none
+
+
+class LogSettings(NamedTuple):
+    """When metrics are logged, and who gets them besides the run folder."""
+
+    every: int  # steps
+    loggers: str  # MODULE:FUNCTION,...
+
+
+class Experiment(NamedTuple):
+    """Everything that a run needs."""
+
+    network: dict[str, Any]  # fields of the `ModelConfig` of a new model
+    batches: BatchSpec
+    step: StepSettings
+    n_steps: int
+    probe: ProbeSettings
+    checkpoints: CheckpointSettings
+    logging: LogSettings
+    settings: dict[str, Any]  # as they were given
+
+
+def resolve(config: ConfigDict, store: TokenStore) -> Experiment:
+    """Returns an experiment on a store: as many steps as it says, or as its epochs have."""
+    n_steps = config.train.steps
+    if not n_steps:
+        n_steps = max(round(config.train.epochs * steps_per_epoch(store, _batches(config))), 1)
+    return resolve_without_store(config, n_steps, store.vocab_size, store.pad_id)
+
+
+def resolve_without_store(
+    config: ConfigDict, n_steps: int, vocab_size: int, pad_token_id: int
+) -> Experiment:
+    """Returns an experiment of `n_steps` with a vocabulary."""
+    train = config.train
+    loss = LossSettings(
+        seed=config.seed,
+        objective=train.objective,
+        mlm_weight=train.mlm_weight,
+        mlm_reduction=train.mlm_reduction,
+        chunk_size=train.chunk_size,
+        dtype=train.dtype,
+        remat=train.remat,
+    )
+    probe = config.probe
+    return Experiment(
+        _network(config, vocab_size, pad_token_id),
+        _batches(config),
+        StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
+        n_steps,
+        ProbeSettings(probe.every, probe.data, probe.split, probe.passages, probe.metric),
+        CheckpointSettings(**config.checkpoint),
+        LogSettings(config.log_every, config.loggers),
+        config.to_dict(),
+    )
+
+
+def run_tokens(experiment: Experiment, store: TokenStore) -> float:
+    """Returns about how many tokens a run reads, special ones included."""
+    per_span = min(store.n_tokens / store.n_spans + 2, experiment.batches.length)
+    return experiment.n_steps * experiment.batches.n_rows * per_span
+
+
+def _batches(config: ConfigDict) -> BatchSpec:
     objective = OBJECTIVES[config.train.objective]
     return BatchSpec(
         config.seed,
@@ -33,24 +103,9 @@ def batch_spec(config: ConfigDict) -> BatchSpec:
     )
 
 
-def network_sizes(config: ConfigDict) -> dict[str, Any]:
-    """Returns the sizes of an experiment's network; only some objectives have a Condenser head."""
-    without_head = {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
-    has_head = OBJECTIVES[config.train.objective].has_head
-    return config.model.to_dict() | ({} if has_head else without_head)
-
-
-def run_length(config: ConfigDict, store: TokenStore) -> int:
-    """Returns the steps of a run: those of the settings, else of as many epochs as they say.
-
-    An epoch has as many steps as it has whole batches.
-    """
-    spec = batch_spec(config)
-    steps_per_epoch = epoch_examples(store, spec) // spec.batch_size
-    return int(config.train.steps or max(round(config.train.epochs * steps_per_epoch), 1))
-
-
-def run_tokens(config: ConfigDict, store: TokenStore) -> float:
-    """Returns about how many tokens a run reads, special ones included."""
-    per_span = min(store.n_tokens / store.n_spans + 2, config.data.length)
-    return run_length(config, store) * batch_spec(config).n_rows * per_span
+def _network(config: ConfigDict, vocab_size: int, pad_token_id: int) -> dict[str, Any]:
+    """Returns the shape of a new model; only some objectives have a Condenser head."""
+    network = config.model.to_dict()
+    if not OBJECTIVES[config.train.objective].has_head:
+        network |= {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
+    return network | {"vocab_size": vocab_size, "pad_token_id": pad_token_id}

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,20 @@ from tqdm import tqdm
 from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches, source_shares
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, escape_control
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain import checkpoint, experiment, hosts
+from cocondenser_jax.pretrain import checkpoint, hosts
+from cocondenser_jax.pretrain.devices import mapped_step, replicate
+from cocondenser_jax.pretrain.experiment import Experiment, resolve, run_tokens
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError, report_step
-from cocondenser_jax.pretrain.plan import least_seconds
+from cocondenser_jax.pretrain.plan import least_seconds, model_flops, peak_flops
 from cocondenser_jax.pretrain.probe import open_probe
 from cocondenser_jax.pretrain.signals import between_steps
 from cocondenser_jax.pretrain.step import (
     Metrics,
-    StepSettings,
     TrainState,
     check_batch,
-    initial_params,
     initial_state,
-    mapped_step,
-    place,
     state_shapes,
 )
 from cocondenser_jax.storage.metrics import load_loggers, metrics_log
@@ -40,57 +39,93 @@ from cocondenser_jax.storage.runs import lock_folder
 
 logger = logging.getLogger(__name__)
 
-WarmStart = Callable[[], tuple[ModelConfig, Any] | None]
+# From experiment and store to the model and the parameters that a run starts from.
+WarmStart = Callable[[Experiment, TokenStore], tuple[ModelConfig, Any]]
+PROFILED = range(1, 5)  # batches of a process that --profile_dir traces: not the compilation
 
 
-def train(config: ConfigDict, workdir: Path, warm_start: WarmStart = lambda: None) -> None:
+def new_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
+    """Returns a new model, with the bias of the MLM projection at each token's log frequency.
+
+    The projection is tied to the word embeddings. While its bias still has to learn that most words
+    are rare, the embeddings learn it instead: those of all rare words move in one direction, and
+    can hardly be told apart afterwards.
+    """
+    model_config = ModelConfig(**experiment.network)
+    params = init_params(model_config, experiment.step.loss.seed)
+    counts_V = store.token_counts() + 1.0
+    params["mlm"]["bias"] = np.log(counts_V / counts_V.sum()).astype(np.float32)
+    return model_config, params
+
+
+def train(
+    config: ConfigDict,
+    workdir: Path,
+    warm_start: WarmStart = new_model,
+    profile_dir: Path | None = None,
+) -> None:
     """Pre-trains with the objective of an experiment, from the start or the run's last checkpoint.
 
     On several hosts each calls it, after `hosts.connect`, with a store of its own; only the first
     reads and writes the run folder; docs/architecture.md says what it holds.
 
-    `warm_start` gives model and parameters to start from, or None for a new model. It is not called
-    for a run that resumes: what that run started from may be gone by then.
+    Args:
+      config: the settings; see `configs/default.py`.
+      workdir: the run folder.
+      warm_start: gives model and parameters to start from. It is not called for a run that resumes:
+        what that run started from may be gone by then.
+      profile_dir: gets a trace of some steps after the first, for xprof or TensorBoard.
 
     Raises:
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
+    store = open_store(Path(config.data.store))
+    experiment = resolve(config, store)
+    run = functools.partial(_train, experiment, store, workdir, warm_start, profile_dir)
     if jax.process_count() > 1:
         # JAX catches the signal, and agrees with the other hosts on a step that none has passed.
-        _train(config, workdir, warm_start, multihost_utils.reached_preemption_sync_point)
+        run(multihost_utils.reached_preemption_sync_point)
     else:
-        between_steps(functools.partial(_train, config, workdir, warm_start))
+        between_steps(run)
 
 
 def _train(
-    config: ConfigDict, workdir: Path, warm_start: WarmStart, stop_after: Callable[[int], bool]
+    experiment: Experiment,
+    store: TokenStore,
+    workdir: Path,
+    warm_start: WarmStart,
+    profile_dir: Path | None,
+    stop_after: Callable[[int], bool],
 ) -> None:
     """Trains until `stop_after`, asked after each step, says that it is to stop there."""
-    spec = experiment.batch_spec(config)
+    spec = experiment.batches
+    n_steps = experiment.n_steps
     stopped = False
     with contextlib.ExitStack() as stack:
         if hosts.is_first():
             stack.enter_context(lock_folder(workdir))
-            loggers = load_loggers(config.loggers)
-        store = open_store(Path(config.data.store))
-        n_steps = experiment.run_length(config, store)
-        settings = experiment.step_settings(config, n_steps)
-        model_config, params = _model_and_params(config, workdir, store, warm_start)
-        check_batch(spec, config.train.chunk_size, model_config.max_length, jax.device_count())
-        train_step = mapped_step(model_config, settings)
-        probe = open_probe(config, store, model_config)
+            loggers = load_loggers(experiment.logging.loggers)
+        model_config, params = _model_and_params(experiment, workdir, store, warm_start)
+        chunk_size = experiment.step.loss.chunk_size
+        check_batch(spec, chunk_size, model_config.max_length, jax.device_count())
+        train_step = mapped_step(model_config, experiment.step)
+        probe = open_probe(experiment, store, model_config)
 
         save = log = None
+        probes: dict[int, checkpoint.ProbeValues] = {}
         if hosts.is_first():
-            checkpoint.open_run(workdir, config, model_config, store)
-            keep, keep_every = config.checkpoint.keep, config.checkpoint.keep_every
+            checkpoint.open_run(workdir, experiment, model_config, store)
             writer = checkpoint.checkpoint_writer(
-                workdir, keep=keep, keep_every=keep_every, metric=config.probe.metric
+                workdir,
+                keep=experiment.checkpoints.keep,
+                keep_every=experiment.checkpoints.keep_every,
+                metric=experiment.probe.metric,
             )
             save = stack.enter_context(writer)
-        state = _initial_or_restored(model_config, settings, params, workdir)
-        first_step, n_skipped = int(state.step), int(state.skipped)
-        probes = checkpoint.saved_probes(workdir) if hosts.is_first() else {}
+            probes = checkpoint.saved_probes(workdir)
+        state = _initial_or_restored(model_config, experiment, params, workdir)
+        first_step = int(state.step)
+        n_skipped = int(state.skipped)
         batches = read_batches(
             store,
             spec,
@@ -101,46 +136,50 @@ def _train(
         )
         if hosts.is_first():
             log = stack.enter_context(metrics_log(workdir, first_step, loggers))
-            logger.info("%s: %s", workdir, _describe(config, store, model_config, settings))
-            shares = zip(store.sources, source_shares(store, spec), strict=True)
-            for source, share in shares if len(store.sources) > 1 else ():
-                logger.info(
-                    "%s: %.1f %% of the examples, from %s", workdir, 100 * share, source.path
-                )
-            if first_step:
-                logger.info("%s: resuming after step %d", workdir, first_step)
+            _say_what_starts(experiment, store, model_config, workdir, first_step)
+            if profile_dir:
+                batches = _profiled(batches, profile_dir)
         if jax.process_count() > 1:
             # Else a SIGTERM that comes before the first step of a resumed run would stop it at
             # step 1.
             stop_after(first_step)
 
-        name, hidden = escape_control(workdir.name), log is None
-        bar = tqdm(total=n_steps, initial=first_step, desc=name, unit="step", disable=hidden)
+        bar = tqdm(
+            total=n_steps,
+            initial=first_step,
+            desc=escape_control(workdir.name),
+            unit="step",
+            disable=log is None,
+        )
         stack.enter_context(bar)
-        totals = {"since": time.perf_counter(), "waited": 0.0, "spans": 0, "tokens": 0}
-        report = functools.partial(report_step, workdir, store, spec, settings.skip_nonfinite)
+        rates = _Rates(model_config, experiment)
 
         def read(step: int, metrics: Metrics) -> None:
             """Logs a step if it is due or not finite; waits for the devices to be done with it."""
             nonlocal n_skipped
-            n_skipped_before, n_skipped = n_skipped, int(metrics["skipped"])
-            is_due = step % config.log_every == 0 or step == n_steps
+            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            n_skipped_before = n_skipped
+            n_skipped = int(values.pop("skipped"))
+            is_due = step % experiment.logging.every == 0 or step == n_steps
             if n_skipped > n_skipped_before:
-                report(step, n_skipped, _floats(metrics))
+                allowed = experiment.step.skip_nonfinite
+                report_step(workdir, store, spec, allowed, step, n_skipped, values)
             elif is_due and log is not None:
-                log(step, _floats(metrics) | _rates(totals))
-                bar.set_postfix(loss=f"{float(metrics['loss']):.3f}", refresh=False)
+                log(step, values | rates.since_last())
+                bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
 
-        state, unread = place(state), None  # the metrics of the step before
+        state = replicate(state)
+        unread = None  # the metrics of the step before
         del params  # else the first device would hold what the run started from
         try:
-            for step, batch in enumerate(_counted(batches, totals), first_step + 1):
+            for step, batch in enumerate(rates.counted(batches), first_step + 1):
                 state, metrics = train_step(state, batch)
                 if unread is not None:
                     read(step - 1, unread)
-                unread, stopped = metrics, stop_after(step)
+                unread = metrics
+                stopped = stop_after(step)
                 probed = probe(step, state.params)
-                is_saved = stopped or step % config.checkpoint.every == 0 or step == n_steps
+                is_saved = stopped or step % experiment.checkpoints.every == 0 or step == n_steps
                 if probed or is_saved:
                     # Read first: once it is saved, no later run logs this step again.
                     read(step, metrics)
@@ -148,8 +187,9 @@ def _train(
                 if probed and log is not None:
                     log(step, probed)
                     probes[step] = probed
-                    best = checkpoint.best_probe(probes, config.probe.metric)
-                    is_saved |= best is not None and best.step == step
+                    best = checkpoint.best_probe(probes, experiment.probe.metric)
+                    if best is not None and best.step == step:
+                        is_saved = True
                 if is_saved and save is not None:
                     save(state, probed)
                 bar.update()
@@ -158,45 +198,57 @@ def _train(
         except NonFiniteError:
             if save is not None:
                 # Without the step that was one too many: the same command reaches it again.
-                save(state._replace(skipped=jnp.int32(settings.skip_nonfinite)), {})
+                save(state._replace(skipped=jnp.int32(experiment.step.skip_nonfinite)), {})
             raise
     if stopped:
         logger.info("%s: stopped and saved after step %d", workdir, step)
         raise SystemExit(0)
-    if best := checkpoint.best_probe(probes, config.probe.metric):
+    if best := checkpoint.best_probe(probes, experiment.probe.metric):
         trend = "still rising" if best.step == n_steps else "no later one was better"
         at = f"step {best.step:,} of {n_steps:,}, {best.metric} {best.value:.4g}"
         logger.info("%s: best probe: %s; %s", workdir, at, trend)
 
 
-def _describe(
-    config: ConfigDict, store: TokenStore, model: ModelConfig, settings: StepSettings
-) -> str:
-    """Returns the length of a run in words."""
-    n_steps, spec = experiment.run_length(config, store), experiment.batch_spec(config)
-    examples = {"span": "spans", "pair": "documents", "cloze": "spans"}[spec.example]
-    seconds = least_seconds(model, settings.loss, spec, jax.devices())
-    return (
-        f"{n_steps:,} steps of {spec.batch_size:,} {examples},"
-        f" {n_steps * spec.batch_size / epoch_examples(store, spec):.3g} epochs,"
-        f" about {experiment.run_tokens(config, store):.3g} tokens"
-        + (f", {n_steps * seconds / 3600:.2g} hours or more" if seconds else "")
-    )
+def _say_what_starts(
+    experiment: Experiment,
+    store: TokenStore,
+    model_config: ModelConfig,
+    workdir: Path,
+    first_step: int,
+) -> None:
+    """Logs the length of a run, and where its examples come from."""
+    spec = experiment.batches
+    n_examples = experiment.n_steps * spec.batch_size
+    unit = "documents" if spec.example == "pair" else "spans"
+    parts = [
+        f"{experiment.n_steps:,} steps of {spec.batch_size:,} {unit}",
+        f"{n_examples / epoch_examples(store, spec):.3g} epochs",
+        f"about {run_tokens(experiment, store):.3g} tokens",
+    ]
+    seconds = least_seconds(model_config, experiment.step.loss, spec, jax.devices())
+    if seconds is not None:
+        parts.append(f"{experiment.n_steps * seconds / 3600:.2g} hours or more")
+    logger.info("%s: %s", workdir, ", ".join(parts))
+    if len(store.sources) > 1:
+        for source, share in zip(store.sources, source_shares(store, spec), strict=True):
+            percent = 100 * share
+            logger.info("%s: %.1f %% of the examples, from %s", workdir, percent, source.path)
+    if first_step:
+        logger.info("%s: resuming after step %d", workdir, first_step)
 
 
 def _model_and_params(
-    config: ConfigDict, workdir: Path, store: TokenStore, warm_start: WarmStart
+    experiment: Experiment, workdir: Path, store: TokenStore, warm_start: WarmStart
 ) -> tuple[ModelConfig, Any | None]:
     """Returns the run's model, and on host 0 the parameters of a run without a checkpoint."""
-    model_config, params = None, None
+    model = params = None
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)
         if model_config is None:
-            sizes = experiment.network_sizes(config)
-            model_config, params = warm_start() or new_model(sizes, config.seed, store)
-    model = model_config.to_dict() if model_config else None
-    agreed = hosts.agree({"config": config.to_dict(), "data": store.sha256, "model": model})
-    model_config = ModelConfig(**agreed["model"])
+            model_config, params = warm_start(experiment, store)
+        model = model_config.to_dict()
+    facts = {"config": experiment.settings, "data": store.sha256, "model": model}
+    model_config = ModelConfig(**hosts.agree(facts)["model"])
     if (model_config.vocab_size, model_config.pad_token_id) != (store.vocab_size, store.pad_id):
         raise UserError(
             f"the store's tokenizer has {store.vocab_size} tokens and [PAD] {store.pad_id}, the"
@@ -206,63 +258,72 @@ def _model_and_params(
     return model_config, params
 
 
-def scratch_model(sizes: Mapping[str, Any], store: TokenStore) -> ModelConfig:
-    """Returns the shape of a new model: sizes as `network_sizes`, the store's vocabulary."""
-    return ModelConfig(**sizes, vocab_size=store.vocab_size, pad_token_id=store.pad_id)
-
-
-def new_model(sizes: Mapping[str, Any], seed: int, store: TokenStore) -> tuple[ModelConfig, Any]:
-    """Returns a new model, with the bias of the MLM projection at each token's log frequency.
-
-    The projection is tied to the word embeddings. While its bias still has to learn that most words
-    are rare, the embeddings learn it instead: those of all rare words move in one direction, and
-    can hardly be told apart afterwards.
-    """
-    model_config = scratch_model(sizes, store)
-    params = initial_params(model_config, seed)
-    counts_V = store.token_counts() + 1.0
-    params["mlm"]["bias"] = np.log(counts_V / counts_V.sum()).astype(np.float32)
-    return model_config, params
-
-
 def _initial_or_restored(
-    model_config: ModelConfig, settings: StepSettings, params: Any | None, workdir: Path
+    model_config: ModelConfig, experiment: Experiment, params: Any | None, workdir: Path
 ) -> TrainState:
     """Returns the state of `params`, else of the newest checkpoint, as host 0 has it."""
-    state = state_shapes(model_config, settings.optimizer)
+    optimizer = experiment.step.optimizer
+    state = state_shapes(model_config, optimizer)
     if params is not None:
-        state = initial_state(params, settings.optimizer)
+        state = initial_state(params, optimizer)
     elif hosts.is_first():
         state = checkpoint.restore_latest(workdir, state)
     state = hosts.from_first(state)
-    if int(state.skipped) > settings.skip_nonfinite:
+    if int(state.skipped) > experiment.step.skip_nonfinite:
         raise UserError(
             f"this run has left out {int(state.skipped)} steps that were not finite, but"
-            f" config.train.skip_nonfinite is {settings.skip_nonfinite}"
+            f" config.train.skip_nonfinite is {experiment.step.skip_nonfinite}"
         )
     return state
 
 
-def _counted(batches: Iterator[Batch], totals: dict[str, float]) -> Iterator[Batch]:
-    """Yields batches; adds up the seconds of waiting for them, their spans, and their tokens."""
-    before = time.perf_counter()
-    for batch in batches:
-        totals["waited"] += time.perf_counter() - before
-        totals["spans"] += len(batch.attention_mask_SxL) * jax.process_count()
-        totals["tokens"] += int(batch.attention_mask_SxL.sum()) * jax.process_count()
-        yield batch
+class _Rates:
+    """Counts spans and tokens of all hosts, and the seconds spent waiting for batches."""
+
+    def __init__(self, model_config: ModelConfig, experiment: Experiment) -> None:
+        loss = experiment.step.loss
+        self.flops_per_span = model_flops(model_config, loss, experiment.batches.length)
+        self.peak = peak_flops(jax.devices(), loss.dtype)
+        self._restart()
+
+    def _restart(self) -> None:
+        self.since = time.perf_counter()
+        self.waited = 0.0
+        self.n_spans = 0
+        self.n_tokens = 0
+
+    def counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields the batches of this host, and counts them."""
         before = time.perf_counter()
+        for batch in batches:
+            self.waited += time.perf_counter() - before
+            self.n_spans += len(batch.attention_mask_SxL) * jax.process_count()
+            self.n_tokens += int(batch.attention_mask_SxL.sum()) * jax.process_count()
+            yield batch
+            before = time.perf_counter()
+
+    def since_last(self) -> dict[str, float]:
+        """Returns the rates since the last call; `mfu` is the share of the devices' peak."""
+        seconds = max(time.perf_counter() - self.since, 1e-9)
+        flops = self.flops_per_span * self.n_spans / seconds
+        rates = {
+            "spans_per_second": self.n_spans / seconds,
+            "tokens_per_second": self.n_tokens / seconds,
+            "input_wait_share": self.waited / seconds,
+            "model_tflops_per_second": flops / 1e12,
+        }
+        if self.peak is not None:
+            rates["mfu"] = flops / self.peak
+        self._restart()
+        return rates
 
 
-def _rates(totals: dict[str, float]) -> dict[str, float]:
-    """Returns rates since the last reading, and the share of time spent waiting for input."""
-    now = time.perf_counter()
-    seconds = max(now - totals["since"], 1e-9)
-    rates = {f"{name}_per_second": totals[name] / seconds for name in ("spans", "tokens")}
-    rates["input_wait_share"] = totals["waited"] / seconds
-    totals.update(since=now, waited=0.0, spans=0, tokens=0)
-    return rates
-
-
-def _floats(metrics: Metrics) -> dict[str, float]:
-    return {name: float(x) for name, x in metrics.items() if name != "skipped"}
+def _profiled(batches: Iterator[Batch], folder: Path) -> Iterator[Batch]:
+    """Yields batches; what happens between the first and the last of `PROFILED` is traced."""
+    with contextlib.ExitStack() as trace:
+        for number, batch in enumerate(batches):
+            if number == PROFILED.start:
+                trace.enter_context(jax.profiler.trace(str(folder)))
+            if number == PROFILED.stop:
+                trace.close()
+            yield batch

@@ -2,7 +2,8 @@
 
 libtpu compiles for TPUs that are not there. The step compiled here is the one that training runs,
 so its memory and its collectives are as the compiler says. Time is not measured: the roofline is
-the least that arithmetic, memory and network allow, and beside it stands the compiler's estimate.
+the least that arithmetic, memory and network allow. benchmarks/cycles.py prints the compiler's own
+estimate.
 """
 
 import bisect
@@ -19,30 +20,22 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.batches import BatchSpec, make_batch
+from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
-from cocondenser_jax.pretrain import compiled, experiment
+from cocondenser_jax.pretrain import compiled
+from cocondenser_jax.pretrain.devices import compile_step
+from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
-from cocondenser_jax.pretrain.step import (
-    LossSettings,
-    StepSettings,
-    check_batch,
-    chunk_lengths,
-    compile_step,
-    state_shapes,
-)
+from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
 WHOLE_RUN = "roofline, whole run (hours)"
-FULL = "by the compiler, step of full chunks (ms)"
-SHORT = "by the compiler, step of short chunks (ms)"
-AS_STORED = "by the compiler, step of the store's chunks (ms)"
 VOCABULARIES = {  # published size, id of padding
     "bert": (30522, 0),
     "roberta": (50265, 1),
@@ -58,16 +51,15 @@ class Core(NamedTuple):
     compute: float  # bfloat16 TFLOP/s
     bandwidth: float  # GB/s from HBM
     network: float  # GB/s, all links to other chips together
-    clock: float | None = None  # MHz, where one is published
     chip_config: str = "default"
 
 
-# Google Cloud's TPU documentation; links and clocks of v2 and v3 from Jouppi et al., *A
+# Google Cloud's TPU documentation; links of v2 and v3 from Jouppi et al., *A
 # domain-specific supercomputer for training deep neural networks*, CACM 2020: four links of 496 and
 # 656 Gbit/s a chip.
 CORES = {
-    "v2": Core(8, 22.5, 350, 124, 700),
-    "v3": Core(16, 61.5, 450, 164, 940),
+    "v2": Core(8, 22.5, 350, 124),
+    "v3": Core(16, 61.5, 450, 164),
     "v4": Core(32, 275, 1228, 300, chip_config="megacore"),
     "v5e": Core(16, 197, 819, 200),
     "v5p": Core(95, 459, 2765, 600),
@@ -75,6 +67,13 @@ CORES = {
 }
 # Those whose `device_kind` in JAX is not "TPU " and the name of the generation.
 DEVICE_KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
+# bfloat16 TFLOP/s of NVIDIA's data sheets, without sparsity, by `device_kind`.
+GPUS = {
+    "NVIDIA A100-SXM4-40GB": 312,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA H200": 989,
+}
 # The machines that are rented as one VM, by the names they are rented under, and their chips.
 _CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
 MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
@@ -84,39 +83,34 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
     """Compiles the training step of an experiment for a TPU and says what it needs.
 
     Args:
-      config: the experiment; its network gets the vocabulary of the published model. The
-        whole run is reckoned if it names its store, or its steps.
+      config: the experiment. The whole run is reckoned if it names its store, or its steps.
       topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
       search_chunk: whether to find the largest `config.train.chunk_size` that fits.
 
     Returns:
       {quantity: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
-      collectives per step with their bytes, the roofline of a step and of the whole run, and the
-      compiler's estimate of a step where all chunks have the full length (with its ten most
-      expensive operations), where all are short, and for the first batch of the store. Where it
-      does not fit, only what is known without a compiled program.
+      collectives per step with their bytes, and the roofline of a step and of the whole run. Where
+      it does not fit, only what is known without a compiled program.
     """
-    vocab_size, pad_token_id = VOCABULARIES.get(config.model.model_type, (0, 0))
-    sizes = experiment.network_sizes(config)
-    model_config = ModelConfig(**sizes, vocab_size=vocab_size, pad_token_id=pad_token_id)
-    store = open_store(Path(config.data.store)) if config.data.store else None
-    n_steps = experiment.run_length(config, store) if store else config.train.steps
+    experiment = resolve_to_plan(config)
     find = largest_chunk if search_chunk else plan_step
-    spec = experiment.batch_spec(config)
-    planned = find(model_config, experiment.step_settings(config, n_steps), spec, topology)
-    if store and SHORT in planned:
-        n_chunks = spec.n_rows // planned["chunk size"]
-        lengths_C = chunk_lengths(make_batch(store, spec, 0), planned["cores"], n_chunks)
-        share = float((lengths_C == spec.length).mean())
-        planned[AS_STORED] = share * planned[FULL] + (1 - share) * planned[SHORT]
-    return planned
+    model_config = ModelConfig(**experiment.network)
+    return find(model_config, experiment.step, experiment.batches, topology)
+
+
+def resolve_to_plan(config: ConfigDict) -> Experiment:
+    """Resolves an experiment, which may name no store: then with a published vocabulary."""
+    if config.data.store:
+        return resolve(config, open_store(Path(config.data.store)))
+    vocab_size, pad_token_id = VOCABULARIES.get(config.model.model_type, (0, 0))
+    return resolve_without_store(config, config.train.steps, vocab_size, pad_token_id)
 
 
 def plan_step(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
 ) -> dict[str, Any]:
     """Returns the plan of a step, see `plan`."""
-    core, devices = _topology(topology)
+    core, devices = find_topology(topology)
     check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
     n_spans = spec.n_rows // len(devices)
     logger.info(
@@ -144,24 +138,23 @@ def plan_step(
     text = program.as_text() or ""
     found = compiled.collectives(text)
     seconds = _roofline(core, work, n_spans, found, len(devices))
-    n_steps = settings.optimizer.n_steps
-    return {
-        "fits": "yes",
-        **known,
-        **_memory(core, program.memory_analysis(), state),
-        **{f"per step, {kind}": summary for kind, summary in _summary(found).items()},
-        "per step, transfers to or from the host": compiled.host_transfers(text),
-        **{f"roofline, {what} (ms)": 1e3 * value for what, value in seconds.items()},
-        **({"steps": n_steps, WHOLE_RUN: seconds["step"] * n_steps / 3600} if n_steps else {}),
-        **_by_compiler(core, text),
-    }
+    planned = {"fits": "yes"} | known | _memory(core, program.memory_analysis(), state)
+    for kind, summary in _summary(found).items():
+        planned[f"per step, {kind}"] = summary
+    planned["per step, transfers to or from the host"] = compiled.host_transfers(text)
+    for what, value in seconds.items():
+        planned[f"roofline, {what} (ms)"] = 1e3 * value
+    if n_steps := settings.optimizer.n_steps:
+        planned["steps"] = n_steps
+        planned[WHOLE_RUN] = seconds["step"] * n_steps / 3600
+    return planned
 
 
 def largest_chunk(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
 ) -> dict[str, Any]:
     """Finds the largest chunk size that fits, by bisection; returns its plan, see `plan`."""
-    n_spans = spec.n_rows // len(_topology(topology)[1])
+    n_spans = spec.n_rows // len(find_topology(topology)[1])
     sizes = [size for size in range(1, n_spans + 1) if n_spans % size == 0]
     plans = {}
 
@@ -184,12 +177,30 @@ def least_seconds(
 
     None where the devices are none of `CORES`, or the computation is not in bfloat16.
     """
-    kind = devices[0].device_kind.removeprefix("TPU ")
-    core = CORES.get(DEVICE_KINDS.get(kind, kind))
-    if core is None or settings.dtype != "bfloat16":
+    peak = peak_flops(devices, settings.dtype)
+    if peak is None:
         return None
     work = _work(model_config, settings, spec.length, spec.n_rows // len(devices), 0)
-    return work.computed_flops * spec.n_rows / len(devices) / (core.compute * 1e12)
+    return work.computed_flops * spec.n_rows / peak
+
+
+def peak_flops(devices: Sequence[Any], dtype: str) -> float | None:
+    """Returns the floating-point operations a second of devices together, as published.
+
+    None where they are not known, or the computation is not in bfloat16.
+    """
+    kind = devices[0].device_kind
+    generation = kind.removeprefix("TPU ")
+    core = CORES.get(DEVICE_KINDS.get(generation, generation))
+    tflops = core.compute if core else GPUS.get(kind)
+    if tflops is None or dtype != "bfloat16":
+        return None
+    return len(devices) * tflops * 1e12
+
+
+def model_flops(model_config: ModelConfig, settings: LossSettings, length: int) -> int:
+    """Returns the floating-point operations of one span: forward pass and gradient, once."""
+    return _work(model_config, settings, length, 1, 0).model_flops
 
 
 class _Work(NamedTuple):
@@ -212,17 +223,23 @@ def _work(
     objective = OBJECTIVES[settings.objective]
     forward = layers = encode_flops(model_config, length)
     if objective.predicts_tokens:
-        sizes = model_config, length, mask_capacity(length)
-        forward, layers = forward_flops(*sizes), layers_flops(*sizes)
+        n_masked = mask_capacity(length)
+        forward = forward_flops(model_config, length, n_masked)
+        layers = layers_flops(model_config, length, n_masked)
     n_chunks = n_spans // (settings.chunk_size or n_spans)
-    cached = bool(objective.contrast) and n_chunks > 1
-    again = encode_flops(model_config, length) if cached else 0
-    again += layers if settings.remat else 0
-    reads = (2 + cached + settings.remat) * jnp.dtype(settings.dtype).itemsize
-    return _Work(3 * forward, 3 * forward + again, n_params * (n_chunks * (reads + 8) + 28))
+    computed = 3 * forward
+    n_reads = 2
+    if objective.contrast and n_chunks > 1:
+        computed += encode_flops(model_config, length)
+        n_reads += 1
+    if settings.remat:
+        computed += layers
+        n_reads += 1
+    per_chunk = n_reads * jnp.dtype(settings.dtype).itemsize + 8
+    return _Work(3 * forward, computed, n_params * (n_chunks * per_chunk + 28))
 
 
-def _topology(name: str) -> tuple[Core, list[Any]]:
+def find_topology(name: str) -> tuple[Core, list[Any]]:
     """Returns what a core of a machine can do, and the machine's devices, which are not here."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
@@ -253,8 +270,10 @@ def _topology(name: str) -> tuple[Core, list[Any]]:
 
 def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:
     """Returns the memory of one core by kind; XLA lays out temporaries as one block."""
-    parameters, optimizer = _bytes(state.params), _bytes(state.optimizer_state)
-    arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
+    parameters = _bytes(state.params)
+    optimizer = _bytes(state.optimizer_state)
+    arguments = analysis.argument_size_in_bytes
+    temporaries = analysis.temp_size_in_bytes
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     program = analysis.generated_code_size_in_bytes
     kinds = {
@@ -285,16 +304,6 @@ def _roofline(
         "network": moved / (core.network * 1e9),
     }
     return {**bounds, "step": max(bounds["arithmetic"], bounds["memory"]) + bounds["network"]}
-
-
-def _by_compiler(core: Core, text: str) -> dict[str, float]:
-    """Returns the compiler's estimate of a step and of its ten most expensive operations."""
-    if not core.clock:
-        return {}
-    longest, shortest = (compiled.estimated_cycles(text, choose) for choose in (max, min))
-    found = {FULL: longest.total(), SHORT: shortest.total()}
-    found |= {f"by the compiler, {name} (ms)": n for name, n in longest.most_common(10)}
-    return {name: n / (core.clock * 1e3) for name, n in found.items()}
 
 
 def _summary(found: list[compiled.Collective]) -> dict[str, str]:

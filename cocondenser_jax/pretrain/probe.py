@@ -1,10 +1,11 @@
-"""The probe: what a model in training makes of text that it is not trained on.
+"""The probe: evaluates the model on held-out text during training.
 
 Without labels: is a span nearer to the other span of its held-out document than to all others, how
 well are held-out tokens predicted, do the CLS vectors still differ? With labels: how well do they
 search a collection, without any fine-tuning? docs/probe.md says how to read it.
 """
 
+import functools
 import hashlib
 import heapq
 import logging
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from cocondenser_jax.collection import folder as collection
 from cocondenser_jax.corpus.batches import Batch, held_out_batch, with_specials
@@ -23,8 +23,9 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain import experiment, hosts
-from cocondenser_jax.pretrain.step import Forward, mapped_forward
+from cocondenser_jax.pretrain import hosts
+from cocondenser_jax.pretrain.devices import Forward, mapped_forward
+from cocondenser_jax.pretrain.experiment import Experiment, ProbeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ PARTNER = ("partner_mrr", "partner_recall_at_1", "partner_recall_at_10")
 SEARCH = {"nDCG@10": "ndcg_at_10", "Recall@100": "recall_at_100"}
 
 
-def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig) -> Probe:
+def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelConfig) -> Probe:
     """Returns the probe of an experiment: every host calls it, and gets the same values.
 
     It warns when the vectors collapse into one.
@@ -48,25 +49,32 @@ def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig)
     Raises:
       UserError: if `probe.data` cannot be read, or `probe.metric` needs what is not measured.
     """
-    every, n_steps = config.probe.every, experiment.run_length(config, store)
+    every = experiment.probe.every
+    n_steps = experiment.n_steps
     if not every:
         return lambda step, params: {}
-    spec = experiment.batch_spec(config)
-    held_out = held_out_batch(store, spec._replace(masked=False))
-    n_spans, is_pair = len(held_out.input_ids_SxL), len(store.documents_of_pairs) > 0
-    has_spans = n_spans > 1
-    if spec.masked:  # the spans as they are, and masked
-        both = zip(held_out, held_out_batch(store, spec), strict=True)
-        held_out = Batch(*map(np.concatenate, both))
-    forward = mapped_forward(model_config, config.train.dtype, N_ROWS)
-    search = _open_search(config, store, forward) if config.probe.data else None
-    names = PARTNER * (has_spans and is_pair) + ("mlm_loss",) * (has_spans and spec.masked)
-    names += tuple(SEARCH.values()) * (search is not None)
-    if config.probe.metric not in ("", *names):
+    forward = mapped_forward(model_config, experiment.step.loss.dtype, N_ROWS)
+    measures: list[Callable[[Any], dict[str, float]]] = []
+    names: list[str] = []
+    is_pair = len(store.documents_of_pairs) > 0
+    whole = held_out_batch(store, experiment.batches._replace(masked=False))
+    if len(whole.input_ids_SxL) > 1:
+        masked = held_out_batch(store, experiment.batches) if experiment.batches.masked else None
+        measures.append(functools.partial(_measure_held_out, forward, whole, masked, is_pair))
+        if is_pair:
+            names += PARTNER
+        if masked:
+            names.append("mlm_loss")
+    if experiment.probe.data:
+        length = experiment.batches.length
+        measures.append(_open_search(experiment.probe, length, store, forward))
+        names += SEARCH.values()
+    if experiment.probe.metric not in ("", *names):
         raise UserError(
-            f"config.probe.metric is {config.probe.metric!r}, but this run measures"
+            f"config.probe.metric is {experiment.probe.metric!r}, but this run measures"
             f" {', '.join(names) or 'nothing'}: see config.probe.documents and config.probe.data"
         )
+    n_warmup = experiment.step.optimizer.warmup_ratio * n_steps
     collapsed = False
 
     def probe(step: int, params: Any) -> dict[str, float]:
@@ -74,23 +82,36 @@ def open_probe(config: ConfigDict, store: TokenStore, model_config: ModelConfig)
         values: dict[str, float] = {}
         if step % every and step != n_steps:
             return values
-        if has_spans:
-            vectors_SxD, sums = forward(params, held_out)
-            values = measure_vectors(vectors_SxD[:n_spans], is_pair)
-            if spec.masked:  # the loss of the Condenser head, where there is one
-                total = sums.get("head_mlm", sums.get("late_mlm", 0.0))
-                values["mlm_loss"] = total / max(held_out.weights_SxM.sum(), 1.0)
-            before, collapsed = collapsed, values["mean_cosine"] > COLLAPSED
-            collapsed &= step > config.optimizer.warmup_ratio * n_steps
-            if collapsed and not before and hosts.is_first():
-                shown = values["mean_cosine"], values["effective_rank"]
-                said = "step %d: CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f"
-                logger.warning(said, step, *shown)
-        if search is not None:
-            values |= search(params)
+        for measure in measures:
+            values |= measure(params)
+        before = collapsed
+        collapsed = step > n_warmup and values.get("mean_cosine", 0.0) > COLLAPSED
+        if collapsed and not before and hosts.is_first():
+            logger.warning(
+                "step %d: CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f",
+                step,
+                values["mean_cosine"],
+                values["effective_rank"],
+            )
         return {f"probe/{name}": float(value) for name, value in values.items()}
 
     return probe
+
+
+def _measure_held_out(
+    forward: Forward, whole: Batch, masked: Batch | None, is_pair: bool, params: Any
+) -> dict[str, float]:
+    """Measures the vectors of held-out spans, and how well their masked tokens are predicted."""
+    n_spans = len(whole.input_ids_SxL)
+    batch = whole
+    if masked:
+        batch = Batch(*map(np.concatenate, zip(whole, masked, strict=True)))
+    vectors_SxD, sums = forward(params, batch)
+    values = measure_vectors(vectors_SxD[:n_spans], is_pair)
+    if masked:  # the loss of the Condenser head, where there is one
+        total = sums["head_mlm"] if "head_mlm" in sums else sums.get("late_mlm", 0.0)
+        values["mlm_loss"] = total / max(masked.weights_SxM.sum(), 1.0)
+    return values
 
 
 def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
@@ -125,10 +146,12 @@ def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
 
 
 def _open_search(
-    config: ConfigDict, store: TokenStore, forward: Forward
+    settings: ProbeSettings, length: int, store: TokenStore, forward: Forward
 ) -> Callable[[Any], dict[str, float]]:
-    """Returns what searches a sample of the passages of `probe.data` with parameters."""
-    folder, split, size = Path(config.probe.data), config.probe.split, config.probe.passages
+    """Returns a function of parameters that searches a sample of the passages of `probe.data`."""
+    folder = Path(settings.data)
+    split = settings.split
+    size = settings.passages
     queries, qrels = collection.read_split(folder, split)
     relevant = {p for grades in qrels.values() for p, grade in grades.items() if grade > 0}
     source = collection.judgments_file(folder, split)
@@ -143,7 +166,7 @@ def _open_search(
     ids = [passage.id for passage in passages]
     collection.require_known(relevant, set(ids), "passages", source)
     tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
-    tokenizer.enable_truncation(config.data.length - 2)
+    tokenizer.enable_truncation(length - 2)
     tokenizer.enable_padding(pad_id=store.pad_id)
     texts = [*queries.values(), *map(collection.passage_text, passages)]
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)

@@ -1,7 +1,6 @@
-"""One training step, written for one device and mapped over all of them.
+"""One training step of one device, which has a part of the batch: pure functions.
 
-That devices have a share of the batch and a copy of the state each is known here and nowhere else:
-every function takes and gives a whole batch of the host, and a single state.
+They communicate along the axis `AXIS`; `devices.py` maps them over all devices.
 """
 
 import functools
@@ -11,13 +10,12 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model.condenser import Condenser, CondenserOutput
+from cocondenser_jax.model.condenser import Condenser, CondenserOutput, init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
@@ -61,7 +59,6 @@ class TrainState(NamedTuple):
 
 
 Metrics = dict[str, jax.Array]
-Forward = Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]
 
 
 def train_step(
@@ -147,11 +144,11 @@ def loss_and_gradient(
     in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
     contrastive_loss, sums, grads = loss_gradient(
         params,
-        _split(in_order, n_local // (settings.chunk_size or n_local)),
+        split_rows(in_order, n_local // (settings.chunk_size or n_local)),
         forward=forward,
         encode=encode,
         contrast=contrast if objective.contrast else None,
-        on_chunk=_at_shortest_length,
+        on_chunk=at_shortest_length,
     )
     # Every device holds its own share of sums over the global batch: add them once.
     contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
@@ -175,92 +172,24 @@ def _mlm_sums(output: CondenserOutput, batch: Any) -> Sums:
     }
 
 
-def mapped_step(
-    model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None = None
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the step over devices: all of them, or those given.
+def forward_sums(
+    model_config: ModelConfig, dtype: str, n_rows: int, params: Any, batch: Batch
+) -> tuple[jax.Array, Sums]:
+    """Returns `cls_SxD` of all devices and the sums of the MLM losses, without dropout.
 
-    It takes the state that `place` or an earlier step gave, and this host's part of the batch. The
-    state is donated: the one passed in must not be used again. Nothing waits for the devices until
-    a value of what it returns is read.
-    """
-    step = functools.partial(train_step, model_config, settings)
-    mapped = _pmap(step, devices, donate_argnums=0)
-    n_devices = len(devices) if devices else jax.local_device_count()
-    return lambda state, batch: mapped(state, _split(batch, n_devices))
-
-
-def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forward:
-    """Returns the forward pass without dropout over all devices of all hosts.
-
-    It takes the parameters of a state that `place` or a step gave and a batch of any size, the same
-    on every host, of which a device computes `n_rows` at a time. Every host gets `cls_SxD`, zero
-    where not finite, and the sums of the MLM losses.
+    To be mapped with the axis name `AXIS`; a device computes `n_rows` of its spans at a time.
     """
     model = Condenser(model_config, dtype=jnp.dtype(dtype))
 
-    def on_chunk(params: Any, batch: Batch) -> tuple[jax.Array, Sums]:
+    def on_chunk(batch: Batch) -> tuple[jax.Array, Sums]:
         output = cast(CondenserOutput, model.apply({"params": params}, *batch[:3]))
         return output.cls_BxD, _mlm_sums(output, batch)
 
-    def on_device(params: Any, batch: Batch) -> tuple[jax.Array, Sums]:
-        chunks = _split(batch, len(batch.input_ids_SxL) // n_rows)
-        cls_CxBxD, sums_C = jax.lax.map(functools.partial(on_chunk, params), chunks)
-        cls_SxD = cls_CxBxD.reshape(-1, model_config.hidden_size)
-        sums = jax.lax.psum(jax.tree.map(jnp.sum, sums_C), AXIS)
-        return jax.lax.all_gather(cls_SxD, AXIS, tiled=True), sums
-
-    mapped = _pmap(on_device, None)
-
-    def forward(params: Any, batch: Batch) -> tuple[np.ndarray, dict[str, float]]:
-        n_spans, n_devices = len(batch.input_ids_SxL), jax.local_device_count()
-        n_local = math.ceil(n_spans / (n_rows * jax.device_count())) * n_rows * n_devices
-        rows_S = jax.process_index() * n_local + np.arange(n_local)
-        # The last row stands in for those that are too many, and counts once.
-        part = Batch(*(x[np.minimum(rows_S, n_spans - 1)] for x in batch))
-        part = part._replace(weights_SxM=part.weights_SxM * (rows_S < n_spans)[:, None])
-        cls_SxD, sums = jax.device_get(mapped(params, _split(part, n_devices)))
-        return np.nan_to_num(cls_SxD[:n_spans], posinf=0.0, neginf=0.0), sums
-
-    return forward
-
-
-def place(state: TrainState, devices: list[jax.Device] | None = None) -> TrainState:
-    """Gives every device a copy of the state, laid out as the step lays out its result.
-
-    Without it the second step would be compiled again.
-    """
-    n_devices = len(devices) if devices else jax.local_device_count()
-    return cast(TrainState, _pmap(lambda state, _: state, devices)(state, np.zeros(n_devices)))
-
-
-def compile_step(
-    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, devices: list[jax.Device]
-) -> jax.stages.Compiled:
-    """Compiles the step that `mapped_step` runs, for devices that need not be here."""
-    shape: Any = jax.ShapeDtypeStruct
-    spans = len(devices), spec.n_rows // len(devices)
-    tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
-    dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32)
-    shapes = zip((tokens, tokens, slots, slots, slots), dtypes, strict=True)
-    batch = Batch(*(shape(*each) for each in shapes))
-    state = state_shapes(model_config, settings.optimizer)
-    step = functools.partial(train_step, model_config, settings)
-    return _pmap(step, devices, donate_argnums=0).lower(state, batch).compile()
-
-
-def batch_gradient(
-    model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
-) -> tuple[Metrics, Any]:
-    """Returns the losses of a batch and their gradient at step 0, computed on one device."""
-    gradient = _mapped_gradient(model_config, settings)
-    return cast(tuple[Metrics, Any], gradient(params, _split(batch, 1)))
-
-
-@functools.lru_cache(maxsize=8)  # else every call would be compiled anew
-def _mapped_gradient(model_config: ModelConfig, settings: LossSettings) -> Any:
-    gradient = functools.partial(loss_and_gradient, model_config, settings, step=jnp.int32(0))
-    return _pmap(lambda params, batch: gradient(params, batch=batch), jax.local_devices()[:1])
+    chunks = split_rows(batch, len(batch.input_ids_SxL) // n_rows)
+    cls_CxBxD, sums_C = jax.lax.map(on_chunk, chunks)
+    cls_SxD = cls_CxBxD.reshape(-1, model_config.hidden_size)
+    sums = jax.lax.psum(jax.tree.map(jnp.sum, sums_C), AXIS)
+    return jax.lax.all_gather(cls_SxD, AXIS, tiled=True), sums
 
 
 def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
@@ -290,41 +219,16 @@ def initial_state(params: Any, optimizer: AdamW) -> TrainState:
 
 def state_shapes(model_config: ModelConfig, optimizer: AdamW) -> TrainState:
     """Returns a state of shapes and dtypes, without arrays."""
-    state = jax.eval_shape(lambda: initial_state(initial_params(model_config, 0), optimizer))
+    state = jax.eval_shape(lambda: initial_state(init_params(model_config, 0), optimizer))
     return cast(TrainState, state)
 
 
-def initial_params(model_config: ModelConfig, seed: int) -> Any:
-    """Returns freshly drawn float32 parameters."""
-    model = Condenser(model_config)
-    one = jnp.zeros((1, 2), jnp.int32)
-    return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
-
-
-def _pmap(function: Callable, devices: list[jax.Device] | None, **options: Any) -> Any:
-    """Maps a function of (shared values, parts of the batch) that gives shared values."""
-    return jax.pmap(function, AXIS, in_axes=(None, 0), out_axes=None, devices=devices, **options)
-
-
-def _split(tree: Any, n_parts: int) -> Any:
+def split_rows(tree: Any, n_parts: int) -> Any:
     """Cuts every array into equal parts along a new leading axis: of devices, or of chunks."""
     return jax.tree.map(lambda x: x.reshape(n_parts, len(x) // n_parts, *x.shape[1:]), tree)
 
 
-def chunk_lengths(batch: Batch, n_devices: int, n_chunks: int) -> np.ndarray:
-    """Returns the number of columns that each chunk of a batch on all devices is computed with."""
-
-    def length(chunk: tuple) -> jax.Array:
-        return jnp.int32(chunk[0].input_ids_SxL.shape[1])
-
-    tokens_S = np.sum(batch.attention_mask_SxL, axis=1)
-    devices_S = np.arange(len(tokens_S)) * n_devices // len(tokens_S)
-    in_order = jax.tree.map(lambda x: x[np.lexsort((tokens_S, devices_S))], batch)
-    chunks = _split(in_order, n_chunks), None
-    return np.asarray(jax.lax.map(functools.partial(_at_shortest_length, length), chunks))
-
-
-def _at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
+def at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
     """Calls a function on a chunk without the columns that are padding in all of its spans.
 
     XLA needs static shapes, so there are a few lengths to choose from, and one program for each;

@@ -24,7 +24,7 @@ from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import batch_spec, network_sizes, run_length
+from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
@@ -210,8 +210,10 @@ def _settings(
 
 def _require_fit(model: str, network: ModelConfig, config: ConfigDict) -> None:
     """Raises a UserError for settings that the model or this machine cannot take."""
-    check_batch(batch_spec(config), config.train.chunk_size, network.max_length, jax.device_count())
-    sizes = network_sizes(config)
+    experiment = resolve_without_store(config, 1, network.vocab_size, network.pad_token_id)
+    chunk_size = experiment.step.loss.chunk_size
+    check_batch(experiment.batches, chunk_size, network.max_length, jax.device_count())
+    sizes = experiment.network
     asked = {name: sizes[name] for name in ("n_head_layers", "skip_from")}
     dataclasses.replace(network, late_mlm=sizes["late_mlm"], **asked)  # refuses what cannot be
     if not (network.n_head_layers and asked["n_head_layers"]):
@@ -230,7 +232,7 @@ def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None
 
     The passages are these other spans and those of all other documents, or a sample of them.
     """
-    documents_Q = held_out_documents(store, batch_spec(config).held_out)
+    documents_Q = held_out_documents(store, resolve(config, store).batches.held_out)
     n_pairs = len(store.documents_of_pairs)
     if len(documents_Q) < 2 or not n_pairs:
         raise UserError(

@@ -25,6 +25,7 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import new_model
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
@@ -131,7 +132,8 @@ def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Ca
 
 def _export_new(store: Path, tokenizer: Path, out: Path) -> None:
     """Exports the parameters that pre-training starts from."""
-    shape, params = new_model(_config("condenser", store).model, SEED, open_store(store))
+    tokens = open_store(store)
+    shape, params = new_model(resolve(_config("condenser", store), tokens), tokens)
     export_folder(params, shape, tokenizer, out, {"step": 0, "config": {"seed": SEED}})
 
 

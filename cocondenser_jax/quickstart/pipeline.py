@@ -34,7 +34,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.finetune.tasks import finetune
-from cocondenser_jax.pretrain.experiment import run_tokens
+from cocondenser_jax.pretrain.experiment import resolve, run_tokens
 from cocondenser_jax.quickstart.report import ResultRow, comparison_table, run_sections
 from cocondenser_jax.quickstart.steps import SECONDS, make_once
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
@@ -211,4 +211,5 @@ def _make_index(retriever: Path, data: Path, out: Path) -> None:
 
 def _tokens(run: Path) -> float:
     config = ConfigDict(read_json(run / "run.json")["config"])
-    return run_tokens(config, open_store(Path(config.data.store)))
+    store = open_store(Path(config.data.store))
+    return run_tokens(resolve(config, store), store)

@@ -19,9 +19,8 @@ from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.step import initial_params
 from cocondenser_jax.storage.files import write_json
 
 
@@ -193,7 +192,7 @@ def test_a_plain_encoder_lacks_the_mlm_projection(bert_folder, caplog):
     assert "MLM projection: a new one" in caplog.text
     assert "Condenser head" not in caplog.text  # that one was there
     np.testing.assert_array_equal(params["mlm"]["norm"]["scale"], np.ones(32))
-    drawn = to_tensors(initial_params(config, 0), config)["cls.predictions.transform.dense.weight"]
+    drawn = to_tensors(init_params(config, 0), config)["cls.predictions.transform.dense.weight"]
     np.testing.assert_array_equal(params["mlm"]["dense"]["kernel"].T, drawn)
 
 
@@ -348,7 +347,7 @@ def test_old_and_new_configs_of_modernbert_are_read_alike(tmp_path, form):
         attention_probs_dropout_prob=0.0,
         skip_from=2,
     )
-    params = initial_params(config, 0)
+    params = init_params(config, 0)
     save_file(
         {k: torch.tensor(v) for k, v in to_tensors(params, config).items()},
         tmp_path / "model.safetensors",

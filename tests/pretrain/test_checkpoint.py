@@ -18,15 +18,13 @@ from safetensors.numpy import load_file, save_file
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain import checkpoint
-from cocondenser_jax.pretrain.experiment import step_settings
-from cocondenser_jax.pretrain.loop import scratch_model, train
-from cocondenser_jax.pretrain.step import (
-    TrainState,
-    initial_params,
-    initial_state,
-)
+from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.pretrain.step import TrainState, initial_state
 from cocondenser_jax.storage.runs import LOCK
+from tests.world import model_of, step_of
 
 STEPS = (2, 4, 6)
 
@@ -138,10 +136,10 @@ def test_damage_by_command_line(config, tmp_path, capsys):
         f"get_config = lambda: ConfigDict(json.loads({config.to_json()!r}))\n"
     )
     run, store = tmp_path / "run", open_store(Path(config.data.store))
-    model_config = scratch_model(config.model, store)
-    checkpoint.open_run(run, config, model_config, store)
+    model_config = model_of(config, store)
+    checkpoint.open_run(run, resolve(config, store), model_config, store)
     with checkpoint.checkpoint_writer(run, keep=2, keep_every=0, metric="") as save:
-        state = initial_state(initial_params(model_config, 0), step_settings(config, 6).optimizer)
+        state = initial_state(init_params(model_config, 0), step_of(config, 6).optimizer)
         for step in (2, 4):
             save(state._replace(step=jnp.int32(step)), {})
 
@@ -274,7 +272,7 @@ def test_a_second_process_does_not_train_the_same_run(config, tmp_path, hold):
 
 def test_a_run_that_was_killed_while_it_made_its_folder_resumes(config, tmp_path):
     store = open_store(Path(config.data.store))
-    arguments = tmp_path / "run", config, scratch_model(config.model, store), store
+    arguments = tmp_path / "run", resolve(config, store), model_of(config, store), store
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json.partial").write_text("{")
     checkpoint.open_run(*arguments)
@@ -301,43 +299,45 @@ def test_a_run_that_was_killed_while_it_made_its_folder_resumes(config, tmp_path
 )
 def test_another_experiment_is_refused_with_the_difference(config, tmp_path, setting, value):
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(config.model, store)
-    checkpoint.open_run(tmp_path / "run", config, model_config, store)
-    checkpoint.open_run(tmp_path / "run", config, model_config, store)
+    model_config = model_of(config, store)
+    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store)
+    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store)
     other = config.copy_and_resolve_references().unlock()
     section, _, name = setting.rpartition(".")
     place = other[section] if section else other
     before = place[name]
     place[name] = value
     with pytest.raises(UserError, match=f"config.{setting}={before}, now it is {value}"):
-        checkpoint.open_run(tmp_path / "run", other, scratch_model(other.model, store), store)
+        checkpoint.open_run(tmp_path / "run", resolve(other, store), model_of(other, store), store)
 
 
 def test_a_run_knows_the_shares_of_its_stores_and_keeps_their_weights(config, tmp_path):
     folder, other = config.data.store, tmp_path / "other"
     shutil.copytree(folder, other)
     both = open_store(Path(f"{folder},3*{other}"))
-    model_config = scratch_model(config.model, both)
-    checkpoint.open_run(tmp_path / "run", config, model_config, both)
+    model_config = model_of(config, both)
+    checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, both)
     data = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     assert data["stores"] == [folder, str(other)]
     assert (data["weights"], data["shares"]) == ([1, 3], [0.25, 0.75])
     even = open_store(Path(f"{folder},{other}"))
     with pytest.raises(UserError, match=r"data\.weights=\[1\.0, 3\.0\], now it is \[1\.0, 1\.0\]"):
-        checkpoint.open_run(tmp_path / "run", config, model_config, even)
+        checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, even)
 
 
 def test_other_data_are_refused_and_moved_data_are_not(config, tmp_path):
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(config.model, store)
-    checkpoint.open_run(tmp_path / "run", config, model_config, store)
+    model_config = model_of(config, store)
+    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store)
     moved = config.copy_and_resolve_references().unlock()
     moved.data.store = str(tmp_path / "store")
     shutil.copytree(config.data.store, moved.data.store)
-    checkpoint.open_run(tmp_path / "run", moved, model_config, open_store(tmp_path / "store"))
+    there = open_store(tmp_path / "store")
+    checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there)
     manifest = tmp_path / "store" / "manifest.json"
     text = manifest.read_text()
     sha256 = json.loads(text)["files"]["tokens.bin"]["sha256"]
     manifest.write_text(text.replace(sha256, sha256[::-1]))
+    there = open_store(tmp_path / "store")
     with pytest.raises(UserError, match=r"was started with data\.sha256="):
-        checkpoint.open_run(tmp_path / "run", moved, model_config, open_store(tmp_path / "store"))
+        checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there)

@@ -1,15 +1,15 @@
 """What settings become: lengths, batches, networks."""
 
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 
 from cocondenser_jax.configs import cocondenser, condenser, default
-from cocondenser_jax.corpus.store import Source, TokenStore, open_store
-from cocondenser_jax.pretrain.experiment import batch_spec, network_sizes, run_length
+from cocondenser_jax.corpus.store import Source, open_store
+from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
+from tests.world import batches_of
 
 
 class MSMARCO:
@@ -17,12 +17,15 @@ class MSMARCO:
 
     documents_of_pairs = np.arange(3_213_835)
     sources = (Source(Path("marco"), 1.0, 0, 3_213_835),)
+    path = Path("marco")
+    vocab_size = 30_522
+    pad_id = 0
 
 
 def test_stage_two_on_ms_marco_has_the_papers_steps():
     config = cocondenser.get_config()
     config.probe.documents = 0  # 512 would change nothing but need the documents' tokens
-    assert run_length(config, cast(TokenStore, MSMARCO)) == 12_552
+    assert resolve(config, MSMARCO).n_steps == 12_552
 
 
 @pytest.mark.parametrize(
@@ -39,21 +42,23 @@ def test_a_run_is_as_long_as_its_steps_or_epochs(config, changes, n_steps):
     config = config.copy_and_resolve_references().unlock()
     config.train.steps = 0
     config.train.update(changes)
-    assert run_length(config, open_store(Path(config.data.store))) == n_steps
+    assert resolve(config, open_store(Path(config.data.store))).n_steps == n_steps
 
 
 def test_an_epoch_of_stage_one_is_every_span(config):
     config = config.copy_and_resolve_references().unlock()
     config.train.update({"objective": "condenser", "steps": 0, "epochs": 2.0})
     store = open_store(Path(config.data.store))
-    assert run_length(config, store) == 2 * (store.n_spans // 16)
+    assert resolve(config, store).n_steps == 2 * (store.n_spans // 16)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_objective_decides_batches_and_head(objective):
     config = default.get_config().unlock()
     config.train.objective, config.data.short_span_prob = objective, 0.25
-    spec, sizes = batch_spec(config), network_sizes(config)
+    experiment = resolve_without_store(config, 6, 80, 0)
+    spec = experiment.batches
+    sizes = experiment.network
     expected = {
         "mlm": ("span", True, 0),
         "condenser": ("span", True, 2),
@@ -68,6 +73,6 @@ def test_the_objective_decides_batches_and_head(objective):
 
 
 def test_the_papers_batches():
-    first, second = batch_spec(condenser.get_config()), batch_spec(cocondenser.get_config())
+    first, second = batches_of(condenser.get_config()), batches_of(cocondenser.get_config())
     assert (first.n_rows, first.length) == (1024, 128)
     assert (second.n_rows, second.length, second.short_span_prob) == (4096, 128, 0.1)

@@ -1,5 +1,6 @@
 """Runs: what they leave behind, how they resume, what they refuse."""
 
+import contextlib
 import json
 import logging
 import shutil
@@ -12,6 +13,7 @@ import pytest
 import torch
 from ml_collections import ConfigDict
 
+from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.convert.reference import (
@@ -28,11 +30,13 @@ from cocondenser_jax.model import encoder
 from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.devices import mapped_step
+from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import new_model, train
 from cocondenser_jax.settings import flatten
 from tests.world import read_metrics
 
-RATES = ("spans_per_second", "tokens_per_second", "input_wait_share")
+RATES = ("spans_per_second", "tokens_per_second", "input_wait_share", "model_tflops_per_second")
 # No value is the default. What is True or False, or "bfloat16", there is the other here.
 UNUSUAL = {
     "seed": 5,
@@ -216,7 +220,7 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
         *(f"probe.{name}" for name in ("documents", "data", "split", "passages", "metric")),
     }
     store = open_store(Path(unusual.config.data.store))
-    model_config, params = new_model(UNUSUAL["model"], 5, store)
+    model_config, params = new_model(resolve(unusual.config, store), store)
     export_folder(params, model_config, store.tokenizer_folder, tmp_path / "model", {})
     before = to_tensors(params, model_config)
     lines, expected = torch_run(open_reference(tmp_path / "model"), store)
@@ -303,6 +307,50 @@ def test_a_new_model_starts_with_the_frequencies_of_the_words(config, tmp_path):
     assert logged(tmp_path / "run")[0]["head_mlm_loss"] == pytest.approx(entropy, rel=0.15)
 
 
+@pytest.mark.effect("pretrain --profile_dir")
+def test_some_steps_after_the_first_are_traced(config, tmp_path, monkeypatch):
+    trace = jax.profiler.trace
+    happened = []
+
+    @contextlib.contextmanager
+    def recorded(folder):
+        happened.append("begins")
+        with trace(folder):
+            yield
+        happened.append("ends")
+
+    def stepping(*arguments):
+        step = mapped_step(*arguments)
+        return lambda state, batch: happened.append("step") or step(state, batch)
+
+    monkeypatch.setattr(jax.profiler, "trace", recorded)
+    monkeypatch.setattr(loop, "mapped_step", stepping)
+    (tmp_path / "experiment.py").write_text(
+        "import json\nfrom ml_collections import ConfigDict\n"
+        f"get_config = lambda: ConfigDict(json.loads({config.to_json()!r}))\n"
+    )
+    command = ["pretrain", f"--config={tmp_path}/experiment.py", f"--workdir={tmp_path}/run"]
+    assert main([*command, f"--profile_dir={tmp_path}/profile"]) == 0
+    assert happened == ["step", "begins", *["step"] * 4, "ends", "step"]
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_only_the_batch_goes_to_the_devices_between_steps(config, tmp_path, monkeypatch):
+    read = loop.read_batches
+
+    def guarded(*args, **kwargs):
+        batches = read(*args, **kwargs)
+        yield next(batches)
+        with jax.transfer_guard("disallow"):
+            yield from batches
+
+    monkeypatch.setattr(loop, "read_batches", guarded)
+    config = config.copy_and_resolve_references().unlock()
+    config.probe.every = 3
+    train(config, tmp_path / "run")
+    assert logged(tmp_path / "run")[-1]["step"] == 6
+
+
 @pytest.mark.effect("pretrain train.objective")
 def test_stage_two_starts_with_stage_one(config, tmp_path):
     config = config.copy_and_resolve_references().unlock()
@@ -314,7 +362,7 @@ def test_stage_two_starts_with_stage_one(config, tmp_path):
     config.train.objective = "cocondenser"
     config.train.steps = 1
     config.optimizer.learning_rate = 0.0
-    train(config, tmp_path / "two", warm_start=lambda: (model_config, params))
+    train(config, tmp_path / "two", warm_start=lambda *_: (model_config, params))
     for a, b in zip(
         jax.tree.leaves(load_run(tmp_path / "two")[1]), jax.tree.leaves(params), strict=True
     ):
@@ -326,7 +374,7 @@ def test_a_model_of_another_vocabulary_is_refused(config, tmp_path):
     model_config, params, _ = load_run(tmp_path / "run")
     larger = type(model_config)(**model_config.to_dict() | {"vocab_size": 1000})
     with pytest.raises(UserError, match="build the store with the model's own tokenizer"):
-        train(config, tmp_path / "other", warm_start=lambda: (larger, params))
+        train(config, tmp_path / "other", warm_start=lambda *_: (larger, params))
     assert not (tmp_path / "other").exists()
 
 

@@ -12,19 +12,15 @@ from cocondenser_jax.corpus import batches
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain import loop, nonfinite
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.experiment import batch_spec, step_settings
-from cocondenser_jax.pretrain.loop import scratch_model, train
+from cocondenser_jax.pretrain.devices import mapped_step, replicate
+from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.nonfinite import NonFiniteError
-from cocondenser_jax.pretrain.step import (
-    initial_params,
-    initial_state,
-    mapped_step,
-    place,
-)
-from tests.world import read_metrics
+from cocondenser_jax.pretrain.step import initial_state
+from tests.world import batches_of, model_of, read_metrics, step_of
 
 BAD_STEPS = (4, 6)
 
@@ -60,8 +56,8 @@ def test_one_step_changes_nothing_and_the_next_does(config):
     config.optimizer.warmup_ratio = 0.5
     store = open_store(Path(config.data.store))
     model_config, settings = (
-        scratch_model(config.model, store),
-        step_settings(config, 6),
+        model_of(config, store),
+        step_of(config, 6),
     )
     step = mapped_step(model_config, settings)
     spec = BatchSpec(0, config.data.batch_size, config.data.length)
@@ -79,8 +75,8 @@ def test_one_step_changes_nothing_and_the_next_does(config):
         pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         return [np.array_equal(x, y) for x, y in pairs]
 
-    params = initial_params(model_config, 0)
-    state, one = after(place(initial_state(params, settings.optimizer)), good)
+    params = init_params(model_config, 0)
+    state, one = after(replicate(initial_state(params, settings.optimizer)), good)
     state, two = after(state, bad)
     assert all(same(two[1:3], one[1:3]))
     assert (two.step, two.skipped) == (2, 1)
@@ -97,7 +93,7 @@ def test_one_step_changes_nothing_and_the_next_does(config):
 
 
 def test_a_loss_or_a_gradient_alone_is_enough(config, monkeypatch):
-    settings = step_settings(config, 6)
+    settings = step_of(config, 6)
     before = initial_state({"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, settings.optimizer)
 
     @jax.jit
@@ -130,7 +126,7 @@ def compiled_once(monkeypatch):
 def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
     run = tmp_path / "run"
     store = open_store(Path(config.data.store))
-    spec = batch_spec(config)
+    spec = batches_of(config)
     # The number of steps that were left out survives the interruption.
     for attempt in range(2):
         if attempt:
@@ -148,8 +144,8 @@ def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
 
     dump = np.load(run / "nonfinite-6.npz", allow_pickle=False)
     assert (dump["step"], dump["seed"]) == (6, 0)
-    order = batches.example_order(store, spec)
-    ids = [store.document_id(order[5 * 16 + i]) for i in range(16)]
+    # 48 documents are three steps of 16: step 6 is the last of the second epoch.
+    ids = [store.document_id(number) for number in batches.batch_examples(store, spec, 5)]
     assert dump["document_ids"].tolist() == ids
     assert f"documents {', '.join(ids[:3])}, ..." in said
     for name, value in batches.make_batch(store, spec, 5)._asdict().items():

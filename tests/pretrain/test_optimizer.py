@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cocondenser_jax.configs import default
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.optimizer import (
     AdamW,
@@ -14,7 +15,6 @@ from cocondenser_jax.pretrain.optimizer import (
     learning_rate_schedule,
     make_optimizer,
 )
-from cocondenser_jax.pretrain.step import initial_params
 
 
 def test_linear_warm_up_then_linear_decay():
@@ -30,7 +30,7 @@ def test_linear_warm_up_then_linear_decay():
 
 def test_decay_spares_biases_and_layer_norm():
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
-    params = initial_params(ModelConfig(**sizes, num_hidden_layers=2, skip_from=1), 0)
+    params = init_params(ModelConfig(**sizes, num_hidden_layers=2, skip_from=1), 0)
     for path, decays in jax.tree_util.tree_leaves_with_path(decay_mask(params)):
         leaf = dict(jax.tree_util.tree_leaves_with_path(params))[path]
         assert decays == (leaf.ndim == 2), path

@@ -4,16 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus.batches import BatchSpec, make_batch
-from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
@@ -21,10 +18,8 @@ from cocondenser_jax.pretrain import plan as module
 from cocondenser_jax.pretrain.compiled import (
     Collective,
     collectives,
-    estimated_cycles,
     host_transfers,
 )
-from cocondenser_jax.pretrain.experiment import batch_spec, step_settings
 from cocondenser_jax.pretrain.plan import (
     CORES,
     GIB,
@@ -38,6 +33,7 @@ from cocondenser_jax.pretrain.plan import (
     plan_step,
 )
 from cocondenser_jax.pretrain.step import LossSettings, state_shapes
+from tests.world import step_of
 
 GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
 REDUCE = (
@@ -58,59 +54,6 @@ def test_transfers_to_the_host_are_found():
     outfeed = "%o = token[] outfeed(%x, %token)"
     callback = '%c = f32[] custom-call(%x), custom_call_target="xla_python_cpu_callback"'
     assert host_transfers(f"{GATHER}\n{outfeed}\n{callback}") == 2
-
-
-def test_cycles_are_added_up_over_loops_branches_and_layers():
-    """As libtpu writes them: 100 once, 8 times 30, and in each of the eight one of two branches."""
-
-    def costs(n, path=""):
-        name = f' metadata={{op_name="jit(_fun)/while/body/{path}"}},' if path else ""
-        config = f'backend_config={{"window_config":{{"estimated_cycles":"{n}"}}}}'
-        return f"  %x.{n} = f32[2]{{0:T(256)}} fusion(%p), kind=kLoop, calls=%f,{name} {config}"
-
-    backward = "transpose(jvp(Condenser))/Condenser._backbone"
-    short = costs(7, "branch_0_fun/Condenser.encode/Condenser._backbone/embeddings/norm/mul")
-    text = "\n".join(
-        [
-            "HloModule jit__fun, entry_computation_layout={()->f32[2]{0}}",
-            "%short.1 (p: f32[2]) -> f32[2] {",
-            short,
-            "}",
-            "%full.1 (p: f32[2]) -> f32[2] {",
-            costs(20, f"{backward}/layers_0/layers_0._attend/key/dot_general"),
-            costs(21, f"{backward}/layers_11/layers_11._attend/key/add"),
-            costs(3, "jvp(Condenser)/head_1/mlp_norm/jit(_where)/select_n"),
-            "}",
-            "%body.1 (p: (s32[], f32[2])) -> (s32[], f32[2]) {",
-            "  %c.1 = f32[2]{0} conditional(%i, %p, %p), branch_computations={%short.1, %full.1}",
-            costs(30),
-            "}",
-            "%condition.1 (p: (s32[], f32[2])) -> pred[] {",
-            "  %constant.9 = s32[]{:T(256)} constant(8)",
-            "  ROOT %lt.1 = pred[] compare(%i, %constant.9), direction=LT",
-            "}",
-            "ENTRY %main.1_spmd (p: f32[2]) -> f32[2] {",
-            "  %while.1 = (s32[], f32[2]{0}) while(%t), condition=%condition.1, body=%body.1",
-            costs(100, "add"),
-            "}",
-        ]
-    )
-    rest = {"outside of the network": 100, "without a name": 8 * 30}
-    attend = {"gradient, layers/attend/key": 8 * 41, "forward, head/mlp_norm": 8 * 3}
-    assert estimated_cycles(text) == rest | attend
-    assert estimated_cycles(text, min) == rest | {"first pass, embeddings/norm": 8 * 7}
-
-
-def test_a_step_of_a_store_is_between_short_and_full(config, monkeypatch):
-    planned = {module.FULL: 20.0, module.SHORT: 10.0, "chunk size": 2, "cores": 8}
-    monkeypatch.setattr(module, "plan_step", lambda *arguments: dict(planned))
-    batch = make_batch(open_store(Path(config.data.store)), batch_spec(config), 0)
-    # Four spans on each of eight devices, sorted; those of up to 14 tokens are computed short.
-    tokens_8x4 = np.sort(np.sum(batch.attention_mask_SxL, axis=1).reshape(8, 4), axis=1)
-    is_full_8x2 = tokens_8x4[:, 1::2] > 14
-    assert 0 < is_full_8x2.mean() < 1
-    expected = 10 + 10 * is_full_8x2.mean()
-    assert plan(config, "v3-8")[module.AS_STORED] == pytest.approx(expected)
 
 
 def small_plan(tmp_path, *overrides):
@@ -136,13 +79,6 @@ def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path):
     assert exchanged["all-reduce f32"].startswith("2 (")
     assert planned["per step, transfers to or from the host"] == 0
     assert 0 < planned["memory, in all (GiB)"] < planned["memory of a core (GiB)"] == 16
-    # The compiler cannot be faster than the arithmetic, and ten operations are not all.
-    short, full = planned[module.SHORT], planned[module.FULL]
-    assert planned["roofline, arithmetic (ms)"] < short < full
-    of_compiler = [name for name in planned if name.startswith("by the compiler, ")]
-    assert len(of_compiler) == 12
-    assert 0.5 * full < sum(planned[name] for name in of_compiler[2:]) < full
-    assert "by the compiler, gradient, mlm/sd,vd->sv (ms)" in of_compiler
 
 
 @pytest.mark.parametrize(
@@ -197,7 +133,7 @@ def test_what_each_flag_of_plan_does(tmp_path, monkeypatch):
         }
 
     monkeypatch.setattr(module, "plan_step", pretend)
-    monkeypatch.setattr(module, "_topology", lambda name: (None, [None] * 8))
+    monkeypatch.setattr(module, "find_topology", lambda name: (None, [None] * 8))
     command = ["plan", "--config=configs/small.py", "--topology=v5e-8"]
     command += [f"--json_out={tmp_path}/plan.json"]
     for flags, chunk in ([], 0), (["--search_chunk"], 8):  # 16 spans a core
@@ -215,9 +151,9 @@ def test_the_largest_chunk_is_found_by_bisection(config, monkeypatch):
         return {"fits": "yes" if tried[-1] <= limit else "no", "chunk size": tried[-1]}
 
     monkeypatch.setattr(module, "plan_step", pretend)
-    monkeypatch.setattr(module, "_topology", lambda name: (None, [None] * 8))
+    monkeypatch.setattr(module, "find_topology", lambda name: (None, [None] * 8))
     spec = BatchSpec(0, 96, 16)  # 24 spans a core
-    arguments = ModelConfig(), step_settings(config, 4), spec, "v3-8"
+    arguments = ModelConfig(), step_of(config, 4), spec, "v3-8"
     with pytest.raises(UserError, match="not even chunks of one span fit"):
         largest_chunk(*arguments)
     for largest_that_fits, largest in [(7, 6), (24, 24), (1, 1), (23, 12)]:
@@ -233,10 +169,10 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     text = f"ENTRY %main (p: f32[2]) -> f32[2] {{\n{GATHER}\n}}"
     compiled = SimpleNamespace(as_text=lambda: text, memory_analysis=lambda: analysis)
     devices = [SimpleNamespace(process_index=i // 4, device_kind="TPU") for i in range(8)]
-    monkeypatch.setattr(module, "_topology", lambda name: (CORES["v3"], devices))
+    monkeypatch.setattr(module, "find_topology", lambda name: (CORES["v3"], devices))
     monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
     model = ModelConfig(**config.model, vocab_size=50, pad_token_id=0)
-    settings = step_settings(config, 6)
+    settings = step_of(config, 6)
     planned = plan_step(model, settings, BatchSpec(0, 16, 16), "v3-8")
 
     n_params = sum(x.size for x in jax.tree.leaves(state_shapes(model, settings.optimizer).params))
@@ -254,7 +190,6 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
         "memory, program (GiB)": 0.5,
         "memory, in all (GiB)": 5 + (4 - 3) + 2 + 0.5,
         "memory of a core (GiB)": 16,
-        module.FULL: 0,
         "roofline, network (ms)": 1e3 * 4 * 512 * 256 * 7 / 8 / 164e9,
         module.WHOLE_RUN: planned["roofline, step (ms)"] / 1e3 * 6 / 3600,
     }
@@ -266,7 +201,7 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
 )
 def test_a_core_is_what_jax_calls_a_device(topology, n_cores):
     pytest.importorskip("libtpu")
-    assert len(module._topology(topology)[1]) == n_cores
+    assert len(module.find_topology(topology)[1]) == n_cores
 
 
 @pytest.mark.parametrize("topology", ["v9-8", "v3:7x9", "v3", "tpu"])

@@ -26,12 +26,12 @@ from cocondenser_jax.pretrain.checkpoint import (
     load_run,
     saved_probes,
 )
-from cocondenser_jax.pretrain.experiment import batch_spec
-from cocondenser_jax.pretrain.loop import scratch_model, train
+from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.probe import measure_vectors, open_probe
 from cocondenser_jax.storage.runs import CHECKSUMS, numbered_folders, write_checksums
 from tests.pretrain.test_checkpoint import state_of
-from tests.world import WORDS, read_metrics, write_beir, write_qrels
+from tests.world import WORDS, batches_of, model_of, read_metrics, write_beir, write_qrels
 
 N_PASSAGES = 12
 
@@ -167,7 +167,7 @@ def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(probed, da
         mask = np.arange(16)[None] < len(ids)
         return np.array(forward(row, mask, np.zeros((1, 1), np.int32)).cls_BxD)[0]
 
-    spec = batch_spec(config)
+    spec = batches_of(config)
     whole, masked = (held_out_batch(store, spec._replace(masked=x)) for x in (False, True))
     n_tokens = whole.attention_mask_SxL.sum(axis=1)
     rows = [row[:n].tolist() for row, n in zip(whole.input_ids_SxL, n_tokens, strict=True)]
@@ -282,7 +282,7 @@ def test_a_collapse_is_named_once(config, monkeypatch, caplog):
         return lambda spread, batch: (1 + spread * noise, {})
 
     monkeypatch.setattr(probe, "mapped_forward", mapped_forward)
-    opened = open_probe(config, store, scratch_model(config.model, store))
+    opened = open_probe(resolve(config, store), store, model_of(config, store))
     steps = {1: 0.0, 2: 1.0, 3: 0.01, 4: 0.0, 5: 1.0, 6: 0.0}
     for step, spread in steps.items():
         assert "probe/mlm_loss" not in opened(step, spread)
@@ -301,8 +301,8 @@ def test_the_mlm_loss_is_that_of_the_head_where_there_is_one(config, monkeypatch
     store = open_store(Path(config.data.store))
     noise = np.random.default_rng(0).normal(size=(8, 16))
     monkeypatch.setattr(probe, "mapped_forward", lambda *_: lambda params, batch: (noise, sums))
-    values = open_probe(config, store, scratch_model(config.model, store))(1, None)
-    n_masked = held_out_batch(store, batch_spec(config)).weights_SxM.sum()
+    values = open_probe(resolve(config, store), store, model_of(config, store))(1, None)
+    n_masked = held_out_batch(store, batches_of(config)).weights_SxM.sum()
     assert values["probe/mlm_loss"] == pytest.approx(loss / n_masked)
 
 
@@ -310,7 +310,8 @@ def test_what_is_not_finite_counts_as_zero(config, probed):
     model_config, params, facts = load_run(probed)
     config = ConfigDict(facts["config"])
     broken = jax.tree.map(lambda x: np.full_like(x, np.nan), params)
-    opened = open_probe(config, open_store(Path(config.data.store)), model_config)
+    store = open_store(Path(config.data.store))
+    opened = open_probe(resolve(config, store), store, model_config)
     values = opened(3, broken)
     assert values["probe/partner_recall_at_1"] == 0
     # Of equal scores what is relevant comes last: the four of seven passages that are.
@@ -320,7 +321,7 @@ def test_what_is_not_finite_counts_as_zero(config, probed):
 def test_nothing_to_measure(config):
     config = config.copy_and_resolve_references().unlock()
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(config.model, store)
-    assert open_probe(config, store, model_config)(6, None) == {}
+    model_config = model_of(config, store)
+    assert open_probe(resolve(config, store), store, model_config)(6, None) == {}
     config.probe.update({"every": 1, "documents": 0})
-    assert open_probe(config, store, model_config)(6, None) == {}
+    assert open_probe(resolve(config, store), store, model_config)(6, None) == {}

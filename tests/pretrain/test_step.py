@@ -13,24 +13,20 @@ import pytest
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain import step as step_module
-from cocondenser_jax.pretrain.experiment import batch_spec, network_sizes, step_settings
-from cocondenser_jax.pretrain.loop import scratch_model
+from cocondenser_jax.pretrain.devices import batch_gradient, mapped_step, replicate
 from cocondenser_jax.pretrain.step import (
     AXIS,
-    _at_shortest_length,
-    batch_gradient,
+    at_shortest_length,
     check_batch,
-    initial_params,
     initial_state,
     loss_and_gradient,
-    mapped_step,
-    place,
     state_shapes,
     train_step,
 )
+from tests.world import batches_of, model_of, step_of
 
 
 class Trained(NamedTuple):
@@ -50,13 +46,13 @@ def steps(
 ):
     """Runs some steps on the first devices; the first parameters are multiplied by `factor`."""
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(network_sizes(config), store)
-    settings = step_settings(config, config.train.steps)
+    model_config = model_of(config, store)
+    settings = step_of(config, config.train.steps)
     devices = jax.devices()[:n_devices]
     step_once = mapped_step(model_config, settings, devices)
-    params = jax.tree.map(lambda x: factor * x, initial_params(model_config, config.seed))
-    state = place(initial_state(params, settings.optimizer), devices)
-    spec = batch_spec(config)
+    params = jax.tree.map(lambda x: factor * x, init_params(model_config, config.seed))
+    state = replicate(initial_state(params, settings.optimizer), devices)
+    spec = batches_of(config)
     metrics = []
     for step in range(n_steps):
         batch = make_batch(store, spec, step)
@@ -110,8 +106,8 @@ def test_two_passes_are_one_direct_pass(config, dropout, chunk_sizes):
 @pytest.mark.effect("pretrain train.remat")
 def test_layers_are_computed_again_where_the_settings_say_so(config):
     def count_products(config):
-        model_config = scratch_model(network_sizes(config), open_store(Path(config.data.store)))
-        settings, spec = step_settings(config, 1), batch_spec(config)
+        model_config = model_of(config, open_store(Path(config.data.store)))
+        settings, spec = step_of(config, 1), batches_of(config)
         batch = make_batch(open_store(Path(config.data.store)), spec, 0)
         state = state_shapes(model_config, settings.optimizer)
         step = functools.partial(train_step, model_config, settings)
@@ -139,7 +135,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_
     def shape(chunk):
         return jnp.array([chunk[0].input_ids_SxL.shape[1], chunk[0].weights_SxM.shape[1]])
 
-    found = _at_shortest_length(shape, (batch, None)).tolist()
+    found = at_shortest_length(shape, (batch, None)).tolist()
     assert found == [length, {14: 3, 16: 4}[length]]
 
 
@@ -167,10 +163,10 @@ def test_every_objective_goes_through_the_cache_and_over_devices(config, objecti
 def test_the_loss_without_tokens_is_the_mean_of_the_contrastive_one(config, objective):
     config = changed(config, train__objective=objective, train__chunk_size=0)
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(network_sizes(config), store)
-    params = initial_params(model_config, 0)
-    batch = make_batch(store, batch_spec(config), 0)
-    settings = step_settings(config, config.train.steps).loss
+    model_config = model_of(config, store)
+    params = init_params(model_config, 0)
+    batch = make_batch(store, batches_of(config), 0)
+    settings = step_of(config, config.train.steps).loss
     losses, _ = batch_gradient(model_config, settings, params, batch)
     cls_SxD = np.asarray(
         Condenser(model_config).apply(
@@ -197,12 +193,12 @@ def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
     config = changed(config, train__chunk_size=0, train__objective="condenser")
     store = open_store(Path(config.data.store))
     model_config, settings = (
-        scratch_model(config.model, store),
-        step_settings(config, config.train.steps),
+        model_of(config, store),
+        step_of(config, config.train.steps),
     )
     step = mapped_step(model_config, settings)
     batch = make_batch(store, BatchSpec(config.seed, 16, 16), 0)
-    first = place(initial_state(initial_params(model_config, 0), settings.optimizer))
+    first = replicate(initial_state(init_params(model_config, 0), settings.optimizer))
     second, _ = step(first, batch)
     with jax.log_compiles():
         step(second, batch)
@@ -214,10 +210,10 @@ def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
 
 def test_a_gradient_is_compiled_once_for_its_settings(config, caplog):
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(network_sizes(config), store)
-    params = initial_params(model_config, 0)
-    first, second = (make_batch(store, batch_spec(config), step) for step in range(2))
-    settings = step_settings(config, 1).loss
+    model_config = model_of(config, store)
+    params = init_params(model_config, 0)
+    first, second = (make_batch(store, batches_of(config), step) for step in range(2))
+    settings = step_of(config, 1).loss
     batch_gradient(model_config, settings, params, first)
     with jax.log_compiles():
         batch_gradient(model_config, settings._replace(), params, second)
@@ -238,7 +234,7 @@ def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config):
 def test_dropout_has_a_seed_for_every_seed_step_and_span(config, monkeypatch, n_devices):
     config = changed(config, model__hidden_dropout_prob=0.1, train__chunk_size=0)
     store = open_store(Path(config.data.store))
-    model_config = scratch_model(config.model, store)
+    model_config = model_of(config, store)
     batch = make_batch(store, BatchSpec(0, 16, 16), 0)
     parts = jax.tree.map(lambda x: x.reshape(n_devices, -1, *x.shape[1:]), batch)
 
@@ -251,7 +247,7 @@ def test_dropout_has_a_seed_for_every_seed_step_and_span(config, monkeypatch, n_
     monkeypatch.setattr(step_module, "loss_gradient", seeds_as_gradient)
 
     def seeds(seed):
-        loss = step_settings(config, 6).loss._replace(seed=seed)
+        loss = step_of(config, 6).loss._replace(seed=seed)
         draw = functools.partial(loss_and_gradient, model_config, loss, {})
         devices = jax.devices()[:n_devices]
         drawn = jax.pmap(draw, AXIS, in_axes=(None, 0), devices=devices)
@@ -271,9 +267,9 @@ def test_both_passes_see_the_same_vectors_bit_for_bit(config):
     dropout = {"model__hidden_dropout_prob": 0.1, "model__attention_probs_dropout_prob": 0.1}
     config = changed(config, **dropout, model__late_mlm=False)
     store = open_store(Path(config.data.store))
-    model = Condenser(scratch_model(config.model, store))
+    model = Condenser(model_of(config, store))
     batch = make_batch(store, BatchSpec(0, 16, 16), 0)
-    params = initial_params(model.config, 0)
+    params = init_params(model.config, 0)
     seeds = jnp.arange(32, dtype=jnp.uint32)
 
     def both(chunk):
@@ -293,10 +289,10 @@ def test_bfloat16_compares_vectors_in_float32(config):
     config = changed(config, train__dtype="bfloat16", train__chunk_size=4)
     (metrics,) = steps(config, n_devices=1).metrics
     store = open_store(Path(config.data.store))
-    model = Condenser(scratch_model(config.model, store), dtype=jnp.dtype("bfloat16"))
+    model = Condenser(model_of(config, store), dtype=jnp.dtype("bfloat16"))
     batch = make_batch(store, BatchSpec(config.seed, 16, 16), 0)
     inputs = batch.input_ids_SxL, batch.attention_mask_SxL
-    params = initial_params(model.config, config.seed)
+    params = init_params(model.config, config.seed)
     h = np.asarray(jax.jit(lambda: model.apply({"params": params}, *inputs, method="encode"))())
     logits = h.astype(np.float64) @ h.T.astype(np.float64)
     np.fill_diagonal(logits, -np.inf)
@@ -311,7 +307,7 @@ def test_span_sum_divides_by_spans(config):
     mean = steps(config, n_devices=1).metrics
     total = steps(changed(config, train__mlm_reduction="span_sum"), n_devices=1).metrics
     store = open_store(Path(config.data.store))
-    n_masked = make_batch(store, batch_spec(config), 0).weights_SxM.sum()
+    n_masked = make_batch(store, batches_of(config), 0).weights_SxM.sum()
     assert total[0]["loss"] == pytest.approx(mean[0]["loss"] * n_masked / 16, rel=1e-5)
     assert total[0]["head_mlm_loss"] == pytest.approx(mean[0]["head_mlm_loss"], rel=1e-5)
 
@@ -344,6 +340,6 @@ def test_training_lowers_the_mlm_loss(config):
 )
 def test_shapes_that_do_not_fit_are_refused(config, key, value, message):
     config = changed(config, **{key: value})
-    spec = batch_spec(config)
+    spec = batches_of(config)
     with pytest.raises(UserError, match=message):
         check_batch(spec, config.train.chunk_size, max_length=16, n_devices=8)

@@ -3,10 +3,10 @@
 import pytest
 
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import batch_spec
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.adapt import propose_finetuning, propose_pretraining
 from cocondenser_jax.settings import check
+from tests.world import batches_of
 
 PLAIN = ModelConfig(n_head_layers=0, skip_from=6)
 
@@ -52,7 +52,7 @@ def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu):
         for n_devices in (1, 2, 3, 8, 32):
             config = propose_pretraining(PLAIN, n_documents, n_devices, on_cpu)
             check(config, complete=False)
-            spec = batch_spec(config)
+            spec = batches_of(config)
             check_batch(spec, config.train.chunk_size, 512, n_devices)
             assert spec.batch_size <= max(n_documents, n_devices)
     for n_queries in (0, 1, 5, 10_000):

@@ -1,0 +1,120 @@
+"""The devices: the only file that knows that there are several, and how a step is mapped over them.
+
+Every function takes and gives a whole batch of the host and a single state; that each device has a
+part of the one and a copy of the other is not seen outside.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cocondenser_jax.corpus.batches import Batch, BatchSpec
+from cocondenser_jax.corpus.masking import mask_capacity
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.step import (
+    AXIS,
+    LossSettings,
+    Metrics,
+    StepSettings,
+    TrainState,
+    forward_sums,
+    loss_and_gradient,
+    split_rows,
+    state_shapes,
+    train_step,
+)
+
+Forward = Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]
+
+
+def mapped_step(
+    model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None = None
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns the step over devices: all of them, or those given.
+
+    It takes the state that `replicate` or an earlier step gave, and this host's part of the batch.
+    The state is donated: the one passed in must not be used again. Nothing waits for the devices
+    until a value of what it returns is read.
+    """
+    step = functools.partial(train_step, model_config, settings)
+    mapped = _pmap(step, devices, donate_argnums=0)
+    n_devices = len(devices) if devices else jax.local_device_count()
+
+    def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        # The batch alone goes from the host to the devices.
+        with jax.transfer_guard_host_to_device("allow"):
+            return cast(tuple[TrainState, Metrics], mapped(state, split_rows(batch, n_devices)))
+
+    return run
+
+
+def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forward:
+    """Returns the forward pass without dropout over all devices of all hosts.
+
+    It takes the parameters of a state that `replicate` or a step gave and a batch of any size, the
+    same on every host, of which a device computes `n_rows` at a time. Every host gets `cls_SxD`,
+    zero where not finite, and the sums of the MLM losses.
+    """
+    mapped = _pmap(functools.partial(forward_sums, model_config, dtype, n_rows), None)
+
+    def forward(params: Any, batch: Batch) -> tuple[np.ndarray, dict[str, float]]:
+        n_spans = len(batch.input_ids_SxL)
+        n_devices = jax.local_device_count()
+        n_local = math.ceil(n_spans / (n_rows * jax.device_count())) * n_rows * n_devices
+        rows_S = jax.process_index() * n_local + np.arange(n_local)
+        # The last row stands in for those that are too many, and counts once.
+        part = Batch(*(x[np.minimum(rows_S, n_spans - 1)] for x in batch))
+        part = part._replace(weights_SxM=part.weights_SxM * (rows_S < n_spans)[:, None])
+        with jax.transfer_guard_host_to_device("allow"):
+            cls_SxD, sums = jax.device_get(mapped(params, split_rows(part, n_devices)))
+        return np.nan_to_num(cls_SxD[:n_spans], posinf=0.0, neginf=0.0), sums
+
+    return forward
+
+
+def replicate(state: TrainState, devices: list[jax.Device] | None = None) -> TrainState:
+    """Gives every device a copy of the state, laid out as the step lays out its result.
+
+    Without it the second step would be compiled again.
+    """
+    n_devices = len(devices) if devices else jax.local_device_count()
+    return cast(TrainState, _pmap(lambda state, _: state, devices)(state, np.zeros(n_devices)))
+
+
+def compile_step(
+    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, devices: list[jax.Device]
+) -> jax.stages.Compiled:
+    """Compiles the step that `mapped_step` runs, for devices that need not be here."""
+    shape: Any = jax.ShapeDtypeStruct
+    spans = len(devices), spec.n_rows // len(devices)
+    tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
+    dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32)
+    shapes = zip((tokens, tokens, slots, slots, slots), dtypes, strict=True)
+    batch = Batch(*(shape(*each) for each in shapes))
+    state = state_shapes(model_config, settings.optimizer)
+    step = functools.partial(train_step, model_config, settings)
+    return _pmap(step, devices, donate_argnums=0).lower(state, batch).compile()
+
+
+def batch_gradient(
+    model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
+) -> tuple[Metrics, Any]:
+    """Returns the losses of a batch and their gradient at step 0, computed on one device."""
+    gradient = _mapped_gradient(model_config, settings)
+    return cast(tuple[Metrics, Any], gradient(params, split_rows(batch, 1)))
+
+
+@functools.lru_cache(maxsize=8)  # else every call would be compiled anew
+def _mapped_gradient(model_config: ModelConfig, settings: LossSettings) -> Any:
+    gradient = functools.partial(loss_and_gradient, model_config, settings, step=jnp.int32(0))
+    return _pmap(lambda params, batch: gradient(params, batch=batch), jax.local_devices()[:1])
+
+
+def _pmap(function: Callable, devices: list[jax.Device] | None, **options: Any) -> Any:
+    """Maps a function of (shared values, parts of the batch) that gives shared values."""
+    return jax.pmap(function, AXIS, in_axes=(None, 0), out_axes=None, devices=devices, **options)

@@ -102,7 +102,7 @@ def corpus(json_out, **options):
     flag("--profile_dir", Path, "gets a trace of steps 2 to 5, for TensorBoard or Perfetto"),
     takes_settings=True,
 )
-def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir=None):
+def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir):
     """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
     from cocondenser_jax.pretrain.supervisor import run_on_hosts
     from cocondenser_jax.settings import load_config

@@ -202,7 +202,7 @@ def _settings(
     config.warm_start = str(start)
     if store is not None:
         config.data.store = str(store.path)
-        every = max(run_length(override(config, overrides), store) // 10, 1)
+        every = max(resolve(override(config, overrides), store).n_steps // 10, 1)
         config.checkpoint.every = every
         config.probe.every = every
     return override(config, overrides)

@@ -6,11 +6,8 @@ The declarations are in `configs/`: `default.py` for pre-training, `finetune.py`
 
 import ast
 import importlib
-import re
 import runpy
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,33 +25,16 @@ DECLARED_IN = {
     "sentences": "sentences",
 }
 GIVEN = "given"  # a text that must not be empty
-_LARGEST_WHOLE = 2**32 - 1  # seeds, steps and sizes are passed on as 32-bit numbers
 
 
-@dataclass(frozen=True)
-class Interval:
-    """The numbers that a setting may have: as they are printed, and as a test of one."""
+class Interval(NamedTuple):
+    """The numbers that a setting may have, both ends included."""
 
-    text: str
-    holds: Callable[[float], bool]
+    low: float
+    high: float = 2**32 - 1  # seeds, steps and sizes are passed on as 32-bit numbers
 
-
-def at_least(low: float) -> Interval:
-    """Makes the interval from a number, itself included."""
-    return Interval(f"[{low}, ∞)", lambda x: low <= x)
-
-
-def above(low: float) -> Interval:
-    """Makes the interval from a number, itself excluded."""
-    return Interval(f"({low}, ∞)", lambda x: low < x)
-
-
-def between(low: float, high: float) -> Interval:
-    """Makes the interval between two numbers, themselves included."""
-    return Interval(f"[{low}, {high}]", lambda x: low <= x <= high)
-
-
-BELOW_ONE = Interval("[0, 1)", lambda x: 0 <= x < 1)
+    def __str__(self) -> str:
+        return f"from {self.low}" + (f" to {self.high}" if self.high < 2**32 - 1 else "")
 
 
 class Setting(NamedTuple):
@@ -81,39 +61,39 @@ def load_config(
     tasks: Sequence[str] = (PRETRAINING,),
     complete: bool = True,
 ) -> ConfigDict:
-    """Loads an experiment file, applies overrides, checks every setting; returns it locked.
+    """Loads an experiment, FILE.py or FILE.py:ARGUMENT, and overrides some of its settings.
 
-    Args:
-      spec: a path to a file with `get_config(argument)`, optionally followed by `:argument`. A path
-        `configs/x.py` that does not exist means the experiment of that name shipped with the
-        package.
-      overrides: words of the form `--config.a.b=value`.
-      tasks: the tasks that the caller runs.
-      complete: whether the settings that have no default must be set.
+    `tasks` and `complete` are those of `check`.
     """
-    match = re.fullmatch(r"(.*\.py)(?::(.*))?", spec, re.DOTALL)  # the path may hold colons
-    name, argument = match.groups("") if match else (spec, "")
+    name, suffix, argument = spec.partition(".py:")  # the path may hold colons
+    if suffix:
+        name += ".py"
     try:
-        get_config = runpy.run_path(str(_find(name))).get("get_config", lambda *_: None)
-        config = get_config(*[argument] if argument else [])
+        get_config = runpy.run_path(str(_find(name)))["get_config"]
+        config = get_config(argument) if argument else get_config()
     except UserError:
         raise
     except Exception as error:  # it is a program: it may raise anything
         raise UserError(f"{spec} cannot be loaded: {error!r}") from error
     if not isinstance(config, ConfigDict):
         raise UserError(f"{spec}: expected a function get_config that returns a ConfigDict")
-    _apply(config, overrides)
-    task = config.get("task", PRETRAINING)
-    if task not in tasks:
-        raise UserError(f"{spec} is for the task {task!r}; expected {' or '.join(tasks)}")
-    check(config, complete=complete)
-    return config
+    changed = override(config, overrides)
+    check(changed, tasks=tasks, complete=complete)
+    return changed
 
 
 def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-    """Returns a copy with settings changed as `--config.a.b=value` says, checked and locked."""
+    """Returns a checked and locked copy, changed as the words `--config.a.b=value` say."""
     changed = config.copy_and_resolve_references()
-    _apply(changed, overrides)
+    known = flatten(config, "config.")
+    changes = {}
+    for word in overrides:
+        name, equals, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--config.") or not equals:
+            raise UserError(f"unknown argument {word!r}: settings are given as --config.key=value")
+        changes[name] = _parse(text, lookup(known, name, "setting"))
+    with changed.unlocked(), changed.ignore_type():
+        changed.update_from_flattened_dict(changes, "config.")
     check(changed, complete=False)
     return changed.lock()
 
@@ -124,11 +104,16 @@ def declared_settings(task: str) -> dict[str, Setting]:
     return dict(module.SETTINGS)
 
 
-def check(config: ConfigDict, *, complete: bool = True) -> None:
-    """Raises a UserError for the first setting whose name, type or value is not as declared."""
+def check(
+    config: ConfigDict, *, complete: bool = True, tasks: Sequence[str] = tuple(DECLARED_IN)
+) -> None:
+    """Raises a UserError for the first setting whose name, type or value is not as declared.
+
+    `tasks` are those that the caller runs; unless `complete`, what has no default may be unset.
+    """
     task = config.get("task", PRETRAINING)
-    if task not in DECLARED_IN:
-        raise UserError(f"config.task is {task!r}; expected {' or '.join(DECLARED_IN)}")
+    if task not in tasks:
+        raise UserError(f"the config is for the task {task!r}; expected {' or '.join(tasks)}")
     settings = declared_settings(task)
     values = flatten(config)
     for name in values.keys() ^ settings.keys():
@@ -154,22 +139,19 @@ def _is_allowed(setting: Setting, value: Any, complete: bool) -> bool:
     if type(value) is not type(setting.default):
         return False
     if isinstance(setting.allowed, Interval):
-        largest = _LARGEST_WHOLE if type(value) is int else sys.float_info.max
-        return value <= largest and setting.allowed.holds(value)
+        return setting.allowed.low <= value <= setting.allowed.high
     if setting.allowed == GIVEN:
         return bool(value) or not complete
     return setting.allowed is None or value in setting.allowed
 
 
 def _expected(setting: Setting) -> str:
-    if isinstance(setting.allowed, tuple):
-        return " or ".join(map(repr, setting.allowed))
     if setting.allowed == GIVEN:
         return setting.meaning
+    if isinstance(setting.allowed, tuple) and not isinstance(setting.allowed, Interval):
+        return " or ".join(map(repr, setting.allowed))
     kind = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
-    within = f" in {setting.allowed.text}" if isinstance(setting.allowed, Interval) else ""
-    unit = f" ({setting.unit})" if setting.unit else ""
-    return f"{kind[type(setting.default)]}{within}{unit}"
+    return f"{kind[type(setting.default)]} {setting.allowed or ''} {setting.unit}".rstrip()
 
 
 def _find(name: str) -> Path:
@@ -179,19 +161,6 @@ def _find(name: str) -> Path:
     folder = Path(importlib.import_module("cocondenser_jax.configs").__path__[0])
     shipped = {f"configs/{path.name}": path for path in sorted(folder.glob("[a-z]*.py"))}
     return lookup(shipped, Path(name).as_posix(), "config file")
-
-
-def _apply(config: ConfigDict, overrides: Sequence[str]) -> None:
-    """Sets values; `check` compares them with the declarations."""
-    known = flatten(config, "config.")
-    changes = {}
-    for word in overrides:
-        name, equals, text = word.removeprefix("--").partition("=")
-        if not word.startswith("--config.") or not equals:
-            raise UserError(f"unknown argument {word!r}: settings are given as --config.key=value")
-        changes[name] = _parse(text, lookup(known, name, "setting"))
-    with config.ignore_type():
-        config.update_from_flattened_dict(changes, "config.")
 
 
 def _parse(text: str, old: Any) -> Any:

@@ -17,18 +17,18 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.configs.finetune import RANKING, TRAINING
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.settings import GIVEN, Setting, at_least, to_config
+from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 
 SETTINGS = {
     "task": Setting("cross_encoder", ("cross_encoder",), "", "what is trained"),
     **TRAINING,
     **RANKING,
     "negatives_run": RANKING["negatives_run"]._replace(allowed=GIVEN),
-    "negatives_per_query": RANKING["negatives_per_query"]._replace(allowed=at_least(1)),
+    "negatives_per_query": RANKING["negatives_per_query"]._replace(allowed=Interval(1)),
     "batch_size": TRAINING["batch_size"]._replace(default=8, unit="queries"),
     "epochs": TRAINING["epochs"]._replace(default=3),
     "max_length": Setting(
-        160, at_least(8), "tokens", "of a pair: 32 + 128; the longer text is cut, the passage"
+        160, Interval(8), "tokens", "of a pair: 32 + 128; the longer text is cut, the passage"
     ),
     "loss": Setting(
         "softmax",

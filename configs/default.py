@@ -7,19 +7,10 @@ A declaration is: default, allowed values, unit, meaning.
 from ml_collections import ConfigDict
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.settings import (
-    BELOW_ONE,
-    GIVEN,
-    Interval,
-    Setting,
-    above,
-    at_least,
-    between,
-    to_config,
-)
+from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 
 SETTINGS = {
-    "seed": Setting(0, at_least(0), "", "initial parameters, order, span pairs, masks, dropout"),
+    "seed": Setting(0, Interval(0), "", "initial parameters, order, span pairs, masks, dropout"),
     "warm_start": Setting(
         "", None, "", "what to start from: Hugging Face folder or hub name, or a run folder"
     ),
@@ -32,29 +23,31 @@ SETTINGS = {
         "the folder of `corpus`; or several: `wiki,2*books`, books twice an epoch",
     ),
     "data.batch_size": Setting(
-        2048, at_least(1), "examples", "over all devices of all hosts; see `train.objective`"
+        2048, Interval(1), "examples", "over all devices of all hosts; see `train.objective`"
     ),
-    "data.length": Setting(128, at_least(3), "tokens", "longest span, with [CLS] and [SEP]"),
+    "data.length": Setting(128, Interval(3), "tokens", "longest span, with [CLS] and [SEP]"),
     "data.short_span_prob": Setting(
-        0.0, between(0, 1), "", "probability of a span to be cut to a random number of words"
+        0.0, Interval(0, 1), "", "probability of a span to be cut to a random number of words"
     ),
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
     "model.model_type": Setting(
         "bert", ("bert", "roberta", "xlm-roberta", "modernbert"), "", "architecture"
     ),
-    "model.hidden_size": Setting(768, at_least(1), "", "width of the network"),
-    "model.num_hidden_layers": Setting(12, at_least(1), "layers", "depth of the backbone"),
-    "model.num_attention_heads": Setting(12, at_least(1), "heads", "must divide the hidden size"),
-    "model.intermediate_size": Setting(3072, at_least(1), "", "width of the feed-forward layers"),
-    "model.max_position_embeddings": Setting(512, at_least(3), "tokens", "longest input"),
-    "model.hidden_dropout_prob": Setting(0.1, BELOW_ONE, "", "dropout of hidden states"),
-    "model.attention_probs_dropout_prob": Setting(0.1, BELOW_ONE, "", "dropout of attention"),
+    "model.hidden_size": Setting(768, Interval(1), "", "width of the network"),
+    "model.num_hidden_layers": Setting(12, Interval(1), "layers", "depth of the backbone"),
+    "model.num_attention_heads": Setting(12, Interval(1), "heads", "must divide the hidden size"),
+    "model.intermediate_size": Setting(3072, Interval(1), "", "width of the feed-forward layers"),
+    "model.max_position_embeddings": Setting(512, Interval(3), "tokens", "longest input"),
+    "model.hidden_dropout_prob": Setting(0.1, Interval(0, 0.99), "", "dropout of hidden states"),
+    "model.attention_probs_dropout_prob": Setting(
+        0.1, Interval(0, 0.99), "", "dropout of attention"
+    ),
     "model.n_head_layers": Setting(
-        2, at_least(1), "layers", "depth of the Condenser head, where the objective has one"
+        2, Interval(1), "layers", "depth of the Condenser head, where the objective has one"
     ),
     "model.skip_from": Setting(
-        6, at_least(0), "layer", "backbone layer whose tokens the head reads, from 1; 0: embeddings"
+        6, Interval(0), "layer", "backbone layer whose tokens the head reads, from 1; 0: embeddings"
     ),
     "model.late_mlm": Setting(True, None, "", "also predict masked tokens from the last layer"),
     # The loss and how it is computed.
@@ -65,14 +58,16 @@ SETTINGS = {
         "an example is a span (mlm, condenser), two spans of a document (cocondenser; contrastive:"
         " without MLM), or a sentence and the rest of its span (ict)",
     ),
-    "train.epochs": Setting(8.0, above(0), "epochs", "length of the run: passes over the store"),
-    "train.steps": Setting(0, at_least(0), "steps", "length of the run; 0: epochs decide"),
-    "train.mlm_weight": Setting(1.0, at_least(0), "", "weight of the MLM loss"),
+    "train.epochs": Setting(
+        8.0, Interval(1e-6), "epochs", "length of the run: passes over the store"
+    ),
+    "train.steps": Setting(0, Interval(0), "steps", "length of the run; 0: epochs decide"),
+    "train.mlm_weight": Setting(1.0, Interval(0), "", "weight of the MLM loss"),
     "train.mlm_reduction": Setting(
         "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of the paper"
     ),
     "train.chunk_size": Setting(
-        64, at_least(0), "spans", "per forward pass on a device; 0: the whole batch at once"
+        64, Interval(0), "spans", "per forward pass on a device; 0: the whole batch at once"
     ),
     "train.remat": Setting(
         False,
@@ -82,38 +77,38 @@ SETTINGS = {
         " larger chunks fit, for about a third more arithmetic",
     ),
     "train.skip_nonfinite": Setting(
-        0, at_least(0), "steps", "NaN or infinite steps that a run may skip"
+        0, Interval(0), "steps", "NaN or infinite steps that a run may skip"
     ),
     "train.dtype": Setting(
         "bfloat16", ("bfloat16", "float32"), "", "of the computation; parameters are float32"
     ),
-    "optimizer.learning_rate": Setting(1e-4, between(0, 1), "", "peak"),
-    "optimizer.warmup_ratio": Setting(0.1, BELOW_ONE, "of all steps", "linear warm-up"),
-    "optimizer.weight_decay": Setting(0.01, between(0, 1), "", "none on biases and LayerNorm"),
-    "optimizer.clip_norm": Setting(1.0, above(0), "", "largest global norm of the gradient"),
-    "optimizer.b1": Setting(0.9, BELOW_ONE, "", "Adam's β₁"),
-    "optimizer.b2": Setting(0.999, BELOW_ONE, "", "Adam's β₂"),
-    "optimizer.eps": Setting(1e-8, Interval("(0, 1]", lambda eps: 0 < eps <= 1), "", "Adam's ε"),
-    "checkpoint.every": Setting(2_000, at_least(1), "steps", "between two checkpoints"),
+    "optimizer.learning_rate": Setting(1e-4, Interval(0, 1), "", "peak"),
+    "optimizer.warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
+    "optimizer.weight_decay": Setting(0.01, Interval(0, 1), "", "none on biases and LayerNorm"),
+    "optimizer.clip_norm": Setting(1.0, Interval(1e-6), "", "largest global norm of the gradient"),
+    "optimizer.b1": Setting(0.9, Interval(0, 0.999999), "", "Adam's β₁"),
+    "optimizer.b2": Setting(0.999, Interval(0, 0.999999), "", "Adam's β₂"),
+    "optimizer.eps": Setting(1e-8, Interval(1e-30, 1), "", "Adam's ε"),
+    "checkpoint.every": Setting(2_000, Interval(1), "steps", "between two checkpoints"),
     "checkpoint.keep": Setting(
-        2, at_least(2), "checkpoints", "latest ones kept; two, for one may turn out to be damaged"
+        2, Interval(2), "checkpoints", "latest ones kept; two, for one may turn out to be damaged"
     ),
     "checkpoint.keep_every": Setting(
-        20_000, at_least(0), "steps", "checkpoints of multiples are never deleted; 0: none"
+        20_000, Interval(0), "steps", "checkpoints of multiples are never deleted; 0: none"
     ),
     # The probe; docs/probe.md says how to read it.
     "probe.every": Setting(
-        2_000, at_least(0), "steps", "between two probes; 0: none, and no document is held out"
+        2_000, Interval(0), "steps", "between two probes; 0: none, and no document is held out"
     ),
     "probe.documents": Setting(
-        512, at_least(0), "documents", "never trained on, for the probe; a tenth of all at most"
+        512, Interval(0), "documents", "never trained on, for the probe; a tenth of all at most"
     ),
     "probe.data": Setting(
         "", None, "", "a BEIR, MS MARCO or DPR folder that the probe searches, too"
     ),
     "probe.split": Setting("test", None, "", "of probe.data: the queries and their judgments"),
     "probe.passages": Setting(
-        5_000, at_least(0), "passages", "sample of probe.data, all relevant ones in it; 0: all"
+        5_000, Interval(0), "passages", "sample of probe.data, all relevant ones in it; 0: all"
     ),
     "probe.metric": Setting(
         "",
@@ -125,7 +120,7 @@ SETTINGS = {
         "says which checkpoint is the best; '': the first of ndcg_at_10, partner_mrr and mlm_loss"
         " that is measured",
     ),
-    "log_every": Setting(50, at_least(1), "steps", "between two lines of metrics"),
+    "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
     "loggers": Setting(
         "", None, "", "functions of step and values that get the metrics, too: MODULE:FUNCTION,..."
     ),

@@ -43,58 +43,58 @@ from typing import Any
 import ml_collections
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.settings import BELOW_ONE, GIVEN, Setting, above, at_least, between, to_config
+from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 
 # What every fine-tuning has, whatever its task.
 TRAINING = {
     "model": Setting("", GIVEN, "", "transformer or retriever: a folder or hub name"),
     "data": Setting("", GIVEN, "", "folder in BEIR, MS MARCO or DPR layout; sentences: a file"),
-    "batch_size": Setting(32, at_least(1), "rows", "per step, over all processes"),
-    "epochs": Setting(1, at_least(1), "epochs", "passes over the training rows"),
-    "max_steps": Setting(0, at_least(0), "steps", "ends the run earlier; 0: epochs decide"),
-    "learning_rate": Setting(2e-5, between(0, 1), "", "peak; linear decay to 0"),
-    "warmup_ratio": Setting(0.1, BELOW_ONE, "of all steps", "linear warm-up"),
-    "weight_decay": Setting(0.01, between(0, 1), "", "AdamW; none on biases and LayerNorm"),
+    "batch_size": Setting(32, Interval(1), "rows", "per step, over all processes"),
+    "epochs": Setting(1, Interval(1), "epochs", "passes over the training rows"),
+    "max_steps": Setting(0, Interval(0), "steps", "ends the run earlier; 0: epochs decide"),
+    "learning_rate": Setting(2e-5, Interval(0, 1), "", "peak; linear decay to 0"),
+    "warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
+    "weight_decay": Setting(0.01, Interval(0, 1), "", "AdamW; none on biases and LayerNorm"),
     "precision": Setting(
         "auto", ("auto", "float32", "bfloat16"), "", "auto: bfloat16 on a GPU that has it"
     ),
-    "seed": Setting(42, at_least(0), "", "order, negatives, dropout, new heads"),
-    "log_every": Setting(50, at_least(1), "steps", "between two lines of metrics"),
+    "seed": Setting(42, Interval(0), "", "order, negatives, dropout, new heads"),
+    "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
     "loggers": Setting(
         "", None, "", "functions of step and values that get the metrics, too: MODULE:FUNCTION,..."
     ),
     "checkpoint_every": Setting(
-        2000, at_least(0), "steps", "0: none but the best; an interrupted run starts again"
+        2000, Interval(0), "steps", "0: none but the best; an interrupted run starts again"
     ),
     "loader_workers": Setting(
-        0, between(0, 64), "processes", "prepare batches; on a GPU, 2 or more"
+        0, Interval(0, 64), "processes", "prepare batches; on a GPU, 2 or more"
     ),
 }
 # What training on queries and passages has, whatever reads them.
 RANKING = {
     "split": Setting("train", GIVEN, "", "the judgments: qrels/SPLIT.tsv and the like"),
-    "train_queries": Setting(0, at_least(0), "queries", "drawn from the split by seed; 0: all"),
+    "train_queries": Setting(0, Interval(0), "queries", "drawn from the split by seed; 0: all"),
     "strict": Setting(False, None, "", "refuse queries without a positive rather than skip them"),
     "negatives_run": Setting(
         "", None, "", "TREC run, MS MARCO's triples of ids or DPR's biencoder file"
     ),
-    "negatives_per_query": Setting(7, at_least(0), "passages", "drawn anew every epoch"),
-    "negatives_depth": Setting(200, at_least(1), "passages", "per query, to draw negatives from"),
+    "negatives_per_query": Setting(7, Interval(0), "passages", "drawn anew every epoch"),
+    "negatives_depth": Setting(200, Interval(1), "passages", "per query, to draw negatives from"),
 }
 SETTINGS = {
     "task": Setting("retriever", ("retriever",), "", "what is trained"),
     **TRAINING,
     **RANKING,
-    "batch_size": Setting(8, at_least(2), "queries", "per step, over all processes"),
+    "batch_size": Setting(8, Interval(2), "queries", "per step, over all processes"),
     "epochs": TRAINING["epochs"]._replace(default=3),
     "learning_rate": TRAINING["learning_rate"]._replace(default=5e-6),
     "pooling": Setting("", ("", "cls", "mean"), "", "'': the folder's own; a plain folder has cls"),
     "two_towers": Setting(False, None, "", "an encoder each for queries and passages"),
     "projection": Setting(
-        0, at_least(0), "dimensions", "of the vectors, by a new matrix without bias; 0: none"
+        0, Interval(0), "dimensions", "of the vectors, by a new matrix without bias; 0: none"
     ),
-    "query_length": Setting(32, at_least(3), "tokens", "kept of prompt and query"),
-    "passage_length": Setting(128, at_least(3), "tokens", "kept of prompt, title and text"),
+    "query_length": Setting(32, Interval(3), "tokens", "kept of prompt and query"),
+    "passage_length": Setting(128, Interval(3), "tokens", "kept of prompt, title and text"),
     "query_prompt": Setting("", None, "", "stands before a query; '': the folder's own"),
     "passage_prompt": Setting("", None, "", "stands before a passage; '': the folder's own"),
     "loss": Setting(
@@ -104,9 +104,9 @@ SETTINGS = {
         "pairwise: RankNet; learning_to_rank: of learned scores; soft labels need a teacher",
     ),
     "teacher_run": Setting("", None, "", "TREC run of a cross-encoder's scores, for soft labels"),
-    "scale": Setting(1.0, above(0), "", "factor of the scores: 1 / temperature"),
+    "scale": Setting(1.0, Interval(1e-6), "", "factor of the scores: 1 / temperature"),
     "chunk_size": Setting(
-        0, at_least(0), "texts", "per forward pass, with a gradient cache; 0: a whole step's"
+        0, Interval(0), "texts", "per forward pass, with a gradient cache; 0: a whole step's"
     ),
     "batches": Setting(
         "random", ("random", "sequential", "hard"), "", "hard: adaptive batch scheduling"
@@ -117,19 +117,19 @@ SETTINGS = {
         "",
         "of hard batches, from the second epoch; the first: bm25",
     ),
-    "batch_depth": Setting(100, at_least(1), "passages", "scored for each query, for hard batches"),
+    "batch_depth": Setting(100, Interval(1), "passages", "scored for each query, for hard batches"),
     "eval_every": Setting(
         0,
-        at_least(0),
+        Interval(0),
         "steps",
         "between two evaluations; the best model is kept; 0: none, the last",
     ),
     "eval_split": Setting("dev", GIVEN, "", "the judgments to evaluate on"),
     "eval_candidates": Setting(
-        0, at_least(0), "passages", "drawn for each query, for MRR@100; 0: the collection, MRR@10"
+        0, Interval(0), "passages", "drawn for each query, for MRR@100; 0: the collection, MRR@10"
     ),
     "patience": Setting(
-        0, at_least(0), "evaluations", "without a gain end the run; 0: they do not"
+        0, Interval(0), "evaluations", "without a gain end the run; 0: they do not"
     ),
 }
 

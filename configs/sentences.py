@@ -28,22 +28,22 @@ from ml_collections import ConfigDict
 from cocondenser_jax.configs.finetune import SETTINGS as RETRIEVER
 from cocondenser_jax.configs.finetune import TRAINING
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.settings import Setting, at_least, to_config
+from cocondenser_jax.settings import Interval, Setting, to_config
 
 SETTINGS = {
     "task": Setting("sentences", ("sentences",), "", "what is trained"),
     **TRAINING,
     "epochs": TRAINING["epochs"]._replace(default=4),
-    "train_rows": Setting(0, at_least(0), "rows", "drawn from the file by seed; 0: all"),
+    "train_rows": Setting(0, Interval(0), "rows", "drawn from the file by seed; 0: all"),
     "pooling": RETRIEVER["pooling"],
-    "length": Setting(64, at_least(3), "tokens", "kept of a sentence"),
+    "length": Setting(64, Interval(3), "tokens", "kept of a sentence"),
     "loss": Setting(
         "cosine",
         ("cosine", "triplet", "softmax"),
         "",
         "for scored pairs; for triplets; for pairs with a label (inference)",
     ),
-    "margin": Setting(5.0, at_least(0), "Euclidean distance", "of the triplet loss"),
+    "margin": Setting(5.0, Interval(0), "Euclidean distance", "of the triplet loss"),
 }
 
 

@@ -27,10 +27,10 @@ _TABLE_HEAD = "| setting | default | allowed | unit | meaning |\n|---|---|---|--
 
 def _row(name: str, setting: Setting) -> str:
     allowed = setting.allowed or type(setting.default).__name__
-    if isinstance(allowed, tuple):
+    if isinstance(allowed, Interval):
+        allowed = f"{type(setting.default).__name__} {allowed}"
+    elif isinstance(allowed, tuple):
         allowed = ", ".join(f"`{choice!r}`" for choice in allowed)
-    elif isinstance(allowed, Interval):
-        allowed = f"{type(setting.default).__name__} in {allowed.text}"
     cells = (f"`{name}`", f"`{setting.default!r}`", allowed, setting.unit, setting.meaning)
     return f"| {' | '.join(cells)} |"
 

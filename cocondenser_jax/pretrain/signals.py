@@ -70,9 +70,7 @@ def between_steps(run: Callable[[Callable[[int], bool]], None]) -> None:
         if n_heard > PATIENCE:
             os._exit(128 + number)
         asked.set()
-        left = PATIENCE + 1 - n_heard
-        more = "once more" if left == 1 else f"{left} more times"
-        logger.info("stops and saves after this step; signal %s to stop now", more)
+        logger.info("stops and saves after this step; the third signal ends it at once")
 
     with listening(answer):
         run(is_to_stop)

@@ -29,13 +29,14 @@ def run_on_hosts(
     Without a coordinator there are none, and it is called at once.
     """
     if coordinator in (None, "auto"):
-        if (n_hosts, host) != (None, None):
-            raise UserError("--num_hosts and --host go with --coordinator=HOST:PORT")
-    elif not re.fullmatch(r"[!-~]+:\d+", coordinator):
-        raise UserError(f"--coordinator={coordinator}: expected HOST:PORT or auto")
-    elif n_hosts is None or host is None or not 0 <= host < n_hosts:
+        is_complete = n_hosts is None and host is None
+    else:
+        is_named = re.fullmatch(r"[!-~]+:\d+", coordinator) is not None
+        is_complete = is_named and n_hosts is not None and host is not None and 0 <= host < n_hosts
+    if not is_complete:
         raise UserError(
-            f"--coordinator={coordinator} needs --num_hosts=N and --host=I with 0 <= I < N"
+            "several hosts need --coordinator=auto, or --coordinator=HOST:PORT with --num_hosts=N"
+            " and --host=I, 0 <= I < N"
         )
     if coordinator is None:
         run()

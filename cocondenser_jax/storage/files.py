@@ -264,36 +264,28 @@ def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
         case ".gz":
             return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
         case ".xz":
-            text = _members(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), b"\0")
+            text = _members(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
         case ".zst":
-            text = _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), b"")
+            text = _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj())
         case _:
             return raw
     return io.BufferedReader(_Pieces(text), 1 << 20)
 
 
-def _members(raw: IO[bytes], new_member: Callable[[], Any], padding: bytes) -> Iterator[memoryview]:
+def _members(raw: IO[bytes], new_member: Callable[[], Any]) -> Iterator[memoryview]:
     """Decompresses members end to end, and refuses anything else between and after them.
 
-    Python's LZMAFile (3.11, 3.12) takes a damaged second member, and padding, for the end of the
-    file (https://github.com/python/cpython/issues/88300); zstandard 0.25's reader takes a truncated
-    file for a whole one. Bytes of `padding` may follow a member, in multiples of four.
+    Python's LZMAFile (3.11, 3.12) takes a damaged second member for the end of the file
+    (https://github.com/python/cpython/issues/88300); zstandard 0.25's reader takes a truncated
+    file for a whole one.
     """
-    member, n_padding, data = new_member(), 0, b""
+    member = new_member()
+    data = b""
     while data := data or raw.read(_PIECE_BYTES):
         if member.eof:
-            n_bytes = len(data)
-            data = data.lstrip(padding)
-            n_padding += n_bytes - len(data)
-            if not data:
-                continue
-            if n_padding % 4:
-                break
-            member, n_padding = new_member(), 0
+            member = new_member()
         yield memoryview(member.decompress(data))
         data = member.unused_data
-    if n_padding % 4:
-        raise EOFError(f"{n_padding} bytes of padding, expected a multiple of 4")
     if not member.eof:
         raise EOFError("the file ends within a member")
 

@@ -1,29 +1,10 @@
-"""Paths of what several machines make in parts; paths of any characters."""
+"""Paths of what several machines make in parts."""
 
-import contextlib
-import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.errors import UserError, first_three
-
-
-@contextlib.contextmanager
-def plain_path(path: Path) -> Iterator[Path]:
-    """Yields a path of the same place without special characters: itself, or a link for a while.
-
-    TensorStore, tokenizers, safetensors, faiss and datasets accept UTF-8 only.
-    """
-    absolute = path.absolute()
-    if re.fullmatch(r"[\w/.-]+", str(absolute), re.ASCII):
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="cocondenser-") as temporary:
-        link = Path(temporary) / "link"
-        link.symlink_to(absolute)
-        yield link
 
 
 def shard_folder(folder: Path, shard: tuple[int, int]) -> Path:

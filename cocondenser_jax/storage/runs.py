@@ -116,21 +116,14 @@ def require_intact(folder: Path) -> None:
 
     A folder without checksums counts as damaged.
     """
-    if name := damaged_file(folder):
-        raise UserError(f"{folder} is damaged ({name} is not what was saved)")
-
-
-def damaged_file(folder: Path) -> str | None:
-    """Returns the first file that changed since `write_checksums`; None if none did."""
     try:
         checksums = read_object(folder / CHECKSUMS)
     except UserError:
-        return CHECKSUMS
+        checksums = {CHECKSUMS: "none"}
     for name, sha256 in checksums.items():
         path = folder / name
         if not path.is_file() or file_sha256(path) != sha256:
-            return name
-    return None
+            raise UserError(f"{folder} is damaged ({name} is not what was saved)")
 
 
 def _require_unstarted(folder: Path, first: str) -> None:

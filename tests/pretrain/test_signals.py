@@ -80,7 +80,7 @@ def test_a_signal_is_answered_that_comes_while_another_is(caplog):
         signals.between_steps(run)
     finally:
         signals.logger.removeHandler(handler)
-    assert ["2 more" in answers[0], "once more" in answers[-1]] == [True, True]
+    assert len(answers) == 2
 
 
 def test_what_a_run_raises_is_raised_and_handlers_come_back():
@@ -118,9 +118,9 @@ def test_signals_during_a_step_are_answered_and_the_third_ends_it(number):
     assert process.stderr
     try:
         assert process.stdout.readline() == "ready\n"
-        for more in ("2 more times", "once more"):
+        for _ in range(2):
             process.send_signal(signal.SIGINT)
-            answer = f"stops and saves after this step; signal {more} to stop now\n"
+            answer = "stops and saves after this step; the third signal ends it at once\n"
             assert process.stderr.readline() == answer
         process.send_signal(number)
         assert process.wait(timeout=60) == 128 + number

@@ -11,7 +11,6 @@ from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import (
     CHECKSUMS,
     LOCK,
-    damaged_file,
     newest_intact,
     numbered_folders,
     require_intact,
@@ -132,14 +131,13 @@ def test_a_file_that_changed_or_is_gone_is_damage(tmp_path):
     (tmp_path / "part" / "a").write_bytes(b"0123")
     (tmp_path / "b").write_bytes(b"")
     write_checksums(tmp_path)
-    assert damaged_file(tmp_path) is None
     require_intact(tmp_path)
     (tmp_path / "new").touch()
-    assert damaged_file(tmp_path) is None
+    require_intact(tmp_path)
     (tmp_path / "part" / "a").write_bytes(b"0133")
-    assert damaged_file(tmp_path) == "part/a"
+    with pytest.raises(UserError, match=rf"{tmp_path} is damaged \(part/a is not what was saved"):
+        require_intact(tmp_path)
     (tmp_path / "b").unlink()
-    assert damaged_file(tmp_path) == "b"
     with pytest.raises(UserError, match=rf"{tmp_path} is damaged \(b is not what was saved\)"):
         require_intact(tmp_path)
 
@@ -149,9 +147,11 @@ def test_broken_checksums_are_damage(tmp_path, content):
     folder = tmp_path / "item"
     folder.mkdir()
     (tmp_path / "outside").touch()
-    assert damaged_file(folder) == CHECKSUMS
+    with pytest.raises(UserError, match=r"\(sha256\.json is not what was saved\)"):
+        require_intact(folder)
     (folder / CHECKSUMS).write_text(content)
-    assert damaged_file(folder) is not None
+    with pytest.raises(UserError, match="is not what was saved"):
+        require_intact(folder)
 
 
 def test_checksums_and_their_files_survive_a_power_cut(tmp_path, monkeypatch):

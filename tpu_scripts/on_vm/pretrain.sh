@@ -42,8 +42,8 @@ fetch_store() {
 is_whole() {
   .venv/bin/python -c 'import sys
 from pathlib import Path
-from cocondenser_jax.storage.runs import damaged_file
-sys.exit(damaged_file(Path(sys.argv[1])))' "$1"
+from cocondenser_jax.storage.runs import require_intact
+require_intact(Path(sys.argv[1]))' "$1"
 }
 
 # fetch_run FOLDER: the newest whole checkpoint in the bucket, unless there is a run here. One that

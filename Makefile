@@ -91,7 +91,7 @@ mutants: .venv/mutants
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python \
-	  --resolution lowest-direct --editable '.[all]' pytest pytest-timeout hypothesis
+	  --resolution lowest-direct --editable '.[all]' 'pytest>=9' 'pytest-timeout>=2.4' 'hypothesis>=6.150'
 	touch $@
 
 # Beam and JAX do not agree on versions of what both need.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.convert.from_torch import complete, load_folder
+from cocondenser_jax.convert.from_torch import load_folder, with_missing_head
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
@@ -58,7 +58,7 @@ def load_warm_start(
     if not (network["n_head_layers"] and model_config.n_head_layers):
         tensors = to_tensors(params, model_config)
         model_config = dataclasses.replace(model_config, late_mlm=True, **asked)
-        params = complete(name_or_folder, tensors, model_config, init_head_seed)
+        params = with_missing_head(name_or_folder, tensors, model_config, init_head_seed)
     for name, wanted in asked.items():
         if (found := getattr(model_config, name)) != wanted:
             raise UserError(

@@ -34,12 +34,26 @@ logger = logging.getLogger(__name__)
 
 # What config.json may say besides sizes; any other value means another network.
 _SUPPORTED = {
-    **{"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False},
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
     # ModernBERT's
-    **{"hidden_activation": "gelu", "classifier_activation": "gelu", "decoder_bias": True},
-    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
+    "hidden_activation": "gelu",
+    "decoder_bias": True,
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
 }
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_GLOBAL = "full_attention"
+_LOCAL = "sliding_attention"
+_WEIGHTS = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model-*-of-*.bin",
+)
 # Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
 
@@ -80,7 +94,7 @@ def load_folder(
     head = _read_head(folder)
     config = _shape(folder, head, n_head_layers, skip_from)
     tensors = _canonical(_read_weights(folder), NAMES[config.model_type], folder) | head
-    params = complete(folder, tensors, config, init_head_seed)
+    params = with_missing_head(folder, tensors, config, init_head_seed)
     others = tensors.keys() - expected_shapes(config).keys()
     if unused := sorted(name for name in others if not _IGNORED.search(name)):
         logger.warning("%s: %d tensors are not used: %s", folder, len(unused), first_three(unused))
@@ -114,8 +128,8 @@ def _shape(
         raise UserError(f"{folder}: {error}") from error
 
 
-def complete(
-    source: object, tensors: Mapping[str, np.ndarray], config: ModelConfig, seed: int | None
+def with_missing_head(
+    source: object, tensors: dict[str, np.ndarray], config: ModelConfig, seed: int | None
 ) -> Params:
     """Returns the Flax parameters of a model, of tensors by their PyTorch names.
 
@@ -124,7 +138,7 @@ def complete(
     """
     shapes = expected_shapes(config)
     head = {name for name in shapes if name.startswith(HEAD_PREFIX)}
-    others = HEAD_PREFIX, NAMES[config.model_type].backbone
+    others = (HEAD_PREFIX, NAMES[config.model_type].backbone)
     mlm = {name for name in shapes if not name.startswith(others)}
     for part, names in (("Condenser head", head), ("MLM projection", mlm)):
         if names & tensors.keys() or not names:
@@ -136,7 +150,7 @@ def complete(
             )
         logger.warning("%s has no %s: a new one is drawn from seed %d", source, part, seed)
         new = to_tensors(init_params(config, seed), config)
-        tensors = {**tensors, **{name: new[name] for name in names}}
+        tensors = tensors | {name: new[name] for name in names}
     if missing := [name for name in shapes if name not in tensors]:
         raise UserError(f"{source}: {len(missing)} tensors are missing: {first_three(missing)}")
     if wrong := [
@@ -177,7 +191,8 @@ def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
         read = ModernBertConfig(**values).to_dict()
     except Exception as error:  # of each release another
         raise UserError(f"{path}: {first_line(error)}") from error
-    kinds, ropes = read["layer_types"], read["rope_parameters"]
+    kinds = read["layer_types"]
+    ropes = read["rope_parameters"]
     every = [*kinds[1:], _GLOBAL].index(_GLOBAL) + 1
     if kinds != [_LOCAL if i % every else _GLOBAL for i in range(len(kinds))]:
         raise UserError(f"{path}: layer_types is {kinds}; expected {_GLOBAL} in every n-th from 0")
@@ -194,25 +209,14 @@ def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Reads all tensors of a model: the first format found, in one file or in shards."""
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).is_file():
-            return _read_tensors(folder / name)
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            shards = _shards(index)
-            return {k: v for shard in shards for k, v in _read_tensors(folder / shard).items()}
+    """Reads all tensors of a model: the first format found, in one file or in several."""
+    for pattern in _WEIGHTS:
+        tensors: dict[str, np.ndarray] = {}
+        for path in sorted(folder.glob(pattern)):
+            tensors |= _read_tensors(path)
+        if tensors:
+            return tensors
     raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
-
-
-def _shards(index: Path) -> list[str]:
-    """Returns the files beside an index that hold its tensors."""
-    weight_map = read_object(index).get("weight_map")
-    names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise UserError(f"{index}: {name!r} is not the name of a file beside it")
-    return sorted(set(names))
 
 
 def _read_head(folder: Path) -> dict[str, np.ndarray]:
@@ -236,13 +240,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     try:
         # weights_only: a pickle may otherwise run any code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not all(
-            isinstance(name, str) and torch.is_tensor(value) for name, value in state.items()
-        ):
-            raise UserError(f"{path} is not a file of named tensors")
-        return {name: value.detach().float().numpy() for name, value in state.items()}
-    except UserError:
-        raise
+        return {str(name): value.detach().float().numpy() for name, value in state.items()}
     except Exception as error:  # a damaged pickle may raise anything
         raise UserError(f"cannot read {path} as a file of tensors: {first_line(error)}") from error
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.names import tensor_names, to_tensors
@@ -93,6 +93,22 @@ def test_the_research_checkpoint_gives_the_shape(folder):
         assert (config.global_rope_theta, config.local_rope_theta) == (160_000.0, 10_000.0)
     assert config.num_hidden_layers == 2
     assert config.max_length == 24
+
+
+@pytest.mark.parametrize(
+    ("kind", "says_nothing"), [("bert", 0), ("roberta", 1), ("xlm-roberta", 1)]
+)
+def test_a_config_may_leave_out_the_padding(research_folders, tmp_path, kind, says_nothing):
+    folder = Path(shutil.copytree(research_folders[kind], tmp_path / "model"))
+    edit_config(folder, pad_token_id=3)
+    assert read_shape(folder).pad_token_id == 3
+    edit_config(folder, pad_token_id=None)
+    assert read_shape(folder).pad_token_id == says_nothing
+    values = json.loads((folder / "config.json").read_text())
+    del values["pad_token_id"]
+    write_json(folder / "config.json", values)
+    assert read_shape(folder).pad_token_id == says_nothing
+    assert AutoConfig.from_pretrained(folder).pad_token_id == says_nothing  # transformers' own
 
 
 def old_pytorch_file(folder):
@@ -282,6 +298,7 @@ def test_nothing_that_is_loaded_is_executed(bert_folder, tmp_path):
             pickle.dump({"bert.x": Payload()}, file, protocol=2)
     with pytest.raises(UserError, match=r"cannot read .*model\.pt as a file of tensors"):
         load_folder(str(bert_folder))
+    (bert_folder / "model.pt").unlink()
     (bert_folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"cannot read .*pytorch_model\.bin as a file of tensors"):
         load_folder(str(bert_folder))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.models.bert.modeling_bert import BertLayer
 
 from cocondenser_jax.convert import to_torch
@@ -216,3 +216,17 @@ def test_parameters_of_another_shape_are_a_programming_error(research_folders, f
     with pytest.raises(ValueError, match="head_1/query/kernel"):
         export_folder(one_layer, config, research_folders["bert"], tmp_path / "out", {})
     assert not list(tmp_path.iterdir())
+
+
+def test_modernbert_gets_our_dropout_and_no_special_token_of_the_published_model(
+    research_folders, tmp_path
+):
+    config, params = load_folder(str(research_folders["modernbert"]))
+    config = dataclasses.replace(
+        config, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.125
+    )
+    export_folder(params, config, research_folders["modernbert"], tmp_path / "out", {})
+    read = AutoConfig.from_pretrained(tmp_path / "out")
+    assert (read.embedding_dropout, read.mlp_dropout, read.attention_dropout) == (0.25, 0.25, 0.125)
+    special = [getattr(read, f"{role}_token_id") for role in ("bos", "eos", "cls", "sep", "pad")]
+    assert special == [None, None, None, None, config.pad_token_id]

@@ -87,7 +87,6 @@ setup(
         "regex>=2025.10.22",
         "safetensors>=0.8",
         "scipy>=1.15",
-        "tensorboardX>=2.6.3",
         "tokenizers>=0.23.1",
         "tqdm>=4.66.3",
         "transformers>=5",

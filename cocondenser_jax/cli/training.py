@@ -121,19 +121,16 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
     "plan --config=configs/cocondenser.py --topology=v3-8",
     CONFIG,
     required("--topology", str, "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or of more hosts, v3:4x4"),
-    flag("--search_chunk", False, "find the largest train.chunk_size that fits"),
     JSON_OUT,
     takes_settings=True,
 )
-def plan(config, overrides, topology, search_chunk, json_out):
+def plan(config, overrides, topology, json_out):
     """Compile the training step for a TPU, on any machine, and say what it needs."""
     from cocondenser_jax.pretrain.plan import plan
     from cocondenser_jax.settings import load_config
 
-    if search_chunk and any("train.chunk_size=" in word for word in overrides):
-        raise UserError("--search_chunk tries every config.train.chunk_size: give only one of them")
     experiment = load_config(config, overrides, complete=False)
-    print_metrics(plan(experiment, topology, search_chunk=search_chunk), json_out)
+    print_metrics(plan(experiment, topology), json_out)
 
 
 def _parse_step(text: str) -> int | str:

@@ -40,7 +40,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     Args:
       config: see configs/finetune.py, configs/cross_encoder.py and configs/sentences.py.
       workdir: gets the trained model (`retriever/`, `cross_encoder/` or `encoder/`: a folder for
-        sentence-transformers, whole or absent), `metrics.jsonl`, TensorBoard events, with
+        sentence-transformers, whole or absent), `metrics.jsonl`, with
         `batches="hard"` the plans, and checkpoints until the run ends.
 
     Returns:

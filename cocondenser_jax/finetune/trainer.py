@@ -115,7 +115,7 @@ def arguments(settings: TrainerSettings) -> dict[str, Any]:
         "save_strategy": "steps" if settings.checkpoint_every else "no",
         "save_steps": settings.checkpoint_every or 10**9,
         "save_total_limit": 2,  # the newest, and the best or the one before
-        "report_to": "none",  # `_Metrics` writes TensorBoard events
+        "report_to": "none",  # `_Metrics` writes metrics.jsonl
         "disable_tqdm": True,  # `_Metrics` has a progress bar
     }
 

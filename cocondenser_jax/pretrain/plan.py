@@ -6,7 +6,6 @@ the least that arithmetic, memory and network allow. benchmarks/cycles.py prints
 estimate.
 """
 
-import bisect
 import importlib.util
 import logging
 import math
@@ -79,13 +78,12 @@ _CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1",
 MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
 
 
-def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> dict[str, Any]:
+def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
     """Compiles the training step of an experiment for a TPU and says what it needs.
 
     Args:
       config: the experiment. The whole run is reckoned if it names its store, or its steps.
       topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
-      search_chunk: whether to find the largest `config.train.chunk_size` that fits.
 
     Returns:
       {quantity: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
@@ -93,9 +91,8 @@ def plan(config: ConfigDict, topology: str, *, search_chunk: bool = False) -> di
       it does not fit, only what is known without a compiled program.
     """
     experiment = resolve_to_plan(config)
-    find = largest_chunk if search_chunk else plan_step
     model_config = ModelConfig(**experiment.network)
-    return find(model_config, experiment.step, experiment.batches, topology)
+    return plan_step(model_config, experiment.step, experiment.batches, topology)
 
 
 def resolve_to_plan(config: ConfigDict) -> Experiment:
@@ -148,26 +145,6 @@ def plan_step(
         planned["steps"] = n_steps
         planned[WHOLE_RUN] = seconds["step"] * n_steps / 3600
     return planned
-
-
-def largest_chunk(
-    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
-) -> dict[str, Any]:
-    """Finds the largest chunk size that fits, by bisection; returns its plan, see `plan`."""
-    n_spans = spec.n_rows // len(find_topology(topology)[1])
-    sizes = [size for size in range(1, n_spans + 1) if n_spans % size == 0]
-    plans = {}
-
-    def is_too_large(size: int) -> bool:
-        tried = settings._replace(loss=settings.loss._replace(chunk_size=size))
-        plans[size] = plan_step(model_config, tried, spec, topology)
-        logger.info("chunk size %d: fits: %s", size, plans[size]["fits"])
-        return bool(plans[size]["fits"] != "yes")
-
-    n_fitting = bisect.bisect_left(sizes, True, key=is_too_large)
-    if not n_fitting:
-        raise UserError(f"not even chunks of one span fit on {topology}")
-    return plans[sizes[n_fitting - 1]]
 
 
 def least_seconds(

@@ -1,26 +1,13 @@
-"""The metrics of a run: one JSON line per logged step, the same in TensorBoard and elsewhere."""
+"""The metrics of a run: one JSON line per logged step, and whatever loggers make of it."""
 
 import contextlib
 import json
 import pkgutil
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_text
-
-try:
-    # tensorboardX 2.6.5 imports PyTorch where it can, for functions that are not used here: half of
-    # the time in which a pre-training starts.
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    from tensorboardX import summary
-    from tensorboardX.event_file_writer import EventsWriter
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-finally:
-    if sys.modules["torch"] is None:
-        del sys.modules["torch"]
 
 # What it raises to read as an object of numbers what is none.
 _NO_OBJECT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -44,41 +31,30 @@ def load_loggers(names: str) -> list[Log]:
 
 @contextlib.contextmanager
 def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> Iterator[Log]:
-    """Yields a function that appends to `metrics.jsonl` and `tensorboard/` in a run folder.
+    """Yields a function that appends to `metrics.jsonl` in a run folder.
 
     The loggers get the same; what they raise ends the run.
 
     A run that resumes after `first_step` steps first drops what was logged of later ones, so the
-    files read as if the run had never stopped.
+    file reads as if the run had never stopped.
     """
-    # tensorboardX 2.6.5's usual writer hangs once its thread has died of a full disk, as
-    # TensorBoard's did (https://github.com/tensorflow/tensorboard/issues/6167): write directly.
-    path, board = workdir / "metrics.jsonl", workdir / "tensorboard"
-    stack = contextlib.ExitStack()
-    try:
+    path = workdir / "metrics.jsonl"
+    with _log_errors(workdir):
+        forget_steps_after(path, first_step)
+        file = path.open("a", encoding="utf-8")
+
+    def log(step: int, values: Mapping[str, float]) -> None:
         with _log_errors(workdir):
-            forget_steps_after(path, first_step)
-            board.mkdir(exist_ok=True)
-            lines = stack.enter_context(path.open("a", encoding="utf-8"))
-            events = stack.enter_context(contextlib.closing(EventsWriter(str(board / "events"))))
-            start = SessionLog(status=SessionLog.START)
-            events.write_event(Event(step=first_step + 1, wall_time=time.time(), session_log=start))
+            file.write(json.dumps({"step": step, **values}) + "\n")
+            file.flush()
+        for logger in loggers:
+            logger(step, values)
 
-        def log(step: int, values: Mapping[str, float]) -> None:
-            with _log_errors(workdir):
-                lines.write(json.dumps({"step": step, **values}) + "\n")
-                lines.flush()
-                for name, value in values.items():
-                    scalar = summary.scalar(name, value)
-                    events.write_event(Event(step=step, wall_time=time.time(), summary=scalar))
-                events.flush()
-            for logger in loggers:
-                logger(step, values)
-
+    try:
         yield log
     finally:
         with _log_errors(workdir):
-            stack.close()
+            file.close()
 
 
 def forget_steps_after(path: Path, step: int) -> None:

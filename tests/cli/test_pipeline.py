@@ -80,7 +80,7 @@ def holders_of_the_secret(folder):
 def test_no_credential_is_written_or_printed(finished):
     assert holders_of_the_secret(finished) == []
     folders = {path.name for path in finished.rglob("*") if path.is_dir()}
-    assert folders >= {"checkpoints", "tensorboard", "model", "retriever", "index"}
+    assert folders >= {"checkpoints", "model", "retriever", "index"}
     assert "loss" in (finished / "log.txt").read_text()
     (finished / "planted").write_bytes(b"\0" + SECRET.encode())
     assert holders_of_the_secret(finished) == ["planted"]

@@ -79,11 +79,6 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
             "convert --out=out --pytorch_folder=x --research_layout",
             "--research_layout goes with --checkpoint",
         ),
-        (
-            "plan --config=configs/small.py --topology=v3-8 --search_chunk"
-            " --config.train.chunk_size=8",
-            "--search_chunk tries every config.train.chunk_size",
-        ),
         ("vocabulary --source=x --out=out --kind=roberta --cased", "--cased goes with --kind=bert"),
         ("vocabulary --source=none.txt --out=out", "no file none.txt"),
         ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),

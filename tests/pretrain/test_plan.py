@@ -27,7 +27,6 @@ from cocondenser_jax.pretrain.plan import (
     _roofline,
     _Work,
     _work,
-    largest_chunk,
     least_seconds,
     plan,
     plan_step,
@@ -120,47 +119,15 @@ def test_the_least_time_of_a_step_is_its_arithmetic_at_the_peak():
     assert least_seconds(model, settings._replace(dtype="float32"), spec, [core]) is None
 
 
-@pytest.mark.effect("plan --config", "plan --topology", "plan --search_chunk", "plan --json_out")
+@pytest.mark.effect("plan --config", "plan --topology", "plan --json_out")
 def test_what_each_flag_of_plan_does(tmp_path, monkeypatch):
     def pretend(model_config, settings, spec, topology):
-        chunk = settings.loss.chunk_size
-        fits = "yes" if chunk <= 8 else "no"
-        return {
-            "fits": fits,
-            "chunk": chunk,
-            "on": topology,
-            "layers": model_config.num_hidden_layers,
-        }
+        return {"on": topology, "layers": model_config.num_hidden_layers}
 
     monkeypatch.setattr(module, "plan_step", pretend)
-    monkeypatch.setattr(module, "find_topology", lambda name: (None, [None] * 8))
     command = ["plan", "--config=configs/small.py", "--topology=v5e-8"]
-    command += [f"--json_out={tmp_path}/plan.json"]
-    for flags, chunk in ([], 0), (["--search_chunk"], 8):  # 16 spans a core
-        assert main([*command, *flags]) == 0
-        planned = json.loads((tmp_path / "plan.json").read_text())
-        assert planned == {"fits": "yes", "chunk": chunk, "on": "v5e-8", "layers": 4}
-
-
-def test_the_largest_chunk_is_found_by_bisection(config, monkeypatch):
-    tried = []
-    limit = 0
-
-    def pretend(model_config, settings, spec, topology):
-        tried.append(settings.loss.chunk_size)
-        return {"fits": "yes" if tried[-1] <= limit else "no", "chunk size": tried[-1]}
-
-    monkeypatch.setattr(module, "plan_step", pretend)
-    monkeypatch.setattr(module, "find_topology", lambda name: (None, [None] * 8))
-    spec = BatchSpec(0, 96, 16)  # 24 spans a core
-    arguments = ModelConfig(), step_of(config, 4), spec, "v3-8"
-    with pytest.raises(UserError, match="not even chunks of one span fit"):
-        largest_chunk(*arguments)
-    for largest_that_fits, largest in [(7, 6), (24, 24), (1, 1), (23, 12)]:
-        limit = largest_that_fits
-        tried.clear()
-        assert largest_chunk(*arguments)["chunk size"] == largest
-        assert len(tried) <= 4
+    assert main([*command, f"--json_out={tmp_path}/plan.json"]) == 0
+    assert json.loads((tmp_path / "plan.json").read_text()) == {"on": "v5e-8", "layers": 4}
 
 
 def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):

@@ -73,7 +73,7 @@ setup(
     # Experiments lie beside the package in the repository, and inside it when installed.
     packages=[*find_packages(include=["cocondenser_jax*"]), "cocondenser_jax.configs"],
     package_dir={"cocondenser_jax.configs": "configs"},
-    package_data={"cocondenser_jax": ["py.typed", "analysis/*.html", "convert/model_card.md"]},
+    package_data={"cocondenser_jax": ["analysis/*.html", "convert/model_card.md"]},
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
         "numpy>=2",

@@ -32,6 +32,15 @@ between_steps(run)
 """
 
 
+@pytest.fixture(autouse=True)
+def no_end(monkeypatch):
+    """Keeps a signal from ending the tests, with status 0; that it would is a failure."""
+    statuses = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    yield
+    assert statuses == []
+
+
 @pytest.mark.parametrize("number", signals.HEARD)
 def test_a_signal_is_heard_and_handlers_come_back(number):
     before = [signal.getsignal(each) for each in signals.HEARD]
@@ -126,6 +135,20 @@ def test_signals_during_a_step_are_answered_and_the_third_ends_it(number):
         assert process.wait(timeout=60) == 128 + number
     finally:
         process.kill()
+
+
+def test_another_signal_does_not_stop_a_run():
+    def run(is_to_stop):
+        is_to_stop(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+        assert not is_to_stop(2)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    try:
+        signals.between_steps(run)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_nohup_is_respected():

@@ -112,6 +112,7 @@ def load(folder):
 def test_the_newest_intact_checkpoint_is_loaded(tmp_path, caplog):
     folders = make_checkpoints(tmp_path, (100, 20, 3))
     assert newest_intact(folders, load) == (100, "of 100")
+    assert newest_intact(dict(reversed(folders.items())), load) == (100, "of 100")
     assert not caplog.records
     for step in (100, 20):
         (folders[step] / "arrays").write_text("other")

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 from cocondenser_jax.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
+    span_tokenizer,
     train_tokenizer,
 )
 from cocondenser_jax.errors import UserError
@@ -119,6 +120,17 @@ def test_another_entry_or_rule_changes_the_checksum(wordpiece_folder, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(lines))
     checksums.add(load_tokenizer(str(tmp_path)).sha256)
     assert len(checksums) == 3
+
+
+def test_an_error_in_the_last_bit_of_a_score_changes_no_checksum(unigrams):
+    state = json.loads(unigrams.backend.to_str())
+    pieces = state["model"]["vocab"]
+
+    def checksum(change):
+        state["model"]["vocab"] = [[piece, score + change] for piece, score in pieces]
+        return span_tokenizer(Tokenizer.from_str(json.dumps(state)), "changed").sha256
+
+    assert checksum(1e-9) == checksum(0) != checksum(1e-3)
 
 
 def test_truncation_and_padding_of_a_published_file_are_switched_off(tokenizer, tmp_path):

@@ -154,6 +154,9 @@ def test_the_shape_of_a_folder_is_read_without_its_weights(folder):
     loaded, _ = load_folder(str(folder))  # its head is in model.pt
     (folder / "model.safetensors").unlink()
     assert read_shape(folder) == loaded
+    head = torch.load(folder / "model.pt")
+    torch.save({k: v for k, v in head.items() if k.startswith("c_head.0.")}, folder / "model.pt")
+    assert read_shape(folder) == dataclasses.replace(loaded, n_head_layers=1)
     (folder / "model.pt").unlink()
     assert read_shape(folder) == dataclasses.replace(loaded, n_head_layers=0)
 

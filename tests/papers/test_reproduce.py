@@ -196,6 +196,21 @@ def test_steps_run_once_in_order_and_go_on_where_they_stopped(chain, tmp_path):
     assert names() == ["model-two"]
 
 
+def test_a_folder_that_grows_is_a_step_until_it_is_done(chain, tmp_path):
+    _, recipes = reproduce.load_manifest()
+    recipes["model"]["done"] = "last"
+
+    def first():
+        return next(iter(resolve_rows(chain, [], tmp_path, tmp_path)[1]), None)
+
+    (tmp_path / "data").touch()
+    (tmp_path / "store").touch()
+    (tmp_path / "model").mkdir()
+    assert first() == tmp_path / "model" / "last"
+    (tmp_path / "model" / "last").touch()
+    assert first() == tmp_path / "model-one"
+
+
 def test_parameters_reach_what_is_needed(monkeypatch):
     run = ["c --in={text} --out={out}"]
     recipes = {

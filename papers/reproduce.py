@@ -177,7 +177,8 @@ def compare_goals(goals: Sequence[Goal], tolerance: float) -> list[Comparison]:
             values = [float(result.get("mean", result)[measure]) for result in own]
             mean = statistics.fmean(values) if values else None
             deviation = statistics.stdev(values) if len(values) > 1 else None
-            difference, within = None, None
+            difference: float | None = None
+            within: bool | None = None
             if mean is not None and published is not None:
                 difference = mean - published
                 within = abs(difference) <= tolerance + 1e-9  # 0.382 - 0.377 > 0.005 in binary

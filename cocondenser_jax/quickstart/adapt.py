@@ -42,6 +42,7 @@ from cocondenser_jax.settings import override
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
+from cocondenser_jax.warm_start import require_same_head
 
 MAX_PASSAGES = 20_000  # held-out spans and those of other documents
 CHANCE = 0.05  # a difference whose p-value is not below it counts as none
@@ -213,18 +214,11 @@ def _require_fit(model: str, network: ModelConfig, config: ConfigDict) -> None:
     experiment = resolve_without_store(config, 1, network.vocab_size, network.pad_token_id)
     chunk_size = experiment.step.loss.chunk_size
     check_batch(experiment.batches, chunk_size, network.max_length, jax.device_count())
-    sizes = experiment.network
-    asked = {name: sizes[name] for name in ("n_head_layers", "skip_from")}
-    dataclasses.replace(network, late_mlm=sizes["late_mlm"], **asked)  # refuses what cannot be
-    if not (network.n_head_layers and asked["n_head_layers"]):
-        return  # a new head takes any shape
-    for name, wanted in asked.items():
-        found = getattr(network, name)
-        if found != wanted:
-            raise UserError(
-                f"{model}: its Condenser head has {name} {found}, but config.model.{name} is"
-                f" {wanted}"
-            )
+    wanted = experiment.network
+    head = {name: wanted[name] for name in ("n_head_layers", "skip_from", "late_mlm")}
+    dataclasses.replace(network, **head)  # refuses what cannot be
+    if network.n_head_layers and wanted["n_head_layers"]:
+        require_same_head(model, network, wanted)
 
 
 def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None:

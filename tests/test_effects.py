@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from cocondenser_jax.cli import PROGRAM
+from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.settings import DECLARED_IN, declared_settings
 
 TESTS = Path(__file__).parent

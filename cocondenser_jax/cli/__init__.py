@@ -6,6 +6,7 @@ exit status, None for 0. Libraries are imported in it, so that `--help` and user
 
 import contextlib
 import errno
+import importlib
 import io
 import logging
 import os
@@ -13,13 +14,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
 import click
 
 from cocondenser_jax import __version__
-from cocondenser_jax.cli import evaluation, quickstart, retrieval, training
-from cocondenser_jax.cli.flags import Group
+from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.cli.output import LogFormatter
 from cocondenser_jax.errors import UserError, name_extra
 
@@ -33,23 +32,8 @@ _FIXABLE = {
 }
 
 
-# Of click; commands inherit them.
-_SETTINGS: dict[str, Any] = {
-    "help_option_names": ["-h", "--help"],
-    "max_content_width": 100,
-    "show_default": True,
-}
-
-PROGRAM = Group(
-    "cocondenser",
-    help="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
-    commands=[
-        *quickstart.COMMANDS,
-        *training.COMMANDS,
-        *retrieval.COMMANDS,
-        *evaluation.COMMANDS,
-    ],
-)
+for _module in ("quickstart", "training", "retrieval", "evaluation"):  # the order of --help
+    importlib.import_module(f"cocondenser_jax.cli.{_module}")
 click.version_option(__version__, message="%(version)s")(PROGRAM)
 
 
@@ -58,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch is loaded: on a busy machine, OpenMP threads that spin while they wait made
     # fine-tuning a hundred times slower; threads that sleep cost nothing measurable.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _set_up_logging()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a full device can still be reported
@@ -85,14 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(error)
 
 
-def _set_up_logging() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
-
-
 def _run(words: list[str]) -> int:
     if sys.stdout is None:
         raise UserError("standard output is closed: redirect it to a file, or to /dev/null")
@@ -105,7 +85,7 @@ def _run(words: list[str]) -> int:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
             signal.signal(number, _end)
     try:
-        with PROGRAM.make_context("cocondenser", words, **_SETTINGS) as context:
+        with PROGRAM.make_context("cocondenser", words) as context:
             return PROGRAM.invoke(context) or 0
     except click.exceptions.Exit as end:  # after --help
         return end.exit_code

@@ -4,17 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import JSON_OUT, POOLING, Group, command, flag, only_one, required
+from cocondenser_jax.cli.flags import JSON_OUT, POOLING, command, flag, only_one, required
 from cocondenser_jax.cli.output import print_metrics, print_table
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
 
 _RUN = required("--run", Path, "TREC run")
-_COMPARE_WITH = flag(
-    "--compare_with",
-    Path,
-    "another TREC run: print both, p-values of two paired tests, and queries better, worse",
-)
+_COMPARE_WITH = flag("--compare_with", Path, "another TREC run: print both, and two paired tests")
 
 
 @command(
@@ -25,7 +21,7 @@ _COMPARE_WITH = flag(
     _COMPARE_WITH,
     JSON_OUT,
 )
-def run(run, qrels, metrics, compare_with, json_out):
+def evaluate_judgments(run, qrels, metrics, compare_with, json_out):
     """Compute the metrics of a run by judgments."""
     from cocondenser_jax.collection.trec import read_qrels, read_run
     from cocondenser_jax.evaluation.ranking import evaluate_run
@@ -46,7 +42,7 @@ def run(run, qrels, metrics, compare_with, json_out):
     _COMPARE_WITH,
     JSON_OUT,
 )
-def answers(run, answers, top_k, compare_with, json_out, **options):
+def evaluate_by_answers(run, answers, top_k, compare_with, json_out, **options):
     """Compute the accuracy of a run: how often one of the top k passages holds an answer."""
     from cocondenser_jax.evaluation.answers import evaluate_answers
 
@@ -83,18 +79,10 @@ def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:
     POOLING,
     JSON_OUT,
 )
-def sentences(model, sts, triplets, pooling, json_out):
+def evaluate_sentences(model, sts, triplets, pooling, json_out):
     """Compute the metrics of a sentence encoder, by scored pairs or by triplets."""
     from cocondenser_jax.retrieval.sentences import evaluate_scored_pairs, evaluate_triplets
 
     file = only_one(sts=sts, triplets=triplets)
     evaluate = evaluate_scored_pairs if sts else evaluate_triplets
     print_metrics(evaluate(file, model, pooling), json_out)
-
-
-evaluate = Group(
-    "evaluate",
-    help="Compute the metrics of a run or of a sentence encoder.",
-    commands=[run, answers, sentences],
-)
-COMMANDS = [evaluate]

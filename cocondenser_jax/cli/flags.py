@@ -1,42 +1,56 @@
 """What the commands share: how they and their flags are declared, with click."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from cocondenser_jax.errors import UserError
 
-class Group(click.Group):
-    """Commands in the order in which they are given, not in that of the alphabet."""
 
+class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names of the commands."""
+        """Returns the names of the commands as they were added, not by the alphabet."""
         return list(self.commands)
 
 
-def command(
-    example: str, *flags: click.Parameter, takes_settings: bool = False
-) -> Callable[[Callable[..., int | None]], click.Command]:
-    """Makes a command of a function, which gets the values of the flags by their names.
+PROGRAM = _Group(
+    help="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+_GROUPS = {
+    "verify": _Group("verify", help="Check a checkpoint or a token store."),
+    "evaluate": _Group("evaluate", help="Compute the metrics of a run or of a sentence encoder."),
+}
 
-    Args:
-      example: of its use, for the end of its help; the function's docstring is the beginning.
-      flags: in the order of the help.
-      takes_settings: whether --config.KEY=VALUE may be given; the function gets these words as
-        `overrides`.
+
+def command(
+    example: str, *flags: click.Parameter
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds a function to the program, as a command that passes the flags by their names.
+
+    Its help is the function's docstring, the flags, and an example, which begins with its name.
     """
 
-    def decorate(function: Callable[..., int | None]) -> click.Command:
-        return click.Command(
-            function.__name__,
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        *first, name = example.split(" --")[0].split()
+        parent = PROGRAM
+        for word in first:
+            parent = _GROUPS[word]
+            PROGRAM.commands[word] = parent
+        parent.commands[name] = click.Command(
+            name,
             callback=function,
-            params=[*flags, _OVERRIDES] if takes_settings else list(flags),
+            params=list(flags),
             help=function.__doc__,
             short_help=function.__doc__,
             epilog=f"\b\nexample:\n  cocondenser {example}",
-            context_settings={"ignore_unknown_options": takes_settings},
+            context_settings={"ignore_unknown_options": OVERRIDES in flags},
         )
+        return function
 
     return decorate
 
@@ -80,25 +94,22 @@ def flag(
     return declared
 
 
-def required(name: str, kind: Any, meaning: str, **options: Any) -> click.Option:
-    """Declares a flag that must be given."""
-    return flag(name, kind, meaning, required=True, **options)
+required = partial(flag, required=True)
 
 
 def only_one(**flags: Any) -> Any:
     """Returns the value of the one flag that has one; refuses none and several."""
     given = [value for value in flags.values() if value is not None]
     if len(given) != 1:
-        names = " and ".join(f"--{name}" for name in flags)
-        raise click.UsageError(f"give one of {names}", click.get_current_context())
+        raise UserError(f"give one of --{' and --'.join(flags)}")
     return given[0]
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise click.BadParameter(f"{text!r}: expected i/n with 0 <= i < n, such as 0/8")
-    return int(index), int(count)
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match:
+        raise ValueError("expected i/n with 0 <= i < n, such as 0/8")
+    return int(match[1]), int(match[2])
 
 
 def _refuse_unknown_flags(
@@ -111,20 +122,14 @@ def _refuse_unknown_flags(
     return words
 
 
-_OVERRIDES = click.Argument(
-    ["overrides"],
-    nargs=-1,
-    type=click.UNPROCESSED,
-    callback=_refuse_unknown_flags,
-    metavar="[--config.KEY=VALUE]...",
+OVERRIDES = click.Argument(
+    ["overrides"], nargs=-1, callback=_refuse_unknown_flags, metavar="[--config.KEY=VALUE]..."
 )
-CONFIG = required("--config", str, "the experiment", metavar="FILE.py[:ARGUMENT]")
+EXPERIMENT = (
+    required("--config", str, "the experiment", metavar="FILE.py[:ARGUMENT]"),
+    OVERRIDES,
+)
 JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
 POOLING = flag("--pooling", click.Choice(("cls", "mean")), "instead of the model folder's own")
-SHARD = flag(
-    "--shard",
-    _parse_shard,
-    "i/n: do part i of n (from 0), on n machines; what reads --out waits for all n",
-    default="0/1",
-    metavar="I/N",
-)
+_MACHINE = "part i of n, from 0, on n machines"
+SHARD = flag("--shard", _parse_shard, _MACHINE, default="0/1", metavar="I/N")

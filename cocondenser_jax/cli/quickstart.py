@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import command, flag, required
+from cocondenser_jax.cli.flags import OVERRIDES, command, flag, required
 from cocondenser_jax.cli.output import print_search, print_table, print_text
 
 _WORKDIR = required("--workdir", Path, "the folder to work in")
@@ -22,13 +22,8 @@ def quickstart(workdir):
     required("--corpus", str, "your documents: whatever corpus --source takes"),
     required("--model", str, "to adapt (docs/backbones.md): a folder or hub name"),
     _WORKDIR,
-    flag(
-        "--data",
-        Path,
-        "a folder of passages, queries and judgments of test to compare on, after fine-tuning if it"
-        " has some of train (default: held-out spans of the corpus)",
-    ),
-    takes_settings=True,
+    flag("--data", Path, "passages, queries and judgments to compare on (default: held-out spans)"),
+    OVERRIDES,
 )
 def adapt(**options):
     """Pre-train a model on your documents, and say whether it paid; resumes."""
@@ -50,9 +45,8 @@ def _print_outcome(outcome: Any) -> None:
         print()
         print_search(query, hits)
     print()
-    print_text(outcome.summary)
-    print_text(f"report: {outcome.report}")
-    print("search for yourself:")
+    for line in (outcome.summary, f"report: {outcome.report}", "search for yourself:"):
+        print_text(line)
     print_text(f"  {outcome.search_command}")
 
 
@@ -67,6 +61,3 @@ def report(workdir, out):
 
     write_run_report(workdir, out)
     print_text(out)
-
-
-COMMANDS = [quickstart, adapt, report]

@@ -22,11 +22,8 @@ _RUN_OF_DATA = (
     flag("--depth", 100, "passages per query"),
     JSON_OUT,
 )
-_PRECISION = flag(
-    "--precision",
-    ("auto", "float32", "bfloat16"),
-    "of the matrix products; auto: bfloat16 on a GPU that has it",
-)
+_PRECISIONS = ("auto", "float32", "bfloat16")
+_PRECISION = flag("--precision", _PRECISIONS, "auto: bfloat16 on a GPU that has it")
 
 
 @command(
@@ -114,8 +111,7 @@ def _typed_queries() -> Iterator[str]:
 
 
 @command(
-    "retrieve --index=runs/index --model=runs/finetune/retriever --data=data/msmarco --split=test"
-    " --run_out=runs/test.trec",
+    "retrieve --index=runs/index --model=runs/retriever --data=data --run_out=runs/test.trec",
     *_DENSE_INDEX,
     *_RUN_OF_DATA,
 )
@@ -140,37 +136,33 @@ def bm25(data, run_out, json_out, **options):
     print_metrics(write_bm25_run(data, run_out, **options), json_out)
 
 
+def _parse_weights(text: str) -> list[float]:
+    return [float(weight) for weight in text.split(",")]
+
+
 @command(
     "fuse --run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec",
     required("--run", Path, "TREC run; two or more", multiple=True),
     required("--run_out", Path, "TREC run to write"),
     flag("--method", ("rrf", "min_max"), "by 1 / (60 + rank); by scores moved to 0 to 1"),
-    flag("--weights", str, "of the runs, in their order (default: 1 each)", metavar="W,W,..."),
+    flag("--weights", _parse_weights, "of the runs, in order (default: 1 each)", metavar="W,W"),
     flag("--depth", 100, "passages per query"),
     JSON_OUT,
 )
-def fuse(run, run_out, weights, json_out, **options):
+def fuse(run, run_out, json_out, **options):
     """Fuse several runs into one, by ranks or by scores."""
     from cocondenser_jax.collection.trec import read_run, write_run
     from cocondenser_jax.retrieval.fuse import fuse_runs
 
     runs = [read_run(file) for file in run]
-    fused = fuse_runs(runs, weights=_parse_weights(weights), **options)
+    fused = fuse_runs(runs, **options)
     write_run(run_out, fused)
     shared = sum(all(query in run for run in runs) for query in fused)
     print_metrics({"queries": len(fused), "queries in every run": shared}, json_out)
 
 
-def _parse_weights(text: str | None) -> list[float] | None:
-    try:
-        return [float(weight) for weight in text.split(",")] if text else None
-    except ValueError as error:
-        raise UserError(f"--weights={text}: expected numbers, separated by commas") from error
-
-
 @command(
-    "rerank --model=runs/ce/cross_encoder --data=data/msmarco --split=test --run=runs/test.trec"
-    " --run_out=runs/reranked.trec",
+    "rerank --model=runs/ce/cross_encoder --data=data --run=test.trec --run_out=reranked.trec",
     required("--model", Path, "the cross-encoder: a folder or hub name"),
     required("--run", Path, "TREC run to score"),
     *_RUN_OF_DATA,
@@ -186,8 +178,7 @@ def rerank(model, data, run, run_out, json_out, **options):
 
 
 @command(
-    "mine --run=runs/bm25.train.trec --run=runs/round1.train.trec --data=data/msmarco"
-    " --out=runs/negatives.trec",
+    "mine --run=runs/bm25.trec --run=runs/round1.trec --data=data --out=runs/negatives.trec",
     required("--run", Path, "TREC run, or published negatives; may be repeated", multiple=True),
     required("--data", Path, "the folder of queries and qrels"),
     flag("--split", str, "of the queries (default: train)"),
@@ -198,18 +189,11 @@ def rerank(model, data, run, run_out, json_out, **options):
     flag(
         "--denoise_run",
         Path,
-        "run of rerank over these passages, by a cross-encoder trained with config.loss=binary:"
-        " leave out what is relevant with a probability of --denoise_below or more",
+        "run of rerank, its model trained with loss=binary: drop the relevant",
     ),
-    flag("--denoise_below", 0.1, "a probability, the sigmoid of a score", goes_with="denoise_run"),
-    flag(
-        "--pseudo_qrels",
-        Path,
-        "instead of --split: judgments to write, DATA/qrels/SPLIT.tsv: that run's passages with a"
-        " probability above --pseudo_above are relevant",
-        goes_with="denoise_run",
-    ),
-    flag("--pseudo_above", 0.9, "a probability", goes_with="pseudo_qrels"),
+    flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),
+    flag("--pseudo_qrels", Path, "make judgments instead of --split", goes_with="denoise_run"),
+    flag("--pseudo_above", 0.9, "relevant with a higher probability", goes_with="pseudo_qrels"),
     JSON_OUT,
 )
 def mine(run, data, split, out, json_out, **options):
@@ -220,6 +204,3 @@ def mine(run, data, split, out, json_out, **options):
         raise UserError("--pseudo_qrels labels the queries of --denoise_run, not those of --split")
     split = "train" if split is None else split
     print_metrics(mine(run, data, split, out, **options), json_out)
-
-
-COMMANDS = [encode, index, search, retrieve, bm25, fuse, rerank, mine]

@@ -1,28 +1,18 @@
 """Commands from a corpus to a checkpoint, its PyTorch folder, and what is fine-tuned of it."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
-from cocondenser_jax.cli.flags import (
-    CONFIG,
-    JSON_OUT,
-    SHARD,
-    Group,
-    command,
-    flag,
-    only_one,
-    required,
-)
+from cocondenser_jax.cli.flags import EXPERIMENT, JSON_OUT, SHARD, command, flag, only_one, required
 from cocondenser_jax.cli.output import print_metrics, print_table, print_text
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
 
 _SOURCE = (
-    "a .txt, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file or a folder of them, a folder in"
-    " BEIR, MS MARCO or DPR layout, pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]],"
-    " tfds:NAME[:SPLIT]"
+    "a .txt, .jsonl, .tsv or .parquet file, a folder of them or of passages, pydocs[:PACKAGE,...],"
+    " hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT] (docs/data.md)"
 )
 
 
@@ -40,10 +30,7 @@ def _parse_columns(text: str) -> dict[str, str]:
 
 
 _COLUMNS = flag(
-    "--columns",
-    _parse_columns,
-    "of .jsonl, .parquet, hf: and tfds:, what `text`, `title`, `id` or `spans` are called",
-    metavar="text=NAME,title=NAME,...",
+    "--columns", _parse_columns, "the names of columns", metavar="text=NAME,title=NAME,..."
 )
 
 
@@ -89,18 +76,12 @@ def corpus(json_out, **options):
 @command(
     "pretrain --config=configs/cocondenser.py --workdir=runs/cocondenser"
     " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
-    CONFIG,
+    *EXPERIMENT,
     required("--workdir", Path, "the run folder: checkpoints, metrics, what the run decided"),
-    flag(
-        "--coordinator",
-        str,
-        "on several hosts: HOST:PORT of the first, the same on all; auto: ask the TPU pod, Slurm or"
-        " Open MPI. Exit status 3 where another host was lost",
-    ),
+    flag("--coordinator", str, "HOST:PORT of the first of several hosts; auto: ask the TPU pod"),
     flag("--num_hosts", int, "with HOST:PORT: how many"),
     flag("--host", int, "with HOST:PORT: which, from 0"),
     flag("--profile_dir", Path, "gets a trace of steps 2 to 5, for TensorBoard or Perfetto"),
-    takes_settings=True,
 )
 def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir):
     """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
@@ -119,10 +100,9 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 
 @command(
     "plan --config=configs/cocondenser.py --topology=v3-8",
-    CONFIG,
+    *EXPERIMENT,
     required("--topology", str, "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or of more hosts, v3:4x4"),
     JSON_OUT,
-    takes_settings=True,
 )
 def plan(config, overrides, topology, json_out):
     """Compile the training step for a TPU, on any machine, and say what it needs."""
@@ -134,13 +114,10 @@ def plan(config, overrides, topology, json_out):
 
 
 def _parse_step(text: str) -> int | str:
-    if text != "best" and not text.isdecimal():
-        raise click.BadParameter(f"{text!r}: expected the number of a step, or best")
     return text if text == "best" else int(text)
 
 
-def _to_pytorch(name: str, kind: Any, meaning: str) -> click.Option:
-    return flag(name, kind, meaning, goes_with="checkpoint")
+_to_pytorch = partial(flag, goes_with="checkpoint")
 
 
 @command(
@@ -149,9 +126,7 @@ def _to_pytorch(name: str, kind: Any, meaning: str) -> click.Option:
     flag("--pytorch_folder", str, "a Hugging Face folder or hub name"),
     required("--out", Path, "the folder to make"),
     _to_pytorch("--step", _parse_step, "which, or best: of the best probe (default: the latest)"),
-    _to_pytorch(
-        "--max_seq_length", int, "tokens that are read of a text (default: as many as can)"
-    ),
+    _to_pytorch("--max_seq_length", int, "tokens read of a text (default: as many as can be)"),
     _to_pytorch("--research_layout", False, "put the Condenser head into model.pt"),
     _to_pytorch("--push_to_hub", str, "also upload the folder to the hub, under this name"),
     flag("--init_head", False, "draw a head where there is none", goes_with="pytorch_folder"),
@@ -182,7 +157,7 @@ def convert(checkpoint, pytorch_folder, out, push_to_hub, init_head, **options):
     flag("--documents", 8, "size of the batch"),
     JSON_OUT,
 )
-def checkpoint(checkpoint, documents, json_out, **options):
+def verify_checkpoint(checkpoint, documents, json_out, **options):
     """Compare losses and gradients with plain PyTorch; exit status 1 if they differ."""
     from cocondenser_jax.verify import verify_checkpoint
 
@@ -197,7 +172,7 @@ def checkpoint(checkpoint, documents, json_out, **options):
 
 
 @command("verify store --store=stores/wiki", required("--store", Path, "a folder made by corpus"))
-def store(store):
+def verify_a_store(store):
     """Compare every file of a token store with its checksum."""
     from cocondenser_jax.corpus.store import verify_store
 
@@ -208,10 +183,9 @@ def store(store):
 @command(
     "finetune --config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
     " --config.data=data/msmarco",
-    CONFIG,
+    *EXPERIMENT,
     required("--workdir", Path, "the run folder: the trained model, metrics, checkpoints"),
     JSON_OUT,
-    takes_settings=True,
 )
 def finetune(config, overrides, workdir, json_out):
     """Fine-tune a retriever, a cross-encoder or a sentence encoder."""
@@ -222,7 +196,3 @@ def finetune(config, overrides, workdir, json_out):
     result = finetune(load_config(config, overrides, tasks=FINE_TUNING), workdir)
     if is_main_process():
         print_metrics(result, json_out)
-
-
-verify = Group("verify", help="Check a checkpoint or a token store.", commands=[checkpoint, store])
-COMMANDS = [vocabulary, corpus, pretrain, plan, convert, verify, finetune]

@@ -49,7 +49,7 @@ def test_depth_and_counts(runs, tmp_path, capsys):
     ("flags", "message"),
     [
         (["--weights=1"], "runs=2, weights=[1.0], depth=100: expected"),
-        (["--weights=1,x"], "--weights=1,x: expected numbers, separated by commas"),
+        (["--weights=1,x"], "'--weights': could not convert string to float: 'x'"),
         (["--method=sum"], "'--method': 'sum' is not one of"),
         (["--depth=0"], "depth=0: expected"),
     ],

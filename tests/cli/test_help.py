@@ -8,7 +8,8 @@ import sys
 import click
 import pytest
 
-from cocondenser_jax.cli import PROGRAM, main
+from cocondenser_jax.cli import main
+from cocondenser_jax.cli.flags import PROGRAM
 
 PIPELINE = ["quickstart", "corpus", "pretrain", "convert", "finetune", "search", "evaluate"]
 
@@ -67,7 +68,7 @@ def test_a_flag_says_its_default_its_choices_and_what_it_goes_with(help_of):
     text = " ".join(help_of("mine").split())
     assert "--depth INTEGER rank, in each run, of the last passage taken [default: 200]" in text
     assert "--data PATH the folder of queries and qrels [required]" in text
-    assert "--denoise_below FLOAT with --denoise_run: a probability" in text
+    assert "--denoise_below FLOAT with --denoise_run: keep passages" in text
     assert "--dtype [float32|float16]" in help_of("encode")
 
 

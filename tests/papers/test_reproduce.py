@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks.results import is_ours, measured
 from benchmarks.results import table as as_markdown
-from cocondenser_jax.cli import PROGRAM
+from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart.steps import SECONDS
 from cocondenser_jax.settings import FINE_TUNING, load_config

@@ -54,7 +54,8 @@ def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype:
     Its result is a text's vector in place of its tokens', which pooling leaves as it is.
     """
     config, params = load_folder(str(folder), n_head_layers=0, init_head_seed=0)
-    network, n_devices = Condenser(config, jnp.dtype(dtype)), jax.local_device_count()
+    network = Condenser(config, jnp.dtype(dtype))
+    n_devices = jax.local_device_count()
     mesh = jax.make_mesh((n_devices,), ("rows",), devices=jax.local_devices())
     replicated = NamedSharding(mesh, PartitionSpec())
     by_row = NamedSharding(mesh, PartitionSpec("rows"))
@@ -79,9 +80,11 @@ def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype:
         n_texts, n_tokens = ids_BxL.shape
         length = min(-(-n_tokens // LENGTH_STEP) * LENGTH_STEP, config.max_length)
         shape = (n_devices * n_rows, length)
-        ids_SxL, mask_SxL = np.full(shape, config.pad_token_id, np.int32), np.zeros(shape, bool)
+        ids_SxL = np.full(shape, config.pad_token_id, np.int32)
+        mask_SxL = np.zeros(shape, bool)
         mask_SxL[n_texts:] = True  # rows that are too many have a mean, too
-        ids_SxL[:n_texts, :n_tokens], mask_SxL[:n_texts, :n_tokens] = ids_BxL, mask_BxL
+        ids_SxL[:n_texts, :n_tokens] = ids_BxL
+        mask_SxL[:n_texts, :n_tokens] = mask_BxL
         n_skipped = int(features.get("prompt_length", 0)) if skips_prompt else 0
         vectors_SxD = np.asarray(encode(params, ids_SxL, mask_SxL, n_skipped))
         token_BxLxD = torch.from_numpy(vectors_SxD[:n_texts, None].copy())

@@ -90,7 +90,8 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
 
     Where several paths have one name, the tensor is theirs, stacked.
     """
-    names, found = NAMES[config.model_type], {}
+    names = NAMES[config.model_type]
+    found = {}
     for path in _shapes(config):
         block, *module, leaf = path.split("/")
         kind, _, index = block.partition("_")
@@ -108,7 +109,8 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
 def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
     """Returns the PyTorch tensors of a Flax parameter tree, float32, by their PyTorch names."""
     flat = flatten_dict(params, sep="/")
-    shapes, expected = {path: tuple(leaf.shape) for path, leaf in flat.items()}, _shapes(config)
+    shapes = {path: tuple(leaf.shape) for path, leaf in flat.items()}
+    expected = _shapes(config)
     if shapes != expected:
         wrong = sorted(path for path, _ in shapes.items() ^ expected.items())
         raise ValueError(f"the parameters are not those of the model's config: {wrong}")

@@ -34,7 +34,9 @@ class TorchCondenser(torch.nn.Module):
 
     def __init__(self, lm: PreTrainedModel, head: torch.nn.ModuleList, skip_from: int) -> None:
         super().__init__()
-        self.lm, self.c_head, self.skip_from = lm, head, skip_from
+        self.lm = lm
+        self.c_head = head
+        self.skip_from = skip_from
 
     def project(self, hidden_BxLxD: torch.Tensor) -> torch.Tensor:
         """Returns the logits of the MLM projection that backbone and head share."""
@@ -51,7 +53,9 @@ class TorchCondenser(torch.nn.Module):
         states = backbone(
             input_ids=ids_BxL, attention_mask=mask_BxL, output_hidden_states=True
         ).hidden_states
-        early, late, options = states[self.skip_from], states[-1], {}
+        early = states[self.skip_from]
+        late = states[-1]
+        options = {}
         is_modern = self.lm.config.model_type == "modernbert"
         if is_modern:
             early = late if self.skip_from == len(states) - 1 else backbone.final_norm(early)
@@ -123,7 +127,8 @@ def full_labels(batch: Batch) -> torch.Tensor:
 
 def mlm_sum(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tensor:
     """Returns the cross-entropy summed over all positions whose label is not `IGNORED`."""
-    logits_NxV, labels_N = logits_BxLxV.flatten(0, 1).float(), labels_BxL.flatten()
+    logits_NxV = logits_BxLxV.flatten(0, 1).float()
+    labels_N = labels_BxL.flatten()
     return torch.nn.functional.cross_entropy(
         logits_NxV, labels_N, ignore_index=IGNORED, reduction="sum"
     )

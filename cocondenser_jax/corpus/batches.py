@@ -202,10 +202,13 @@ def _rows_of(
     store: TokenStore, spec: BatchSpec, examples_I: np.ndarray, key: tuple[int, int], first_row: int
 ) -> Batch:
     """Returns the rows of examples; the random numbers of a row depend on key and row number."""
-    content, capacity = spec.length - 2, mask_capacity(spec.length)
+    content = spec.length - 2
+    capacity = mask_capacity(spec.length)
     n_rows = len(examples_I) * (1 if spec.example == "span" else 2)
     draws_SxR = _draws(key, first_row, n_rows, 2 + draws_per_span(content, capacity))
-    choice_S, cut_S, masks_SxR = draws_SxR[:, 0], draws_SxR[:, 1], draws_SxR[:, 2:]
+    choice_S = draws_SxR[:, 0]
+    cut_S = draws_SxR[:, 1]
+    masks_SxR = draws_SxR[:, 2:]
 
     spans_S = examples_I
     if spec.example == "pair":

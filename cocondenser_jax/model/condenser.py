@@ -47,7 +47,8 @@ class Condenser(nn.Module):
 
     def setup(self) -> None:
         """Creates the modules; their names are the parameter names of a checkpoint."""
-        config, dtype = self.config, self.dtype
+        config = self.config
+        dtype = self.dtype
         self.embeddings = Embeddings(config, dtype)
         layer = nn.remat(TransformerLayer) if self.remat else TransformerLayer
         self.layers = [layer(config, dtype, number) for number in range(config.num_hidden_layers)]
@@ -119,7 +120,8 @@ class Condenser(nn.Module):
         rows_BxQ: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns `early_BxLxD` and `late_BxQxD` (all rows with `rows_BxQ=None`)."""
-        skip_from, last = self.config.skip_from, self.config.num_hidden_layers
+        skip_from = self.config.skip_from
+        last = self.config.num_hidden_layers
         early_BxLxD = hidden_BxSxD = self.embeddings(input_ids_BxL, fold_in(seeds_B, 0))
         for number, layer in enumerate(self.layers, 1):
             # A head that reads the late output needs all of its rows.

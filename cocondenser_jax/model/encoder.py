@@ -68,7 +68,8 @@ def rotate(x_BxNxHxS: jax.Array, positions_BxS: jax.Array, base: float) -> jax.A
     half = x_BxNxHxS.shape[2] // 2
     speeds_F = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angles_Bx1xFxS = positions_BxS[:, None, None] * speeds_F[None, None, :, None]
-    cos, sin = jnp.cos(angles_Bx1xFxS), jnp.sin(angles_Bx1xFxS)
+    cos = jnp.cos(angles_Bx1xFxS)
+    sin = jnp.sin(angles_Bx1xFxS)
     left, right = jnp.split(x_BxNxHxS.astype(jnp.float32), 2, axis=2)
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=2)
     return turned.astype(x_BxNxHxS.dtype)
@@ -174,7 +175,8 @@ class TransformerLayer(nn.Module):
         config = self.config
         n_spans, length, _ = keys_BxLxD.shape
         head_size = config.hidden_size // config.num_attention_heads
-        square, options = (config.hidden_size, config.hidden_size), _linear(config, self.dtype)
+        square = (config.hidden_size, config.hidden_size)
+        options = _linear(config, self.dtype)
 
         def project(x_BxSxD: jax.Array, name: str) -> jax.Array:
             out_BxDxS = nn.Einsum(square, "bsd,de->bes", name=name, **options)(x_BxSxD)

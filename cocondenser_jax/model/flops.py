@@ -37,7 +37,8 @@ def _backbone(config: ModelConfig, length: int, rows: int) -> int:
 
 def _layer(config: ModelConfig, length: int, rows: int) -> int:
     """One layer whose output is computed at `rows` of `length` positions."""
-    size, inner = config.hidden_size, config.intermediate_size
+    size = config.hidden_size
+    inner = config.intermediate_size
     keys_and_values = 2 * length * 2 * size * size
     queries_and_output = 2 * rows * 2 * size * size
     attention = 2 * rows * length * 2 * size

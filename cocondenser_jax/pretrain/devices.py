@@ -92,7 +92,8 @@ def compile_step(
     """Compiles the step that `mapped_step` runs, for devices that need not be here."""
     shape: Any = jax.ShapeDtypeStruct
     spans = len(devices), spec.n_rows // len(devices)
-    tokens, slots = (*spans, spec.length), (*spans, mask_capacity(spec.length))
+    tokens = (*spans, spec.length)
+    slots = (*spans, mask_capacity(spec.length))
     dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32)
     shapes = zip((tokens, tokens, slots, slots, slots), dtypes, strict=True)
     batch = Batch(*(shape(*each) for each in shapes))

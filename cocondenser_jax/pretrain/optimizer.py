@@ -21,7 +21,8 @@ class AdamW(NamedTuple):
 
 def learning_rate_schedule(settings: AdamW) -> optax.Schedule:
     """Returns the learning rate by step: linear to the peak, then linear to 0."""
-    peak, n_warmup = settings.learning_rate, round(settings.warmup_ratio * settings.n_steps)
+    peak = settings.learning_rate
+    n_warmup = round(settings.warmup_ratio * settings.n_steps)
     return optax.join_schedules(
         [
             # The first step already moves: step t has the rate (t + 1) / n_warmup of the peak.

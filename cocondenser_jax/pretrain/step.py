@@ -236,7 +236,8 @@ def at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
     communicate.
     """
     batch, _ = chunk
-    full_length, full_slots = batch.input_ids_SxL.shape[1], batch.weights_SxM.shape[1]
+    full_length = batch.input_ids_SxL.shape[1]
+    full_slots = batch.weights_SxM.shape[1]
     lengths = [math.ceil(full_length * share) for share in LENGTH_SHARES]
     slots = [min(mask_capacity(length), full_slots) for length in lengths[:-1]] + [full_slots]
 

@@ -49,5 +49,6 @@ def fuse_runs(
 def _values(scores: Mapping[str, float], method: str) -> dict[str, float]:
     if method == "rrf":
         return {p: 1 / (_RRF_K + rank) for rank, (p, _) in enumerate(ranked(scores), start=1)}
-    least, most = min(scores.values(), default=0), max(scores.values(), default=0)
+    least = min(scores.values(), default=0)
+    most = max(scores.values(), default=0)
     return {p: (s - least) / (most - least) if most > least else 1.0 for p, s in scores.items()}

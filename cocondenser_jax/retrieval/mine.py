@@ -69,7 +69,8 @@ def mine(
     """
     if not 0 <= skip_top < depth:
         raise UserError(f"depth={depth}, skip_top={skip_top}: expected 0 <= skip_top < depth")
-    least, most = _logit(denoise_below, "denoise_below"), _logit(pseudo_above, "pseudo_above")
+    least = _logit(denoise_below, "denoise_below")
+    most = _logit(pseudo_above, "pseudo_above")
     logits = _read_logits(denoise_run) if denoise_run else {}
     if pseudo_qrels:
         qrels = {q: {p: 1 for p, s in found.items() if s > most} for q, found in logits.items()}

@@ -12,7 +12,8 @@ _FILES = "*.json", "*.txt", "*.model", "[0-9]_*", "condenser_head.safetensors", 
 
 def find_folder(name_or_folder: str | Path) -> Path:
     """Returns the local folder, downloading a model of the hub, as a whole, once."""
-    path, name = Path(name_or_folder), str(name_or_folder)
+    path = Path(name_or_folder)
+    name = str(name_or_folder)
     if path.is_dir():
         return path
     if path.exists() or not _NAME.fullmatch(name):

@@ -21,6 +21,17 @@ def read_sources(root):
     }
 
 
+def packed(source):
+    """Returns the lines that assign a tuple to a tuple: `a, b = x, y` is two thoughts."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and any(isinstance(target, ast.Tuple) for target in node.targets)
+    ]
+
+
 def complaints(sources):
     """Returns one line for each broken rule."""
     n_lines = {path: len(source.splitlines()) for path, source in sources.items()}
@@ -37,6 +48,7 @@ def complaints(sources):
             found.append(f"{path}: a catch-all; name it after what it does")
         if re.search(r"\b(jax\.pmap\(|import pmap\b)", source) and path != PMAP_FILE:
             found.append(f"{path}: pmap belongs in {PMAP_FILE}")
+        found += [f"{path}:{line}: assigns a tuple to a tuple" for line in packed(source)]
     return found
 
 
@@ -71,6 +83,7 @@ def test_no_other_file_is_too_long():
             "f = jax.pmap(abs)\n",
             "pretrain/loop.py: pmap belongs in pretrain/devices.py",
         ),
+        ("errors.py", "a, b = 1, 2\n", "errors.py:1: assigns a tuple to a tuple"),
         ("model/big.py", "x = 1\n" * 300, "model: more than a fifth of the package"),
     ],
 )
@@ -105,6 +118,20 @@ def test_tests_carry_no_types():
     assert typed("def f() -> None: ...\ndef g(x: int): ...\nx: int = 1\n") == [1, 3, 2]
     found = {path: typed(source) for path, source in read_sources(ROOT / "tests").items()}
     assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_the_table_of_workarounds_names_files_and_tests_that_exist():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = page[page.index("## Workarounds") : page.index("## Style")].splitlines()[6:-1]
+    tests = read_sources(ROOT / "tests")
+    for row in rows:
+        cells = row.split("|")
+        (place,) = re.findall(r"`([\w/]+\.(?:py|sh))`", cells[1])
+        assert any((root / place).is_file() for root in (PACKAGE, ROOT)), row
+        for name in re.findall(r"\b(test_\w+)(?!\.py)\b", cells[5]):
+            assert any(f"def {name}(" in source for source in tests.values()), row
+        for name in re.findall(r"tests/([\w/]+\.py)", cells[5]):
+            assert name in tests, row
 
 
 def test_the_architecture_page_names_every_module_and_no_other():

@@ -309,4 +309,5 @@ def _execute(command: Sequence[str]) -> int:
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--list | head` ends in silence
     main()

@@ -4,9 +4,11 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +111,15 @@ def test_programs_of_a_recipe_run_with_this_python(monkeypatch):
     )
     assert _execute(["cocondenser", "--version"]) == 0
     assert _execute(["cocondenser", "nothing"]) == 2
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback():
+    command = [sys.executable, "-m", "papers.reproduce", "--list"]
+    root = Path(__file__).parents[2]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_a_request_to_end_reaches_the_command(tmp_path, monkeypatch):

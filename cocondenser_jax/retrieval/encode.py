@@ -84,8 +84,9 @@ def encode_corpus(
       The manifest: model, its hash, dimension, number of passages and the settings above. On n
       machines, it is each time that of all.
     """
-    _require_passages("batch_size", batch_size)
-    _require_passages("shard_size", shard_size)
+    for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
+        if value is not None and not 1 <= value <= _LARGEST:
+            raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
     corpus = corpus_file(corpus)
     folder = find_folder(model_folder)
     if shard[1] > 1 and (out / MANIFEST).exists():
@@ -133,11 +134,6 @@ def default_shard_size(n_passages: int) -> int:
     passages are only 1,769 shards.
     """
     return min(max(n_passages // 20, 500), 5_000)
-
-
-def _require_passages(name: str, value: int | None) -> None:
-    if value is not None and not 1 <= value <= _LARGEST:
-        raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
 
 
 def _count_and_hash(corpus: Path) -> tuple[int, str]:

@@ -88,15 +88,19 @@ def mine(
     if pseudo_qrels:
         write_qrels(pseudo_qrels, qrels)
     write_run(out, pool, tag="negatives")
+    return _summary(pool, excluded)
+
+
+def _summary(pool: Run, excluded: Mapping[str, int]) -> dict[str, Any]:
     sizes = [len(negatives) for negatives in pool.values()]
-    return {
+    summary = {
         "queries": len(pool),
         "queries without negatives": sizes.count(0),
         "negatives": sum(sizes),
         "negatives per query, mean": sum(sizes) / len(sizes),
         "negatives per query, least": min(sizes),
-        **{f"excluded, {reason}": count for reason, count in excluded.items()},
     }
+    return summary | {f"excluded, {reason}": count for reason, count in excluded.items()}
 
 
 def make_pool(

@@ -234,25 +234,18 @@ def _limit_tokens(
 
 
 def _model_folder(name_or_folder: Path) -> Path:
-    """Returns the local folder of a model, or raises a UserError for what cannot be one."""
+    """Returns the local folder of a model.
+
+    Raises:
+      UserError: also for sizes that would fill the memory before anything is found wrong with them.
+    """
     folder = find_folder(name_or_folder)
     for path in folder.rglob("config.json"):
-        _require_sizes(path)
-    if (folder / "router_config.json").is_file():
-        return folder  # two towers, each in a folder of its own
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} holds no config.json: expected a Hugging Face model")
-    if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
-        raise UserError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
+        for name, value in read_object(path).items():
+            limit = _MOST_LAYERS if name.endswith("layers") else _LARGEST_SIZE
+            if type(value) is int and value > limit:
+                raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
     return folder
-
-
-def _require_sizes(path: Path) -> None:
-    """Raises a UserError for sizes that would fill the memory before anything is found wrong."""
-    for name, value in read_object(path).items():
-        limit = _MOST_LAYERS if name.endswith("layers") else _LARGEST_SIZE
-        if type(value) is int and value > limit:
-            raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
 
 
 @contextlib.contextmanager

@@ -61,37 +61,42 @@ def rerank(
     if with_positives and split is None:
         raise UserError("with_positives needs a split, whose judgments say what is relevant")
     model = load_cross_encoder(model_folder)
-    run = read_run(run_file)
-    if not run:
+    best = {query: first_passages(scores, depth) for query, scores in read_run(run_file).items()}
+    if not best:
         raise UserError(f"{run_file} is empty: expected a TREC run")
-    best = {query: first_passages(scores, depth) for query, scores in run.items()}
-    queries, qrels = (
-        (read_queries(data_folder), {}) if split is None else read_split(data_folder, split)
-    )
+    queries = read_queries(data_folder, split)
     require_known(best, queries, "queries", run_file)
-    relevant = {query: [p for p, grade in qrels[query].items() if grade > 0] for query in qrels}
-    positives = {query: found for query, found in relevant.items() if found and with_positives}
+    relevant: dict[str, list[str]] = {}
+    judgments = run_file
+    if with_positives and split is not None:
+        judgments = judgments_file(data_folder, split)
+        relevant = _relevant_passages(data_folder, split)
+    passages = read_named(data_folder, (run_file, best), (judgments, relevant))
+    # The dictionaries keep the first stage's order, and so do equal scores.
     wanted = {
-        query: list(dict.fromkeys([*best.get(query, []), *positives.get(query, [])]))
-        for query in best | positives
+        query: list(dict.fromkeys([*best.get(query, []), *relevant.get(query, [])]))
+        for query in best | relevant
     }
-    judgments = run_file if split is None else judgments_file(data_folder, split)
-    passages = read_named(data_folder, (run_file, best), (judgments, positives))
     pairs = [(queries[q], passage_text(passages[p])) for q, ps in wanted.items() for p in ps]
     start = time.perf_counter()
     scores_N = iter(score_pairs(model, pairs, batch_size, precision).tolist())
     seconds = time.perf_counter() - start
-    # The dictionaries keep the first stage's order, and so do equal scores.
-    reranked = {
-        q: dict(zip(ps, islice(scores_N, len(ps)), strict=True)) for q, ps in wanted.items()
-    }
-    write_run(out, reranked)
+    write_run(
+        out, {q: dict(zip(ps, islice(scores_N, len(ps)), strict=True)) for q, ps in wanted.items()}
+    )
     return {
-        "queries": len(reranked),
+        "queries": len(wanted),
         "pairs": len(pairs),
         "reranking_seconds": seconds,
-        "reranking_ms_per_query": 1000 * seconds / len(reranked),
+        "reranking_ms_per_query": 1000 * seconds / len(wanted),
     }
+
+
+def _relevant_passages(data_folder: Path, split: str) -> dict[str, list[str]]:
+    """Returns query → its relevant passages, for the queries of a split that have some."""
+    _, qrels = read_split(data_folder, split)
+    relevant = {query: [p for p, grade in qrels[query].items() if grade > 0] for query in qrels}
+    return {query: found for query, found in relevant.items() if found}
 
 
 def score_pairs(

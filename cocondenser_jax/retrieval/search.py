@@ -66,9 +66,9 @@ def open_index(folder: Path, model_folder: Path, *, parameters: str = "") -> Den
     is_index = "index_sha256" in manifest
     if parameters and not is_index:
         raise UserError(f"{folder} holds embeddings: only an index has parameters")
-    if model_sha256(model_folder) != manifest["model_sha256"]:
+    if model_sha256(model_folder) != manifest.get("model_sha256"):
         raise UserError(
-            f"{folder} was built with another model ({manifest['model']}) than {model_folder}"
+            f"{folder} was built with another model ({manifest.get('model')}) than {model_folder}"
         )
     model = load_retriever(model_folder, pooling=manifest.get("given_pooling"))
     if is_index:

@@ -157,7 +157,7 @@ NEIGHBOURHOOD = "--out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
             f"{ATTENTION} --model=none",
             "none: no such folder, and the model cannot be had",
         ),
-        (attention, f"{ATTENTION} --model=data", "data holds no config.json"),
+        (attention, f"{ATTENTION} --model=data", "data cannot be loaded as a bi-encoder: "),
         (attention, f"{ATTENTION} --texts=none.txt", "cannot read none.txt"),
         (attention, f"{ATTENTION} --texts=one", "one holds no corpus.jsonl"),
         (attention, f"{ATTENTION} --texts=blank.txt", "blank.txt holds no text"),

@@ -46,7 +46,7 @@ def from_first(tree: Any) -> Any:
     return multihost_utils.broadcast_one_to_all(tree)
 
 
-def agree(mine: Mapping[str, Any]) -> dict[str, Any]:
+def broadcast_and_compare(mine: Mapping[str, Any]) -> dict[str, Any]:
     """Returns host 0's facts, JSON values by name, on every host, where none may differ.
 
     None stands for a fact that only host 0 knows.

@@ -176,7 +176,9 @@ def _open_search(
     mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + 2
     slots_Sx0 = np.zeros((len(texts), 0), np.int32)  # nothing to predict
     batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, slots_Sx0)
-    hosts.agree({"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()})
+    hosts.broadcast_and_compare(
+        {"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()}
+    )
 
     def search(params: Any) -> dict[str, float]:
         queries_QxD, passages_PxD = np.split(forward(params, batch)[0], [len(queries)])

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.store import manifest_checksum, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain import checkpoint
@@ -335,9 +335,10 @@ def test_other_data_are_refused_and_moved_data_are_not(config, tmp_path):
     there = open_store(tmp_path / "store")
     checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there)
     manifest = tmp_path / "store" / "manifest.json"
-    text = manifest.read_text()
-    sha256 = json.loads(text)["files"]["tokens.bin"]["sha256"]
-    manifest.write_text(text.replace(sha256, sha256[::-1]))
+    other = json.loads(manifest.read_text())
+    other["files"]["tokens.bin"]["sha256"] = other["files"]["tokens.bin"]["sha256"][::-1]
+    other["checksum"] = manifest_checksum(other)
+    manifest.write_text(json.dumps(other))
     there = open_store(tmp_path / "store")
     with pytest.raises(UserError, match=r"was started with data\.sha256="):
         checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there)

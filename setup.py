@@ -16,6 +16,7 @@ PRETRAIN = [
     "flax>=0.12.2",
     "optax>=0.2.8",
     "grain>=0.2.18",
+    "jaxtyping>=0.3",
 ]
 RETRIEVAL = [
     "torch>=2.8",
@@ -101,6 +102,7 @@ setup(
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],
         "test": [
+            "beartype",
             "hypothesis",
             "import-linter",
             "libtpu; platform_system == 'Linux' and platform_machine == 'x86_64'",

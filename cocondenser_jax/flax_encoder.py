@@ -76,7 +76,8 @@ def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype:
         return kept_BxLxD.sum(axis=1) / jnp.maximum(pooled_BxL.sum(axis=1, keepdims=True), 1)
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
-        ids_BxL, mask_BxL = (features[key].numpy() for key in ("input_ids", "attention_mask"))
+        ids_BxL = features["input_ids"].numpy()
+        mask_BxL = features["attention_mask"].numpy()
         n_texts, n_tokens = ids_BxL.shape
         length = min(-(-n_tokens // LENGTH_STEP) * LENGTH_STEP, config.max_length)
         shape = (n_devices * n_rows, length)

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.dropout import fold_in
+from cocondenser_jax.model.dropout import Input, fold_in
 from cocondenser_jax.model.encoder import (
     Embeddings,
     MaskedLMHead,
@@ -28,9 +29,10 @@ from cocondenser_jax.model.encoder import (
 class CondenserOutput(NamedTuple):
     """The outputs of one forward pass over B spans with M masked positions each."""
 
-    cls_BxD: jax.Array  # float32: late CLS vectors, the representation for retrieval
-    head_logits_BxMxV: jax.Array | None  # the head's predictions at the masked positions
-    late_logits_BxMxV: jax.Array | None  # the backbone's own, with `late_mlm`
+    cls_BxD: Float[Array, "B D"]  # float32: late CLS vectors, the representation for retrieval
+    # The head's predictions at the masked positions.
+    head_logits_BxMxV: Float[Array, "B M V"] | None
+    late_logits_BxMxV: Float[Array, "B M V"] | None  # the backbone's own, with `late_mlm`
 
 
 class Condenser(nn.Module):
@@ -59,10 +61,10 @@ class Condenser(nn.Module):
 
     def __call__(
         self,
-        input_ids_BxL: jax.Array,
-        attention_mask_BxL: jax.Array,
-        masked_positions_BxM: jax.Array,
-        seeds_B: jax.Array | None = None,
+        input_ids_BxL: Int[Input, "B L"],
+        attention_mask_BxL: Shaped[Input, "B L"],
+        masked_positions_BxM: Int[Input, "B M"],
+        seeds_B: UInt32[Input, " B"] | None = None,
     ) -> CondenserOutput:
         """Runs the whole forward pass.
 
@@ -99,26 +101,28 @@ class Condenser(nn.Module):
 
     def encode(
         self,
-        input_ids_BxL: jax.Array,
-        attention_mask_BxL: jax.Array,
-        seeds_B: jax.Array | None = None,
-    ) -> jax.Array:
+        input_ids_BxL: Int[Input, "B L"],
+        attention_mask_BxL: Shaped[Input, "B L"],
+        seeds_B: UInt32[Input, " B"] | None = None,
+    ) -> Float[Array, "B D"]:
         """Returns `cls_BxD` (float32) of `__call__` without computing head and MLM projection."""
         cls_Bx1 = jnp.zeros_like(input_ids_BxL[:, :1])
         _, late_Bx1xD = self._backbone(input_ids_BxL, attention_mask_BxL, seeds_B, cls_Bx1)
         return late_Bx1xD[:, 0].astype(jnp.float32)
 
-    def hidden_states(self, input_ids_BxL: jax.Array, attention_mask_BxL: jax.Array) -> jax.Array:
+    def hidden_states(
+        self, input_ids_BxL: Int[Input, "B L"], attention_mask_BxL: Shaped[Input, "B L"]
+    ) -> Float[Array, "B L D"]:
         """Returns the backbone's whole last layer, `late_BxLxD`, without dropout."""
         return self._backbone(input_ids_BxL, attention_mask_BxL, None, None)[1]
 
     def _backbone(
         self,
-        input_ids_BxL: jax.Array,
-        attention_mask_BxL: jax.Array,
-        seeds_B: jax.Array | None,
-        rows_BxQ: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array]:
+        input_ids_BxL: Int[Input, "B L"],
+        attention_mask_BxL: Shaped[Input, "B L"],
+        seeds_B: UInt32[Input, " B"] | None,
+        rows_BxQ: Int[Input, "B Q"] | None,
+    ) -> tuple[Float[Array, "B L D"], Float[Array, "B Q D"]]:
         """Returns `early_BxLxD` and `late_BxQxD` (all rows with `rows_BxQ=None`)."""
         skip_from = self.config.skip_from
         last = self.config.num_hidden_layers
@@ -132,7 +136,7 @@ class Condenser(nn.Module):
         late_BxQxD = take_rows(hidden_BxSxD, rows_BxQ) if skip_from == last else hidden_BxSxD
         return self._final(early_BxLxD), self._final(late_BxQxD)
 
-    def _final(self, hidden_BxSxD: jax.Array) -> jax.Array:
+    def _final(self, hidden_BxSxD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         """Normalises what layers without a LayerNorm at their end give: ModernBERT's."""
         return self.final_norm(hidden_BxSxD) if self.config.is_modern else hidden_BxSxD
 

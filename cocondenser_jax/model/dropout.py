@@ -7,13 +7,18 @@ this with a key per row, but unrolled at some forty sites it takes most of the c
 TPU.
 """
 
-import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped, UInt32
 
+Input = Array | np.ndarray  # NumPy's where nothing is compiled
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio, odd: consecutive multiples are spread over all 32 bits
 
 
-def fold_in(seeds: jax.Array | None, numbers: jax.Array | int) -> jax.Array | None:
+def fold_in(
+    seeds: UInt32[Input, "..."] | None,
+    numbers: Shaped[Input, "..."] | int,
+) -> UInt32[Array, "..."] | None:
     """Returns seeds (uint32) of numbered parts, None (no dropout) for None.
 
     Shapes broadcast from the left: further axes of the numbers are the parts of each seed.
@@ -25,7 +30,9 @@ def fold_in(seeds: jax.Array | None, numbers: jax.Array | int) -> jax.Array | No
     return _mix(seeds + (numbers + 1) * jnp.uint32(_GOLDEN))  # + 1, for _mix(0) is 0
 
 
-def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
+def dropout(
+    x: Float[Array, "*rows D"], rate: float, seeds: UInt32[Input, "*rows"] | None
+) -> Float[Array, "*rows D"]:
     """Zeroes elements of `x` with probability `rate`, and scales the others by 1 / (1 - rate).
 
     There is one seed (uint32) for each row along the last axis of `x`; None is for no dropout.
@@ -36,7 +43,7 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None) -> jax.Array:
     return jnp.where(bits >= jnp.uint32(rate * 2**32), x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def _mix(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """Permutes the 32-bit integers so that each input bit flips half of the output bits.
 
     The constants are those of Wellons' `lowbias32`, found by a search for the least bias.

@@ -13,12 +13,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
 
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.dropout import dropout, fold_in
+from cocondenser_jax.model.dropout import Input, dropout, fold_in
 
 
-def take_rows(hidden_BxLxD: jax.Array, rows_BxQ: jax.Array | None) -> jax.Array:
+def take_rows(
+    hidden_BxLxD: Float[Array, "B L D"], rows_BxQ: Int[Input, "B Q"] | None
+) -> Float[Array, "B Q D"]:
     """Returns `hidden_BxQxD`: the rows of each span at the given positions, all for None."""
     if rows_BxQ is None:
         return hidden_BxLxD
@@ -44,7 +47,7 @@ def _linear(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
 
 
 @jax.checkpoint
-def gelu(x: jax.Array) -> jax.Array:
+def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """BERT's exact GELU, computed in float32, because `1 + erf` cancels for negative arguments.
 
     XLA evaluates erf several times faster than erfc. The gradient computes it a second time, rather
@@ -60,7 +63,9 @@ def layer_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -
     return nn.LayerNorm(epsilon=config.layer_norm_eps, use_bias=bias, dtype=dtype, name=name)
 
 
-def rotate(x_BxNxHxS: jax.Array, positions_BxS: jax.Array, base: float) -> jax.Array:
+def rotate(
+    x_BxNxHxS: Float[Array, "B N H S"], positions_BxS: Int[Input, "_ S"], base: float
+) -> Float[Array, "B N H S"]:
     """Rotates each pair (i, i + H/2) of a head by its position times base^(-2i/H), in float32.
 
     Equation 34 of Su et al., arXiv 2104.09864, with the halves of a head as the pairs.
@@ -96,7 +101,9 @@ class Embeddings(nn.Module):
             self.token_type = table(config.type_vocab_size)
         self.norm = layer_norm(config, self.dtype)
 
-    def __call__(self, input_ids_BxL: jax.Array, seeds_B: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, input_ids_BxL: Int[Input, "B L"], seeds_B: UInt32[Input, " B"] | None = None
+    ) -> Float[Array, "B L D"]:
         """Returns `hidden_BxLxD`. Padding must be on the right: positions are consecutive."""
         hidden_BxLxD = self.word(input_ids_BxL)
         if not self.config.is_modern:
@@ -123,11 +130,11 @@ class TransformerLayer(nn.Module):
     @nn.compact
     def __call__(
         self,
-        hidden_BxLxD: jax.Array,
-        attention_mask_BxL: jax.Array,
-        seeds_B: jax.Array | None = None,
-        rows_BxQ: jax.Array | None = None,
-    ) -> jax.Array:
+        hidden_BxLxD: Float[Array, "B L D"],
+        attention_mask_BxL: Shaped[Input, "B L"],
+        seeds_B: UInt32[Input, " B"] | None = None,
+        rows_BxQ: Int[Input, "B Q"] | None = None,
+    ) -> Float[Array, "B Q D"]:
         """Returns `hidden_BxQxD`, the layer's output at the requested rows, or at all for None.
 
         Keys and values are those of the whole span either way, so a row's values do not depend on
@@ -140,7 +147,7 @@ class TransformerLayer(nn.Module):
         all_BxL = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
         numbers_BxQ = all_BxL if rows_BxQ is None else rows_BxQ
 
-        def drop(x_BxQxD: jax.Array, site: int) -> jax.Array:
+        def drop(x_BxQxD: Float[Array, "B Q D"], site: int) -> Float[Array, "B Q D"]:
             seeds_BxQ = fold_in(fold_in(seeds_B, site), numbers_BxQ)
             return dropout(x_BxQxD, config.hidden_dropout_prob, seeds_BxQ)
 
@@ -161,12 +168,12 @@ class TransformerLayer(nn.Module):
 
     def _attend(
         self,
-        queries_BxQxD: jax.Array,
-        keys_BxLxD: jax.Array,
-        numbers_BxQ: jax.Array,
-        attention_mask_BxL: jax.Array,
-        seeds_B: jax.Array | None,
-    ) -> jax.Array:
+        queries_BxQxD: Float[Array, "B Q D"],
+        keys_BxLxD: Float[Array, "B L D"],
+        numbers_BxQ: Shaped[Input, "B Q"],
+        attention_mask_BxL: Shaped[Input, "B L"],
+        seeds_B: UInt32[Input, " B"] | None,
+    ) -> Float[Array, "B Q D"]:
         """Returns `attended_BxQxD`: multi-head attention of rows to the tokens of their span.
 
         Queries, keys and values are made with the tokens as their last axis: so a TPU multiplies
@@ -178,7 +185,7 @@ class TransformerLayer(nn.Module):
         square = (config.hidden_size, config.hidden_size)
         options = _linear(config, self.dtype)
 
-        def project(x_BxSxD: jax.Array, name: str) -> jax.Array:
+        def project(x_BxSxD: Float[Array, "B S D"], name: str) -> Float[Array, "B N H S"]:
             out_BxDxS = nn.Einsum(square, "bsd,de->bes", name=name, **options)(x_BxSxD)
             return out_BxDxS.reshape(n_spans, config.num_attention_heads, head_size, -1)
 
@@ -208,7 +215,7 @@ class TransformerLayer(nn.Module):
         context_BxDxQ = context_BxNxHxQ.reshape(n_spans, config.hidden_size, -1)
         return nn.Einsum(square, "bes,ed->bsd", name="output", **options)(context_BxDxQ)
 
-    def _feed_forward(self, hidden_BxQxD: jax.Array) -> jax.Array:
+    def _feed_forward(self, hidden_BxQxD: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """Returns `out_BxQxD`; ModernBERT's inner layer is gated (GeGLU, arXiv 2002.05202)."""
         config = self.config
         n_parts = 2 if config.is_modern else 1
@@ -225,7 +232,9 @@ class MaskedLMHead(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, hidden_BxMxD: jax.Array, words_VxD: jax.Array) -> jax.Array:
+    def __call__(
+        self, hidden_BxMxD: Float[Array, "B M D"], words_VxD: Float[Input, "V D"]
+    ) -> Float32[Array, "B M V"]:
         """Returns `logits_BxMxV`, float32, for rows, with `words_VxD` as the output matrix."""
         config = self.config
         hidden_BxMxD = gelu(dense(config, config.hidden_size, self.dtype, "dense")(hidden_BxMxD))

@@ -14,15 +14,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 Params = Any
 Chunk = Any  # a pytree of arrays with one leading axis: the examples of a chunk
-Sums = dict[str, jax.Array]  # scalars to be added up over chunks
+Sums = dict[str, Float[Array, ""]]  # scalars to be added up over chunks
 
-Encode = Callable[[Params, Chunk], jax.Array]
+Encode = Callable[[Params, Chunk], Float[Array, "B D"]]
 OnChunk = Callable[[Callable[[Chunk], Any], Chunk], Any]
-Contrast = Callable[[jax.Array], jax.Array]
-Forward = Callable[[Params, Chunk], tuple[jax.Array, jax.Array, Sums]]
+Contrast = Callable[[Float[Array, "S D"]], Float[Array, ""]]
+Forward = Callable[[Params, Chunk], tuple[Float[Array, "B D"], Float[Array, ""], Sums]]
 
 
 def loss_gradient(
@@ -33,7 +34,7 @@ def loss_gradient(
     encode: Encode,
     contrast: Contrast | None,
     on_chunk: OnChunk = lambda function, chunk: function(chunk),
-) -> tuple[jax.Array, Sums, Params]:
+) -> tuple[Float[Array, ""], Sums, Params]:
     """Computes the gradient of `contrast` over all chunks plus the chunks' own losses.
 
     With a single chunk, one direct pass does the same for less work; without `contrast` there is no
@@ -53,11 +54,11 @@ def loss_gradient(
       The value of `contrast` (0 without), the sums added up over chunks, and the gradient.
     """
     value = jnp.zeros(())
-    cotangents_CxBxD: jax.Array | None = None
+    cotangents_CxBxD: Float[Array, "C B D"] | None = None
     if jax.tree.leaves(chunks)[0].shape[0] == 1:
         chunk = jax.tree.map(lambda x: x[0], chunks)
 
-        def direct(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums]]:
+        def direct(params: Params) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Sums]]:
             reps_BxD, loss, sums = forward(params, chunk)
             contrasted = contrast(reps_BxD) if contrast else value
             return contrasted + loss, (contrasted, sums)
@@ -72,7 +73,9 @@ def loss_gradient(
         value, cotangents_AxD = jax.value_and_grad(contrast)(reps_CxBxD.reshape(flat))
         cotangents_CxBxD = cotangents_AxD.reshape(reps_CxBxD.shape)
 
-    def surrogate(params: Params, chunk: Chunk, cotangents_BxD: Any) -> tuple[jax.Array, Sums]:
+    def surrogate(
+        params: Params, chunk: Chunk, cotangents_BxD: Float[Array, "B D"] | None
+    ) -> tuple[Float[Array, ""], Sums]:
         reps_BxD, loss, sums = forward(params, chunk)
         return loss if cotangents_BxD is None else loss + jnp.vdot(cotangents_BxD, reps_BxD), sums
 

@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 
 def masked_lm_sum(
-    logits_BxMxV: jax.Array, labels_BxM: jax.Array, weights_BxM: jax.Array
-) -> jax.Array:
+    logits_BxMxV: Float[Array, "B M V"],
+    labels_BxM: Int[Array, "B M"],
+    weights_BxM: Float[Array, "B M"],
+) -> Float[Array, ""]:
     """Returns the weighted sum of cross-entropies at the masked positions, a float32 scalar.
 
     Args:
@@ -28,7 +31,7 @@ def masked_lm_sum(
     return jnp.sum(_cross_entropy(logits_SxV, labels_BxM.reshape(-1)) * weights_BxM.reshape(-1))
 
 
-def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:
+def corpus_contrastive_sum(cls_SxD: Float[Array, "S D"], axis_name: str) -> Float[Array, ""]:
     """Returns the sum over this device's spans of the corpus-level contrastive loss.
 
     Equation 6 of Gao & Callan, arXiv 2108.05540: for span j of document i,
@@ -43,7 +46,7 @@ def corpus_contrastive_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:
     return jnp.sum(_cross_entropy(logits_SxA, own_S ^ 1))
 
 
-def inverse_cloze_sum(cls_SxD: jax.Array, axis_name: str) -> jax.Array:
+def inverse_cloze_sum(cls_SxD: Float[Array, "S D"], axis_name: str) -> Float[Array, ""]:
     """Returns the sum over this device's sentences of the loss of the inverse cloze task.
 
     Equations 7 and 8 of Lee, Chang & Toutanova, arXiv 1906.00300: for sentence q_i taken out of
@@ -74,15 +77,35 @@ OBJECTIVES = {
     # Gao & Callan, arXiv 2104.08253.
     "condenser": Objective("span", predicts_tokens=True, has_head=True),
     # Gao & Callan, arXiv 2108.05540.
-    "cocondenser": Objective("pair", True, True, corpus_contrastive_sum, 2),
+    "cocondenser": Objective(
+        "pair",
+        predicts_tokens=True,
+        has_head=True,
+        contrast=corpus_contrastive_sum,
+        n_contrasted=2,
+    ),
     # Its ablation without masked tokens.
-    "contrastive": Objective("pair", False, False, corpus_contrastive_sum, 2),
+    "contrastive": Objective(
+        "pair",
+        predicts_tokens=False,
+        has_head=False,
+        contrast=corpus_contrastive_sum,
+        n_contrasted=2,
+    ),
     # Lee et al., arXiv 1906.00300.
-    "ict": Objective("cloze", False, False, inverse_cloze_sum, 1),
+    "ict": Objective(
+        "cloze",
+        predicts_tokens=False,
+        has_head=False,
+        contrast=inverse_cloze_sum,
+        n_contrasted=1,
+    ),
 }
 
 
-def _gather(cls_SxD: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
+def _gather(
+    cls_SxD: Float[Array, "S D"], axis_name: str
+) -> tuple[Float[Array, "A D"], Int[Array, " S"]]:
     """Returns the vectors of all devices, and which of them are this one's."""
     n_local = cls_SxD.shape[0]
     all_AxD = jax.lax.all_gather(cls_SxD, axis_name, tiled=True)
@@ -90,12 +113,16 @@ def _gather(cls_SxD: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
     return all_AxD, jax.lax.axis_index(axis_name) * n_local + jnp.arange(n_local)
 
 
-def _inner_products(left_SxD: jax.Array, right_AxD: jax.Array) -> jax.Array:
+def _inner_products(
+    left_SxD: Float[Array, "S D"], right_AxD: Float[Array, "A D"]
+) -> Float[Array, "S A"]:
     # HIGHEST: bfloat16 has a spacing of 1.0 at logits of 200.
     return jnp.matmul(left_SxD, right_AxD.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def _cross_entropy(
+    logits_SxV: Float[Array, "S V"], labels_S: Int[Array, " S"]
+) -> Float[Array, " S"]:
     """Returns −log softmax of the logits, along their last axis, at the labels."""
-    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - label_logits
+    label_logits_S = jnp.take_along_axis(logits_SxV, labels_S[:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(logits_SxV, axis=1) - label_logits_S

@@ -175,7 +175,8 @@ def _open_search(
     ids_SxL = with_specials(ids_SxC, n_tokens_S, store)
     mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + 2
     slots_Sx0 = np.zeros((len(texts), 0), np.int32)  # nothing to predict
-    batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, slots_Sx0)
+    weights_Sx0 = slots_Sx0.astype(np.float32)
+    batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, weights_Sx0)
     hosts.broadcast_and_compare(
         {"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()}
     )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float, Int, Shaped
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.corpus.masking import mask_capacity
@@ -52,13 +53,13 @@ class StepSettings(NamedTuple):
 class TrainState(NamedTuple):
     """All that changes from step to step."""
 
-    step: jax.Array  # int32 scalar, steps done
+    step: Int[Array, ""]  # int32 scalar, steps done
     params: Any
     optimizer_state: Any
-    skipped: jax.Array  # int32 scalar, those of them whose loss or gradient was not finite
+    skipped: Int[Array, ""]  # int32 scalar, those of them whose loss or gradient was not finite
 
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Shaped[Array, ""]]
 
 
 def train_step(
@@ -94,7 +95,11 @@ def train_step(
 
 
 def loss_and_gradient(
-    model_config: ModelConfig, settings: LossSettings, params: Any, step: jax.Array, batch: Batch
+    model_config: ModelConfig,
+    settings: LossSettings,
+    params: Any,
+    step: Int[Array, ""],
+    batch: Batch,
 ) -> tuple[Metrics, Any]:
     """Returns the losses of the whole batch and their gradient, the same on every device.
 
@@ -114,7 +119,7 @@ def loss_and_gradient(
     per_token = settings.mlm_reduction == "token_mean"
     mlm_scale = settings.mlm_weight / (n_masked if per_token else n_spans)
 
-    def forward(params: Any, chunk: tuple) -> tuple[jax.Array, jax.Array, Sums]:
+    def forward(params: Any, chunk: tuple) -> tuple[Float[Array, "B D"], Float[Array, ""], Sums]:
         if not objective.predicts_tokens:
             return encode(params, chunk), jnp.zeros(()), {}
         batch, seeds_B = chunk
@@ -123,12 +128,12 @@ def loss_and_gradient(
         sums = _mlm_sums(output, batch)
         return output.cls_BxD, mlm_scale * sum(sums.values()), sums
 
-    def encode(params: Any, chunk: tuple) -> jax.Array:
+    def encode(params: Any, chunk: tuple) -> Float[Array, "B D"]:
         batch, seeds_B = chunk
         inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
         return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
 
-    def contrast(in_order_SxD: jax.Array) -> jax.Array:
+    def contrast(in_order_SxD: Float[Array, "S D"]) -> Float[Array, ""]:
         assert objective.contrast is not None
         n_contrasted = n_spans // 2 * objective.n_contrasted
         return objective.contrast(in_order_SxD[place_S], AXIS) / n_contrasted
@@ -174,14 +179,14 @@ def _mlm_sums(output: CondenserOutput, batch: Any) -> Sums:
 
 def forward_sums(
     model_config: ModelConfig, dtype: str, n_rows: int, params: Any, batch: Batch
-) -> tuple[jax.Array, Sums]:
+) -> tuple[Float[Array, "S D"], Sums]:
     """Returns `cls_SxD` of all devices and the sums of the MLM losses, without dropout.
 
     To be mapped with the axis name `AXIS`; a device computes `n_rows` of its spans at a time.
     """
     model = Condenser(model_config, dtype=jnp.dtype(dtype))
 
-    def on_chunk(batch: Batch) -> tuple[jax.Array, Sums]:
+    def on_chunk(batch: Batch) -> tuple[Float[Array, "B D"], Sums]:
         output = cast(CondenserOutput, model.apply({"params": params}, *batch[:3]))
         return output.cls_BxD, _mlm_sums(output, batch)
 

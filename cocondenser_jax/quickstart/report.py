@@ -13,7 +13,7 @@ from cocondenser_jax.storage.files import read_object
 
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
-_NOT_DRAWN = {"step", "epoch", "tokens_per_second"}
+_NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
 _NOTE = """p: randomisation test of {} against {}. Tokens: read in pre-training. Seconds:
 pre-training, fine-tuning, encoding and search."""
 

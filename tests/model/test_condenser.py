@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import encoder
@@ -227,3 +228,11 @@ def test_roberta_positions_start_after_the_padding_index():
     config = dataclasses.replace(CONFIG, model_type="roberta", pad_token_id=1)
     assert (config.position_offset, config.max_length) == (2, 14)
     assert (CONFIG.position_offset, CONFIG.max_length) == (0, 16)
+
+
+def test_arrays_that_do_not_fit_each_other_are_refused(batch, variables):
+    ids, mask, positions, _ = batch
+    with pytest.raises(TypeCheckError, match="masked_positions_BxM"):
+        run(CONFIG, variables, ids, mask, positions[:4])
+    with pytest.raises(TypeCheckError, match="attention_mask_BxL"):
+        run(CONFIG, variables, ids, mask[:, :8], positions)

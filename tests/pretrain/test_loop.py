@@ -24,9 +24,11 @@ from cocondenser_jax.convert.reference import (
 )
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
+from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import encoder
+from cocondenser_jax.model.flops import forward_flops
 from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -260,6 +262,10 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     line = read_metrics(tmp_path / "run")[-1]
     for name in RATES:
         assert np.isfinite(line[name])
+    model_config, _, _ = load_run(tmp_path / "run")
+    flops = 3 * forward_flops(model_config, 14, mask_capacity(14))
+    assert line["model_tflops_per_second"] == pytest.approx(line["spans_per_second"] * flops / 1e12)
+    assert "mfu" not in line  # the peak of these devices is not known
 
     # Running the same command again changes nothing.
     before = (tmp_path / "run" / "metrics.jsonl").read_text()

@@ -79,7 +79,7 @@ def test_masked_lm_loss_is_the_formula(dtype):
         for b in range(4)
         for m in range(3)
     )
-    ours = float(masked_lm_sum(logits, labels, weights))
+    ours = float(masked_lm_sum(logits, jnp.asarray(labels), jnp.asarray(weights)))
     assert ours == pytest.approx(expected, rel=1e-6)
 
 

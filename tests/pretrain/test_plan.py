@@ -28,6 +28,8 @@ from cocondenser_jax.pretrain.plan import (
     _Work,
     _work,
     least_seconds,
+    model_flops,
+    peak_flops,
     plan,
     plan_step,
 )
@@ -115,6 +117,10 @@ def test_the_least_time_of_a_step_is_its_arithmetic_at_the_peak():
     assert least_seconds(model, contrastive, spec, [chip] * 8) == pytest.approx(
         seconds * 61.5 / 197
     )
+    assert peak_flops([core] * 8, "bfloat16") == 8 * 61.5e12
+    assert peak_flops([SimpleNamespace(device_kind="NVIDIA H200")], "bfloat16") == 989e12
+    assert peak_flops([core], "float32") is None
+    assert model_flops(model, settings, 128) == 3 * forward_flops(model, 128, 26)
     assert least_seconds(model, settings, spec, jax.devices()) is None
     assert least_seconds(model, settings._replace(dtype="float32"), spec, [core]) is None
 

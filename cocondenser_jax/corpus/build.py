@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.sources import Columns, Document, Part, open_source, read_parts
+from cocondenser_jax.corpus.sources import (
+    Columns,
+    Document,
+    Part,
+    open_source,
+    read_documents,
+    read_parts,
+)
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum
 from cocondenser_jax.corpus.token_files import TokenWriter
@@ -30,9 +37,7 @@ from cocondenser_jax.storage.paths import shard_folder
 logger = logging.getLogger(__name__)
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
-# Documents are cut together until they reach this many characters, or this many documents.
-BATCH_CHARACTERS = 1_000_000
-BATCH_DOCUMENTS = 4096
+BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
 # How much of the table of digests is kept in memory.
 DIGEST_CACHE_KIB = 256 * 1024
 _LIBRARIES = ("cocondenser_jax", "numpy", "tokenizers")
@@ -126,9 +131,8 @@ def build_vocabulary(
     The arguments are those of `open_source` and `train_tokenizer`.
     """
     with new_folder(out) as folder:
-        opened = [(name, open_source(name, columns)) for name in sources]
-        documents = (_read_with_bar(name, parts, "vocabulary") for name, parts in opened)
-        texts = (document.text for document in chain.from_iterable(documents))
+        documents = chain.from_iterable([read_documents(name, columns) for name in sources])
+        texts = (document.text for document in tqdm(documents, "vocabulary", unit=" documents"))
         tokenizer = train_tokenizer(texts, size, kind, lowercase=lowercase)
         save_tokenizer(tokenizer, folder)
     return tokenizer
@@ -139,7 +143,6 @@ def _kept_documents(
 ) -> Iterator[Document]:
     """Yields the shard's documents without empty ones and copies."""
     index, n_shards = shard
-    label = f"corpus {index}/{n_shards}" if n_shards > 1 else "corpus"
     own_parts = parts
     by_parts = 1 < n_shards <= len(parts)
     if by_parts:
@@ -151,7 +154,7 @@ def _kept_documents(
             len(parts),
         )
     with _digest_table(folder / "digests.sqlite") as is_new:
-        for document in _read_with_bar(source, own_parts, label):
+        for document in tqdm(read_parts(source, own_parts), "corpus", unit=" documents"):
             digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
             if not by_parts and int.from_bytes(digest[:8], "big") % n_shards != index:
                 continue
@@ -161,24 +164,6 @@ def _kept_documents(
                 dropped["duplicate"] += 1
             else:
                 yield document
-
-
-def _read_with_bar(source: str, parts: Sequence[Part], label: str) -> Iterator[Document]:
-    """Reads parts of a source; shows a progress bar, of bytes where it knows how many there are."""
-    total = sum(part.n_bytes or 0 for part in parts)
-    with tqdm(
-        desc=label,
-        total=total or None,
-        unit="B" if total else " documents",
-        unit_scale=bool(total),
-        smoothing=0,  # tokenising comes in bursts
-    ) as bar:
-        for number, document in enumerate(read_parts(source, parts, bar.update), start=1):
-            if not total:
-                bar.update()
-            elif number % 256 == 0:
-                bar.set_postfix(documents=number, refresh=False)
-            yield document
 
 
 @contextlib.contextmanager
@@ -207,7 +192,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     for document in documents:
         batch.append(document)
         n_characters += len(document.text)
-        if n_characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+        if n_characters >= BATCH_CHARACTERS:
             yield batch
             batch = []
             n_characters = 0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError, escape_control, first_line, first_three, name_extra
-from cocondenser_jax.storage.files import OnBytes, parse_object, read_lines, without_surrogates
+from cocondenser_jax.storage.files import parse_object, read_lines, without_surrogates
 from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, plain_suffix, read_rows
 
 logger = logging.getLogger(__name__)
@@ -41,30 +41,19 @@ class Document(NamedTuple):
     spans: tuple[str, ...] | None = None
 
 
-class Part(NamedTuple):
-    """A part of a source that can be read without the rest."""
-
-    read: Callable[[OnBytes], Iterator[Document]]
-    n_bytes: int | None = None  # which `read` reports: of local files, as compressed
+# A part of a source, which can be read without the rest.
+Part = Callable[[], Iterator[Document]]
 
 
-def read_documents(source: str, on_bytes: OnBytes = lambda n_bytes: None) -> Iterator[Document]:
-    """Streams the documents of a source: see `open_source` and `read_parts`."""
-    return read_parts(source, open_source(source), on_bytes)
+def read_documents(source: str, columns: Columns | None = None) -> Iterator[Document]:
+    """Streams the documents of a source: see `open_source`."""
+    return read_parts(source, open_source(source, columns))
 
 
-def read_parts(
-    source: str, parts: Iterable[Part], on_bytes: OnBytes = lambda n_bytes: None
-) -> Iterator[Document]:
-    """Yields the documents of parts of a source, a few at a time in memory.
-
-    Args:
-      source: its name, for the error where there are no documents.
-      parts: of `open_source`.
-      on_bytes: called with numbers of bytes that add up to the parts' `n_bytes`.
-    """
+def read_parts(source: str, parts: Iterable[Part]) -> Iterator[Document]:
+    """Yields the documents of parts of a source; raises a UserError if there are none."""
     document = None
-    for document in chain.from_iterable(part.read(on_bytes) for part in parts):
+    for document in chain.from_iterable(part() for part in parts):
         yield document
     if document is None:
         raise UserError(f"{source} holds no documents")
@@ -93,31 +82,26 @@ def open_source(source: str, columns: Columns | None = None) -> list[Part]:
     if scheme == "pydocs":
         _require_records(source, columns)
         packages = [package for package in name.split(",") if package] or None
-        return [Part(lambda on_bytes: (Document(*d) for d in read_docstrings(packages)))]
+        return [lambda: (Document(*d) for d in read_docstrings(packages))]
     if scheme in _DATASETS:
         with _named(source):
             return _DATASETS[scheme](source, name, columns)
-    files = _files(source)
+    path = Path(source)
+    files = [path]
+    if path.is_dir():
+        files = [Path(name) for name in choose_files(str(p) for p in path.iterdir() if p.is_file())]
+        if not files:
+            raise UserError(f"folder {path} holds no .txt, .jsonl, .tsv or .parquet file")
+    elif _FILE_NAME.fullmatch(path.name) is None:
+        raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
+    elif not path.is_file():
+        raise UserError(f"no file {path}")
     if len(files) == 1:
         return _file_parts(files[0], "", columns)
     logger.info("%s: reading %s", source, first_three([file.name for file in files]))
     # Line numbers are unique within a file only.
     parts = (_file_parts(file, f"{escape_control(file.name)}:", columns) for file in files)
     return list(chain.from_iterable(parts))
-
-
-def _files(source: str) -> list[Path]:
-    path = Path(source)
-    if path.is_dir():
-        files = choose_files([str(p) for p in path.iterdir() if p.is_file()])
-        if not files:
-            raise UserError(f"folder {path} holds no .txt, .jsonl, .tsv or .parquet file")
-        return [Path(name) for name in files]
-    if _FILE_NAME.fullmatch(path.name) is None:
-        raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
-    if not path.is_file():
-        raise UserError(f"no file {path}")
-    return [path]
 
 
 def choose_files(paths: Iterable[str]) -> list[str]:
@@ -138,7 +122,7 @@ def choose_files(paths: Iterable[str]) -> list[str]:
 def read_file(path: Path, prefix: str) -> Iterator[Document]:
     """Streams the documents of one of ACCEPTED_FILES, or none; prefixes numbers used as ids."""
     for part in _file_parts(path, prefix, None):
-        yield from part.read(lambda n_bytes: None)
+        yield from part()
 
 
 def _file_parts(path: Path, prefix: str, columns: Columns | None) -> list[Part]:
@@ -146,57 +130,44 @@ def _file_parts(path: Path, prefix: str, columns: Columns | None) -> list[Part]:
     if suffix == ".parquet":
         return _parquet_parts(path, prefix, columns)
     if suffix == ".jsonl":
-        read = functools.partial(_read_objects, path, prefix, columns)
-    else:
-        _require_records(str(path), columns)
-        read = functools.partial(_read_text if suffix == ".txt" else _read_table, path, prefix)
-    return [Part(read, path.stat().st_size)]
+        return [functools.partial(_read_objects, path, prefix, columns)]
+    _require_records(str(path), columns)
+    if suffix == ".txt":
+        return [functools.partial(_read_text, path, prefix)]
+    return [lambda: (_to_document(row, "", where) for where, row in read_rows(path, _lines(path)))]
 
 
-def _read_objects(
-    path: Path, prefix: str, columns: Columns | None, on_bytes: OnBytes
-) -> Iterator[Document]:
-    for number, line in _lines(path, on_bytes):
+def _read_objects(path: Path, prefix: str, columns: Columns | None) -> Iterator[Document]:
+    for number, line in _lines(path):
         if line.strip():
             where = f"{path}:{number}"
             yield _to_document(parse_object(line, where), f"{prefix}{number}", where, columns)
 
 
-def _read_table(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document]:
-    for where, row in read_rows(path, _lines(path, on_bytes)):
-        yield _to_document(row, "", where)
-
-
-def _read_text(path: Path, prefix: str, on_bytes: OnBytes) -> Iterator[Document]:
+def _read_text(path: Path, prefix: str) -> Iterator[Document]:
     """Yields a document per line, or per block of lines if blank lines separate any."""
     has_blocks = len(list(islice(_blocks(path), 2))) == 2
-    for block in _blocks(path, on_bytes):
-        if has_blocks:
-            yield _join_lines(path, prefix, block)
-        else:
+    for block in _blocks(path):
+        if not has_blocks:
             yield from (Document(f"{prefix}{number}", line) for number, line in block)
+            continue
+        first, text = next(block)
+        texts = [text]
+        n_bytes = len(text.encode())
+        for _, text in block:
+            n_bytes += len(text.encode())
+            _check_size(n_bytes, f"{path}:{first}")
+            texts.append(text)
+        yield Document(f"{prefix}{first}", "\n".join(texts))
 
 
-def _blocks(
-    path: Path, on_bytes: OnBytes = lambda n_bytes: None
-) -> Iterator[Iterator[tuple[int, str]]]:
-    groups = groupby(_lines(path, on_bytes), lambda line: bool(line[1].strip()))
+def _blocks(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
+    groups = groupby(_lines(path), lambda line: bool(line[1].strip()))
     return (lines for has_text, lines in groups if has_text)
 
 
-def _join_lines(path: Path, prefix: str, lines: Iterator[tuple[int, str]]) -> Document:
-    first, text = next(lines)
-    texts = [text]
-    n_bytes = len(text.encode())
-    for _, text in lines:
-        n_bytes += len(text.encode())
-        _check_size(n_bytes, f"{path}:{first}")
-        texts.append(text)
-    return Document(f"{prefix}{first}", "\n".join(texts))
-
-
-def _lines(path: Path, on_bytes: OnBytes) -> Iterator[tuple[int, str]]:
-    return read_lines(path, max_bytes=MAX_DOCUMENT_BYTES, on_bytes=on_bytes)
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    return read_lines(path, max_bytes=MAX_DOCUMENT_BYTES)
 
 
 def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Part]:
@@ -210,7 +181,6 @@ def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Par
     names = [name for name in found if name in wanted]
     if columns is not None:
         _require_columns(columns, found, str(path))
-    n_bytes = path.stat().st_size // max(len(groups), 1)
 
     def rows(group: Any) -> Iterator[dict[str, Any]]:
         for batch in group.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
@@ -220,7 +190,7 @@ def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Par
     first = 1
     for group in groups:
         read = functools.partial(rows, group)
-        parts.append(_record_part(str(path), read, columns, prefix, first, n_bytes))
+        parts.append(_record_part(str(path), read, columns, prefix, first))
         first += group.row_groups[0].num_rows
     return parts
 
@@ -231,18 +201,16 @@ def _record_part(
     columns: Columns | None,
     prefix: str = "",
     first: int = 1,
-    n_bytes: int | None = None,
 ) -> Part:
     """Makes a part of records; one without an id is named by prefix and number, from `first`."""
 
-    def read(on_bytes: OnBytes) -> Iterator[Document]:
+    def read() -> Iterator[Document]:
         with _named(source):
             for number, record in enumerate(records(), start=first):
                 name = f"{prefix}{number}"
                 yield _to_document(record, name, f"{source}, record {name}", columns)
-        on_bytes(n_bytes or 0)
 
-    return Part(read, n_bytes)
+    return read
 
 
 @contextmanager
@@ -307,22 +275,13 @@ def _require_records(source: str, columns: Columns | None) -> None:
 
 
 def _huggingface_parts(source: str, name: str, columns: Columns | None) -> list[Part]:
-    parts = name.split(":")
-    heads = [":".join(parts[:n]) for n in range(len(parts), 0, -1)]  # a folder's may hold colons
-    path = next(filter(os.path.isdir, heads), parts[0])
-    config, split = (*name[len(path) + 1 :].split(":"), "")[:2]
+    path, config, split = (*name.split(":", 2), "", "")[:3]
     if not path:
         raise UserError("hf: expected a dataset's name or folder, as in hf:ag_news::train")
-    split = split or "train"
     import datasets  # slow to import, and needed for this source only
 
-    if any(Path(path, file).exists() for file in ("state.json", "dataset_dict.json")):
-        saved = datasets.load_from_disk(path)
-        if isinstance(saved, datasets.DatasetDict):
-            saved = saved[split]
-        return _slices(source, saved, columns)
     # Where a folder's name has a `[`, datasets (5.2.0) finds nothing in it.
-    data = datasets.load_dataset(path, config or None, split=split, streaming=True)
+    data = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
     shards = [functools.partial(data.shard, data.num_shards, k) for k in range(data.num_shards)]
     if len(shards) == 1:
         return [_record_part(source, shards[0], columns)]
@@ -331,22 +290,17 @@ def _huggingface_parts(source: str, name: str, columns: Columns | None) -> list[
 
 def _tensorflow_parts(source: str, name: str, columns: Columns | None) -> list[Part]:
     # "wikipedia/20230601.en:1.0.0" names a version, "lm1b:test" a split.
-    parts = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name, re.DOTALL)
+    parts = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name)
     if parts is None:
         raise UserError("tfds: expected a dataset's name, as in tfds:lm1b:train")
-    path, split = (name, "train") if os.path.isdir(name) else parts.groups("train")
+    path, split = parts.groups("train")
     import tensorflow_datasets as tfds  # slow to import, and needed for this source only
 
     if os.path.isdir(path):
         data = tfds.builder_from_directory(path).as_data_source(split=split)
     else:
         data = tfds.data_source(path, split=split)
-    return _slices(source, data, columns)
-
-
-def _slices(source: str, data: Any, columns: Columns | None) -> list[Part]:
-    """Makes parts of a dataset whose records are read by number."""
-    numbers = range(len(data))
+    numbers = range(len(data))  # records are read by number
     slices = [numbers[k : k + _RECORDS_PER_PART] for k in numbers[::_RECORDS_PER_PART]]
     return [
         _record_part(source, functools.partial(map, data.__getitem__, k), columns, first=k[0] + 1)

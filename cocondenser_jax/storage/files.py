@@ -21,9 +21,6 @@ import zstandard
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.locks import locked
 
-# Called with the number of bytes of a file that were read since the last call.
-OnBytes = Callable[[int], object]
-
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
 _JSON_PIECE = 1 << 20  # a string of many pieces is copied once for each
@@ -37,20 +34,17 @@ _FULL = re.compile(
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
-def read_lines(
-    path: Path, max_bytes: int = MAX_LINE_BYTES, on_bytes: OnBytes = lambda n_bytes: None
-) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
     """Yields number, from 1, and text, without its end, of every line.
 
     Args:
       path: UTF-8 text, plain or compressed (.gz, .xz, .zst).
       max_bytes: a longer line is an error, and never held whole.
-      on_bytes: called with numbers of bytes that add up to the size of the file.
 
     Raises:
       UserError: naming file and line; also if the line is too long or not UTF-8.
     """
-    number = consumed = 0
+    number = 0
     try:
         with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
             while data := file.readline(max_bytes + 1):
@@ -65,11 +59,6 @@ def read_lines(
                 except UnicodeDecodeError:
                     raise UserError(f"{path}:{number}: not UTF-8") from None
                 yield number, text.rstrip("\r\n")
-                position = raw.tell()
-                if position > consumed:
-                    on_bytes(position - consumed)
-                    consumed = position
-            on_bytes(path.stat().st_size - consumed)
     except _UNREADABLE as error:
         after = f" after line {number}" if number else ""
         raise UserError(f"cannot read {path}{after}: {_reason(error)}") from error

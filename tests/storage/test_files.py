@@ -37,9 +37,7 @@ def test_lines_and_json_plain_and_compressed(tmp_path, suffix):
     # Archives end to end, as parallel compressors write them; the empty ones fill a buffer.
     text = compress("\ufeffé\r\n\n".encode()) + compress(b" last\n")
     path.write_bytes(text + compress(b"") * 10_000)
-    counted = []
-    assert list(read_lines(path, on_bytes=counted.append)) == [(1, "é"), (2, ""), (3, " last")]
-    assert sum(counted) == path.stat().st_size
+    assert list(read_lines(path)) == [(1, "é"), (2, ""), (3, " last")]
     path.write_bytes(compress('{"ä": 1}'.encode()))
     assert read_json(path) == {"ä": 1}
 

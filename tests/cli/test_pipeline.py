@@ -21,7 +21,9 @@ from safetensors.numpy import load_file
 from cocondenser_jax import warm_start
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.storage.files import read_json
 from tests.cli.workplace import ODD_NAME, SMALLER, make_workplace
 
@@ -198,8 +200,9 @@ def test_a_head_is_drawn_where_it_may_be(headless, tmp_path):
 def test_pretraining_starts_from_an_exported_folder(finished, headless, tmp_path, monkeypatch):
     starts = []
 
-    def train(config, workdir, warm_start):
-        starts.append(warm_start())
+    def train(config, workdir, warm_start, profile_dir):
+        store = open_store(Path(config.data.store))
+        starts.append(warm_start(resolve(config, store), store))
 
     monkeypatch.setattr(warm_start, "train", train)
     command = [

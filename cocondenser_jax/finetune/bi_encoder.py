@@ -1,11 +1,8 @@
 """Contrastive fine-tuning of a bi-encoder, on sentence-transformers' trainer."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -18,8 +15,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.evaluation import DevSearch, DevSettings, KeepBest
 from cocondenser_jax.finetune.losses import SOFT_LOSSES, InBatchLoss, LossSettings
-from cocondenser_jax.finetune.samplers import BatchSettings, HardPlans, PlannedBatches
-from cocondenser_jax.finetune.schedule import random_plan, sequential_plan
+from cocondenser_jax.finetune.samplers import BatchSettings, PlannedBatches, epoch_plans
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import (
     DataSettings,
@@ -73,11 +69,11 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     evaluator = DevSearch(settings.dev, data) if settings.dev.eval_every else None
     model = _load(settings.model)
     trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
-    plan, planners = _planner(settings, data, model)
+    plan = epoch_plans(settings.batches, data, model, settings.trainer.workdir / "plans")
     with new_parameters(settings.trainer.seed):
         loss = InBatchLoss(model, data.judgments, settings.loss)
     arguments = trainer.arguments(settings.trainer)
-    callbacks = [EachEpoch(data), *planners]
+    callbacks: list[TrainerCallback] = [EachEpoch(data)]
     if evaluator:
         arguments |= evaluator.arguments()
         callbacks.append(KeepBest(settings.dev.patience))
@@ -159,16 +155,3 @@ def fill_row(data: TrainingData, query: str, passages: list[str]) -> list[dict[s
 
 def _passage_columns(n_passages: int) -> list[str]:
     return ["positive", *(f"negative_{i}" for i in range(1, n_passages))]
-
-
-def _planner(
-    settings: BiEncoderSettings, data: TrainingData, model: SentenceTransformer
-) -> tuple[Callable[[int], np.ndarray], list[TrainerCallback]]:
-    """Returns the plan of each epoch, and for "hard" ones the callback that makes it in time."""
-    batches = settings.batches
-    if batches.batches == "sequential":
-        return lambda epoch: sequential_plan(len(data.pairs), batches.batch_size), []
-    if batches.batches == "random":
-        return partial(random_plan, len(data.pairs), batches.batch_size, batches.seed), []
-    planner = HardPlans(settings.trainer.workdir / "plans", model, data, batches)
-    return planner.plan, [planner]

@@ -1,10 +1,10 @@
-"""Batches of an epoch's plan; plans of batches that are hard by the time they are trained on."""
+"""Batches of an epoch's plan; plans of batches that are hard for the encoder as it is then."""
 
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -12,11 +12,16 @@ import scipy.sparse
 from accelerate import PartialState
 from sentence_transformers import SentenceTransformer
 from torch.utils.data import BatchSampler
-from transformers import TrainerCallback
 
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune.schedule import false_negatives, hard_plan, load_plan, save_plan
+from cocondenser_jax.finetune.schedule import (
+    false_negatives,
+    greedy_plan,
+    load_plan,
+    random_plan,
+    save_plan,
+    sequential_plan,
+)
 from cocondenser_jax.finetune.training_data import TrainingData
 from cocondenser_jax.retrieval.bm25 import bm25_run
 
@@ -52,70 +57,53 @@ class PlannedBatches(BatchSampler):
         return len(self._data.pairs) // self.batch_size
 
 
-class HardPlans(TrainerCallback):
-    """Adaptive batch scheduling: plans for each epoch batches that are hard by then.
+def epoch_plans(
+    settings: BatchSettings, data: TrainingData, model: SentenceTransformer, folder: Path
+) -> Callable[[int], np.ndarray]:
+    """Returns the function that plans an epoch: batches_MxB. Hard plans are kept in the folder."""
+    n_pairs = len(data.pairs)
+    if settings.batches == "random":
+        return functools.partial(random_plan, n_pairs, settings.batch_size, settings.seed)
+    if settings.batches == "sequential":
+        return lambda epoch: sequential_plan(n_pairs, settings.batch_size)
+    return hard_plans(settings, data, model, folder)
 
-    The first epoch's hardness is that of BM25. Half-way through each epoch, the encoder as it is
-    then scores all pairs, unless BM25 is to do so throughout, and the next epoch is planned. A plan
-    is on disk before the next checkpoint is, so a run that resumes there finds it.
+
+def hard_plans(
+    settings: BatchSettings, data: TrainingData, model: SentenceTransformer, folder: Path
+) -> Callable[[int], np.ndarray]:
+    """Returns the function that plans an epoch's hard batches: adaptive batch scheduling.
+
+    To be called before the first batch of each epoch. The first epoch's hardness is that of BM25;
+    for the others, the encoder as it is then scores all pairs, unless BM25 is to do so throughout.
+    A plan is saved, so a run that resumes within the epoch has the same batches; a lost one is made
+    again. Pairs that would be false negatives of each other are kept apart where possible.
     """
+    query_ids = data.pairs["query_id"][:]
+    passage_ids = data.pairs["positive_id"][:]
+    queries = [data.queries[query] for query in query_ids]
+    passages = [data.passages[passage] for passage in passage_ids]
+    conflicts = false_negatives(query_ids, passage_ids)
+    bm25 = functools.cache(lambda: bm25_candidates(queries, passages, settings.batch_depth))
 
-    def __init__(
-        self, folder: Path, model: SentenceTransformer, data: TrainingData, settings: BatchSettings
-    ) -> None:
-        """Plans nothing yet; the folder will hold the plans, `epoch-0000.npz` and so on.
-
-        Pairs that would be false negatives of each other are kept apart.
-        """
-        query_ids = data.pairs["query_id"][:]
-        passage_ids = data.pairs["positive_id"][:]
-        queries = [data.queries[query] for query in query_ids]
-        passages = [data.passages[passage] for passage in passage_ids]
-        self._folder = folder
-        self._always_bm25 = settings.batch_scores == "bm25"
-        self._n_steps = len(queries) // settings.batch_size
-        depth = settings.batch_depth
-        self._bm25 = functools.cache(lambda: bm25_candidates(queries, passages, depth))
-        self._encoder = lambda: encoder_candidates(model, queries, passages, depth)
-        self._plan = functools.partial(
-            hard_plan,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            conflicts=false_negatives(query_ids, passage_ids),
+    def make(epoch: int) -> np.ndarray:
+        if epoch == 0 or settings.batch_scores == "bm25":
+            candidates = bm25()
+        else:
+            candidates = encoder_candidates(model, queries, passages, settings.batch_depth)
+        return greedy_plan(
+            candidates, settings.batch_size, seed=settings.seed, epoch=epoch, conflicts=conflicts
         )
 
-    def plan(self, epoch: int) -> np.ndarray:
-        """Returns batches_MxB: the first epoch is planned now, others were in the epoch before.
-
-        A plan that is lost or damaged is made again, with the encoder as it is by now.
-        """
-        path = self._path(epoch)
+    def plan(epoch: int) -> np.ndarray:
+        path = folder / f"epoch-{epoch:04d}.npz"
         state = PartialState()
-        if state.is_main_process:
-            try:
-                load_plan(path)
-            except UserError as error:
-                if epoch > 0:
-                    logger.warning("%s; planning this epoch again", error)
-                self._make(epoch)
+        if state.is_main_process and not path.exists():
+            save_plan(path, make(epoch))
         state.wait_for_everyone()
         return load_plan(path)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Plans the next epoch half-way."""
-        if not state.is_world_process_zero:
-            return
-        epoch, step = divmod(state.global_step - 1, self._n_steps)
-        is_last = (epoch + 1) * self._n_steps >= state.max_steps
-        if not is_last and step == (self._n_steps - 1) // 2:
-            self._make(epoch + 1)
-
-    def _make(self, epoch: int) -> None:
-        candidates = self._bm25() if epoch == 0 or self._always_bm25 else self._encoder()
-        save_plan(self._path(epoch), self._plan(candidates, epoch=epoch))
-
-    def _path(self, epoch: int) -> Path:
-        return self._folder / f"epoch-{epoch:04d}.npz"
+    return plan
 
 
 def bm25_candidates(

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from transformers import TrainerControl, TrainerState
+import torch
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import samplers, schedule
 from cocondenser_jax.finetune.training_data import TrainingData, to_judgments, training_pairs
 from cocondenser_jax.retrieval import models
@@ -66,65 +67,41 @@ def test_bm25s_candidates_are_its_run(texts):
     assert found.nnz > 24
 
 
-class Run:
-    """The part of a trainer that its callbacks see."""
-
-    def __init__(self, planner, n_steps, n_epochs):
-        self.planner, self.n_epochs = planner, n_epochs
-        self.state = TrainerState(max_steps=n_steps * n_epochs)
-        self.control = TrainerControl()
-
-    def step(self, number):
-        self.state.global_step = number
-        self.planner.on_step_end(None, self.state, self.control)
-
-
-def test_plans_follow_bm25_then_the_encoder_half_way(
-    model_folder, data, texts, tmp_path, monkeypatch, caplog
-):
+def test_plans_follow_bm25_then_the_encoder(model_folder, data, texts, tmp_path, monkeypatch):
     model = models.load_retriever(model_folder, 8, 16)
     options = {"seed": 3, "conflicts": schedule.false_negatives(*IDS)}
 
     def start():
-        planner = samplers.HardPlans(tmp_path / "plans", model, data, SETTINGS)
-        return planner, Run(planner, 6, 2)
+        return samplers.epoch_plans(SETTINGS, data, model, tmp_path / "plans")
 
-    planner, run = start()
+    plan = start()
     bm25 = samplers.bm25_candidates(*texts, 100)
-    first = planner.plan(0)
-    np.testing.assert_array_equal(first, schedule.hard_plan(bm25, 4, **options))
+    first = plan(0)
+    np.testing.assert_array_equal(first, schedule.greedy_plan(bm25, 4, **options))
     assert sorted(first.flat) == list(range(24))
 
-    for step in (1, 2):
-        run.step(step)
-    assert [path.name for path in (tmp_path / "plans").iterdir()] == ["epoch-0000.npz"]
-    run.step(3)
-    half_way = samplers.encoder_candidates(model, *texts, 100)
-    monkeypatch.setattr(samplers, "encoder_candidates", None)  # the end of the epoch is too late
-    expected = schedule.hard_plan(half_way, 4, epoch=1, **options)
-    saved = schedule.load_plan(tmp_path / "plans" / "epoch-0001.npz")
-    np.testing.assert_array_equal(saved, expected)
-    for step in (4, 5, 6):
-        run.step(step)
-    assert not np.array_equal(first, expected)
+    seen = []
+    for epoch in (1, 2):
+        with torch.no_grad():  # as if it were trained
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        by_now = samplers.encoder_candidates(model, *texts, 100)
+        expected = schedule.greedy_plan(by_now, 4, epoch=epoch, **options)
+        np.testing.assert_array_equal(plan(epoch), expected)
+        seen.append(expected.tolist())
+    assert seen[0] != seen[1]
 
-    # A run that resumes at step 4 does not plan again, nor has the last epoch.
-    planner, run = start()
-    for step in (5, 6):
-        run.step(step)
-    np.testing.assert_array_equal(planner.plan(1), expected)
-    for step in range(7, 13):
-        run.step(step)
-    assert len(list((tmp_path / "plans").iterdir())) == 2
-
-    # A plan that is damaged or lost is made again, with the encoder of that moment.
-    monkeypatch.setattr(samplers, "encoder_candidates", lambda *args: half_way)
-    plan = tmp_path / "plans" / "epoch-0001.npz"
-    for damage in (lambda: plan.write_bytes(plan.read_bytes()[:-100]), plan.unlink):
-        damage()
-        caplog.clear()
-        np.testing.assert_array_equal(start()[0].plan(1), expected)
-        assert "cannot read the plan" in caplog.text
+    # A run that resumes reads the plan; one that is lost is made again.
+    path = tmp_path / "plans" / "epoch-0002.npz"
+    saved = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(samplers, "encoder_candidates", None)
+        np.testing.assert_array_equal(start()(2), expected)
+    path.unlink()
+    np.testing.assert_array_equal(start()(2), expected)
+    path.write_bytes(saved[:-100])
+    with pytest.raises(UserError, match=r"cannot read the plan .*epoch-0002.npz"):
+        start()(2)
 
 
 @pytest.mark.effect("retriever batch_scores", "retriever batch_depth")
@@ -132,16 +109,14 @@ def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(data, texts, tmp_path, m
     monkeypatch.setattr(samplers, "encoder_candidates", None)
     conflicts = schedule.false_negatives(*IDS)
     settings = SETTINGS._replace(batch_scores="bm25", batch_depth=3)
-    planner = samplers.HardPlans(tmp_path / "plans", None, data, settings)
-    run = Run(planner, 6, 2)
-    plans = [planner.plan(0)]
+    plan = samplers.epoch_plans(settings, data, None, tmp_path / "plans")
     bm25 = samplers.bm25_candidates(*texts, 3)
+    plans = [plan(0)]
     monkeypatch.setattr(samplers, "bm25_candidates", None)  # once is enough
-    for step in range(1, 7):
-        run.step(step)
-    plans.append(planner.plan(1))
-    for epoch, plan in enumerate(plans):
-        expected = schedule.hard_plan(bm25, 4, seed=3, epoch=epoch, conflicts=conflicts)
-        np.testing.assert_array_equal(plan, expected)
-        other = schedule.hard_plan(_bm25(*texts, 100), 4, seed=3, epoch=epoch, conflicts=conflicts)
-        assert not np.array_equal(plan, other)
+    plans.append(plan(1))
+    deep = _bm25(*texts, 100)
+    for epoch, found in enumerate(plans):
+        expected = schedule.greedy_plan(bm25, 4, seed=3, epoch=epoch, conflicts=conflicts)
+        np.testing.assert_array_equal(found, expected)
+        other = schedule.greedy_plan(deep, 4, seed=3, epoch=epoch, conflicts=conflicts)
+        assert not np.array_equal(found, other)

@@ -1,39 +1,47 @@
-"""One HTML page that needs nothing beside itself: tables, plots, searches, facts of a run.
+"""One HTML page that needs nothing beside itself: a comparison, and the curves and facts of runs.
 
-Its HTML is in page.html, that of its sections in parts.html; what these show is escaped.
+Its HTML is in page.html; what it shows is escaped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cocondenser_jax.analysis.plots import COLOURS, final_value, panel_svg
-from cocondenser_jax.errors import first_words
+from cocondenser_jax.analysis.plots import Curve, plot_svg
 from cocondenser_jax.storage.files import new_file
 
 _HTML = Environment(
-    loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+    loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
 )
-_HTML.globals["colours"] = COLOURS
-_HTML.filters.update(first_words=first_words, final_value=final_value, svg=panel_svg)
-_HTML.filters["number"] = "{:,.4g}".format
-# Functions that return the HTML of sections; parts.html says of what.
-parts: Any = _HTML.get_template("parts.html").module
+_HTML.filters["svg"] = plot_svg
 
 
-def write_page(out: Path, title: str, summary: str, sections: Mapping[str, str]) -> None:
+class Runs(NamedTuple):
+    """Runs of one kind."""
+
+    kind: str
+    plots: Mapping[str, Sequence[Curve]]  # title -> what was logged
+    facts: Mapping[str, Mapping[str, Any]]  # run -> name -> value
+
+
+def write_page(
+    out: Path,
+    title: str,
+    summary: str,
+    runs: Sequence[Runs],
+    table: Sequence[Sequence[str]] = (),
+    note: str = "",
+) -> None:
     """Writes the page, whole or not at all; an older one is replaced.
 
     The page loads nothing, runs no script, and follows the reader's light or dark setting. The
-    sections are heading -> HTML, which `parts` makes.
+    first line of the table has the heads; the note is on the table.
     """
-    page = _HTML.get_template("page.html").render(title=title, summary=summary, sections=sections)
+    page = _HTML.get_template("page.html").render(
+        title=title, summary=summary, runs=runs, table=table, note=note
+    )
     with new_file(out) as partial:
         # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.
         partial.write_text(page, encoding="utf-8", errors="replace")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.cli.flags import OVERRIDES, command, flag, required
-from cocondenser_jax.cli.output import print_search, print_table, print_text
+from cocondenser_jax.cli.output import print_table, print_text
 
 _WORKDIR = required("--workdir", Path, "the folder to work in")
 
@@ -33,17 +33,11 @@ def adapt(**options):
 
 
 def _print_outcome(outcome: Any) -> None:
-    from cocondenser_jax.quickstart.report import other_columns
+    from cocondenser_jax.quickstart.report import comparison_table
 
-    rows = outcome.rows
-    columns = {name: [f"{row.metrics[name]:.3f}" for row in rows] for name in rows[0].metrics}
-    columns |= other_columns(rows)
+    header, *rows = comparison_table(outcome.rows)
     print()
-    cells = zip([row.name for row in rows], *columns.values(), strict=True)
-    print_table(("", *columns), [*cells])
-    for query, hits in outcome.examples.items():
-        print()
-        print_search(query, hits)
+    print_table(header, rows)
     print()
     for line in (outcome.summary, f"report: {outcome.report}", "search for yourself:"):
         print_text(line)

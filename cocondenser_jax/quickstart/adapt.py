@@ -100,8 +100,7 @@ def adapt(
         rows = compare_models(workdir, data, candidates, tuned)
         summary = f"{verdict(rows)}. Test: {test}, {tuning}."
         title = f"{model}, adapted to {corpus}"
-        queries = [*read_split(data, "test")[0].values()][:3]
-        return write_outcome(workdir, title, summary, rows, candidates, queries)
+        return write_outcome(workdir, title, summary, rows, candidates)
 
 
 def _candidates(

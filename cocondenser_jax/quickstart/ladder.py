@@ -45,11 +45,6 @@ SEED = 0
 N_TEST_QUERIES = 1000
 MIN_QUERY_WORDS = 4  # "Examples:" and "See also" are not queries
 MIN_PASSAGE_WORDS = 10
-EXAMPLE_QUERIES = (
-    "solve a linear system with a triangular matrix",
-    "learning rate schedule that decays with a cosine",
-    "remove missing values from a table",
-)
 SUMMARY = (
     "A small coCondenser, pre-trained from scratch on the docstrings of this machine and fine-tuned"
     " to find the passage that a docstring's first paragraph belongs to."
@@ -76,8 +71,7 @@ def quickstart(workdir: Path) -> Outcome:
         rows = compare_models(workdir, data, candidates, config)
         n_queries = len(read_split(data, "test")[0])
         summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
-        title = "coCondenser quickstart"
-        return write_outcome(workdir, title, summary, rows, candidates, EXAMPLE_QUERIES)
+        return write_outcome(workdir, "coCondenser quickstart", summary, rows, candidates)
 
 
 def write_task(folder: Path) -> None:

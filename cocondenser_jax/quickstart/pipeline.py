@@ -17,7 +17,6 @@ import contextlib
 import json
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.analysis.page import parts, write_page
+from cocondenser_jax.analysis.page import write_page
 from cocondenser_jax.collection.folder import judgments_file, read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.convert.to_torch import export_run
@@ -35,13 +34,13 @@ from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import resolve, run_tokens
-from cocondenser_jax.quickstart.report import ResultRow, comparison_table, run_sections
+from cocondenser_jax.quickstart.report import NOTE, ResultRow, comparison_table, read_runs
 from cocondenser_jax.quickstart.steps import SECONDS, make_once
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
 from cocondenser_jax.retrieval.models import load_retriever
-from cocondenser_jax.retrieval.search import open_index, retrieve, search_text
+from cocondenser_jax.retrieval.search import retrieve
 from cocondenser_jax.storage.files import new_folder, read_json, write_json, write_text
 from cocondenser_jax.warm_start import pretrain
 
@@ -64,8 +63,6 @@ class Outcome(NamedTuple):
 
     rows: list[ResultRow]
     summary: str
-    # query -> score, title and text of each passage found, best first
-    examples: Mapping[str, Sequence[tuple[float, str, str]]]
     search_command: str
     report: Path
 
@@ -131,31 +128,14 @@ def write_outcome(
     summary: str,
     rows: Sequence[ResultRow],
     candidates: Sequence[Candidate],
-    queries: Sequence[str],
 ) -> Outcome:
-    """Writes the report: what the rows mean, the runs of the models, and example searches.
-
-    The queries are searched for with the last model, whose folder is `workdir`.
-    """
-    searcher = open_index(workdir / "index", workdir / "retriever")
-    examples = {
-        query: [(score, p.title or p.id, p.text) for score, p in search_text(searcher, query, k=3)]
-        for query in queries
-    }
-    program = sys.argv[0] if Path(sys.argv[0]).name == "cocondenser" else "cocondenser"
-    places = shlex.join([f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
-    command = f"{program} search {places} --query={shlex.quote(queries[0])}"
-    pretraining = dict.fromkeys(run for each in candidates for run in each.runs)
-    runs = [(run.name, run) for run in pretraining]
-    runs += [(each.name, each.folder / "finetuning") for each in candidates]
-    sections = {
-        "Comparison": comparison_table(rows),
-        "Example searches": parts.searches(examples, command),
-        **run_sections(runs),
-    }
+    """Writes the report: what the rows mean, and the runs of the models."""
+    runs = {run.name: run for each in candidates for run in each.runs}
+    runs |= {each.name: each.folder / "finetuning" for each in candidates}
     report = workdir / "report.html"
-    write_page(report, title, summary, sections)
-    return Outcome([*rows], summary, examples, command, report)
+    write_page(report, title, summary, read_runs(runs), comparison_table(rows), NOTE)
+    places = shlex.join([f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
+    return Outcome([*rows], summary, f"cocondenser search {places} --query=...", report)
 
 
 def can_train(data: Path) -> bool:

@@ -1,21 +1,20 @@
-"""Sections of reports: a comparison of retrievers, curves and facts of runs."""
+"""Reports: a comparison of retrievers, curves and facts of runs."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cocondenser_jax.analysis.page import parts, write_page
-from cocondenser_jax.analysis.plots import Curve, Panel, legend_names, read_curves
+from cocondenser_jax.analysis.page import Runs, write_page
+from cocondenser_jax.analysis.plots import COLOURS, Curve, read_curves
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.settings import PRETRAINING, declared_settings, flatten
+from cocondenser_jax.settings import flatten
 from cocondenser_jax.storage.files import read_object
 
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
-_NOTE = """p: randomisation test of {} against {}. Tokens: read in pre-training. Seconds:
-pre-training, fine-tuning, encoding and search."""
+NOTE = """p: randomisation test of the first measure against the last row. Tokens: read in
+pre-training. Seconds: pre-training, fine-tuning, encoding and search."""
 
 
 class ResultRow(NamedTuple):
@@ -28,21 +27,16 @@ class ResultRow(NamedTuple):
     seconds: float
 
 
-def other_columns(rows: Sequence[ResultRow]) -> dict[str, list[str]]:
-    """Returns the columns of a comparison beside the metrics: head → a text for each row."""
-    main = next(iter(rows[0].metrics))
-    return {
-        "p": [f"{row.p_values[main]:.2g}" for row in rows[:-1]] + [""],
-        "tokens": [f"{row.tokens:,.2g}" if row.tokens else "" for row in rows],
-        "seconds": [f"{row.seconds:,.0f}" for row in rows],
-    }
-
-
-def comparison_table(rows: Sequence[ResultRow]) -> str:
-    """Returns the HTML of a comparison."""
-    metrics = {name: [row.metrics[name] for row in rows] for name in rows[0].metrics}
-    note = _NOTE.format(next(iter(metrics)), rows[-1].name)
-    return parts.comparison([row.name for row in rows], metrics, other_columns(rows), note)
+def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
+    """Returns the cells of a comparison: the heads first, then a line for each row."""
+    measures = list(rows[0].metrics)
+    table = [["", *measures, "p", "tokens", "seconds"]]
+    for row in rows:
+        metrics = [f"{row.metrics[name]:.3f}" for name in measures]
+        p_value = "" if row is rows[-1] else f"{row.p_values[measures[0]]:.2g}"
+        tokens = f"{row.tokens:,.2g}" if row.tokens else ""
+        table.append([row.name, *metrics, p_value, tokens, f"{row.seconds:,.0f}"])
+    return table
 
 
 def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
@@ -50,52 +44,27 @@ def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
     for folder in workdirs:
         if not any((folder / name).is_file() for name in _KINDS):
             raise UserError(f"{folder} is not a run folder: it has no {' and no '.join(_KINDS)}")
-    runs = legend_names(workdirs)
-    write_page(out, "Runs", ", ".join(runs), run_sections([*runs.items()]))
+    runs = {str(folder): folder for folder in workdirs}
+    write_page(out, "Runs", ", ".join(runs), read_runs(runs))
 
 
-def run_sections(runs: Sequence[tuple[str, Path]]) -> dict[str, str]:
-    """Returns the curves and the facts of runs, (name, folder), as sections of a page."""
-    sections = {}
+def read_runs(folders: Mapping[str, Path]) -> list[Runs]:
+    """Reads the curves and the facts of runs, by their names; a folder without a run is no run."""
+    kinds = []
     for file, kind in _KINDS.items():
-        found = {name: folder for name, folder in runs if (folder / file).is_file()}
-        if not found:
-            continue
-        facts = {name: read_object(folder / file) for name, folder in found.items()}
-        sections[kind] = parts.plots(_panels(found, facts))
-        for name in found:
-            sections[f"{kind}: {name}"] = parts.definitions(_facts(facts[name]))
-    return sections
+        found = {name: folder for name, folder in folders.items() if (folder / file).is_file()}
+        if found:
+            facts = {name: flatten(read_object(folder / file)) for name, folder in found.items()}
+            kinds.append(Runs(kind, _plots(found), facts))
+    return kinds
 
 
-def _panels(runs: Mapping[str, Path], facts: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
-    """Returns a panel for each key that was logged; a run has the same colour in all."""
-    curves = {name: read_curves(folder / "metrics.jsonl", name) for name, folder in runs.items()}
-    logged = dict.fromkeys(key for run in curves.values() for key in run if key not in _NOT_DRAWN)
-    pairs = [facts[name]["config"] for name, run in curves.items() if "contrastive_loss" in run]
-    sizes = {config["data"]["batch_size"] for config in pairs}
-    chance = (math.log(2 * sizes.pop() - 1), "chance") if len(sizes) == 1 else None
-    return [
-        Panel(
-            key.replace("/", ": ").replace("_", " "),
-            [run.get(key, Curve(name)) for name, run in curves.items()],
-            from_zero=key.endswith("per_second"),
-            reference=chance if key == "contrastive_loss" else None,
-        )
-        # What is to be learned comes first, then how it went.
-        for key in sorted(logged, key=lambda key: (not key.endswith("loss"), "/" not in key))
-    ]
-
-
-def _facts(run: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a run's settings that are not the default, its data, sizes and versions."""
-    config = run.get("config", run)
-    defaults = declared_settings(config.get("task", PRETRAINING))
-    facts = {
-        name: value
-        for name, value in flatten(config).items()
-        if name not in defaults or name == "seed" or value != defaults[name].default
-    }
-    if config is not run:
-        facts |= flatten({name: value for name, value in run.items() if name != "config"})
-    return {name: str(value) for name, value in facts.items()}
+def _plots(runs: Mapping[str, Path]) -> dict[str, list[Curve]]:
+    """Returns the curves of each key that was logged; a run has the same colour in all."""
+    plots: dict[str, list[Curve]] = {}
+    for number, (name, folder) in enumerate(runs.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        for key, curve in read_curves(folder / "metrics.jsonl", name, colour).items():
+            if key not in _NOT_DRAWN:
+                plots.setdefault(key, []).append(curve)
+    return plots

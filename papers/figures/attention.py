@@ -18,7 +18,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning as pad
 
-from cocondenser_jax.analysis.plots import legend_names
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_retriever, towers
@@ -52,8 +51,8 @@ def measure_models(
     """
     # All are loaded first, so that a wrong folder is reported before anything is measured.
     encoders: dict[str, tuple[Path, Any]] = {
-        f"{name}, {tower}" if tower else name: (folder, encoder)
-        for name, folder in legend_names(folders).items()
+        f"{folder}, {tower}" if tower else str(folder): (folder, encoder)
+        for folder in folders
         for tower, encoder in towers(load_retriever(folder, passage_length=passage_length)).items()
     }
     texts = _draw_texts(source, n_texts, seed)

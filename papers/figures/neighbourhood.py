@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from cocondenser_jax.analysis.plots import legend_names
 from cocondenser_jax.collection.trec import first_passages, read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
@@ -29,14 +28,14 @@ def measure_runs(stage1: Sequence[Path], stage2: Path, sizes: Sequence[int]) -> 
     The neighbourhoods are of `stage2`, the sizes the values of n.
 
     Returns:
-      {stage2: file, queries: their number, stage1: {name: {run: file, recall: {n: values by k}}}}.
+      {stage2: file, queries: their number, stage1: {file: {recall: {n: values by k}}}}.
     """
     neighbours = _read_rankings(stage2)
     runs = {}
-    for name, path in legend_names(stage1).items():
+    for path in stage1:
         rankings = _read_rankings(path)
         recall = {n: neighbourhood_recall(rankings, neighbours, n).tolist() for n in sizes}
-        runs[name] = {"run": str(path), "recall": recall}
+        runs[str(path)] = {"recall": recall}
     return {"stage2": str(stage2), "queries": len(neighbours), "stage1": runs}
 
 

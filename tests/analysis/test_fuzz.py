@@ -5,7 +5,7 @@ from tests.mutations import fuzz_content, fuzz_record, jsonl
 
 
 def read(path):
-    return read_curves(path, "run")
+    return read_curves(path, "run", "#2b83c6")
 
 
 def test_broken_metrics_are_read_or_refused(tmp_path):

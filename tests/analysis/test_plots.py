@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.analysis import page
-from cocondenser_jax.analysis.plots import (
-    COLOURS,
-    Curve,
-    Panel,
-    bin_means,
-    final_value,
-    legend_names,
-    panel_svg,
-    read_curves,
-)
+from cocondenser_jax.analysis.plots import COLOURS, Curve, plot_svg, read_curves
 from cocondenser_jax.errors import UserError
 
 
@@ -29,9 +20,9 @@ def write_lines(path, *rows, end=""):
 
 def test_curves_have_the_values_of_the_lines_that_have_their_key(tmp_path):
     path = write_lines(tmp_path / "m.jsonl", {"step": 1, "loss": 2.0}, {"step": 2, "rate": 0.5})
-    curves = read_curves(path, "run")
+    curves = read_curves(path, "run", "#2b83c6")
     assert list(curves) == ["step", "loss", "rate"]
-    assert {curve.label for curve in curves.values()} == {"run"}
+    assert {(curve.label, curve.colour) for curve in curves.values()} == {("run", "#2b83c6")}
     np.testing.assert_array_equal(curves["loss"].steps, [1])
     np.testing.assert_array_equal(curves["loss"].values, [2.0])
     np.testing.assert_array_equal(curves["rate"].steps, [2])
@@ -43,7 +34,7 @@ def test_curves_ignore_an_unfinished_last_line(tmp_path, end):
     path = write_lines(
         tmp_path / "m.jsonl", {"step": 1, "loss": 2}, {"step": 2, "loss": 1}, end=end
     )
-    np.testing.assert_array_equal(read_curves(path, "")["loss"].values, [2, 1])
+    np.testing.assert_array_equal(read_curves(path, "", "")["loss"].values, [2, 1])
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": 1, "loss": "high"}', "3"])
@@ -51,55 +42,51 @@ def test_read_curves_names_the_line_that_is_wrong(tmp_path, line):
     path = tmp_path / "m.jsonl"
     path.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n{{"step": 2, "loss": 2}}\n')
     with pytest.raises(UserError, match=r"m\.jsonl, line 2: expected"):
-        read_curves(path, "")
+        read_curves(path, "", "")
 
 
 def test_read_curves_of_a_missing_file(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
-        read_curves(tmp_path / "none.jsonl", "")
+        read_curves(tmp_path / "none.jsonl", "", "")
 
 
 def test_curves_leave_out_what_cannot_be_drawn(tmp_path):
     losses = [1.0, np.inf, np.nan, 2.0]
     rows = [{"step": step, "loss": loss, "none": np.nan} for step, loss in enumerate(losses)]
-    curves = read_curves(write_lines(tmp_path / "m.jsonl", *rows), "")
+    curves = read_curves(write_lines(tmp_path / "m.jsonl", *rows), "", "")
     np.testing.assert_array_equal(curves["loss"].steps, [0, 3])
-    assert curves["none"].values.shape == (0,)
+    assert "none" not in curves
 
 
-def test_bin_means():
-    np.testing.assert_allclose(bin_means(np.arange(6.0), 3), [0.5, 2.5, 4.5])
-    np.testing.assert_array_equal(bin_means(np.arange(3.0), 3), [0, 1, 2])
+def test_a_long_curve_becomes_the_means_of_a_hundred_parts(tmp_path):
     values = np.random.default_rng(0).normal(size=1003)
-    means = bin_means(values, 10)  # three bins hold 101 values, seven hold 100
-    np.testing.assert_allclose(means @ ([101] * 3 + [100] * 7), values.sum())
-
-
-def test_final_value_is_the_mean_of_the_last_twentieth():
-    values = np.concatenate([np.zeros(95), [1, 2, 3, 4, 5]])
-    assert final_value(Curve("", np.arange(100), values)) == 3.0
-    assert final_value(Curve("", np.arange(3), np.array([9.0, 9.0, 7.0]))) == 7.0
+    rows = [{"step": step, "loss": loss} for step, loss in enumerate(values)]
+    curve = read_curves(write_lines(tmp_path / "m.jsonl", *rows), "", "")["loss"]
+    sizes = [11] * 3 + [10] * 97
+    np.testing.assert_allclose(curve.values[0], values[:11].mean())
+    np.testing.assert_allclose(curve.values[-1], values[-10:].mean())
+    np.testing.assert_allclose(curve.values @ sizes, values.sum())
+    np.testing.assert_allclose(curve.steps @ sizes, np.arange(1003).sum())
 
 
 def drawn_lines(svg):
-    """Returns the points [T, 2] of every unfilled path, by stroke; dashed ones apart."""
+    """Returns the points [T, 2] of every unfilled path, by stroke."""
     lines = {}
     for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
         style = dict(re.findall(r"([\w-]+): ([^;]+)", element.get("style", "")))
         if style.get("fill") == "none" and "stroke" in style:
             numbers = re.findall(r"-?[\d.]+", element.get("d", ""))
             points = np.array(numbers, dtype=float).reshape(-1, 2)
-            kind = "dashed" if "stroke-dasharray" in style else style["stroke"]
-            lines.setdefault(kind, []).append(points)
+            lines.setdefault(style["stroke"], []).append(points)
     return lines
 
 
-def test_panel_draws_each_curve_to_scale_in_its_own_colour():
+def test_plot_draws_each_curve_to_scale_in_its_own_colour():
     steps, first, second = np.array([0, 1, 3]), np.array([1.0, 5.0, 3.0]), np.array([2.0, 2.0, 4.0])
-    empty = Curve("empty", np.empty(0), np.empty(0))
-    curves = [Curve("a", steps, first), empty, Curve("b", steps, second)]
-    lines = drawn_lines(panel_svg(Panel("loss", curves, reference=(4.5, "chance"))))
-    [a], [b], [chance] = lines[COLOURS[0]], lines[COLOURS[2]], lines["dashed"]
+    curves = [Curve("a", COLOURS[0], steps, first), Curve("b", COLOURS[2], steps, second)]
+    lines = drawn_lines(plot_svg(curves, "loss"))
+    [a] = lines[COLOURS[0]]
+    [b] = lines[COLOURS[2]]
     assert COLOURS[1] not in lines
     per_step = (a[2, 0] - a[0, 0]) / 3
     np.testing.assert_allclose(a[:, 0], a[0, 0] + per_step * steps, atol=1e-4)
@@ -107,26 +94,6 @@ def test_panel_draws_each_curve_to_scale_in_its_own_colour():
     assert per_unit < 0
     np.testing.assert_allclose(a[:, 1], a[0, 1] + per_unit * (first - 1), atol=1e-4)
     np.testing.assert_allclose(b[:, 1], a[0, 1] + per_unit * (second - 1), atol=1e-4)
-    np.testing.assert_allclose(chance[:, 1], a[0, 1] + per_unit * 3.5, atol=1e-4)
-
-
-@pytest.mark.parametrize("from_zero", [True, False])
-def test_vertical_axis_starts_at_zero_on_request(from_zero):
-    line = Curve("", np.array([10.0, 11.0]), np.array([300.0, 310.0]))
-    labels = re.findall(r">([\d,.]+)</text>", panel_svg(Panel("", [line], from_zero=from_zero)))
-    assert ("0" in labels) == from_zero
-
-
-def test_running_mean_of_a_noisy_line_lies_on_the_line():
-    steps = np.arange(200.0)
-    noise = np.where(steps % 2 == 0, 1.0, -1.0)  # cancels in every window of even length
-    svg = panel_svg(Panel("", [Curve("", steps, 0.5 * steps + noise)]))
-    raw, smooth = drawn_lines(svg)[COLOURS[0]]
-    # The first and the last raw point are (0, 1) and (199, 98.5); the line itself is y = x / 2.
-    (x0, y0), (x1, y1) = raw[0], raw[-1]
-    step = (smooth[:, 0] - x0) / (x1 - x0) * 199
-    value = 1 + (smooth[:, 1] - y0) / (y1 - y0) * 97.5
-    np.testing.assert_allclose(value, step / 2, atol=1e-3)
 
 
 def luminance(colour):
@@ -138,8 +105,8 @@ def luminance(colour):
 
 def test_every_colour_can_be_told_from_a_light_and_a_dark_page():
     steps = np.arange(50.0)
-    curves = [Curve(str(i), steps, steps * i) for i in range(7)]
-    svg = panel_svg(Panel("", curves, from_zero=True, reference=(1.0, "")))
+    curves = [Curve("", colour, steps, steps * i) for i, colour in enumerate(COLOURS)]
+    svg = plot_svg(curves, "")
     used = set(re.findall(r"(?:fill|stroke): ?(#[0-9a-f]+)", svg))
     assert used > {*COLOURS}
     html = Path(page.__file__).with_name("page.html").read_text()
@@ -151,27 +118,8 @@ def test_every_colour_can_be_told_from_a_light_and_a_dark_page():
             assert light / dark > 3  # what WCAG 2 asks of graphics
 
 
-def test_panel_brings_neither_a_background_nor_a_colour_of_text():
-    svg = panel_svg(Panel("", [Curve("", np.arange(3.0), np.arange(3.0))]))
+def test_plot_brings_neither_a_background_nor_a_colour_of_text():
+    svg = plot_svg([Curve("", COLOURS[0], np.arange(3.0), np.arange(3.0))], "")
     assert re.findall(r"(?:fill|stroke): ?(?:black|white|#000000|#ffffff)", svg) == []
     assert re.findall(r"<text[^>]*fill", svg) == []
     assert "<metadata" not in svg
-
-
-def test_panel_of_a_long_run_stays_small():
-    steps = np.arange(500_000.0)
-    values = np.random.default_rng(0).normal(size=steps.shape)
-    assert len(panel_svg(Panel("", [Curve("", steps, values)]))) < 60_000
-
-
-@pytest.mark.parametrize(
-    ("paths", "names"),
-    [
-        (["a/b/run", "a/c/run", "a/b/run"], ["b/run", "c/run"]),
-        (["a/run", "b/other"], ["run", "other"]),
-        (["run"], ["run"]),
-    ],
-)
-def test_names_of_a_legend_tell_paths_apart(paths, names):
-    found = legend_names([Path(path) for path in paths])
-    assert found == {name: Path(path) for name, path in zip(names, paths, strict=False)}

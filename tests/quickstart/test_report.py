@@ -1,11 +1,11 @@
 """The page on run folders, made here by hand."""
 
 import json
-import math
 import re
 
 import pytest
 
+from cocondenser_jax.analysis.plots import COLOURS
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default, finetune
 
@@ -40,8 +40,8 @@ def runs(tmp_path):
     ]
 
 
-def facts_of(page, heading):
-    section = page[page.index(f"<h2>{heading}</h2>") :]
+def facts_of(page, run):
+    section = page[page.index(f"<summary>{run}</summary>") :]
     return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", section[: section.index("</dl>")]))
 
 
@@ -51,35 +51,21 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     assert main(["report", *(f"--workdir={run}" for run in runs), f"--out={out}"]) == 0
     page = out.read_text()
     titles = re.findall("<h3>(.*?)</h3>", page)
-    pretraining = ["contrastive loss", "loss", "probe: partner mrr", "spans per second"]
-    assert sorted(titles) == sorted([*pretraining, "loss", "pairs per second"])
-    found = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
-    legends = dict(zip(titles, found, strict=True))
-    values = re.findall(r"(\w+) <b>([\d.]+)</b>", legends["contrastive loss"])
-    chance = f"{math.log(2 * 32 - 1):.4g}"
-    assert values == [("first", "1.25"), ("second", "0.75"), ("chance", chance)]
-    assert "second" not in legends["spans per second"]
+    pretraining = ["loss", "contrastive_loss", "probe/partner_mrr", "spans_per_second"]
+    assert titles == [*pretraining, "loss", "pairs_per_second"]
+    legends = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
+    both = [(COLOURS[0], str(runs[0]), "1.25"), (COLOURS[1], str(runs[1]), "0.75")]
+    assert re.findall(r"background:(#\w+)\W.*?\s(\S+) <b>([\d.]+)</b>", legends[1], re.S) == both
+    assert str(runs[1]) not in legends[3]
 
-    first = facts_of(page, "Pre-training: first")
-    assert first == {
-        "seed": "7",
-        "data.store": "stores/mine",
-        "data.batch_size": "32",
-        "data.source": "a&lt;b.txt",
-        "data.documents": "9",
-        "data.spans": "20",
-        "data.tokens": "999",
-        "data.sha256": "5a1e",
-        "model.num_hidden_layers": "6",
-        "model.hidden_size": "384",
-        "model.vocab_size": "30522",
-        "versions.jax": "0.10.2",
-    }
-    assert facts_of(page, "Fine-tuning: tuned") == {
-        "seed": "42",
-        "epochs": "2",
-        "sha256.model": "ab12",
-    }
+    first = facts_of(page, runs[0])
+    assert first["config.seed"] == "7"
+    assert first["config.data.store"] == "stores/mine"
+    assert first["data.source"] == "a&lt;b.txt"
+    assert first["model.hidden_size"] == "384"
+    assert first["versions.jax"] == "0.10.2"
+    tuned = facts_of(page, runs[2])
+    assert (tuned["epochs"], tuned["sha256.model"]) == ("2", "ab12")
 
 
 def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):

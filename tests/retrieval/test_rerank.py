@@ -153,6 +153,18 @@ def test_positives_are_scored_too(cross_encoder_folder, beir, run_file, tmp_path
             assert score == pytest.approx(score_by_hand(query, passage), rel=1e-4, abs=1e-5)
 
 
+def test_what_is_judged_irrelevant_is_no_positive(cross_encoder_folder, beir, run_file, tmp_path):
+    folder = tmp_path / "data"
+    shutil.copytree(beir, folder)
+    with (folder / "qrels" / "train.tsv").open("a") as file:
+        file.write("q1\td50\t0\nq1\td51\t-1\nq1\td52\t2\n")
+    out = tmp_path / "teacher.trec"
+    rerank.rerank(
+        cross_encoder_folder, folder, run_file, out, split="train", depth=1, with_positives=True
+    )
+    assert set(trec.read_run(out)["q1"]) == {"d9", "d1", "d52"}
+
+
 def test_only_what_is_scored_is_kept_of_the_corpus(
     cross_encoder_folder, beir, run_file, tmp_path, monkeypatch
 ):

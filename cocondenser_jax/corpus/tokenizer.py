@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.storage.files import read_object, write_json
+from cocondenser_jax.storage.files import write_json
 
 Kind = Literal["bert", "roberta", "xlm-roberta", "modernbert"]
 
@@ -57,15 +56,12 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
     """Loads a tokenizer of BERT, RoBERTa, XLM-R or ModernBERT.
 
     Args:
-      name_or_folder: a folder with `tokenizer.json`, with `vocab.txt` (WordPiece; lower-casing
-        as `tokenizer_config.json` says, else lower-cased if no entry has a capital), or with
-        `vocab.json` and `merges.txt` (byte-level BPE); or a name on the Hugging Face hub.
+      name_or_folder: a folder with `tokenizer.json`, or with files from which transformers makes
+        it; or a name on the Hugging Face hub.
     """
     folder = Path(name_or_folder)
     if folder.is_dir():
         backend = _read_folder(folder)
-    elif folder.exists():
-        raise UserError(f"tokenizer {folder} is a file: expected the folder that holds it")
     else:
         try:
             backend = Tokenizer.from_pretrained(name_or_folder)
@@ -212,7 +208,10 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
 
 def _kind(state: dict[str, Any], name: str) -> Kind:
     """Tells whose tokenizer it is by the types of its parts: many folders have no config.json."""
-    parts = [_part_type(state[part]) for part in ("model", "normalizer", "pre_tokenizer")]
+    cutter = state["pre_tokenizer"] or {}
+    last_step = cutter.get("pretokenizers", [cutter])[-1]
+    found = (state["model"], state["normalizer"] or {}, last_step)
+    parts = [part.get("type") for part in found]
     match parts:
         case ["WordPiece", "BertNormalizer", "BertPreTokenizer"]:
             return "bert"
@@ -238,14 +237,6 @@ def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
     return models.Unigram(pieces, model["unk_id"], model.get("byte_fallback", False))
 
 
-def _part_type(part: dict[str, Any] | None) -> str | None:
-    """Names the type of a tokenizer's part; of a sequence of pre-tokenizers that of the last."""
-    if part is None:
-        return None
-    steps = part.get("pretokenizers") or [part]
-    return str(steps[-1]["type"])
-
-
 def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
     """Hashes what decides the ids of a text, which layout, decoder and template do not."""
     state["pre_tokenizer"].pop("trim_offsets", None)  # changes character positions only
@@ -262,33 +253,16 @@ def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
 
 
 def _read_folder(folder: Path) -> Tokenizer:
-    names = {path.name for path in folder.iterdir()}
+    file = folder / "tokenizer.json"
     try:
-        if "tokenizer.json" in names:
-            return Tokenizer.from_file(str(folder / "tokenizer.json"))
-        from transformers import BertTokenizer, RobertaTokenizer  # slow to import
+        if file.exists():
+            return Tokenizer.from_file(str(file))
+        from transformers import AutoTokenizer  # slow to import, and seldom needed
 
-        if "vocab.txt" in names:
-            return BertTokenizer.from_pretrained(folder, **_case(folder)).backend_tokenizer
-        if {"vocab.json", "merges.txt"} <= names:
-            return RobertaTokenizer.from_pretrained(folder).backend_tokenizer
-    except UserError:
-        raise
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return loaded.backend_tokenizer
     except Exception as error:  # the libraries raise bare Exception
         raise UserError(f"{folder} holds no tokenizer that loads: {first_line(error)}") from error
-    raise UserError(
-        f"no tokenizer in {folder}: expected tokenizer.json, vocab.txt, "
-        "or vocab.json with merges.txt"
-    )
-
-
-def _case(folder: Path) -> dict[str, Any]:
-    """Tells BertTokenizer to keep capitals if its vocabulary has some and no setting decides."""
-    if "do_lower_case" in read_object(folder / "tokenizer_config.json", {}):
-        return {}
-    entries = models.WordPiece.read_file(str(folder / "vocab.txt"))
-    words = entries.keys() - SPECIAL_TOKENS["bert"].values()
-    return {"do_lower_case": not any(re.search("[A-Z]", word) for word in words)}
 
 
 def _new_tokenizer(kind: Kind, **rules: Any) -> Tokenizer:

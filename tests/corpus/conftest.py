@@ -51,6 +51,7 @@ def byte_level_folder(paragraphs, tmp_path_factory):
     )
     tokenizer.train_from_iterator(paragraphs, trainer)
     tokenizer.model.save(str(folder))
+    (folder / "config.json").write_text('{"model_type": "roberta"}')
     return folder
 
 
@@ -58,6 +59,7 @@ def byte_level_folder(paragraphs, tmp_path_factory):
 def wordpiece_folder(paragraphs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wordpiece")
     train_tokenizer(paragraphs, 900).backend.model.save(str(folder))
+    (folder / "config.json").write_text('{"model_type": "bert"}')
     return folder
 
 

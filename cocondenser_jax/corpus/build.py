@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib.metadata
 import logging
 import sqlite3
 from collections import Counter
@@ -40,7 +39,6 @@ MIN_MAX_TOKENS = MIN_TOKENS + 2
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
 # How much of the table of digests is kept in memory.
 DIGEST_CACHE_KIB = 256 * 1024
-_LIBRARIES = ("cocondenser_jax", "numpy", "tokenizers")
 
 
 def build_store(
@@ -75,11 +73,9 @@ def build_store(
         parts = open_source(source, columns)
         dropped: Counter[str] = Counter(empty=0, duplicate=0, too_short=0)
         n_single = 0
-        lost: Counter[str] = Counter()
         with TokenWriter(folder, loaded.vocab_size, max_tokens) as writer:
             for batch in _batches(_kept_documents(source, parts, folder, shard, dropped)):
-                spans_D, batch_lost = cut_documents(batch, loaded, max_tokens)
-                lost += batch_lost
+                spans_D = cut_documents(batch, loaded, max_tokens)
                 kept = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
                 dropped["too_short"] += len(batch) - len(kept)
                 n_single += sum(len(spans) == 1 for _, spans in kept)
@@ -100,9 +96,6 @@ def build_store(
             "tokenizer": {n: value for n, value in vars(loaded).items() if n != "backend"},
             "counts": writer.counts | {"documents_of_one_span": n_single},
             "dropped": dict(dropped),
-            "dropped_short_spans": lost["short_spans"],
-            "truncated_spans": lost["truncated_spans"],
-            "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
             "files": {
                 path.relative_to(folder).as_posix(): {
                     "bytes": path.stat().st_size,
@@ -131,8 +124,9 @@ def build_vocabulary(
     The arguments are those of `open_source` and `train_tokenizer`.
     """
     with new_folder(out) as folder:
-        documents = chain.from_iterable([read_documents(name, columns) for name in sources])
-        texts = (document.text for document in tqdm(documents, "vocabulary", unit=" documents"))
+        opened = [read_documents(name, columns) for name in sources]
+        bars = (tqdm(documents, "vocabulary", unit=" documents") for documents in opened)
+        texts = (document.text for document in chain.from_iterable(bars))
         tokenizer = train_tokenizer(texts, size, kind, lowercase=lowercase)
         save_tokenizer(tokenizer, folder)
     return tokenizer

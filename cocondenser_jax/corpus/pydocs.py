@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from tqdm import tqdm
-
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import without_surrogates
 
@@ -39,7 +37,7 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
 
     seen: set[str] = set()
     names: Counter[str] = Counter()
-    for base, file in tqdm(files, "docstrings", unit="file", leave=False):
+    for base, file in files:
         for name, docstring in _file_docstrings(base, file):
             if docstring in seen:
                 continue
@@ -71,11 +69,8 @@ def _modules(root: Path) -> list[Path]:
 
 
 def _file_docstrings(base: Path, file: Path) -> list[tuple[str, str]]:
-    source = file.read_bytes()
-    if b'"""' not in source and b"'''" not in source:
-        return []
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError):  # templates, other versions' syntax
         return []
     parts = file.relative_to(base).with_suffix("").parts

@@ -9,7 +9,6 @@ tokens are the tokenizer's own for that text.
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from typing import NamedTuple
@@ -73,7 +72,7 @@ def split_sentences(text: str) -> list[str]:
 
 def cut_documents(
     documents: Sequence[Document], tokenizer: SpanTokenizer, max_tokens: int
-) -> tuple[list[list[Span]], Counter[str]]:
+) -> list[list[Span]]:
     """Cuts documents into spans.
 
     Consecutive sentences are packed greedily. A sentence longer than a span is cut between
@@ -81,8 +80,7 @@ def cut_documents(
     them, each truncated between words where it is too long. `max_tokens` includes [CLS] and [SEP].
 
     Returns:
-      For each document its spans of at least MIN_TOKENS content tokens, in the order of the
-      text; and how many spans were lost or shortened: `short_spans` and `truncated_spans`.
+      For each document its spans of at least MIN_TOKENS content tokens, in the order of the text.
     """
     texts_D = [
         split_sentences(document.text)
@@ -92,18 +90,15 @@ def cut_documents(
     ]
     encoded = _encode(tokenizer, list(chain.from_iterable(texts_D)))
     as_first = _first_form(tokenizer)
-    lost: Counter[str] = Counter(short_spans=0, truncated_spans=0)
     spans_D = []
     for document, texts in zip(documents, texts_D, strict=True):
         sentences = islice(encoded, len(texts))
         if document.spans is None:
-            spans = list(_pack(sentences, max_tokens - 2, as_first, lost))
+            spans = _pack(sentences, max_tokens - 2, as_first)
         else:
-            spans = [_truncate(as_first(span), max_tokens - 2, lost) for span in sentences]
-        long_enough = [span for span in spans if len(span.tokens) >= MIN_TOKENS]
-        lost["short_spans"] += len(spans) - len(long_enough)
-        spans_D.append(long_enough)
-    return spans_D, lost
+            spans = (_truncate(as_first(span), max_tokens - 2) for span in sentences)
+        spans_D.append([span for span in spans if len(span.tokens) >= MIN_TOKENS])
+    return spans_D
 
 
 def _bounded(sentence: str) -> list[str]:
@@ -163,9 +158,9 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
 
 
 def _pack(
-    sentences: Iterable[Span], limit: int, as_first: Callable[[Span], Span], lost: Counter[str]
+    sentences: Iterable[Span], limit: int, as_first: Callable[[Span], Span]
 ) -> Iterator[Span]:
-    """Yields the spans of one document; counts in `lost` those that end within a word."""
+    """Yields the spans of one document."""
     waiting: list[Span] = []
     n_waiting = 0
     for sentence in sentences:
@@ -177,13 +172,11 @@ def _pack(
             yield _join(waiting)
         rest = as_first(sentence)
         while len(rest.tokens) > limit:
-            span = _truncate(rest, limit, Counter())
+            span = _truncate(rest, limit)
             yield span
-            begin = len(span.tokens)
-            if not rest.starts[begin]:  # within a word, whose rest is lost
-                lost["truncated_spans"] += 1
-                borders = np.flatnonzero(rest.starts[begin:])
-                begin = begin + int(borders[0]) if len(borders) else len(rest.tokens)
+            # Where it ends within a word, the rest of the word is lost.
+            borders = np.flatnonzero(rest.starts[len(span.tokens) :])
+            begin = len(span.tokens) + int(borders[0]) if len(borders) else len(rest.tokens)
             rest = as_first(Span(rest.tokens[begin:], rest.starts[begin:]))
         waiting = [rest] if len(rest.tokens) else []
         n_waiting = len(rest.tokens)
@@ -191,11 +184,10 @@ def _pack(
         yield _join(waiting)
 
 
-def _truncate(span: Span, limit: int, lost: Counter[str]) -> Span:
+def _truncate(span: Span, limit: int) -> Span:
     """Cuts at the last word border within `limit` tokens, or at `limit` within the first word."""
     if len(span.tokens) <= limit:
         return span
-    lost["truncated_spans"] += 1
     borders = np.flatnonzero(span.starts[1 : limit + 1]) + 1
     stop = int(borders[-1]) if len(borders) else limit
     return Span(span.tokens[:stop], span.starts[:stop])

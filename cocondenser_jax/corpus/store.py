@@ -20,13 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cocondenser_jax.corpus.token_files import (
-    TokenFiles,
-    are_consistent,
-    map_files,
-    read_id,
-    read_windows,
-)
+from cocondenser_jax.corpus.token_files import TokenFiles, map_files, read_id, read_windows
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, is_inside, read_object
 from cocondenser_jax.storage.paths import require_same, shard_folders
@@ -218,12 +212,9 @@ def _map_part(folder: Path, manifest: dict[str, Any]) -> TokenFiles:
             found = "is missing" if size is None else f"has {size} bytes"
             raise UserError(f"{folder / name} {found}: expected {facts['bytes']} bytes")
     try:
-        files = map_files(folder, manifest["tokenizer"]["vocab_size"])
+        return map_files(folder, manifest["tokenizer"]["vocab_size"])
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} is damaged: {error}") from error
-    if not are_consistent(files, manifest["counts"], manifest["max_tokens"]):
-        raise UserError(f"{folder} is damaged: its files do not hold what manifest.json counts")
-    return files
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Numbers are little-endian.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -112,20 +112,6 @@ def map_files(folder: Path, vocab_size: int) -> TokenFiles:
     dtypes = [token_dtype(vocab_size), byte, byte, INT64, INT64, byte, INT64]
     maps = (np.memmap(folder / name, t, "r") for name, t in zip(FILE_NAMES, dtypes, strict=True))
     return TokenFiles(*map(np.asarray, maps))
-
-
-def are_consistent(files: TokenFiles, counts: Mapping[str, int], max_tokens: int) -> bool:
-    """Returns whether the files fit each other and the counts of documents, spans and tokens."""
-    offsets = (files.span_offsets, files.first_span, files.id_offsets)
-    return bool(
-        all(len(ascending) and ascending[0] == 0 for ascending in offsets)
-        and len(files.first_span) - 1 == len(files.id_offsets) - 1 == counts["documents"]
-        and len(files.span_offsets) - 1 == files.first_span[-1] == counts["spans"]
-        and len(files.ids) == files.id_offsets[-1]
-        and files.span_offsets[-1] == counts["tokens"]
-        and len(files.tokens) == counts["tokens"] + max_tokens + _PADDING
-        and len(files.word_starts) == len(files.sentence_starts) == -(-len(files.tokens) // 8)
-    )
 
 
 def read_id(files: TokenFiles, document: int) -> str:

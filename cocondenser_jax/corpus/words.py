@@ -17,7 +17,6 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
-from cocondenser_jax.errors import UserError
 
 # The table is emptied once its words have more tokens than this: about 50 MB.
 KNOWN_TOKENS = 1_000_000
@@ -39,22 +38,9 @@ class Tokens(NamedTuple):
 
 
 class WordTable:
-    """The tokens of all words seen so far.
-
-    Raises:
-      UserError: if an added token of the tokenizer reaches from one word into the next.
-    """
+    """The tokens of all words seen so far."""
 
     def __init__(self, tokenizer: SpanTokenizer):
-        for token in tokenizer.backend.get_added_tokens_decoder().values():
-            # ModernBERT has runs of spaces, which are not in these texts.
-            is_run = len(token.content) > 1 and not token.content.strip(" ")
-            joins = " " in token.content and not is_run
-            if not token.special and (joins or token.rstrip):
-                raise UserError(
-                    f"the tokenizer's added token {token.content!r} reaches across a space: "
-                    "expected tokens that lie within a word"
-                )
         self._tokenizer = tokenizer.backend
         self._space = " " if tokenizer.is_byte_level else ""
         self._forget()

@@ -12,7 +12,7 @@ from cocondenser_jax.corpus import store as store_module
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import Span, cut_documents
-from cocondenser_jax.corpus.store import manifest_checksum, open_store, verify_store
+from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
@@ -61,7 +61,7 @@ def expected_documents(corpus, tokenizer):
     """Name -> spans of the first copy of each document that has any."""
     first = {document.text: document for document in reversed(list(read_documents(corpus)))}
     documents = [d for d in read_documents(corpus) if first[d.text].id == d.id]
-    spans_D, _ = cut_documents(documents, tokenizer, MAX_TOKENS)
+    spans_D = cut_documents(documents, tokenizer, MAX_TOKENS)
     assert {0, 1, 2} <= {len(spans) for spans in spans_D}
     return {d.id: spans for d, spans in zip(documents, spans_D, strict=True) if spans}
 
@@ -241,7 +241,6 @@ def test_batches_of_documents_do_not_matter(
     assert json.loads(json.dumps(found)) == json.loads(
         (stores["bert"] / "manifest.json").read_text()
     )
-    assert found["truncated_spans"] + found["dropped_short_spans"] > 5
 
 
 def test_tokens_are_counted_in_all_spans_or_in_evenly_spaced_ones(shards, monkeypatch):
@@ -284,10 +283,6 @@ def test_a_damaged_store_does_not_open(stores, tmp_path):
     manifest["counts"]["spans"] += 1
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="is damaged: its checksum is not that of its content"):
-        open_store(folder)
-    manifest["checksum"] = manifest_checksum(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"files do not hold what manifest\.json counts"):
         open_store(folder)
 
 

@@ -3,12 +3,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
 
 from cocondenser_jax.corpus import words
-from cocondenser_jax.corpus.tokenizer import span_tokenizer
 from cocondenser_jax.corpus.words import WordTable
-from cocondenser_jax.errors import UserError
 from tests.conftest import MODEL_TYPES
 
 # Any character, and more often what tokenizers treat apart: accents, ligatures, controls, marks.
@@ -93,13 +90,3 @@ def test_forgotten_words_are_looked_up_again(
         texts = [" ".join(line.split()) for line in paragraph.split("\n") if line.strip()]
         expected = [tokens_after_a_space(tokenizer, text) for text in texts]
         assert found_tokens(table, texts) == expected
-
-
-@pytest.mark.parametrize("token", [AddedToken("New York"), AddedToken("New", rstrip=True)])
-def test_a_token_across_a_space_is_refused(tokenizer, token):
-    backend = Tokenizer.from_str(tokenizer.backend.to_str())
-    backend.add_tokens(["York"])
-    WordTable(span_tokenizer(backend, "within a word"))
-    backend.add_tokens([token])
-    with pytest.raises(UserError, match=r"added token 'New.*' reaches across a space"):
-        WordTable(span_tokenizer(backend, "across"))

@@ -33,6 +33,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.train.dtype = "float32"
     config.train.chunk_size = 0
     config.optimizer.learning_rate = 5e-5
+    config.checkpoint.every = 50
     config.checkpoint.keep_every = 0
+    config.probe.every = 50
     config.log_every = 10
     return config.lock()

@@ -37,7 +37,7 @@ from cocondenser_jax.quickstart.pipeline import (
 )
 from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.quickstart.steps import make_once
-from cocondenser_jax.retrieval.models import load_retriever, model_sha256, pooling_of
+from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.settings import override
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.hub import find_folder
@@ -63,12 +63,18 @@ def adapt(
       corpus: see `sources.read_documents`.
       model: see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`.
-      overrides: of the settings of pre-training that `propose_pretraining` returns.
+      overrides: of the settings that `propose_pretraining` returns.
     """
     start = find_folder(model)
     network = read_shape(start)
-    own_pooling = pooling_of(load_retriever(start))
-    expected = _settings(start, network, overrides)
+    load_retriever(start)
+    propose = partial(
+        propose_pretraining,
+        network,
+        n_devices=jax.device_count(),
+        on_cpu=jax.default_backend() == "cpu",
+    )
+    expected = override(propose(10_000_000), overrides)
     _require_fit(model, network, expected)
     next(read_documents(corpus))
     if data is not None and len(read_split(data, "test")[1]) < 2:
@@ -84,13 +90,21 @@ def adapt(
         start_or_compare(workdir / "started.json", started)
         tokenize = partial(build_store, corpus, str(start), max_tokens=expected.data.length)
         store = open_store(make_once(workdir, workdir / "store", tokenize))
-        config = _settings(start, network, overrides, store)
+        n_documents = len(store.documents_of_pairs) * 9 // 10  # a tenth at most is held out
+        config = override(propose(n_documents), overrides).unlock()
+        config.warm_start = str(start)
+        config.data.store = str(store.path)
         test = str(data)
         if data is None:
             hold_out = partial(_write_held_out, store, config)
             data = make_once(workdir, workdir / "data", hold_out)
             test = "held-out spans of the corpus"
-        candidates = _candidates(workdir, start, own_pooling, config)
+        run = workdir / "pretraining"
+        adapted = pretrain_once(workdir, config, run, workdir / "model")
+        candidates = [
+            Candidate("unadapted", workdir / "compare" / "unadapted", start),
+            Candidate("adapted", workdir, adapted, [run]),
+        ]
         n_queries = 0
         tuning = "without fine-tuning"
         if can_train(data):
@@ -103,42 +117,20 @@ def adapt(
         return write_outcome(workdir, title, summary, rows, candidates)
 
 
-def _candidates(
-    workdir: Path, start: Path, own_pooling: str | None, config: ConfigDict
-) -> list[Candidate]:
-    """Returns the given model, by its CLS vector and by its own pooling, and the adapted one."""
-    compare = workdir / "compare"
-    run = workdir / "pretraining"
-    candidates = [Candidate("unadapted", compare / "unadapted", start, pooling="cls")]
-    if own_pooling != "cls":
-        name = f"unadapted, {own_pooling} pooling"
-        candidates.append(Candidate(name, compare / "unadapted-own-pooling", start))
-    adapted = pretrain_once(workdir, config, run, workdir / "model")
-    candidates.append(Candidate("adapted", workdir, adapted, [run]))
-    return candidates
-
-
 def verdict(rows: Sequence[ResultRow]) -> str:
-    """Says whether adapting paid: against the better of the unadapted rows, in the first measure.
-
-    The rows are BM25, unadapted ones, and adapted.
-    """
-    measure = next(iter(rows[0].metrics))
-    bm25, *unadapted, adapted = rows
-    best = max(unadapted, key=lambda row: row.metrics[measure])
-    before = best.metrics[measure]
+    """Says whether adapting paid in the first measure, of rows that end with before and after."""
+    *_, unadapted, adapted = rows
+    measure = next(iter(adapted.metrics))
+    before = unadapted.metrics[measure]
     after = adapted.metrics[measure]
-    p = best.p_values[measure]
+    p = unadapted.p_values[measure]
     if p >= CHANCE:
         says = "did not pay: the difference is not more than chance"
     elif after > before:
         says = "paid"
     else:
         says = "did not pay: it made the model worse"
-    sentence = f"Adapting {says} ({measure} {after:.3f}, {best.name} {before:.3f}, p = {p:.2g})"
-    if bm25.metrics[measure] > after:
-        sentence += f"; BM25 is ahead with {bm25.metrics[measure]:.3f}"
-    return sentence
+    return f"Adapting {says} ({measure} {after:.3f}, unadapted {before:.3f}, p = {p:.2g})"
 
 
 def propose_pretraining(
@@ -153,22 +145,17 @@ def propose_pretraining(
       on_cpu: whether these are CPUs.
     """
     config = pretraining.get_config().unlock()
-    # With a device's memory free, the papers' 2,048 on eight of them, as long as an epoch has 100
-    # steps.
     n = config.data.batch_size
     if not on_cpu:
-        n = min(256 * n_devices, max(n, n_documents // 100))
         config.train.dtype = "bfloat16"
-    n = min(n, n_documents)
-    config.data.batch_size = max(n // n_devices, 1) * n_devices
-    if 2 * config.data.batch_size > 64 * n_devices:  # 64 spans at once, as the papers
-        config.data.batch_size -= config.data.batch_size % (32 * n_devices)
-        config.train.chunk_size = 64
+        if n_documents >= 100 * 256 * n_devices:  # an epoch has 100 steps
+            n = 256 * n_devices  # the papers' 2,048 on eight
+            config.train.chunk_size = 64
+            config.optimizer.learning_rate = 1e-4
+    config.data.batch_size = max(min(n, n_documents) // n_devices, 1) * n_devices
     # As many as make the measured number of steps; the papers' 8 at most.
     epochs = MEASURED_STEPS * config.data.batch_size / max(n_documents, 1)
     config.train.epochs = min(max(epochs, 1.0), 8.0)
-    if config.data.batch_size > 256:
-        config.optimizer.learning_rate = 1e-4  # the papers' at 2,048
     config.model.skip_from = network.skip_from
     config.model.n_head_layers = network.n_head_layers or config.model.n_head_layers
     return config.lock()
@@ -188,24 +175,6 @@ def propose_finetuning(n_queries: int, max_length: int) -> ConfigDict:
     config.query_length = min(config.query_length, max_length)
     config.passage_length = min(config.passage_length, max_length)
     return config.lock()
-
-
-def _settings(
-    start: Path, network: ModelConfig, overrides: Sequence[str], store: TokenStore | None = None
-) -> ConfigDict:
-    """Returns the settings of pre-training on this machine; without a store, for a large corpus."""
-    n_documents = 10_000_000
-    if store is not None:
-        n_documents = len(store.documents_of_pairs) * 9 // 10  # a tenth at most is held out
-    on_cpu = jax.default_backend() == "cpu"
-    config = propose_pretraining(network, n_documents, jax.device_count(), on_cpu).unlock()
-    config.warm_start = str(start)
-    if store is not None:
-        config.data.store = str(store.path)
-        every = max(resolve(override(config, overrides), store).n_steps // 10, 1)
-        config.checkpoint.every = every
-        config.probe.every = every
-    return override(config, overrides)
 
 
 def _require_fit(model: str, network: ModelConfig, config: ConfigDict) -> None:

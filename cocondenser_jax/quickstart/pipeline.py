@@ -55,7 +55,6 @@ class Candidate(NamedTuple):
     folder: Path  # gets `RESULTS`
     model: Path  # the Hugging Face folder that the retriever is made of
     runs: Sequence[Path] = ()  # of its pre-training
-    pooling: str = ""  # "": the model folder's own
 
 
 class Outcome(NamedTuple):
@@ -87,7 +86,7 @@ def compare_models(
       workdir: of the pipeline.
       data: a folder with judgments of `test`.
       candidates: the models; each is tested against the last.
-      finetuning: settings of fine-tuning but for model, data and pooling. Where the data have no
+      finetuning: settings of fine-tuning but for model and data. Where the data have no
         judgments of `train`, only the lengths of texts count.
     """
     find_words = partial(write_bm25_run, data, split="test", depth=DEPTH)
@@ -168,14 +167,13 @@ def write_lines(path: Path, texts: Mapping[str, str]) -> None:
 
 def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict, out: Path) -> None:
     """Makes a retriever of a model, fine-tuned where there are judgments, else as it is."""
-    config = finetuning.copy_and_resolve_references()
     if not can_train(data):
-        lengths = config.query_length, config.passage_length
-        loaded = load_retriever(candidate.model, *lengths, candidate.pooling or None)
+        loaded = load_retriever(candidate.model, finetuning.query_length, finetuning.passage_length)
         with new_folder(out) as folder:
             loaded.save_pretrained(str(folder), create_model_card=False)
         return
-    config.update(model=str(candidate.model), data=str(data), pooling=candidate.pooling)
+    config = finetuning.copy_and_resolve_references()
+    config.update(model=str(candidate.model), data=str(data))
     trained = candidate.folder / "finetuning" / "retriever"
     if not trained.exists():  # it does if a kill came between these lines
         finetune(config, trained.parent)

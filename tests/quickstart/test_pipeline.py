@@ -80,13 +80,12 @@ def test_seconds_and_tokens_are_those_of_all_that_a_row_took(compared):
     assert [row.tokens for row in rows] == [0, 0, 0, 43]
 
 
-@pytest.mark.parametrize(("pooling", "expected"), [("cls", "cls"), ("", "mean")])
-def test_a_candidate_is_pooled_as_it_says(
-    make_model, beir, tmp_path, monkeypatch, pooling, expected
+def test_a_candidate_is_tuned_where_there_are_judgments_and_else_as_it_is(
+    make_model, beir, tmp_path, monkeypatch
 ):
     pooled = tmp_path / "mean"
     load_retriever(make_model(), pooling="mean").save_pretrained(str(pooled))
-    candidate = Candidate("one", tmp_path / "work", pooled, pooling=pooling)
+    candidate = Candidate("one", tmp_path / "work", pooled)
     config = adapt_finetune.get_config().unlock()
     config.query_length = 32
     config.passage_length = 48
@@ -103,10 +102,8 @@ def test_a_candidate_is_pooled_as_it_says(
     pipeline._make_retriever(candidate, test_only, config, untrained)
     assert trained == []
     made = load_retriever(untrained)
-    assert pooling_of(made) == expected
+    assert pooling_of(made) == "mean"
     assert (made[0].query_length, made[0].document_length) == (32, 48)
     pipeline._make_retriever(candidate, beir, config, tuned)
-    assert [(one.model, one.data, one.pooling) for one in trained] == [
-        (str(pooled), str(beir), pooling)
-    ]
+    assert [(one.model, one.data) for one in trained] == [(str(pooled), str(beir))]
     assert tuned.is_dir()

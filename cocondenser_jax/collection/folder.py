@@ -133,14 +133,14 @@ def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list
       query → its passages, best first; an empty list where the source has none.
 
     Raises:
-      UserError: also if the source has nothing for these queries, or has a passage as relevant that
-        `qrels` has not: it then belongs to other queries or judgments.
+      UserError: also if the source has nothing for these queries, or is a file of DPR that has a
+        passage as relevant that `qrels` has not: its numbers are those of other questions.
     """
     positives: Mapping[str, Iterable[str]] = {}
     if plain_suffix(source) == ".json":
         _, positives, best = layouts.read_training_file(source)
     elif plain_suffix(source) == ".tsv" and "triples" in source.name:
-        positives, best = layouts.read_triples(source, depth)
+        best = layouts.read_triples(source, depth)
     else:
         run = read_run(source)
         best = {query: first_passages(run[query]) for query in qrels if query in run}

@@ -121,7 +121,7 @@ def read_training_file(path: Path) -> TrainingFile:
     return found
 
 
-def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str, list[str]]]:
+def read_triples(path: Path, depth: int) -> dict[str, list[str]]:
     """Reads MS MARCO's triples of ids.
 
     Args:
@@ -129,9 +129,8 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
       depth: negatives per query to keep, the first ones: the published file has 400 million lines.
 
     Returns:
-      query → its relevant passages, and query → its negatives in their order.
+      query → its negatives in their order.
     """
-    positives: dict[str, set[str]] = {}
     negatives: dict[str, dict[str, None]] = {}
     for number, line in numbered_lines(path):
         where = f"{path}:{number}"
@@ -141,12 +140,11 @@ def read_triples(path: Path, depth: int) -> tuple[dict[str, set[str]], dict[str,
                 f"{where}: expected three ids; triples of texts are not read, "
                 "use qidpidtriples.train.full.2.tsv"
             )
-        query, positive, negative = map(sys.intern, ids)
-        positives.setdefault(query, set()).add(positive)
+        query, _, negative = map(sys.intern, ids)
         listed = negatives.setdefault(query, {})
         if len(listed) < depth:
             listed[negative] = None
-    return positives, {query: list(listed) for query, listed in negatives.items()}
+    return {query: list(listed) for query, listed in negatives.items()}
 
 
 def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

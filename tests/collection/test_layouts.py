@@ -143,8 +143,9 @@ def test_published_negatives_are_candidates(tmp_path, write, name):
     assert read_candidates(source, fewer, ids, 10) == {"0": ["d1"]}
     with pytest.raises(UserError, match=rf"{name} names 1 passages .*: d1$"):
         read_candidates(source, QRELS, ["d0", "d2"], 10)
-    with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d1$"):
-        read_candidates(source, {"0": {"d0": 0}, "1": {"d2": 1}}, ids, 10)
+    if write is write_dpr:  # the numbers of other questions would pass for ids
+        with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d1$"):
+            read_candidates(source, {"0": {"d0": 0}, "1": {"d2": 1}}, ids, 10)
 
 
 def test_the_document_task_reads_url_title_and_body_and_its_own_runs(tmp_path):
@@ -278,9 +279,8 @@ def test_triples_are_kept_to_the_depth(tmp_path):
     path = tmp_path / "triples.tsv"
     triples = ("q1 a x", "q2 c x", "q1 b x", "q1 a y", "q1 b z")
     path.write_text("".join(triple.replace(" ", "\t") + "\n" for triple in triples))
-    positives = {"q1": {"a", "b"}, "q2": {"c"}}
-    assert layouts.read_triples(path, 9) == (positives, {"q1": ["x", "y", "z"], "q2": ["x"]})
-    assert layouts.read_triples(path, 2) == (positives, {"q1": ["x", "y"], "q2": ["x"]})
+    assert layouts.read_triples(path, 9) == {"q1": ["x", "y", "z"], "q2": ["x"]}
+    assert layouts.read_triples(path, 2) == {"q1": ["x", "y"], "q2": ["x"]}
 
 
 def test_a_plain_file_goes_before_its_archive(tmp_path):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation import answers as module
 from cocondenser_jax.evaluation.answers import answer_accuracy, make_matcher, prepare
 
 
@@ -84,12 +83,9 @@ def test_regular_expressions():
     assert not matcher(["a.c"])("abc")
 
 
-def test_patterns_that_cannot_be_used(monkeypatch):
+def test_patterns_that_cannot_be_used():
     with pytest.raises(UserError, match=r"'\(a' is not a regular expression: missing \)"):
         matcher(["(a"], regex=True)
-    monkeypatch.setattr(module, "_PATTERN_SECONDS", 0.05)
-    with pytest.raises(UserError, match="without nested repetition"):
-        matcher(["(a|aa)+$"], regex=True)("a" * 200 + "c")
 
 
 @pytest.mark.parametrize("seed", range(5))

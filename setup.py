@@ -78,6 +78,7 @@ setup(
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
         "numpy>=2",
+        "backports.zstd>=1.0",
         "click>=8.4",
         "datasets>=5",
         "huggingface_hub>=1.31",
@@ -91,7 +92,6 @@ setup(
         "tokenizers>=0.23.1",
         "tqdm>=4.66.3",
         "transformers>=5",
-        "zstandard>=0.23",
     ],
     extras_require={
         "pretrain": PRETRAIN,

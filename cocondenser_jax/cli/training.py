@@ -85,17 +85,15 @@ def corpus(json_out, **options):
 )
 def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir):
     """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
-    from cocondenser_jax.pretrain.supervisor import run_on_hosts
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides)
 
-    def run() -> None:
-        from cocondenser_jax.warm_start import pretrain  # loads JAX, after any fork
+    from cocondenser_jax import warm_start  # loads JAX, which a wrong setting need not wait for
+    from cocondenser_jax.pretrain.hosts import run_on_hosts
 
-        pretrain(experiment, workdir, profile_dir)
-
-    return run_on_hosts(run, coordinator, num_hosts, host)
+    run = partial(warm_start.pretrain, experiment, workdir, profile_dir)
+    run_on_hosts(run, coordinator, num_hosts, host)
 
 
 @command(

@@ -216,8 +216,10 @@ def load_run(
     checkpoints = _checkpoints(workdir)
     if not checkpoints:
         raise UserError(f"{workdir} holds no checkpoint yet")
-    if step == "best" and (best := best_probe(saved_probes(workdir), _probe_metric(run))):
-        step = best.step
+    if step == "best":
+        metric = run["config"]["probe"]["metric"] if "config" in run else ""
+        best = best_probe(saved_probes(workdir), metric)
+        step = best.step if best else step
     if step is not None and step not in checkpoints:
         there = ", ".join(map(str, checkpoints))
         raise UserError(f"{workdir} has no checkpoint {step}; it has {there}")
@@ -247,18 +249,23 @@ def named_arrays(tree: Any) -> dict[str, np.ndarray]:
     return {_path_name(path): np.array(leaf, order="C") for path, leaf in paths}
 
 
-def restore_tree(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
-    """Returns the tree whose `named_arrays` these are; `like` has its structure and shapes.
+def read_arrays(path: Path, like: Any) -> Any:
+    """Reads the tree whose `named_arrays` a file holds; `like` has its structure and shapes.
 
     Raises:
       UserError: if names, shapes or types of numbers are not those of `like`.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    wanted = {_path_name(path): (leaf.shape, np.dtype(leaf.dtype)) for path, leaf in paths}
+    wanted = {_path_name(each): (leaf.shape, np.dtype(leaf.dtype)) for each, leaf in paths}
+    try:
+        arrays = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if found != wanted:
         names = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
-        raise UserError(f"missing, unexpected or of another shape: {first_three(names)}")
+        what = first_three(names)
+        raise UserError(f"{path} is damaged: missing, unexpected or of another shape: {what}")
     return jax.tree.unflatten(structure, [arrays[name] for name in wanted])
 
 
@@ -267,9 +274,8 @@ def _path_name(path: Any) -> str:
 
 
 def _read_state(folder: Path, like: TrainState) -> TrainState:
-    """Reads a checkpoint, whole, as NumPy arrays of the shapes of `like`."""
     params = _read_params(folder, like.params)
-    optimizer_state = _read_arrays(folder, "optimizer", like.optimizer_state)
+    optimizer_state = read_arrays(folder / "optimizer.safetensors", like.optimizer_state)
     facts = read_object(folder / _STATE)
     return TrainState(
         jnp.int32(facts["step"]), params, optimizer_state, jnp.int32(facts["skipped"])
@@ -279,36 +285,21 @@ def _read_state(folder: Path, like: TrainState) -> TrainState:
 def _read_params(folder: Path, like: Any) -> Any:
     """Reads the parameters of a checkpoint, and checks all its files."""
     require_intact(folder)
-    return _read_arrays(folder, "params", like)
-
-
-def _read_arrays(folder: Path, name: str, like: Any) -> Any:
-    try:
-        return restore_tree(load_file(folder / f"{name}.safetensors"), like)
-    except (OSError, SafetensorError, UserError) as error:
-        raise UserError(f"{folder} is damaged ({name}: {first_line(error)})") from error
+    return read_arrays(folder / "params.safetensors", like)
 
 
 def _write(
     workdir: Path, arrays: Mapping[str, dict[str, np.ndarray]], facts: Mapping[str, Any]
 ) -> None:
     """Writes arrays by file and name, and facts, as the checkpoint of a step, whole or not."""
-    checkpoints = workdir / "checkpoints"
-    try:
-        with new_folder(checkpoints / str(facts["step"])) as folder:
-            for name, tensors in arrays.items():
-                save_file(tensors, folder / f"{name}.safetensors")
-            write_json(folder / _STATE, facts)
-            write_checksums(folder)
-    except (OSError, SafetensorError, UserError) as error:
-        raise UserError(
-            f"cannot save a checkpoint in {checkpoints}: {first_line(error)}; earlier ones are"
-            " unchanged"
-        ) from error
+    with new_folder(workdir / "checkpoints" / str(facts["step"])) as folder:
+        for name, tensors in arrays.items():
+            save_file(tensors, folder / f"{name}.safetensors")
+        write_json(folder / _STATE, facts)
+        write_checksums(folder)
 
 
 def _checkpoints(workdir: Path) -> dict[int, Path]:
-    """Returns the checkpoints of a run by step, in order."""
     return numbered_folders(workdir / "checkpoints")
 
 
@@ -320,11 +311,3 @@ def _read_run(workdir: Path) -> tuple[ModelConfig, dict[str, Any]]:
         return ModelConfig(**run["model"]), run
     except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{path} is damaged: it lacks the shape of a model ({error})") from error
-
-
-def _probe_metric(run: Mapping[str, Any]) -> str:
-    """Returns what a run compares its probes by; "" for a model that was converted."""
-    try:
-        return str(run["config"]["probe"]["metric"])
-    except (KeyError, TypeError):
-        return ""

@@ -5,7 +5,11 @@ so they need no common folder, and cannot resume from another checkpoint than ho
 """
 
 import json
-from collections.abc import Mapping
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,22 +18,51 @@ from jax.experimental import multihost_utils
 
 from cocondenser_jax.errors import UserError
 
+HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
 
-def connect(coordinator: str, n_hosts: int | None, host: int | None, *, heartbeat: int) -> None:
-    """Joins the other hosts; to be called before anything else of JAX.
 
-    The coordinator is address and port of host 0; with `auto` a TPU pod, Slurm or Open MPI tells
-    it, the number of hosts and that of this one. From then on JAX ends this process by abort() when
-    another host was silent for `heartbeat` seconds.
+def run_on_hosts(
+    run: Callable[[], None], coordinator: str | None, n_hosts: int | None, host: int | None
+) -> None:
+    """Calls `run`, after joining the other hosts if there is a coordinator.
+
+    It is address and port of host 0; with `auto` a TPU pod, Slurm or Open MPI tells it, the number
+    of hosts and that of this one. Nothing of JAX may have been called before. JAX ends this process
+    by abort(), with its own message, when another host is lost. A Ctrl-C or SIGHUP counts as the
+    SIGTERM after which all hosts stop at the same step.
     """
+    if coordinator in (None, "auto"):
+        is_complete = n_hosts is None and host is None
+    else:
+        is_named = re.fullmatch(r"[!-~]+:\d+", coordinator) is not None
+        is_complete = is_named and n_hosts is not None and host is not None and 0 <= host < n_hosts
+    if not is_complete:
+        raise UserError(
+            "several hosts need --coordinator=auto, or --coordinator=HOST:PORT with --num_hosts=N"
+            " and --host=I, 0 <= I < N"
+        )
+    if coordinator is None:
+        run()
+        return
     address = None if coordinator == "auto" else coordinator
     try:
-        jax.distributed.initialize(address, n_hosts, host, heartbeat_timeout_seconds=heartbeat)
+        jax.distributed.initialize(
+            address, n_hosts, host, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+        )
     except ValueError as error:
         raise UserError(
             f"--coordinator={coordinator}: cannot tell who the hosts are ({error}); expected a TPU"
             " pod, Slurm or Open MPI, or HOST:PORT with --num_hosts and --host"
         ) from error
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        run()
+    except UserError as error:
+        # At once: JAX would wait at its end for the other hosts, which wait for this one.
+        print(f"cocondenser: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
 
 
 def is_first() -> bool:

@@ -163,7 +163,7 @@ def _train(
             is_due = step % experiment.logging.every == 0 or step == n_steps
             if n_skipped > n_skipped_before:
                 allowed = experiment.step.skip_nonfinite
-                report_step(workdir, store, spec, allowed, step, n_skipped, values)
+                report_step(store, spec, allowed, step, n_skipped, values)
             elif is_due and log is not None:
                 log(step, values | rates.since_last())
                 bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)

@@ -1,37 +1,42 @@
 """Plain and compressed input; output that is whole or absent; untrusted files."""
 
-import codecs
 import contextlib
 import gzip
 import hashlib
-import io
 import json
 import lzma
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ijson
-import zstandard
+from backports import zstd
 
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.locks import locked
 
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
-_JSON_PIECE = 1 << 20  # a string of many pieces is copied once for each
-# zstandard makes at most 32,000 times as much of them at once.
-_PIECE_BYTES = 1 << 12
-
 # How the libraries say that a disk is full; inline_container is a file of PyTorch's writer.
 _FULL = re.compile(
     "no space left|disk is full|disk quota|file too large|inline_container", re.IGNORECASE
 )
-_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+_OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstd.open}
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Opens a file, plain or compressed; what cannot be read of it in the block is a UserError."""
+    try:
+        with _OPEN.get(path.suffix, open)(path, "rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {path}: {reason}") from error
 
 
 def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
@@ -44,24 +49,20 @@ def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[in
     Raises:
       UserError: naming file and line; also if the line is too long or not UTF-8.
     """
-    number = 0
-    try:
-        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-            while data := file.readline(max_bytes + 1):
-                number += 1
-                if len(data) > max_bytes:
-                    raise UserError(
-                        f"{path}:{number}: a line is larger than {max_bytes // 1_000_000} MB; "
-                        "split it first"
-                    )
-                try:
-                    text = data.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError:
-                    raise UserError(f"{path}:{number}: not UTF-8") from None
-                yield number, text.rstrip("\r\n")
-    except _UNREADABLE as error:
-        after = f" after line {number}" if number else ""
-        raise UserError(f"cannot read {path}{after}: {_reason(error)}") from error
+    with _open(path) as file:
+        number = 0
+        while data := file.readline(max_bytes + 1):
+            number += 1
+            if len(data) > max_bytes:
+                raise UserError(
+                    f"{path}:{number}: a line is larger than {max_bytes // 1_000_000} MB; "
+                    "split it first"
+                )
+            try:
+                text = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise UserError(f"{path}:{number}: not UTF-8") from None
+            yield number, text.rstrip("\r\n")
 
 
 def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
@@ -171,51 +172,25 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file of at most MAX_LINE_BYTES, plain or compressed."""
+    with _open(path) as file:
+        data = file.read(MAX_LINE_BYTES + 1)
+    if len(data) > MAX_LINE_BYTES:
+        raise UserError(f"{path} is larger than {MAX_LINE_BYTES // 1_000_000} MB, the limit")
     try:
-        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-            data = file.read(MAX_LINE_BYTES + 1)
-        _require_small(len(data), str(path))
         return json.loads(data.decode("utf-8"))
-    except _UNREADABLE as error:
-        raise UserError(f"cannot read {path}: {_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
 
 
 def read_json_items(path: Path) -> Iterator[Any]:
-    """Yields the items of a JSON file that is one list, plain or compressed.
-
-    The file may be larger than the memory, an item at most MAX_LINE_BYTES.
-    """
-    n_items = 0
-    n_bytes = 0  # since the last item
-
-    def pieces() -> Iterator[bytes]:
-        nonlocal n_bytes
-        with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-            piece = file.read(_JSON_PIECE).removeprefix(codecs.BOM_UTF8).lstrip()
-            if not piece.startswith(b"["):
-                raise UserError(f"{path}: expected a list of objects, in JSON")
-            while piece:
-                n_bytes += len(piece)
-                _require_small(n_bytes, f"{path}: an item of the list")
-                yield piece
-                piece = file.read(_JSON_PIECE)
-
-    try:
-        for item in ijson.items(ijson.from_iter(pieces()), "item", use_float=True):
-            n_items += 1
-            n_bytes = 0
-            yield item
-    except _UNREADABLE as error:
-        raise UserError(f"cannot read {path} after {n_items} items: {_reason(error)}") from error
-    except (ijson.JSONError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON after {n_items} items: {error}") from error
-
-
-def _require_small(size: int, what: str) -> None:
-    if size > MAX_LINE_BYTES:
-        raise UserError(f"{what} is larger than {MAX_LINE_BYTES // 1_000_000} MB, the limit")
+    """Yields the items of a JSON file that is one list; it may be larger than the memory."""
+    with _open(path) as file:
+        if not file.peek(1).lstrip().startswith(b"["):
+            raise UserError(f"{path}: expected a list of objects, in JSON")
+        try:
+            yield from ijson.items(file, "item", use_float=True)
+        except (ijson.JSONError, ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not valid JSON: {error}") from error
 
 
 def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -246,54 +221,3 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
-    match suffix:
-        case ".gz":
-            return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-        case ".xz":
-            text = _members(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ))
-        case ".zst":
-            text = _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj())
-        case _:
-            return raw
-    return io.BufferedReader(_Pieces(text), 1 << 20)
-
-
-def _members(raw: IO[bytes], new_member: Callable[[], Any]) -> Iterator[memoryview]:
-    """Decompresses members end to end, and refuses anything else between and after them.
-
-    Python's LZMAFile (3.11, 3.12) takes a damaged second member for the end of the file
-    (https://github.com/python/cpython/issues/88300); zstandard 0.25's reader takes a truncated
-    file for a whole one.
-    """
-    member = new_member()
-    data = b""
-    while data := data or raw.read(_PIECE_BYTES):
-        if member.eof:
-            member = new_member()
-        yield memoryview(member.decompress(data))
-        data = member.unused_data
-    if not member.eof:
-        raise EOFError("the file ends within a member")
-
-
-class _Pieces(io.RawIOBase):
-    def __init__(self, pieces: Iterator[memoryview]):
-        self._pieces = filter(len, pieces)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._rest or next(self._pieces, self._rest)
-        size = min(len(buffer), len(piece))
-        buffer[:size] = piece[:size]
-        self._rest = piece[size:]
-        return size
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)

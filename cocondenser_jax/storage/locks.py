@@ -25,8 +25,11 @@ def locked(lock: Path, what: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(lock)
     except BlockingIOError:
+        holder = "another process"
+        with contextlib.suppress(OSError):
+            holder = lock.read_text(errors="replace")[:200] or holder
         raise UserError(
-            f"{what} is in use by {_holder(lock)}: wait until it ends, or choose another place"
+            f"{what} is in use by {holder}: wait until it ends, or choose another place"
         ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -61,10 +64,3 @@ def _lock(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-def _holder(lock: Path) -> str:
-    text = ""
-    with contextlib.suppress(OSError), lock.open(encoding="utf-8", errors="replace") as file:
-        text = "".join(filter(str.isprintable, file.read(200)))
-    return text or "another process"

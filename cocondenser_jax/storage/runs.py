@@ -53,14 +53,22 @@ def start_or_compare(path: Path, settings: Mapping[str, Any], free: Collection[s
     """
     folder = path.parent
     if not path.exists():
-        _require_unstarted(folder, path.name)
+        # Its lock may be there, and what a kill left of the first file.
+        ours = {LOCK, f"{path.name}.partial", f"{path.name}.partial.lock"}
+        if not folder.is_dir() or any(each.name not in ours for each in folder.iterdir()):
+            require_absent(folder)
         write_json(path, settings)
         return
-    earlier = _fixed_settings(read_object(path), free)
-    now = _fixed_settings(json.loads(json.dumps(settings)), free)
-    if differences := _differences(earlier, now):
+    earlier = _compared(read_object(path), free)
+    now = _compared(json.loads(json.dumps(settings)), free)
+    differences = [
+        f"{name}={earlier.get(name)!r}, now it is {now.get(name)!r}"
+        for name in earlier | now
+        if earlier.get(name) != now.get(name)
+    ]
+    if differences:
         raise UserError(
-            f"{folder} was started {'; '.join(differences)}: choose a new folder, or remove it"
+            f"{folder} was started with {'; '.join(differences)}: choose a new folder, or remove it"
             " first"
         )
 
@@ -126,46 +134,17 @@ def require_intact(folder: Path) -> None:
             raise UserError(f"{folder} is damaged ({name} is not what was saved)")
 
 
-def _require_unstarted(folder: Path, first: str) -> None:
-    """Raises a UserError if a folder without its first file holds anything.
-
-    It may hold its lock, and what a kill left of the first file.
-    """
-    leftovers = {LOCK, f"{first}.partial", f"{first}.partial.lock"}
-    if folder.is_dir() and all(path.name in leftovers for path in folder.iterdir()):
-        return
-    require_absent(folder)
-
-
-def _fixed_settings(settings: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
+def _compared(
+    settings: Mapping[str, Any], free: Collection[str], prefix: str = ""
+) -> dict[str, Any]:
     """Returns the settings that must match on resume, by their names with dots."""
-    groups = tuple(f"{name}." for name in free)
-    return {
-        name: value
-        for name, value in _flat(settings).items()
-        if name not in free and not name.startswith(groups)
-    }
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested settings by their names with dots."""
-    flat = {}
-    for name, value in settings.items():
+    compared: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = prefix + key
+        if name in free:
+            continue
         if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{name}."))
+            compared |= _compared(value, free, f"{name}.")
         else:
-            flat[prefix + name] = value
-    return flat
-
-
-def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns one phrase for each name with another value, or on one side only."""
-    phrases = []
-    for name in earlier | now:
-        if name not in earlier:
-            phrases.append(f"without {name}, now it is {now[name]!r}")
-        elif name not in now:
-            phrases.append(f"with {name}={earlier[name]!r}, now without it")
-        elif earlier[name] != now[name]:
-            phrases.append(f"with {name}={earlier[name]!r}, now it is {now[name]!r}")
-    return phrases
+            compared[name] = value
+    return compared

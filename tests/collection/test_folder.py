@@ -4,7 +4,7 @@ import gzip
 import lzma
 
 import pytest
-import zstandard
+from backports import zstd
 
 from cocondenser_jax.collection.folder import (
     Passage,
@@ -28,7 +28,7 @@ LINE = '{"_id": "d1", "title": "T", "text": "x y"}\n'
         (".gz", gzip.compress),
         (".xz", lzma.compress),
         # Two frames, as parallel compressors write them.
-        (".zst", lambda b: zstandard.compress(b[:20]) + zstandard.compress(b[20:])),
+        (".zst", lambda b: zstd.compress(b[:20]) + zstd.compress(b[20:])),
     ],
 )
 def test_corpus_in_every_compression(tmp_path, suffix, compress):
@@ -70,7 +70,7 @@ def test_missing_empty_and_damaged_files(tmp_path):
         read_queries(tmp_path)
     lines = "".join(f'{{"_id": "d{i}", "text": "x"}}\n' for i in range(2000))
     (tmp_path / "corpus.jsonl.xz").write_bytes(lzma.compress(lines.encode())[:-40])
-    with pytest.raises(UserError, match=r"cannot read .*corpus.jsonl.xz after line"):
+    with pytest.raises(UserError, match=r"cannot read .*corpus.jsonl.xz: "):
         list(read_corpus(tmp_path))
 
 

@@ -7,7 +7,7 @@ import lzma
 import tracemalloc
 
 import pytest
-import zstandard
+from backports import zstd
 
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.folder import (
@@ -107,7 +107,7 @@ COMPRESSIONS = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstd.compress,
 }
 
 

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-import zstandard
+from backports import zstd
 
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
@@ -34,7 +34,7 @@ READERS = {
     "a.tsv": (b'title\tid\ttext\nT\t1\t"one ""two"""\nT\t2\tthree\n', _documents),
     "a.txt.gz": (gzip.compress(_TEXT), _documents),
     "a.txt.xz": (lzma.compress(_TEXT), _documents),
-    "a.jsonl.zst": (zstandard.compress(_JSONL), _documents),
+    "a.jsonl.zst": (zstd.compress(_JSONL), _documents),
 }
 
 

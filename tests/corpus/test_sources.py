@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
+from backports import zstd
 
 from cocondenser_jax.corpus import sources
 from cocondenser_jax.corpus.sources import Document, choose_files, open_source, read_documents
@@ -17,7 +17,7 @@ COMPRESSIONS = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstd.compress,
 }
 
 
@@ -46,7 +46,7 @@ def test_jsonl_plain_and_compressed(tmp_path, suffix):
 
 def test_frames_of_zstandard_are_read_to_the_last(tmp_path):
     path = tmp_path / "corpus.txt.zst"
-    compress = zstandard.ZstdCompressor().compress
+    compress = zstd.compress
     path.write_bytes(compress(b"one\n") + compress(b"two\n"))
     assert [document.text for document in read_documents(str(path))] == ["one", "two"]
 
@@ -136,7 +136,7 @@ def test_a_broken_archive_is_named(tmp_path, suffix, damage):
     whole = COMPRESSIONS[suffix](b"".join(b"line %d\n" % i for i in range(10_000)))
     path = tmp_path / f"corpus.txt{suffix}"
     path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive at all")
-    with pytest.raises(UserError, match=r"cannot read .*corpus\.txt\.\w+( after line \d+)?: "):
+    with pytest.raises(UserError, match=r"cannot read .*corpus\.txt\.\w+: "):
         list(read_documents(str(path)))
 
 

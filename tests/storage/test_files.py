@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
+from backports import zstd
 from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax.errors import UserError
@@ -26,7 +26,7 @@ COMPRESSIONS = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstd.compress,
 }
 
 
@@ -51,28 +51,16 @@ def test_a_cut_or_overwritten_archive_is_an_error(tmp_path, suffix):
     overwritten = whole[:12] + b"\xff" * 50 + whole[62:]
     for damaged in (whole[: len(whole) // 2], overwritten, b"text"):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"cannot read .*text\.\w+( after line \d+)?: \w"):
+        with pytest.raises(UserError, match=r"cannot read .*text\.\w+: \w"):
             list(read_lines(path))
         with pytest.raises(UserError, match=r"cannot read .*text\.\w+: \w"):
             read_json(path)
 
 
-def test_a_damaged_second_member_of_xz_is_not_taken_for_garbage(tmp_path):
-    first, second = lzma.compress(b"first\n"), lzma.compress(b"second\n")
-    path = tmp_path / "text.xz"
-    for bit in range(8 * len(second)):
-        damaged = bytearray(first + second)
-        damaged[len(first) + bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"cannot read .*text\.xz"):
-            list(read_lines(path))
-
-
-@pytest.mark.parametrize("suffix", [".xz", ".zst"])
-def test_what_follows_the_last_member_is_not_ignored(tmp_path, suffix):
-    path = tmp_path / f"text{suffix}"
+def test_what_follows_the_last_frame_of_zst_is_not_ignored(tmp_path):
+    path = tmp_path / "text.zst"
     for rest in (bytes(3), b"garbage"):
-        path.write_bytes(COMPRESSIONS[suffix](b"1\n") + rest)
+        path.write_bytes(zstd.compress(b"1\n") + rest)
         with pytest.raises(UserError, match="cannot read"):
             list(read_lines(path))
 
@@ -210,24 +198,14 @@ def test_a_list_is_read_item_by_item(tmp_path, suffix):
     for text in (*texts, "[]", "\n[\t]"):
         path.write_bytes(COMPRESSIONS[suffix](text.encode()))
         assert list(files.read_json_items(path)) == json.loads(text)
-        path.write_bytes(COMPRESSIONS[suffix](text.encode("utf-8-sig")))
-        assert list(files.read_json_items(path)) == json.loads(text)
     outside = ("", "{}", '{"item": 1}', "12")
     broken = ("[", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "[1]]", '["a', "[1], 2", "[NaN]")
     for text in (*outside, *broken):
         path.write_bytes(COMPRESSIONS[suffix](text.encode()))
-        says = "expected a list" if text in outside else "not valid JSON after"
+        says = "expected a list" if text in outside else "not valid JSON"
         with pytest.raises(UserError, match=rf"a\.json.*{says}"):
             list(files.read_json_items(path))
     assert type(next(read_items_of(path, suffix, "[1.5]"))) is float
-    path.write_bytes(COMPRESSIONS[suffix](b"[7, " + b'"' + b"a" * 60_000_000 + b'"]'))
-    items = files.read_json_items(path)
-    assert next(items) == 7
-    with pytest.raises(UserError, match=r"larger than 50 MB"):
-        next(items)
-    long = b'"' + b"a" * 30_000_000 + b'",'
-    path.write_bytes(COMPRESSIONS[suffix](b"[" + long + long + b"7]"))
-    assert [item == 7 for item in files.read_json_items(path)] == [False, False, True]
 
 
 def read_items_of(path, suffix, text):

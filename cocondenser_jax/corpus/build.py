@@ -31,7 +31,7 @@ from cocondenser_jax.corpus.tokenizer import (
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, new_folder, write_json
-from cocondenser_jax.storage.paths import shard_folder
+from cocondenser_jax.storage.runs import shard_folder
 
 logger = logging.getLogger(__name__)
 

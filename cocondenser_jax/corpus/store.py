@@ -22,8 +22,8 @@ import numpy as np
 
 from cocondenser_jax.corpus.token_files import TokenFiles, map_files, read_id, read_windows
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import file_sha256, is_inside, read_object
-from cocondenser_jax.storage.paths import require_same, shard_folders
+from cocondenser_jax.storage.files import file_sha256, read_object
+from cocondenser_jax.storage.runs import require_same, shard_folders
 
 FORMAT_VERSION = 3
 _SPANS_AT_ONCE = 10_000  # read to count their tokens
@@ -232,7 +232,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     if manifest.get("checksum") != manifest_checksum(manifest):
         raise UserError(f"{file} is damaged: its checksum is not that of its content")
-    if not all(map(is_inside, manifest["files"])):
+    paths = [Path(name) for name in manifest["files"]]
+    if any(path.is_absolute() or ".." in path.parts for path in paths):
         raise UserError(f"{file} names files outside of its folder")
     return manifest
 

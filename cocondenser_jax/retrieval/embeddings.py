@@ -21,7 +21,7 @@ from tqdm import tqdm
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import new_file, read_object
-from cocondenser_jax.storage.paths import require_same, shard_folder, shard_folders
+from cocondenser_jax.storage.runs import require_same, shard_folder, shard_folders
 
 MANIFEST = "manifest.json"
 # Settings that may differ, between machines and when a run resumes: checksums are compared.

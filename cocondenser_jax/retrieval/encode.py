@@ -34,8 +34,7 @@ from cocondenser_jax.retrieval.models import (
     uses_bfloat16,
 )
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.paths import shard_folder
-from cocondenser_jax.storage.runs import lock_folder, start_or_compare
+from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_compare
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Plain and compressed input; output that is whole or absent; untrusted files."""
+"""Plain and compressed input; output that is whole or absent."""
 
 import contextlib
 import gzip
@@ -158,11 +158,6 @@ def require_absent(target: Path) -> None:
         return
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} already exists: choose a new folder, or remove it first")
-
-
-def is_inside(path: str) -> bool:
-    """Returns whether a path read from a file stays in the folder that it is relative to."""
-    return not Path(path).is_absolute() and ".." not in Path(path).parts
 
 
 def write_json(path: Path, value: Any) -> None:

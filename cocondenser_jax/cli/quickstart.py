@@ -1,5 +1,7 @@
 """Commands that run whole pipelines, and the page on what runs logged."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
     from cocondenser_jax.quickstart.ladder import quickstart
 
-    _print_outcome(quickstart(workdir))
+    _print_outcome(workdir, *quickstart(workdir))
 
 
 @command(
@@ -25,23 +27,24 @@ def quickstart(workdir):
     flag("--data", Path, "passages, queries and judgments to compare on (default: held-out spans)"),
     OVERRIDES,
 )
-def adapt(**options):
+def adapt(workdir, **options):
     """Pre-train a model on your documents, and say whether it paid; resumes."""
     from cocondenser_jax.quickstart.adapt import adapt
 
-    _print_outcome(adapt(**options))
+    _print_outcome(workdir, *adapt(workdir, **options))
 
 
-def _print_outcome(outcome: Any) -> None:
+def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str) -> None:
     from cocondenser_jax.quickstart.report import comparison_table
 
-    header, *rows = comparison_table(outcome.rows)
+    header, *cells = comparison_table(rows)
     print()
-    print_table(header, rows)
+    print_table(header, cells)
     print()
-    for line in (outcome.summary, f"report: {outcome.report}", "search for yourself:"):
-        print_text(line)
-    print_text(f"  {outcome.search_command}")
+    print_text(summary)
+    print_text(f"report: {workdir / 'report.html'}")
+    places = shlex.join([f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
+    print_text(f"search for yourself: cocondenser search {places} --query=...")
 
 
 @command(

@@ -28,12 +28,11 @@ from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
-    Outcome,
     can_train,
     compare_models,
     pretrain_once,
     write_beir,
-    write_outcome,
+    write_report,
 )
 from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.quickstart.steps import make_once
@@ -44,14 +43,14 @@ from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 from cocondenser_jax.warm_start import require_same_head
 
-MAX_PASSAGES = 20_000  # held-out spans and those of other documents
+MAX_PASSAGES = 20_000  # of other documents than those held out
 CHANCE = 0.05  # a difference whose p-value is not below it counts as none
 MEASURED_STEPS = 450  # of 32 documents: see the head of configs/adapt.py
 
 
 def adapt(
     workdir: Path, corpus: str, model: str, data: Path | None = None, overrides: Sequence[str] = ()
-) -> Outcome:
+) -> tuple[list[ResultRow], str]:
     """Pre-trains a model on a corpus, and says whether that paid; resumes an earlier call.
 
     Where `data` has judgments of `train`, adapted and given model are fine-tuned in the same way
@@ -64,6 +63,9 @@ def adapt(
       model: see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`.
       overrides: of the settings that `propose_pretraining` returns.
+
+    Returns:
+      The rows of the comparison, and what they say.
     """
     start = find_folder(model)
     network = read_shape(start)
@@ -113,8 +115,8 @@ def adapt(
         tuned = propose_finetuning(n_queries, network.max_length)
         rows = compare_models(workdir, data, candidates, tuned)
         summary = f"{verdict(rows)}. Test: {test}, {tuning}."
-        title = f"{model}, adapted to {corpus}"
-        return write_outcome(workdir, title, summary, rows, candidates)
+        write_report(workdir, f"{model}, adapted to {corpus}", summary, rows, candidates)
+        return rows, summary
 
 
 def verdict(rows: Sequence[ResultRow]) -> str:
@@ -190,9 +192,9 @@ def _require_fit(model: str, network: ModelConfig, config: ConfigDict) -> None:
 
 
 def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None:
-    """Writes a retrieval task: a span of each held-out document is the query for another.
+    """Writes a retrieval task: the first span of each held-out document is to find its last.
 
-    The passages are these other spans and those of all other documents, or a sample of them.
+    The passages are these and the spans of all other documents, or every n-th of them.
     """
     documents_Q = held_out_documents(store, resolve(config, store).batches.held_out)
     n_pairs = len(store.documents_of_pairs)
@@ -201,19 +203,12 @@ def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None
             f"{store.path} has only {n_pairs} documents of two spans, too few"
             " to hold some out: give --data, or a smaller --config.data.length"
         )
-    first_D = store.first_span_D[:-1]
-    end_D = store.first_span_D[1:]
+    queries = _texts(store, store.first_span_D[documents_Q])
+    passages = _texts(store, store.first_span_D[documents_Q + 1] - 1)
     spans_N = np.arange(store.n_spans)
-    rng = np.random.default_rng(0)
-    pairs_Qx2 = np.array(
-        [rng.choice(spans_N[first_D[d] : end_D[d]], 2, replace=False) for d in documents_Q]
-    )
-    owners_N = np.searchsorted(end_D, spans_N, side="right")
+    owners_N = np.searchsorted(store.first_span_D, spans_N, side="right") - 1
     others_N = spans_N[~np.isin(owners_N, documents_Q)]
-    n_others = min(len(others_N), MAX_PASSAGES - len(documents_Q))
-    others_N = others_N[np.linspace(0, len(others_N) - 1, n_others).astype(int)]
-    queries = _texts(store, pairs_Qx2[:, 0])
-    passages = _texts(store, pairs_Qx2[:, 1])
+    others_N = others_N[:: len(others_N) // MAX_PASSAGES + 1]
     judged = dict(zip(queries, passages, strict=True))
     with new_folder(folder) as new:
         write_beir(new, passages | _texts(store, others_N), queries, {"test": judged})

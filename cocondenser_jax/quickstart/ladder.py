@@ -29,13 +29,13 @@ from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import new_model
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
-    Outcome,
     compare_models,
     pretrain_once,
     write_beir,
     write_lines,
-    write_outcome,
+    write_report,
 )
+from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
@@ -51,10 +51,11 @@ SUMMARY = (
 )
 
 
-def quickstart(workdir: Path) -> Outcome:
+def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
     """Compares BM25, no pre-training, Condenser and coCondenser; resumes an earlier call.
 
-    `pipeline.py` and the head of this file say what `workdir` will hold.
+    Returns the rows of the comparison, and what they are in a sentence or two. `pipeline.py` and
+    the head of this file say what `workdir` will hold.
     """
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", {"command": "quickstart"})
@@ -71,7 +72,8 @@ def quickstart(workdir: Path) -> Outcome:
         rows = compare_models(workdir, data, candidates, config)
         n_queries = len(read_split(data, "test")[0])
         summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
-        return write_outcome(workdir, "coCondenser quickstart", summary, rows, candidates)
+        write_report(workdir, "coCondenser quickstart", summary, rows, candidates)
+        return rows, summary
 
 
 def write_task(folder: Path) -> None:

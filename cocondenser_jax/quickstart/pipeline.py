@@ -15,7 +15,6 @@ A step whose result exists is skipped, so an interrupted pipeline resumes.
 
 import contextlib
 import json
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -55,15 +54,6 @@ class Candidate(NamedTuple):
     folder: Path  # gets `RESULTS`
     model: Path  # the Hugging Face folder that the retriever is made of
     runs: Sequence[Path] = ()  # of its pre-training
-
-
-class Outcome(NamedTuple):
-    """What a pipeline found, and how to search its index."""
-
-    rows: list[ResultRow]
-    summary: str
-    search_command: str
-    report: Path
 
 
 def pretrain_once(workdir: Path, config: ConfigDict, run: Path, model: Path) -> Path:
@@ -121,20 +111,18 @@ def evaluate_models(workdir: Path, data: Path, candidates: Sequence[Candidate]) 
     return rows
 
 
-def write_outcome(
+def write_report(
     workdir: Path,
     title: str,
     summary: str,
     rows: Sequence[ResultRow],
     candidates: Sequence[Candidate],
-) -> Outcome:
+) -> None:
     """Writes the report: what the rows mean, and the runs of the models."""
     runs = {run.name: run for each in candidates for run in each.runs}
     runs |= {each.name: each.folder / "finetuning" for each in candidates}
-    report = workdir / "report.html"
-    write_page(report, title, summary, read_runs(runs), comparison_table(rows), NOTE)
-    places = shlex.join([f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
-    return Outcome([*rows], summary, f"cocondenser search {places} --query=...", report)
+    table = comparison_table(rows)
+    write_page(workdir / "report.html", title, summary, read_runs(runs), table, NOTE)
 
 
 def can_train(data: Path) -> bool:

@@ -241,7 +241,7 @@ def test_the_rows_are_what_plain_transformers_finds(finished):
 
 
 @pytest.mark.effect("adapt --data")
-def test_with_judgments_both_are_compared_on_them(finished, judged_data):
+def test_with_judgments_both_are_compared_on_them(finished, judged_data, capsys):
     rows = results(finished.judged)
     assert not (finished.judged / "data").exists()
     model = finished.judged / "model"
@@ -251,7 +251,9 @@ def test_with_judgments_both_are_compared_on_them(finished, judged_data):
     printed = finished.printed[finished.judged]
     assert "Adapting " in printed
     assert "test-only, without fine-tuning.\n" in printed
-    assert f"search --index={finished.judged / 'index'}" in printed
+    command = printed[printed.index("cocondenser search") :].split()
+    assert main([*command[1:-1], "--query=a word", "--top_k=2"]) == 0
+    assert capsys.readouterr().out.startswith('"a word"\n')
 
 
 def test_with_training_pairs_both_are_fine_tuned_in_the_same_way(finished):
@@ -295,8 +297,8 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
     for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):
         monkeypatch.setattr(pipeline, name, pytest.fail)
     before = results(finished.unlabelled)
-    again = adapt(finished.unlabelled, str(finished.corpus), str(finished.model), None, SETTINGS)
-    assert [row.metrics for row in again.rows] == [row["metrics"] for row in before.values()]
+    again, _ = adapt(finished.unlabelled, str(finished.corpus), str(finished.model), None, SETTINGS)
+    assert [row.metrics for row in again] == [row["metrics"] for row in before.values()]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The quickstart on the docstrings of one package, with a few steps of each training."""
 
 import json
-import shlex
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -23,7 +22,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.quickstart import ladder, pipeline
 from cocondenser_jax.quickstart.ladder import quickstart
-from cocondenser_jax.quickstart.pipeline import Outcome
+from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.models import model_sha256
 from cocondenser_jax.storage.runs import LOCK
 
@@ -36,14 +35,14 @@ class Finished(NamedTuple):
 
     Attributes:
       workdir: of the quickstart.
-      outcome: what it returned.
+      rows: what it returned.
       results: as its file has them: later calls write it anew.
       page: its report.
       warm_starts: folder and parameters that each run was given to start from, in their order.
     """
 
     workdir: Path
-    outcome: Outcome
+    rows: list[ResultRow]
     results: list[dict[str, Any]]
     page: str
     warm_starts: list[tuple[Path, Any]]
@@ -110,8 +109,9 @@ def finished(small, tmp_path_factory):
         patch.setattr(ladder, "quickstart", kept)
         assert main(["quickstart", f"--workdir={workdir}"]) == 0
     results = json.loads((workdir / "results.json").read_text())
-    page = outcomes[0].report.read_text()
-    return Finished(workdir, outcomes[0], results, page, warm_starts)
+    page = (workdir / "report.html").read_text()
+    [(rows, _)] = outcomes
+    return Finished(workdir, rows, results, page, warm_starts)
 
 
 def assert_same(left, right):
@@ -125,16 +125,16 @@ def differ(left, right):
 
 
 def test_the_folder_holds_what_was_promised(finished):
-    workdir, outcome = finished.workdir, finished.outcome
+    workdir, rows = finished.workdir, finished.rows
     for name in ("model/model.safetensors", "retriever/modules.json", "index/index.faiss"):
         assert (workdir / name).is_file()
     expected = ["BM25", "no pre-training", "Condenser", "coCondenser"]
-    assert [row.name for row in outcome.rows] == expected
-    assert finished.results == [row._asdict() for row in outcome.rows]
-    assert outcome.rows[0].metrics["MRR@10"] > 0.2  # BM25 needs no training
-    assert all(row.seconds > 0.0 for row in outcome.rows)
+    assert [row.name for row in rows] == expected
+    assert finished.results == [row._asdict() for row in rows]
+    assert rows[0].metrics["MRR@10"] > 0.2  # BM25 needs no training
+    assert all(row.seconds > 0.0 for row in rows)
     assert f"<dd>{open_store(workdir / 'store').sha256}</dd>" in finished.page
-    assert finished.page.count('<th scope="row">') == len(outcome.rows)
+    assert finished.page.count('<th scope="row">') == len(rows)
     assert "30 held-out first paragraphs" in finished.page
 
 
@@ -142,7 +142,7 @@ def test_the_folder_holds_what_was_promised(finished):
 def test_rows_are_an_evaluation_of_the_run_files(finished):
     qrels = read_qrels(finished.workdir / "data" / "qrels" / "test.tsv")
     files = [finished.folder(name) / "test.trec" for name in NAMES]
-    rows = finished.outcome.rows
+    rows = finished.rows
     per_row = []
     for row, file in zip(rows, [finished.workdir / "bm25.trec", *files], strict=True):
         found = defaultdict(list)
@@ -178,7 +178,7 @@ def test_tokens_are_those_of_the_pretraining(finished):
     store = open_store(finished.workdir / "store")
     per_span = store.n_tokens / store.n_spans + 2
     of_stage = np.array([16, 32]) * 3 * per_span  # spans of a step, steps
-    tokens = [row.tokens for row in finished.outcome.rows]
+    tokens = [row.tokens for row in finished.rows]
     assert tokens == pytest.approx([0.0, 0.0, of_stage[0], of_stage.sum()])
 
 
@@ -211,16 +211,6 @@ def test_the_models_differ(finished):
         assert differ(params[left], params[right]), (left, right)
 
 
-def test_the_search_command_finds_passages(finished, capsys):
-    program, *arguments, query = shlex.split(finished.outcome.search_command)
-    assert (program, query) == ("cocondenser", "--query=...")
-    assert main([*arguments, "--query=learning rate schedule", "--top_k=3"]) == 0
-    printed = capsys.readouterr().out
-    assert '"learning rate schedule"' in printed
-    names = {passage["_id"] for passage in lines(finished.workdir / "data" / "corpus.jsonl")}
-    assert len(names & {*printed.split()}) == 3
-
-
 def test_held_out_first_paragraphs_are_in_no_training_text(
     finished,
 ):
@@ -247,9 +237,9 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
     # As a kill between these two would leave it.
     retriever = finished.workdir / "retriever"
     retriever.rename(finished.workdir / "finetuning" / "retriever")
-    again = quickstart(finished.workdir)
+    again, _ = quickstart(finished.workdir)
     assert (retriever / "modules.json").is_file()
-    for old, new in zip(finished.outcome.rows, again.rows, strict=True):
+    for old, new in zip(finished.rows, again, strict=True):
         assert old[:-1] == new[:-1]
 
 

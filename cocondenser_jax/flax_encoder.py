@@ -18,7 +18,6 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
-from cocondenser_jax.model.encoder import take_rows
 from cocondenser_jax.retrieval.models import pooling_of, tower_folder, towers
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
@@ -42,13 +41,14 @@ def run_in_flax(
     if pooling not in ("cls", "mean"):
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
     n_rows = -(-batch_size // jax.local_device_count())
-    skips_prompt = any(not getattr(layer, "include_prompt", True) for layer in model.modules())
+    if any(not getattr(layer, "include_prompt", True) for layer in model.modules()):
+        raise UserError(f"{folder} pools without its prompt: with jax, expected all tokens")
     transformers: dict[str, Any] = dict(towers(model))
     for name, tower in transformers.items():
-        tower.forward = _forward(tower_folder(folder, name), pooling, skips_prompt, n_rows, dtype)
+        tower.forward = _forward(tower_folder(folder, name), pooling, n_rows, dtype)
 
 
-def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype: str) -> Any:
+def _forward(folder: Path, pooling: str, n_rows: int, dtype: str) -> Any:
     """Returns what replaces the `forward` of a transformer of sentence-transformers.
 
     Its result is a text's vector in place of its tokens', which pooling leaves as it is.
@@ -61,19 +61,13 @@ def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype:
     by_row = NamedSharding(mesh, PartitionSpec("rows"))
     params = jax.device_put(params, replicated)
 
-    @functools.partial(
-        jax.jit, in_shardings=(replicated, by_row, by_row, replicated), out_shardings=by_row
-    )
-    def encode(params: Any, ids_BxL: jax.Array, mask_BxL: jax.Array, n_skipped: int) -> Any:
-        method = "encode" if pooling == "cls" and not skips_prompt else "hidden_states"
-        hidden: Any = network.apply({"params": params}, ids_BxL, mask_BxL, method=method)
-        if method == "encode":
-            return hidden
-        pooled_BxL = mask_BxL & (jnp.arange(mask_BxL.shape[1])[None] >= n_skipped)
+    @functools.partial(jax.jit, in_shardings=(replicated, by_row, by_row), out_shardings=by_row)
+    def encode(params: Any, ids_BxL: jax.Array, mask_BxL: jax.Array) -> Any:
         if pooling == "cls":
-            return take_rows(hidden, jnp.argmax(pooled_BxL, axis=1, keepdims=True))[:, 0]
-        kept_BxLxD = jnp.where(pooled_BxL[:, :, None], hidden.astype(jnp.float32), 0.0)
-        return kept_BxLxD.sum(axis=1) / jnp.maximum(pooled_BxL.sum(axis=1, keepdims=True), 1)
+            return network.apply({"params": params}, ids_BxL, mask_BxL, method="encode")
+        hidden: Any = network.apply({"params": params}, ids_BxL, mask_BxL, method="hidden_states")
+        kept_BxLxD = jnp.where(mask_BxL[:, :, None], hidden.astype(jnp.float32), 0.0)
+        return kept_BxLxD.sum(axis=1) / mask_BxL.sum(axis=1, keepdims=True)
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
         ids_BxL = features["input_ids"].numpy()
@@ -86,11 +80,10 @@ def _forward(folder: Path, pooling: str, skips_prompt: bool, n_rows: int, dtype:
         mask_SxL[n_texts:] = True  # rows that are too many have a mean, too
         ids_SxL[:n_texts, :n_tokens] = ids_BxL
         mask_SxL[:n_texts, :n_tokens] = mask_BxL
-        n_skipped = int(features.get("prompt_length", 0)) if skips_prompt else 0
-        vectors_SxD = np.asarray(encode(params, ids_SxL, mask_SxL, n_skipped))
+        vectors_SxD = np.asarray(encode(params, ids_SxL, mask_SxL))
         token_BxLxD = torch.from_numpy(vectors_SxD[:n_texts, None].copy())
         one_Bx1 = torch.ones((n_texts, 1), dtype=torch.int64)
         done: dict[str, Any] = {"token_embeddings": token_BxLxD, "attention_mask": one_Bx1}
-        return features | done | {"prompt_length": 0}
+        return features | done
 
     return forward

@@ -4,7 +4,6 @@ The declarations are in `configs/`: `default.py` for pre-training, `finetune.py`
 `cross_encoder.py` and `sentences.py` for fine-tuning. docs/settings.py prints them as a page.
 """
 
-import ast
 import importlib
 import runpy
 from collections.abc import Mapping, Sequence
@@ -164,11 +163,10 @@ def _find(name: str) -> Path:
 
 
 def _parse(text: str, old: Any) -> Any:
-    """Reads a value as its type is written; whether it is allowed, `check` says."""
-    if isinstance(old, str):
-        return text
+    """Reads a value of the old one's type; a text that is none is left for `check` to refuse."""
     try:
-        value = ast.literal_eval(text)
-        return float(value) if type(old) is float and type(value) is int else value
-    except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
-        return {"true": True, "false": False}.get(text.lower(), text)
+        if isinstance(old, bool):
+            return {"true": True, "false": False}[text.lower()]
+        return type(old)(text)
+    except (ValueError, KeyError):
+        return text

@@ -1,7 +1,6 @@
 """Pre-training from what an experiment names: another run, a Hugging Face model, or nothing."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,24 +15,22 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import Experiment
-from cocondenser_jax.pretrain.loop import WarmStart, new_model, train
+from cocondenser_jax.pretrain.loop import new_model, train
 
 
 def pretrain(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) -> None:
     """Calls `pretrain.loop.train` with `config.warm_start`; see there, and `load_warm_start`."""
-    start: WarmStart = new_model
-    if config.warm_start:
-        seed = config.seed if config.init_head else None
-        start = functools.partial(_start, config.warm_start, seed)
+    name = config.warm_start
+    seed = config.seed if config.init_head else None
+
+    def start(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
+        if not name:
+            return new_model(experiment, store)
+        loaded = load_warm_start(name, experiment.network, seed)
+        _check_vocabulary(name, store)
+        return loaded
+
     train(config, workdir, start, profile_dir)
-
-
-def _start(
-    name: str, init_head_seed: int | None, experiment: Experiment, store: TokenStore
-) -> tuple[ModelConfig, Any]:
-    loaded = load_warm_start(name, experiment.network, init_head_seed)
-    _check_vocabulary(name, store)
-    return loaded
 
 
 def load_warm_start(

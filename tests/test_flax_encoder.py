@@ -8,6 +8,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.retrieval_data import read_vectors
@@ -56,24 +57,20 @@ def test_both_towers_are_computed(research_folders, tmp_path):
     np.testing.assert_allclose(model.encode_query(["early layers"]), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_a_prompt_that_is_not_pooled_is_not_pooled(research_folders, tmp_path, pooling):
-    saved = load_retriever(research_folders["bert"], pooling=pooling)
-    saved.prompts["document"] = "words know "
-    saved.set_pooling_include_prompt(False)
-    saved.save_pretrained(str(tmp_path / "model"))
+def test_a_prompt_that_is_not_pooled_is_refused(research_folders):
+    model = load_retriever(research_folders["bert"], pooling="mean")
+    model.set_pooling_include_prompt(False)
+    with pytest.raises(UserError, match="bert pools without its prompt: with jax, expected all"):
+        run_in_flax(model, research_folders["bert"], batch_size=3)
+
+
+def test_a_prompt_is_pooled(research_folders):
+    expected, flax = (load_retriever(research_folders["bert"], pooling="mean") for _ in range(2))
+    run_in_flax(flax, research_folders["bert"], batch_size=3)
     texts = ["early layers", "the span of a document is close to another"]
-    pytorch, flax = load_retriever(tmp_path / "model"), load_retriever(tmp_path / "model")
-    run_in_flax(flax, tmp_path / "model", batch_size=3)
-    expected = pytorch.encode_document(texts)
-    np.testing.assert_allclose(flax.encode_document(texts), expected, rtol=0, atol=1e-4)
-    # Where a text is cut within its prompt, nothing is left to pool.
-    cut = [load_retriever(tmp_path / "model", passage_length=3) for _ in range(2)]
-    run_in_flax(cut[1], tmp_path / "model", batch_size=3)
-    theirs, ours = (model.encode_document(texts) for model in cut)
+    theirs, ours = (m.encode(texts, prompt="words know ") for m in (expected, flax))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-    pytorch.set_pooling_include_prompt(True)
-    assert not np.allclose(pytorch.encode_document(texts), expected, atol=1e-2)
+    assert not np.allclose(expected.encode(texts), theirs, atol=1e-2)
 
 
 def test_another_pooling_is_refused(research_folders, corpus, tmp_path, capsys):

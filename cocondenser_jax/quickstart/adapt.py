@@ -126,12 +126,7 @@ def verdict(rows: Sequence[ResultRow]) -> str:
     before = unadapted.metrics[measure]
     after = adapted.metrics[measure]
     p = unadapted.p_values[measure]
-    if p >= CHANCE:
-        says = "did not pay: the difference is not more than chance"
-    elif after > before:
-        says = "paid"
-    else:
-        says = "did not pay: it made the model worse"
+    says = "paid" if after > before and p < CHANCE else "did not pay"
     return f"Adapting {says} ({measure} {after:.3f}, unadapted {before:.3f}, p = {p:.2g})"
 
 

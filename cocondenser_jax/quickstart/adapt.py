@@ -105,7 +105,7 @@ def adapt(
         adapted = pretrain_once(workdir, config, run, workdir / "model")
         candidates = [
             Candidate("unadapted", workdir / "compare" / "unadapted", start),
-            Candidate("adapted", workdir, adapted, [run]),
+            Candidate("adapted", workdir, adapted, {run: adapted}),
         ]
         n_queries = 0
         tuning = "without fine-tuning"

@@ -119,10 +119,11 @@ def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Ca
     config = _config("cocondenser", store, warm_start=str(condenser_run))
     cocondenser = pretrain_once(workdir, config, cocondenser_run, workdir / "model")
 
+    runs = {condenser_run: condenser, cocondenser_run: cocondenser}
     return [
         Candidate("no pre-training", without, none),
-        Candidate("Condenser", folder, condenser, [condenser_run]),
-        Candidate("coCondenser", workdir, cocondenser, [condenser_run, cocondenser_run]),
+        Candidate("Condenser", folder, condenser, {condenser_run: condenser}),
+        Candidate("coCondenser", workdir, cocondenser, runs),
     ]
 
 

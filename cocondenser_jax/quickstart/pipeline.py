@@ -44,27 +44,25 @@ from cocondenser_jax.storage.files import new_folder, read_json, write_json, wri
 from cocondenser_jax.warm_start import pretrain
 
 DEPTH = 100  # passages per test query
-RESULTS = ("retriever", "index", "test.trec")  # of a candidate
 
 
 class Candidate(NamedTuple):
     """A model of the comparison."""
 
     name: str
-    folder: Path  # gets `RESULTS`
+    folder: Path  # gets its retriever, index and test.trec
     model: Path  # the Hugging Face folder that the retriever is made of
-    runs: Sequence[Path] = ()  # of its pre-training
+    runs: Mapping[Path, Path] = {}  # of its pre-training -> the models exported from them
 
 
 def pretrain_once(workdir: Path, config: ConfigDict, run: Path, model: Path) -> Path:
     """Pre-trains in the run folder and exports the model, if it is not there; returns the model."""
 
-    def train_and_export(run: Path) -> None:
+    def train_and_export(model: Path) -> None:
         pretrain(config, run)
         export_run(run, model)
 
-    make_once(workdir, run, train_and_export, done=model)
-    return model
+    return make_once(workdir, model, train_and_export)
 
 
 def compare_models(
@@ -82,11 +80,8 @@ def compare_models(
     find_words = partial(write_bm25_run, data, split="test", depth=DEPTH)
     make_once(workdir, workdir / "bm25.trec", find_words)
     for each in candidates:
-        retriever, index, run = (each.folder / name for name in RESULTS)
-        make_once(workdir, retriever, partial(_make_retriever, each, data, finetuning))
-        make_once(workdir, index, partial(_make_index, retriever, data))
-        find = partial(retrieve, index, retriever, data, split="test", depth=DEPTH)
-        make_once(workdir, run, find)
+        search = partial(_search, each, data, finetuning)
+        make_once(workdir, each.folder / "test.trec", search)
     rows = evaluate_models(workdir, data, candidates)
     write_json(workdir / "results.json", [row._asdict() for row in rows])
     return rows
@@ -96,7 +91,7 @@ def evaluate_models(workdir: Path, data: Path, candidates: Sequence[Candidate]) 
     """Evaluates what BM25 and each model found, and tests each against the last."""
     made = {"BM25": [workdir / "bm25.trec"]}
     for each in candidates:
-        made[each.name] = [*each.runs, *(each.folder / name for name in RESULTS)]
+        made[each.name] = [*each.runs.values(), each.folder / "test.trec"]
     _, qrels = read_split(data, "test")
     tested = {n: evaluate_run(qrels, read_run(of[-1])) for n, of in made.items()}
     last = tested[candidates[-1].name]
@@ -153,6 +148,20 @@ def write_lines(path: Path, texts: Mapping[str, str]) -> None:
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
+def _search(candidate: Candidate, data: Path, finetuning: ConfigDict, out: Path) -> None:
+    """Searches with a candidate, once it has a retriever and an index."""
+    retriever = candidate.folder / "retriever"
+    index = candidate.folder / "index"
+    if not retriever.exists():
+        _make_retriever(candidate, data, finetuning, retriever)
+    if not index.exists():
+        embeddings = candidate.folder / "embeddings"
+        encode_corpus(retriever, data, embeddings)
+        build_index(embeddings, index)
+        shutil.rmtree(embeddings)
+    retrieve(index, retriever, data, out, split="test", depth=DEPTH)
+
+
 def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict, out: Path) -> None:
     """Makes a retriever of a model, fine-tuned where there are judgments, else as it is."""
     if not can_train(data):
@@ -166,13 +175,6 @@ def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict, ou
     if not trained.exists():  # it does if a kill came between these lines
         finetune(config, trained.parent)
     trained.rename(out)
-
-
-def _make_index(retriever: Path, data: Path, out: Path) -> None:
-    embeddings = out.with_name("embeddings")
-    encode_corpus(retriever, data, embeddings)
-    build_index(embeddings, out)
-    shutil.rmtree(embeddings)
 
 
 def _tokens(run: Path) -> float:

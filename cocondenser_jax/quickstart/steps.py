@@ -9,24 +9,21 @@ from cocondenser_jax.storage.files import read_object, write_json
 SECONDS = "seconds.json"
 
 
-def make_once(
-    workdir: Path, result: Path, make: Callable[[Path], object], done: Path | None = None
-) -> Path:
+def make_once(workdir: Path, result: Path, make: Callable[[Path], object]) -> Path:
     """Calls `make(result)` if the result does not exist, so that an interrupted pipeline resumes.
 
     Args:
       workdir: the pipeline's folder. Its `seconds.json` gets how long each result took,
         interruptions included.
       result: a file or folder in `workdir`.
-      make: writes the result whole or not at all; or goes on with a folder that grows.
-      done: of a folder that grows, the path that exists once it is finished.
+      make: writes the result whole or not at all.
 
     Returns:
       The result.
     """
     start = time.perf_counter()
     try:
-        if not (done or result).exists():
+        if not result.exists():
             make(result)
     finally:
         file = workdir / SECONDS

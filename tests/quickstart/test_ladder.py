@@ -234,7 +234,8 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
     monkeypatch.setattr(ladder, "build_store", pytest.fail)
     for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):
         monkeypatch.setattr(pipeline, name, pytest.fail)
-    # As a kill between these two would leave it.
+    # As a kill between these two would leave it, but for the index.
+    (finished.workdir / "test.trec").unlink()
     retriever = finished.workdir / "retriever"
     retriever.rename(finished.workdir / "finetuning" / "retriever")
     again, _ = quickstart(finished.workdir)

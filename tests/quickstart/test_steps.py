@@ -31,19 +31,3 @@ def test_a_step_runs_until_its_result_is_there(tmp_path):
     assert made >= interrupted + 0.05
     make_once(tmp_path, result, fail)
     assert read_json(tmp_path / SECONDS)["folder/result"] < made + 0.05
-
-
-def test_a_folder_that_grows_is_made_until_it_is_done(tmp_path):
-    run, done = tmp_path / "run", tmp_path / "model"
-    calls = []
-
-    def grow(path):
-        path.mkdir(exist_ok=True)
-        calls.append(path)
-        if len(calls) == 2:
-            done.touch()
-
-    for _ in range(3):
-        make_once(tmp_path, run, grow, done=done)
-    assert calls == [run, run]
-    assert [*read_json(tmp_path / SECONDS)] == ["run"]

@@ -17,6 +17,7 @@ from cocondenser_jax.settings import (
     Setting,
     check,
     declared_settings,
+    flatten,
     load_config,
     to_config,
 )
@@ -179,3 +180,28 @@ def test_the_page_of_settings_is_up_to_date():
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     printed = runpy.run_path(str(ROOT / "docs" / "settings.py"))["settings_page"]()
     assert page == printed, "python docs/settings.py > docs/settings.md"
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("train.remat=true", True),
+        ("train.remat=False", False),
+        ("log_every=7", 7),
+        ("train.epochs=2", 2.0),
+        ("optimizer.learning_rate=1e-3", 1e-3),
+        ("train.dtype=float32", "float32"),
+    ],
+)
+def test_an_override_is_read_by_its_settings_type(given, read):
+    config = load_config("configs/default.py", [f"--config.{given}"], complete=False)
+    name = given.partition("=")[0]
+    value = flatten(config)[name]
+    assert value == read
+    assert type(value) is type(read)
+
+
+@pytest.mark.parametrize("given", ["train.remat=1", "log_every=7.0", "train.epochs=two"])
+def test_an_override_of_another_type_is_refused(given):
+    with pytest.raises(UserError, match=r"is '.*'; expected"):
+        load_config("configs/default.py", [f"--config.{given}"], complete=False)

@@ -60,7 +60,7 @@ def test_both_towers_are_computed(research_folders, tmp_path):
 def test_a_prompt_that_is_not_pooled_is_refused(research_folders):
     model = load_retriever(research_folders["bert"], pooling="mean")
     model.set_pooling_include_prompt(False)
-    with pytest.raises(UserError, match="bert pools without its prompt: with jax, expected all"):
+    with pytest.raises(UserError, match="pools without its prompt: with jax, expected all"):
         run_in_flax(model, research_folders["bert"], batch_size=3)
 
 

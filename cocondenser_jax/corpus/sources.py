@@ -4,11 +4,13 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError, escape_control, first_line, first_three, name_extra
@@ -50,11 +52,12 @@ def read_documents(source: str, columns: Columns | None = None) -> Iterator[Docu
     return read_parts(source, open_source(source, columns))
 
 
-def read_parts(source: str, parts: Iterable[Part]) -> Iterator[Document]:
+def read_parts(source: str, parts: Sequence[Part]) -> Iterator[Document]:
     """Yields the documents of parts of a source; raises a UserError if there are none."""
     document = None
-    for document in chain.from_iterable(part() for part in parts):
-        yield document
+    for part in tqdm(parts, "parts", leave=False, disable=len(parts) == 1):
+        for document in part():
+            yield document
     if document is None:
         raise UserError(f"{source} holds no documents")
 
@@ -167,7 +170,7 @@ def _blocks(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    return read_lines(path, max_bytes=MAX_DOCUMENT_BYTES)
+    return read_lines(path, MAX_DOCUMENT_BYTES, show_progress=True)
 
 
 def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Part]:

@@ -15,8 +15,9 @@ from typing import Any
 
 import ijson
 from backports import zstd
+from tqdm import tqdm
 
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, escape_control, first_line
 from cocondenser_jax.storage.locks import locked
 
 # A longer line is a mistake, and would fill the memory.
@@ -25,34 +26,50 @@ MAX_LINE_BYTES = 50_000_000
 _FULL = re.compile(
     "no space left|disk is full|disk quota|file too large|inline_container", re.IGNORECASE
 )
-_OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstd.open}
+_DECOMPRESS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstd.open}
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[Any]:
-    """Opens a file, plain or compressed; what cannot be read of it in the block is a UserError."""
+def _open(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Opens a file as it is on disk and, the same or not, its content.
+
+    What cannot be read of it in the block is a UserError.
+    """
+    decompress = _DECOMPRESS.get(path.suffix, contextlib.nullcontext)
     try:
-        with _OPEN.get(path.suffix, open)(path, "rb") as file:
-            yield file
+        with path.open("rb") as raw, decompress(raw) as file:
+            yield raw, file
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {path}: {reason}") from error
 
 
-def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
+def read_lines(
+    path: Path, max_bytes: int = MAX_LINE_BYTES, *, show_progress: bool = False
+) -> Iterator[tuple[int, str]]:
     """Yields number, from 1, and text, without its end, of every line.
 
     Args:
       path: UTF-8 text, plain or compressed (.gz, .xz, .zst).
       max_bytes: a longer line is an error, and never held whole.
+      show_progress: whether to show how much of the file is read, and the time left.
 
     Raises:
       UserError: naming file and line; also if the line is too long or not UTF-8.
     """
-    with _open(path) as file:
+    bar = tqdm(
+        desc=escape_control(path.name),
+        total=path.stat().st_size if path.is_file() else None,
+        unit="B",
+        unit_scale=True,
+        leave=False,
+        disable=not show_progress,
+    )
+    with bar, _open(path) as (raw, file):
         number = 0
         while data := file.readline(max_bytes + 1):
             number += 1
+            bar.update(raw.tell() - bar.n)
             if len(data) > max_bytes:
                 raise UserError(
                     f"{path}:{number}: a line is larger than {max_bytes // 1_000_000} MB; "
@@ -167,7 +184,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file of at most MAX_LINE_BYTES, plain or compressed."""
-    with _open(path) as file:
+    with _open(path) as (_, file):
         data = file.read(MAX_LINE_BYTES + 1)
     if len(data) > MAX_LINE_BYTES:
         raise UserError(f"{path} is larger than {MAX_LINE_BYTES // 1_000_000} MB, the limit")
@@ -179,7 +196,7 @@ def read_json(path: Path) -> Any:
 
 def read_json_items(path: Path) -> Iterator[Any]:
     """Yields the items of a JSON file that is one list; it may be larger than the memory."""
-    with _open(path) as file:
+    with _open(path) as (_, file):
         if not file.peek(1).lstrip().startswith(b"["):
             raise UserError(f"{path}: expected a list of objects, in JSON")
         try:

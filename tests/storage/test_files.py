@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import gzip
 import json
 import lzma
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from backports import zstd
 from safetensors.numpy import load_file, save_file
+from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage import files
@@ -264,3 +266,17 @@ def test_what_a_power_cut_must_not_lose_is_on_the_disk(tmp_path, monkeypatch):
     write_json(target, {"a": 1})
     # All of it, before it gets its name.
     assert synced == {target.stat().st_ino: (target.stat().st_size, False)}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_progress_is_that_of_the_bytes_on_disk(tmp_path, monkeypatch, capsys, suffix):
+    path = tmp_path / f"lines.txt{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix](b"a line\n" * 30_000))
+    monkeypatch.setattr(files, "tqdm", functools.partial(tqdm, mininterval=0))
+    assert sum(1 for _ in files.read_lines(path)) == 30_000
+    assert capsys.readouterr().err == ""
+    lines = files.read_lines(path, show_progress=True)
+    assert sum(1 for _ in lines) == 30_000
+    shown = capsys.readouterr().err
+    assert f"lines.txt{suffix}:   0%" in shown
+    assert f"lines.txt{suffix}: 100%" in shown

@@ -3,7 +3,7 @@
 Shard i is `embeddings-<i>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
 `vector`. Files are memory-mapped: a folder may be larger than memory. Of n machines that encode
 together, machine m writes the shards m, n + m, 2n + m and so on to a folder of its own, see
-`paths.shard_folder`; the folder of all of them is read as one.
+`runs.shard_folder`; the folder of all of them is read as one.
 """
 
 import math

@@ -152,7 +152,7 @@ def test_a_store_is_not_waited_for_on_a_vm_that_was_preempted(cloud):
 def test_wrong_settings_end_the_run(cloud):
     set_up(cloud, f'PYTHONPATH="{SCRIPTS.parent}" "{sys.executable}" -m cocondenser_jax.cli "$@"')
     printed = cloud.run("pretrain", "first", "--config=configs/none.py", status=2)
-    assert "no config file configs/none.py" in printed
+    assert "no config file 'configs/none.py'" in printed
     assert "first: refused" in printed
 
 

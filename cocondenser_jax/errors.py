@@ -10,7 +10,7 @@ _ESCAPES = {i: f"\\x{i & 255:02x}" for i in _ESCAPED}
 
 # The extra of setup.py that a package comes with; what is not here comes with every installation.
 EXTRAS = {
-    "pretrain": "flax grain jax optax",
+    "pretrain": "flax grain jax jaxtyping optax",
     "retrieval": "Stemmer accelerate bm25s faiss numba sentence_transformers torch",
     "report": "jinja2 matplotlib",
     "tfds": "tensorflow_datasets",

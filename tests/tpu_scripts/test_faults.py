@@ -197,6 +197,14 @@ def test_a_checkpoint_is_copied_again_after_a_failure(cloud):
     assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "10.tar").is_file()
 
 
+def test_a_checkpoint_that_cannot_be_converted_leaves_no_run(cloud):
+    set_up(cloud, "test $1 != convert || exit 2")
+    save_run(cloud, 10)
+    printed = cloud.run("fetch", "first", status=2)
+    assert printed.endswith("fetch.sh: gs://b/runs/first/10.tar was not converted\n")
+    assert not list((cloud.home / "runs").glob("first*"))
+
+
 @pytest.mark.parametrize(
     ("script", "fault", "says"),
     [
@@ -206,7 +214,7 @@ def test_a_checkpoint_is_copied_again_after_a_failure(cloud):
         ("corpus", "outage 1 1 storage rsync *", "corpus-first failed (1)"),
         ("fetch", "outage 1 1 storage ls *", "cannot list gs://b/runs/first"),
         ("fetch", "outage 1 1 storage cp *", "gs://b/runs/first/10.tar was not copied"),
-        ("fetch", "damage 1 1 storage cp *", "gs://b/runs/first/10.tar was not converted"),
+        ("fetch", "damage 1 1 storage cp *", "gs://b/runs/first/10.tar is damaged"),
     ],
 )
 def test_a_failing_bucket_is_named(cloud, script, fault, says):

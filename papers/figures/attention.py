@@ -23,7 +23,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_retriever, towers
 from cocondenser_jax.storage.files import numbered_lines, write_json
 from cocondenser_jax.storage.tables import plain_name
-from papers.figures.output import add_outputs, at_least, print_columns
+from papers.figures.output import add_outputs, at_least, print_columns, run_script
 from papers.figures.plot import write_plot
 
 # Attention weights per head of a batch: 300 MB for all 12 layers and heads of a BERT-base.
@@ -140,12 +140,7 @@ def _batches(rows: Sequence[list[int]]) -> Iterator[list[list[int]]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the script."""
-    parser = make_parser()
-    arguments = parser.parse_args(argv)
-    try:
-        _draw(arguments)
-    except UserError as error:
-        parser.exit(2, f"attention: {error}\n")
+    run_script(make_parser(), _draw, argv)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ import numpy as np
 from cocondenser_jax.collection.trec import first_passages, read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
-from papers.figures.output import add_outputs, print_columns, whole_numbers
+from papers.figures.output import add_outputs, print_columns, run_script, whole_numbers
 from papers.figures.plot import write_plot
 
 _PRINTED_DEPTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -71,12 +71,7 @@ def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarr
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the script."""
-    parser = make_parser()
-    arguments = parser.parse_args(argv)
-    try:
-        _draw(arguments)
-    except UserError as error:
-        parser.exit(2, f"neighbourhood: {error}\n")
+    run_script(make_parser(), _draw, argv)
 
 
 def make_parser() -> argparse.ArgumentParser:

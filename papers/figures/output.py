@@ -1,10 +1,24 @@
-"""Where the scripts write their figures, and how they print them."""
+"""What the scripts that draw share: how they run, where they write, how they print."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cocondenser_jax.cli.output import print_table
+from cocondenser_jax.errors import UserError
+
+
+def run_script(
+    parser: argparse.ArgumentParser,
+    draw: Callable[[argparse.Namespace], None],
+    argv: Sequence[str] | None,
+) -> None:
+    """Draws what the flags ask for; a UserError is one line and exit status 2."""
+    arguments = parser.parse_args(argv)
+    try:
+        draw(arguments)
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:

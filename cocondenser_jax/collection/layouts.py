@@ -72,17 +72,26 @@ def read_queries(path: Path) -> dict[str, str]:
     return {query.id: query.text for query in read_passages(path)}
 
 
-def read_answers(path: Path) -> dict[str, list[str]]:
+def read_answers(path: Path, asked: Mapping[str, str] | None = None) -> dict[str, list[str]]:
     """Reads the answers to questions: id → answers.
 
-    A .csv file is in DPR's layout, its answers a list as Python or JSON writes it. Any other file
-    has one JSON object a line: `_id` (or `id`, `query_id`) and `answers` (or `answer`), a list of
-    strings.
+    A .csv or .json file is DPR's; the lists of a .csv are as Python or JSON writes them. Any other
+    file has one JSON object a line: `_id` (or `id`, `query_id`), `answers` (or `answer`), a list of
+    strings, and perhaps `question` (or `text`).
+
+    Args:
+      path: the file.
+      asked: id → question. Where the file has another one, its ids are those of other questions:
+        DPR's .csv numbers all questions, its .json those that it has passages for.
     """
     answers: dict[str, list[str]] = {}
-    for where, record in _read_records(path):
+    records = _read_questions(path) if plain_suffix(path) == ".json" else _read_records(path)
+    for where, record in records:
         name = _read_id(record, where)
         _require_new(name, answers, where)
+        text = without_surrogates(str(record.get("question") or record.get("text") or ""))
+        if asked and text and asked.get(name, text) != text:
+            raise UserError(f"{where}: expected the question {asked[name]!r}, found {text!r}")
         found = _first_of(record, ("answers", "answer"), where)
         if not isinstance(found, list) or not all(isinstance(answer, str) for answer in found):
             raise UserError(f"{where}: the answers must be a list of strings")
@@ -100,22 +109,19 @@ def parse_passage(line: str | bytes, where: str) -> Passage:
 def read_training_file(path: Path) -> TrainingFile:
     """Reads a .json file of DPR: a list of questions, perhaps with the ids of their passages.
 
-    The relevant passages are `positive_ctxs`, all of grade 1; the negatives `hard_negative_ctxs`,
-    then `negative_ctxs`; their texts are not kept.
+    As DPR trains: relevant is the first of `positive_ctxs` (the others hold an answer, no more);
+    the negatives are `hard_negative_ctxs`, without any of them `negative_ctxs`, which are random.
     """
     found = TrainingFile({}, {}, {})
-    for number, record in enumerate(read_json_items(path)):
-        name = str(number)
-        where = f"{path}, question {number}"
-        if not isinstance(record, dict) or not isinstance(record.get("question"), str):
-            raise UserError(f"{where}: expected an object with a `question`, a string")
-        positives, hard, negatives = (
+    for where, record in _read_questions(path):
+        positives, hard, random = (
             _context_ids(record.get(field, []), f"{where}, {field}")
             for field in ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
         )
+        name = record["_id"]
         found.queries[name] = without_surrogates(record["question"])
-        found.qrels[name] = dict.fromkeys(positives, 1)
-        found.negatives[name] = list(dict.fromkeys(hard + negatives))
+        found.qrels[name] = dict.fromkeys(positives[:1], 1)
+        found.negatives[name] = list(dict.fromkeys(hard or random))
     if not found.queries:
         raise UserError(f"{path}: expected a list of objects with a `question`")
     return found
@@ -145,6 +151,15 @@ def read_triples(path: Path, depth: int) -> dict[str, list[str]]:
         if len(listed) < depth:
             listed[negative] = None
     return {query: list(listed) for query, listed in negatives.items()}
+
+
+def _read_questions(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields "FILE, question NUMBER" and the fields of each question of DPR's .json."""
+    for number, record in enumerate(read_json_items(path)):
+        where = f"{path}, question {number}"
+        if not isinstance(record, dict) or not isinstance(record.get("question"), str):
+            raise UserError(f"{where}: expected an object with a `question`, a string")
+        yield where, record | {"_id": str(number)}
 
 
 def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -52,8 +52,8 @@ def mine(
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
       skip_top: passages at the top of each source not taken: many may be relevant, but not judged.
-      answers: answers to the queries, see `layouts.read_answers`. A passage whose text holds an
-        answer to the query is left out.
+      answers: answers to the queries of the split, see `layouts.read_answers`. A passage whose text
+        holds an answer to the query is left out.
       denoise_run: logits of a cross-encoder, of `rerank.rerank`. A passage without one, or whose
         probability σ(logit) is not below `denoise_below`, is left out: denoised hard negatives of
         Qu et al., "RocketQA: An Optimized Training Approach to Dense Passage Retrieval for
@@ -72,15 +72,17 @@ def mine(
     least = _logit(denoise_below, "denoise_below")
     most = _logit(pseudo_above, "pseudo_above")
     logits = _read_logits(denoise_run) if denoise_run else {}
+    queries: dict[str, str] = {}
     if pseudo_qrels:
         qrels = {q: {p: 1 for p, s in found.items() if s > most} for q, found in logits.items()}
     else:
-        _, qrels = read_split(data_folder, split)
+        queries, qrels = read_split(data_folder, split)
     qrels = with_positives(qrels)
     best = {source: read_best_passages(source, qrels, depth) for source in sources}
     exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
     if answers:
-        exclusions["with an answer"] = _answer_test(answers, data_folder, best)
+        found = read_answers(answers, queries)
+        exclusions["with an answer"] = _answer_test(found, data_folder, best)
     if denoise_run:
         exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})
         exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
@@ -140,10 +142,12 @@ def make_pool(
 
 
 def _answer_test(
-    answers_file: Path, corpus: Path, best: Mapping[Path, Mapping[str, Sequence[str]]]
+    answers: Mapping[str, Sequence[str]],
+    corpus: Path,
+    best: Mapping[Path, Mapping[str, Sequence[str]]],
 ) -> Excludes:
     """Returns the test whether a passage that a source names holds an answer."""
-    matchers = {query: make_matcher(found) for query, found in read_answers(answers_file).items()}
+    matchers = {query: make_matcher(found) for query, found in answers.items()}
     texts = {name: prepare(p.text) for name, p in read_named(corpus, *best.items()).items()}
     return lambda query, passage: query in matchers and matchers[query](texts[passage])
 

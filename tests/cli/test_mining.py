@@ -93,6 +93,36 @@ def test_passages_with_an_answer_are_no_negatives(folders, tmp_path, capsys):
     assert f"{run} names 1 passages that the data does not have: nobody" in capsys.readouterr().err
 
 
+@pytest.mark.effect("mine --answers")
+def test_answers_are_those_of_the_splits_own_questions(folders, tmp_path, capsys):
+    """DPR's .csv numbers all questions, its .json only those that it has passages for."""
+    data = Path(shutil.copytree(folders["dpr"], tmp_path / "data"))
+    training, out = data / "biencoder-nq-train.json", tmp_path / "pool.trec"
+    questions = json.loads(training.read_text())
+    with (data / "psgs_w100.tsv").open() as file:
+        words = [row[1].split()[0] for row in list(csv.reader(file, delimiter="\t"))[1:]]
+    # The answer to question i is a word of its first published negative, passage i + 1.
+    answers = [[words[i + 1]] for i in range(N_QUERIES)]
+    records = [question | {"answers": a} for question, a in zip(questions, answers, strict=True)]
+    training.write_text(json.dumps(records))
+    command = ["mine", f"--run={training}", f"--data={data}", "--split=biencoder-nq-train"]
+    assert main([*command, f"--out={out}", f"--answers={training}"]) == 0
+    pool = {(query, p) for query, _, p, *_ in map(str.split, out.read_text().splitlines())}
+    assert not pool & {(str(i), str(i + 1)) for i in range(N_QUERIES)}
+    assert pool & {(str(i), str(i + 2)) for i in range(N_QUERIES)}
+
+    # The same questions, of which the training file has all but the first.
+    everything = data / "nq-train.qa.csv"
+    asked = ["who is first", *(question["question"] for question in questions)]
+    write_lines(everything, (f"{q}\t{a}" for q, a in zip(asked, [["x"], *answers], strict=True)))
+    out.unlink()
+    capsys.readouterr()
+    assert main([*command, f"--out={out}", f"--answers={everything}"]) == 2
+    expected = f"{everything}:1: expected the question {asked[1]!r}, found 'who is first'"
+    assert capsys.readouterr().err.strip().endswith(expected)
+    assert not out.exists()
+
+
 @pytest.mark.effect("mine --data", "mine --split", "mine --depth", "mine --skip_top")
 def test_ranks_of_a_split(folders, tmp_path):
     data = Path(shutil.copytree(folders["beir"], tmp_path / "data"))

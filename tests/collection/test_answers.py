@@ -41,6 +41,48 @@ def test_questions_of_dpr_have_their_line_as_id(tmp_path):
     }
 
 
+def test_training_questions_of_dpr_hold_their_answers(tmp_path):
+    path = tmp_path / "biencoder-nq-train.json"
+    records = [
+        {"question": "who?", "answers": ["a\u00e9", "x"]},
+        {"question": "?", "answers": []},
+    ]
+    path.write_text(json.dumps(records))
+    assert read_answers(path) == {"0": ["a\u00e9", "x"], "1": []}
+    path.write_text(json.dumps([*records, {"question": "when?"}]))
+    with pytest.raises(UserError, match=r"question 2: the field 'answers' is missing"):
+        read_answers(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        ("a.csv", "who?\t['x']\nwhen?\t['y']\n", "a.csv:2"),
+        (
+            "a.json",
+            '[{"question": "who?", "answers": ["x"]}, {"question": "when?", "answers": ["y"]}]',
+            "a.json, question 1",
+        ),
+        (
+            "a.jsonl",
+            '{"_id": 0, "answers": ["x"]}\n{"_id": 1, "text": "when?", "answers": ["y"]}\n',
+            "a.jsonl:2",
+        ),
+    ],
+)
+def test_answers_to_other_questions_are_refused(tmp_path, name, text, where):
+    path = tmp_path / name
+    path.write_text(text)
+    found = {"0": ["x"], "1": ["y"]}
+    assert read_answers(path, {"0": "who?", "1": "when?", "2": "why?"}) == found
+    assert read_answers(path, {"0": "who?"}) == found
+    # The same ids: only the texts tell.
+    with pytest.raises(
+        UserError, match=rf"{where}: expected the question 'where\?', found 'when\?'"
+    ):
+        read_answers(path, {"0": "who?", "1": "where?"})
+
+
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [

@@ -30,7 +30,7 @@ PASSAGES = [
     Passage("d2", "", "it isn't, 5\" wide"),
 ]
 QUERIES = {"0": '"who" asks?', "1": "it's what"}
-QRELS = {"0": {"d0": 1}, "1": {"d2": 1, "d1": 1}}
+QRELS = {"0": {"d0": 1}, "1": {"d2": 1}}
 NEGATIVES = {"0": ["d2", "d1"], "1": ["d0"]}
 
 
@@ -86,9 +86,10 @@ def write_dpr(folder, passages):
         {
             "question": text,
             "answers": ["not read"],
-            "positive_ctxs": contexts(QRELS[query]),
-            "negative_ctxs": contexts(NEGATIVES[query]),
-            "hard_negative_ctxs": contexts(NEGATIVES[query][:1], "psg_id"),
+            # DPR trains on the first positive, and on no random negative where there are hard ones.
+            "positive_ctxs": contexts([*QRELS[query], "d1"]),
+            "negative_ctxs": contexts(NEGATIVES[query] if query == "1" else ["d9"]),
+            "hard_negative_ctxs": contexts(NEGATIVES[query] if query == "0" else [], "psg_id"),
         }
         for query, text in QUERIES.items()
     ]
@@ -144,8 +145,8 @@ def test_published_negatives_are_candidates(tmp_path, write, name):
     with pytest.raises(UserError, match=rf"{name} names 1 passages .*: d1$"):
         read_candidates(source, QRELS, ["d0", "d2"], 10)
     if write is write_dpr:  # the numbers of other questions would pass for ids
-        with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d1$"):
-            read_candidates(source, {"0": {"d0": 0}, "1": {"d2": 1}}, ids, 10)
+        with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d2$"):
+            read_candidates(source, {"0": {"d0": 0}, "1": {"d1": 1}}, ids, 10)
 
 
 def test_the_document_task_reads_url_title_and_body_and_its_own_runs(tmp_path):

@@ -24,7 +24,7 @@ from cocondenser_jax.retrieval.models import load_retriever, towers
 from cocondenser_jax.storage.files import numbered_lines, write_json
 from cocondenser_jax.storage.tables import plain_name
 from papers.figures.output import add_outputs, at_least, print_columns, run_script
-from papers.figures.plot import write_plot
+from papers.figures.plot import numbered, write_plot
 
 # Attention weights per head of a batch: 300 MB for all 12 layers and heads of a BERT-base.
 _MAX_WEIGHTS = 1 << 19
@@ -178,7 +178,7 @@ def _draw(arguments: argparse.Namespace) -> None:
     write_plot(
         arguments.out,
         "Entropy of the attention of CLS (nats)",
-        entropies,
+        numbered(entropies),
         x_label="layer",
         reference=(uniform.pop(), "uniform attention") if len(uniform) == 1 else None,
     )

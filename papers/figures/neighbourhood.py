@@ -15,7 +15,7 @@ from cocondenser_jax.collection.trec import first_passages, read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
 from papers.figures.output import add_outputs, print_columns, run_script, whole_numbers
-from papers.figures.plot import write_plot
+from papers.figures.plot import numbered, write_plot
 
 _PRINTED_DEPTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -98,7 +98,8 @@ def _draw(arguments: argparse.Namespace) -> None:
     print_columns("k", columns, [*(k for k in _PRINTED_DEPTHS if k < depth), depth])
     if arguments.json_out:
         write_json(arguments.json_out, result)
-    write_plot(arguments.out, "Neighbourhood recall at k", columns, x_label="k", log_x=True)
+    lines = numbered(columns)
+    write_plot(arguments.out, "Neighbourhood recall at k", lines, x_label="k", log_x=True)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,19 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+def numbered(lines: Mapping[str, Sequence[float]]) -> dict[str, dict[float, float]]:
+    """Returns lines for a plot whose values stand at 1, 2, ... of the horizontal axis."""
+    return {name: dict(enumerate(values, start=1)) for name, values in lines.items()}
+
+
 def write_plot(
     out: Path,
     title: str,
-    lines: Mapping[str, Sequence[float]],
+    lines: Mapping[str, Mapping[float, float]],
     *,
     x_label: str,
     log_x: bool = False,
+    log_y: bool = False,
     reference: tuple[float, str] | None = None,
 ) -> None:
     """Writes a plot as .png or .svg; equal numbers give equal files.
@@ -40,9 +46,10 @@ def write_plot(
     Args:
       out: the file, whose ending says which.
       title: what is plotted, with its unit.
-      lines: name → values at 1, 2, ... of the horizontal axis.
+      lines: name → place on the horizontal axis → value.
       x_label: the name of the horizontal axis.
       log_x: whether it is logarithmic.
+      log_y: whether the vertical axis is; if not, it begins at 0.
       reference: height and name of a dashed line.
     """
     with mpl.rc_context(_STYLE):
@@ -50,8 +57,8 @@ def write_plot(
         axes = figure.add_subplot()
         for index, (name, values) in enumerate(lines.items()):
             axes.plot(
-                range(1, len(values) + 1),
-                values,
+                list(values.keys()),
+                list(values.values()),
                 _DASHES[index // _N_COLOURS % len(_DASHES)],
                 label=name,
                 color=f"C{index % _N_COLOURS}",
@@ -61,7 +68,10 @@ def write_plot(
         if reference is not None:
             height, name = reference
             axes.axhline(height, label=name, color="black", linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.set_ylim(bottom=0)
+        if log_y:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.set_xlabel(x_label)
         if log_x:
             axes.set_xscale("log")

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModel, AutoTokenizer
 
 from cocondenser_jax.retrieval.models import load_retriever
-from papers.figures import attention, neighbourhood
+from papers.figures import attention, curves, neighbourhood, sizes
 from papers.figures.attention import layer_entropies
 
 STAGE1 = ["q1 d2 d1 d3 d4", "q2 d3 d2"]
@@ -137,8 +137,62 @@ def test_neighbourhoods_of_two_runs(folder, capsys):
     assert recall["2"] == pytest.approx([1 / 6, 1 / 2, 1 / 2, 1 / 2])
 
 
+def test_a_measure_by_size(folder, capsys):
+    for name, result in (
+        ("few", {"mean": {"MRR@10": 0.25, "R@1": 0.1}, "per_query": {}}),
+        ("many", {"mean": {"MRR@10": 0.5, "R@1": 0.2}}),
+        ("plain", {"MRR@10": 0.375}),  # what has no queries has no mean
+    ):
+        (folder / f"{name}.json").write_text(json.dumps(result))
+    command = "--point=b,100,many.json --point=b,10,few.json --point=other,100,plain.json"
+    sizes.main([*command.split(), "--measure=MRR@10", "--out=s.svg", "--json_out=s.json"])
+    assert json.loads((folder / "s.json").read_text()) == {
+        "measure": "MRR@10",
+        "lines": {"b": {"10": 0.25, "100": 0.5}, "other": {"100": 0.375}},
+    }
+    assert printed(capsys) == [["10", "100"], ["b", "0.2500", "0.5000"], ["other", "0.3750"]]
+    svg = (folder / "s.svg").read_text()
+    assert all(f">{text}<" in svg for text in ("MRR@10", "other", "training rows", "100"))
+
+
+def write_metrics(folder, losses):
+    """Writes a run that logs a loss every ten steps, and between them something else."""
+    lines = [{"step": 10 * i, "loss": loss, "epoch": i} for i, loss in enumerate(losses, start=1)]
+    lines.insert(1, {"step": 15, "eval_MRR@100": 0.5})
+    write_lines(folder / "metrics.jsonl", map(json.dumps, lines))
+
+
+def test_curves_of_two_runs(folder, capsys):
+    write_metrics(folder / "one", [4.0, 1.0, 2.0, 0.5])
+    write_metrics(folder / "other", [3.0, 2.0, 1.0, 0.25])
+    command = "--run=BERT,one --run=Condenser,other --key=loss --json_out=c.json"
+    curves.main([*command.split(), "--until=30", "--out=c.svg"])
+    assert json.loads((folder / "c.json").read_text()) == {
+        "key": "loss",
+        "lines": {
+            "BERT": {"10.0": 4.0, "20.0": 1.0, "30.0": 2.0},
+            "Condenser": {"10.0": 3.0, "20.0": 2.0, "30.0": 1.0},
+        },
+    }
+    assert printed(capsys) == [
+        ["points", "first", "last", "lowest", "highest"],
+        ["BERT", "3", "4.0000", "2.0000", "1.0000", "4.0000"],
+        ["Condenser", "3", "3.0000", "1.0000", "1.0000", "3.0000"],
+    ]
+    svg = (folder / "c.svg").read_text()
+    assert all(f">{text}<" in svg for text in ("loss", "BERT", "Condenser", "step"))
+    curves.main([*command.split(), "--out=all.svg"])
+    assert json.loads((folder / "c.json").read_text())["lines"]["BERT"]["40.0"] == 0.5
+    curves.main([*command.split(), "--out=log.svg", "--log_y"])
+    assert (folder / "log.svg").read_text() != (folder / "all.svg").read_text()
+    curves.main([*command.split(), "--key=eval_MRR@100", "--out=dev.svg"])
+    assert json.loads((folder / "c.json").read_text())["lines"]["BERT"] == {"15.0": 0.5}
+
+
 ATTENTION = "--out=plot.png --model=other --texts=texts.txt.xz --passage_length=16"
 NEIGHBOURHOOD = "--out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
+SIZES = "--out=plot.png --measure=MRR@10"
+CURVES = "--out=plot.png --key=loss"
 
 
 @pytest.mark.parametrize(
@@ -179,11 +233,25 @@ NEIGHBOURHOOD = "--out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
             f"{NEIGHBOURHOOD} --stage1=strange.trec --n=1",
             "stage 1 has none of the 3 queries",
         ),
+        (sizes, f"{SIZES} --point=a,b.json", "expected NAME,ROWS,FILE, not 'a,b.json'"),
+        (sizes, f"{SIZES} --point=a,0,r.json", "expected a whole number from 1, not '0'"),
+        (sizes, f"{SIZES} --point=a,1,r.json", "r.json has no MRR@10: expected one of R@1"),
+        (sizes, f"{SIZES} --point=a,1,none.json", "cannot read none.json"),
+        (curves, f"{CURVES} --run=one", "expected NAME,FOLDER, not 'one'"),
+        (curves, f"{CURVES} --run=a,one", "cannot read one/metrics.jsonl"),
+        (curves, f"{CURVES} --run=a,other --key=XX", "other/metrics.jsonl has no XX"),
+        (
+            curves,
+            f"{CURVES} --run=a,other --until=5",
+            "has no loss before step 10, and --until is 5",
+        ),
     ],
 )
 def test_a_mistake_gets_one_line_and_status_2(folder, capsys, script, flags, says):
     write_lines(folder / "blank.txt", ["", "  "])
     write_lines(folder / "strange.trec", run_lines(["x1 d1"]))
+    write_lines(folder / "r.json", ['{"mean": {"R@1": 0.5}}'])
+    write_metrics(folder / "other", [1.0])
     with pytest.raises(SystemExit, match="2"):
         script.main(flags.split())
     assert says in capsys.readouterr().err.splitlines()[-1]

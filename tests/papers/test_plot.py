@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.errors import UserError
-from papers.figures.plot import write_plot
+from papers.figures.plot import numbered, write_plot
 
 
 def drawn_lines(svg):
@@ -29,7 +29,7 @@ def test_every_point_is_drawn_to_scale_and_named(tmp_path):
     values = {"<jagged>": jagged.tolist(), "other": other.tolist()}
     out = tmp_path / "new" / "plot.svg"
     options = {"x_label": "depth", "log_x": True, "reference": (40, "level")}
-    write_plot(out, "recall", values, **options)
+    write_plot(out, "recall", numbered(values), **options)
     svg = out.read_text()
     lines = drawn_lines(svg)
     # Each has a second line of its colour, in the legend.
@@ -44,13 +44,26 @@ def test_every_point_is_drawn_to_scale_and_named(tmp_path):
     shown = "".join(ElementTree.fromstring(svg).itertext())
     for text in ("recall", "<jagged>", "other", "level", "depth", "20", "50"):
         assert text in shown
-    write_plot(tmp_path / "again.svg", "recall", values, **options)
+    write_plot(tmp_path / "again.svg", "recall", numbered(values), **options)
     assert (tmp_path / "again.svg").read_text() == svg
+
+
+def test_a_logarithmic_height_and_places_of_ones_own(tmp_path):
+    steps = np.array([50.0, 100.0, 400.0])
+    losses = np.array([10.0, 1.0, 0.1])
+    curve = dict(zip(steps.tolist(), losses.tolist(), strict=True))
+    write_plot(tmp_path / "plot.svg", "loss", {"a": curve}, x_label="step", log_y=True)
+    lines = drawn_lines((tmp_path / "plot.svg").read_text())
+    points = next(found[0] for found in lines.values() if found[0].shape == (3, 2))
+    width, height = points[-1] - points[0]
+    assert height > 0  # SVG counts downwards
+    np.testing.assert_allclose(points[:, 0] - points[0, 0], (steps - 50) / 350 * width, atol=1e-4)
+    np.testing.assert_allclose(points[:, 1] - points[0, 1], [0, height / 2, height], atol=1e-4)
 
 
 def test_more_lines_than_colours_differ_in_their_dashes(tmp_path):
     values = {f"{i}": [0, i, 2 * i] for i in range(12)}
-    write_plot(tmp_path / "plot.svg", "", values, x_label="")
+    write_plot(tmp_path / "plot.svg", "", numbered(values), x_label="")
     styles = re.findall(
         r'style="(fill: none; [^"]*stroke-width: 1\.5[^"]*)"', (tmp_path / "plot.svg").read_text()
     )
@@ -58,7 +71,7 @@ def test_more_lines_than_colours_differ_in_their_dashes(tmp_path):
 
 
 def test_a_png_is_one_and_nothing_else_is_left(tmp_path):
-    write_plot(tmp_path / "plot.png", "", {"a": [1.0, 2.0]}, x_label="")
+    write_plot(tmp_path / "plot.png", "", {"a": {1: 1.0, 2: 2.0}}, x_label="")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
 
@@ -66,4 +79,4 @@ def test_a_png_is_one_and_nothing_else_is_left(tmp_path):
 def test_a_file_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*plot\.png"):
-        write_plot(tmp_path / "file" / "plot.png", "", {"a": [1.0]}, x_label="")
+        write_plot(tmp_path / "file" / "plot.png", "", {"a": {1: 1.0}}, x_label="")

@@ -66,18 +66,24 @@ class Comparison(NamedTuple):
 
 
 @cache
+def load_files() -> dict[str, Any]:
+    """Reads the .yaml files beside this one, by their names without the ending."""
+    files = sorted(Path(__file__).parent.glob("*.yaml"))
+    return {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in files}
+
+
+@cache
 def load_manifest() -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads the tables by their names (`co/table1`), and the recipes by theirs."""
     tables: dict[str, Any] = {}
     recipes: dict[str, Any] = {}
-    for file in sorted(Path(__file__).parent.glob("*.yaml")):
-        content = yaml.safe_load(file.read_text("utf-8"))
-        if file.stem == "recipes":
+    for file, content in load_files().items():
+        if file == "recipes":
             recipes |= content
             continue
         recipes |= content.get("recipes", {})
         for name, table in content.get("tables", {}).items():
-            tables[f"{file.stem}/{name}"] = table
+            tables[f"{file}/{name}"] = table
     return tables, recipes
 
 
@@ -251,11 +257,30 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _print_tables() -> None:
-    tables, _ = load_manifest()
-    for name, table in tables.items():
-        print(f"{name}: {table['title']}\n  {', '.join(table['rows'])}")
-        for left_out, reason in table.get("not_repeated", {}).items():
-            print(f"  not repeated: {left_out}: {reason}")
+    for file, content in load_files().items():
+        if "paper" in content:
+            paper = content["paper"]
+            print(f"{file}: {paper['author']}, {paper['title']}\n  {content['read']}")
+            _print_left_out(content)
+        for name, table in content.get("tables", {}).items():
+            _print_table(f"{file}/{name}", table)
+
+
+def _print_table(name: str, table: Mapping[str, Any]) -> None:
+    print(f"{name}: {table['title']}")
+    own = {row: content["ours"] for row, content in table["rows"].items() if "ours" in content}
+    if repeated := [row for row in table["rows"] if row not in own]:
+        print(f"  {', '.join(repeated)}")
+    for row, purpose in own.items():
+        print(f"  ours: {row}: {purpose}")
+    if "why" in table:
+        print(f"  no figures: {table['why']}")
+    _print_left_out(table)
+
+
+def _print_left_out(content: Mapping[str, Any]) -> None:
+    for left_out, reason in content.get("not_repeated", {}).items():
+        print(f"  not repeated: {left_out}: {reason}")
 
 
 def _reproduce(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ import shutil
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from papers.figures import attention
+from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
 N_PASSAGES, N_TRAIN, N_TEST = 60, 24, 8
@@ -26,7 +26,8 @@ SMALLER = {
     "corpus": "--max_tokens=16",
     "pretrain": " ".join(as_flags(TINY | PRETRAIN)),
     "finetune configs/finetune.py": "--config.max_steps=2 --config.batch_size=4"
-    " --config.train_queries=12 --config.query_length=8 --config.passage_length=16",
+    " --config.log_every=1 --config.train_queries=12 --config.query_length=8"
+    " --config.passage_length=16",
     "finetune configs/quickstart_finetune.py": "--config.max_steps=2 --config.batch_size=4"
     " --config.train_queries=12 --config.query_length=8 --config.passage_length=16",
     "finetune configs/cross_encoder.py": "--config.max_steps=2 --config.batch_size=2"
@@ -34,13 +35,20 @@ SMALLER = {
     "finetune configs/sentences.py": "--config.max_steps=2 --config.batch_size=4"
     " --config.train_rows=8 --config.length=16",
     "papers.figures.attention": "--n_texts=8 --passage_length=16",
+    "papers.figures.neighbourhood": "--n=5,10",
+}
+SCRIPTS = {
+    "papers.figures.attention": attention,
+    "papers.figures.curves": curves,
+    "papers.figures.neighbourhood": neighbourhood,
+    "papers.figures.sizes": sizes,
 }
 
 
 def execute(command):
     """Runs a command of a recipe in this process, made tiny."""
-    if command[:3] == ["python", "-m", "papers.figures.attention"]:
-        attention.main([*command[3:], *SMALLER[command[2]].split()])
+    if command[:2] == ["python", "-m"]:
+        SCRIPTS[command[2]].main([*command[3:], *SMALLER.get(command[2], "").split()])
         return 0
     words = list(command[1:])
     config = next((word for word in words if word.startswith("--config=")), "")
@@ -96,7 +104,7 @@ def _write_models(data, texts):
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     tokenizer = train_tokenizer(texts, 120)
     config = BertConfig(vocab_size=tokenizer.vocab_size, num_attention_heads=2, **sizes)
-    for name in ("bert-base-uncased", "minilm"):
+    for name in ("bert-base-uncased", "minilm", "roberta-base"):
         (data / name).mkdir(parents=True)
         save_tokenizer(tokenizer, data / name)
         BertForMaskedLM(config).save_pretrained(data / name)
@@ -111,7 +119,7 @@ def _write_msmarco(data, texts, queries):
     for split, numbers in (("train", train), ("dev.small", test), ("dl19", test)):
         _lines(folder / f"queries.{split}.tsv", [f"{i}\t{queries[i]}" for i in numbers])
         _lines(folder / f"qrels.{split}.tsv", [f"{i}\t0\t{i}\t1" for i in numbers])
-    for split, numbers in (("train", train), ("dev", test)):
+    for split, numbers in (("train", train), ("dev", test), ("dl19", test)):
         _lines(docs / f"msmarco-doc{split}-queries.tsv", [f"{i}\t{queries[i]}" for i in numbers])
         _lines(docs / f"msmarco-doc{split}-qrels.tsv", [f"{i} 0 D{i} 1" for i in numbers])
 

@@ -1,8 +1,11 @@
 """The tables of the manifest against those of the papers, typed row by row as they are printed."""
 
+from pathlib import Path
+
 import pytest
 
-from papers.reproduce import load_files, load_manifest
+from papers.figures import curves, neighbourhood
+from papers.reproduce import load_files, load_manifest, resolve_rows
 
 TABLES, RECIPES = load_manifest()
 PAPERS = {name: file for name, file in load_files().items() if "paper" in file}
@@ -289,3 +292,42 @@ def test_a_figure_of_several_models_draws_the_rows_of_its_table():
         ]
         without_recipe = [{k: v for k, v in need.items() if k != "recipe"} for need in drawn]
         assert without_recipe == rows
+
+
+def last_command(table, row):
+    """Returns the words of the command that makes what a row measures."""
+    *_, step = resolve_rows(TABLES[table], [row], Path("W"), Path("D"))[1].values()
+    return step.commands[-1]
+
+
+def test_neighbourhoods_are_those_of_round_2_in_round_1():
+    """Gao & Callan, equation 17 and figure 3: n is 50 and 100, of MS MARCO's dev queries."""
+    for row, model in (("bert", "bert"), ("cocondenser", "cocondenser_marco")):
+        words = last_command("co/figure3", row)
+        flags = neighbourhood.make_parser().parse_args(words[3:])
+        assert flags.n == [50, 100]
+        for stage, run in ((1, *flags.stage1), (2, flags.stage2)):
+            assert run.name == "dev.small.trec"
+            assert run.parent.name.startswith(f"round{stage}")
+            assert model in run.parts[2]
+
+
+def test_soft_labels_are_a_cross_encoders_scores_in_round_2():
+    steps = resolve_rows(TABLES["co/table3"], ["cocondenser-soft"], Path("W"), Path("D"))[1]
+    commands = [command for step in steps.values() for command in step.commands]
+    (taught,) = (words for words in commands if "--config.loss=soft_labels" in words)
+    assert "--config=configs/finetune.py:marco_round2" in taught
+    labels = next(word for word in taught if word.startswith("--config.teacher_run="))
+    negatives = next(word for word in taught if word.startswith("--config.negatives_run="))
+    (scored,) = (words for words in commands if "--with_positives" in words)
+    assert scored[:2] == ["cocondenser", "rerank"]
+    assert labels.replace("--config.teacher_run", "--run_out") in scored
+    assert negatives.replace("--config.negatives_run", "--run") in scored
+
+
+def test_ten_epochs_of_losses_are_drawn_logarithmically():
+    """The draft, figure 5: about 60,000 questions (5.3) in batches of 128."""
+    flags = curves.make_parser().parse_args(last_command("draft/figure5", "loss")[3:])
+    assert flags.until == round(10 * 60000 / 128)
+    assert flags.log_y
+    assert [name for name, _ in flags.run] == ["BERT", "BERT + CD"]

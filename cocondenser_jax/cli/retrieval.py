@@ -9,11 +9,13 @@ from cocondenser_jax.cli.output import print_metrics, print_search
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
 
+_FUSIONS = ("rrf", "min_max")
 _DENSE_INDEX = (
     flag("--index", Path, "the folder that index wrote"),
     flag("--embeddings", Path, "or the folder that encode wrote: exact, in little memory"),
     required("--model", Path, "the retriever that encoded the passages: a folder or hub name"),
     flag("--parameters", "", "of the index, as faiss writes them: nprobe=16, efSearch=64"),
+    flag("--hybrid", _FUSIONS, "also by BM25, fused as by --method of fuse", default=None),
 )
 _RUN_OF_DATA = (
     required("--data", Path, "the folder of the queries"),
@@ -78,11 +80,11 @@ def index(json_out, **places):
     flag("--top_k", 10, "passages printed"),
     JSON_OUT,
 )
-def search(model, parameters, query, top_k, json_out, **place):
+def search(model, parameters, hybrid, query, top_k, json_out, **place):
     """Print the best passages for a query, or for each line of standard input."""
     from cocondenser_jax.retrieval.search import open_index, search_text
 
-    index = open_index(only_one(**place), model, parameters=parameters)
+    index = open_index(only_one(**place), model, parameters=parameters, hybrid=hybrid)
     answers = []
     for text in _typed_queries() if query is None else [query]:
         found = search_text(index, text, top_k)
@@ -144,7 +146,7 @@ def _parse_weights(text: str) -> list[float]:
     "fuse --run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec",
     required("--run", Path, "TREC run; two or more", multiple=True),
     required("--run_out", Path, "TREC run to write"),
-    flag("--method", ("rrf", "min_max"), "by 1 / (60 + rank); by scores moved to 0 to 1"),
+    flag("--method", _FUSIONS, "by 1 / (60 + rank); by scores moved to 0 to 1"),
     flag("--weights", _parse_weights, "of the runs, in order (default: 1 each)", metavar="W,W"),
     flag("--depth", 100, "passages per query"),
     JSON_OUT,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _MAX_FIELDS_BYTES = 1_000_000
 _MAX_GRADE = 1_000_000
 # Judgments give each query its judged passages with a grade; above 0 is relevant.
 Qrels = dict[str, dict[str, int]]
+Name = TypeVar("Name")  # of a passage: its id, or its row in an index
 
 
 def read_qrels(path: Path) -> Qrels:
@@ -103,7 +105,7 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
                 file.write(f"{query} Q0 {passage} {rank} {score} {tag}\n")
 
 
-def ranked(scores: Mapping[str, float]) -> list[tuple[str, np.float32]]:
+def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
     """Orders one query's passages, best first, with strictly decreasing scores.
 
     A score that is not below the one before it becomes the next smaller float32: trec_eval keeps

@@ -4,17 +4,21 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow  # type: ignore[import-untyped]
 import Stemmer
 from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval.embeddings import passage_at
+from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.storage.runs import require_intact, write_checksums
 
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
 _WORTH_COMPILING = 50_000_000
@@ -65,40 +69,81 @@ def bm25_run(
     """
     if depth < 1:
         raise UserError(f"depth={depth}: expected at least 1")
-    if not (0 <= k1 < float("inf") and 0 <= b <= 1):
-        raise UserError(f"k1={k1}, b={b}: expected a k1 of at least 0 and a b of 0 to 1")
-    bm25s = _import_bm25s()
     ids: list[str] = []
 
-    def texts() -> Iterable[str]:
-        for passage in tqdm(corpus, desc="BM25 index", unit=" passages"):
+    def noted() -> Iterator[Passage]:
+        for passage in corpus:
             ids.append(passage.id)
-            yield passage_text(passage)
+            yield passage
 
-    tokenize = functools.partial(
-        bm25s.tokenize, stopwords="en", stemmer=Stemmer.Stemmer("porter"), show_progress=False
-    )
-    tokens = tokenize(texts())
-    run: Run = {query: {} for query in queries}
-    if not tokens.vocab:
-        return run
-    backend = "numba" if len(ids) * len(queries) > _WORTH_COMPILING else "numpy"
-    index = bm25s.BM25(k1=k1, b=b, method="lucene", backend=backend)
-    index.index(tokens, show_progress=False)
-    words = tokenize(list(queries.values()), return_ids=False)
-    terms = zip(queries, map(index.get_tokens_ids, words), strict=True)
-    known = {query: found for query, found in terms if found}
+    index = _index_words(noted(), k1, b)
+    found_Q = rank_by_words(index, list(queries.values()), depth)
+    return {
+        query: {ids[row]: score for row, score in found.items()}
+        for query, found in zip(queries, found_Q, strict=True)
+    }
+
+
+def open_word_index(folder: Path, passages: pyarrow.Table) -> Any:
+    """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it.
+
+    Raises:
+      UserError: if it is damaged or of other passages.
+    """
+    place = folder / "bm25"
+    if not place.exists():
+        with new_folder(place) as partial:
+            index = _index_words(passage_at(passages, row) for row in range(len(passages)))
+            index.save(partial, show_progress=False)
+            write_checksums(partial)
+    try:
+        require_intact(place)
+        index = _import_bm25s().BM25.load(place, mmap=True)
+        if index.scores["num_docs"] != len(passages):
+            raise UserError(f"{place} was made of other passages")
+    except UserError as error:
+        raise UserError(f"{error}: remove it, and the next hybrid search makes it again") from None
+    return index
+
+
+def rank_by_words(index: Any, queries: list[str], depth: int) -> list[dict[int, float]]:
+    """Ranks by BM25: row → score of the passages found for each query, best first."""
+    n_passages = index.scores["num_docs"]
+    index.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
+    terms_Q = [index.get_tokens_ids(words) for words in _tokenize(queries, return_ids=False)]
+    found_Q: list[dict[int, float]] = [{} for _ in queries]
+    known = [i for i, terms in enumerate(terms_Q) if terms]
     if not known:
-        return run
-    passages_QxK, scores_QxK = index.retrieve(
-        [*known.values()], k=min(depth, len(ids)), show_progress=False, backend_selection=backend
+        return found_Q
+    rows_QxK, scores_QxK = index.retrieve(
+        [terms_Q[i] for i in known],
+        k=min(depth, n_passages),
+        show_progress=False,
+        backend_selection=index.backend,
     )
-    for query, passages_K, scores_K in zip(known, passages_QxK, scores_QxK, strict=True):
-        found = zip(passages_K, scores_K, strict=True)
-        run[query] = {ids[passage]: float(score) for passage, score in found if score > 0}
-    return run
+    for i, rows_K, scores_K in zip(known, rows_QxK.tolist(), scores_QxK.tolist(), strict=True):
+        found_Q[i] = {row: score for row, score in zip(rows_K, scores_K, strict=True) if score > 0}
+    return found_Q
 
 
+def _index_words(corpus: Iterable[Passage], k1: float = 0.9, b: float = 0.4) -> Any:
+    if not (0 <= k1 < float("inf") and 0 <= b <= 1):
+        raise UserError(f"k1={k1}, b={b}: expected a k1 of at least 0 and a b of 0 to 1")
+    bar = tqdm(corpus, desc="BM25 index", unit=" passages")
+    tokens = _tokenize(passage_text(passage) for passage in bar)
+    index = _import_bm25s().BM25(k1=k1, b=b, method="lucene")
+    if not tokens.vocab:  # bm25s needs a word: the empty one, which is in no query
+        tokens = ([[0] for _ in tokens.ids], {"": 0})
+    index.index(tokens, show_progress=False)
+    return index
+
+
+def _tokenize(texts: Iterable[str], **options: Any) -> Any:
+    options |= {"stopwords": "en", "stemmer": Stemmer.Stemmer("porter"), "show_progress": False}
+    return _import_bm25s().tokenize(texts, **options)
+
+
+@functools.cache
 def _import_bm25s() -> ModuleType:
     """Imports bm25s without JAX: bm25s 0.3.16 runs a computation on it, which claims the TPU."""
     hidden = [name for name in ("jax", "jax.lax") if name not in sys.modules]

@@ -4,17 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Literal
+from typing import Literal, get_args
 
-from cocondenser_jax.collection.trec import Run, ranked
+from cocondenser_jax.collection.trec import Name, Run, ranked
 from cocondenser_jax.errors import UserError
 
+Method = Literal["rrf", "min_max"]
+METHODS = get_args(Method)
 _RRF_K = 60  # the paper's
 
 
 def fuse_runs(
     runs: Sequence[Run],
-    method: Literal["rrf", "min_max"] = "rrf",
+    method: Method = "rrf",
     weights: Sequence[float] | None = None,
     depth: int = 100,
 ) -> Run:
@@ -35,20 +37,32 @@ def fuse_runs(
             f"runs={len(runs)}, weights={weights}, depth={depth}: expected two runs or more, "
             "a weight above 0 for each, and a depth of at least 1"
         )
-    fused: Run = {}
-    for query in dict.fromkeys(chain(*runs)):
-        sums: dict[str, float] = {}
-        for run, weight in zip(runs, weights, strict=True):
-            for passage, value in _values(run.get(query, {}), method).items():
-                sums[passage] = sums.get(passage, 0.0) + weight * value
-        # In double precision: `ranked`, in single precision, keeps the order of equals.
-        fused[query] = dict(sorted(sums.items(), key=itemgetter(1), reverse=True)[:depth])
-    return fused
+    return {
+        query: fuse_scores([run.get(query, {}) for run in runs], method, weights, depth)
+        for query in dict.fromkeys(chain(*runs))
+    }
 
 
-def _values(scores: Mapping[str, float], method: str) -> dict[str, float]:
+def fuse_scores(
+    rankings: Sequence[Mapping[Name, float]],
+    method: Method,
+    weights: Sequence[float],
+    depth: int,
+) -> dict[Name, float]:
+    """Fuses one query's scores, as `fuse_runs` does; best first."""
+    sums: dict[Name, float] = {}
+    for scores, weight in zip(rankings, weights, strict=True):
+        for passage, value in _values(scores, method).items():
+            sums[passage] = sums.get(passage, 0.0) + weight * value
+    # In double precision: `ranked`, in single precision, keeps the order of equals.
+    return dict(sorted(sums.items(), key=itemgetter(1), reverse=True)[:depth])
+
+
+def _values(scores: Mapping[Name, float], method: Method) -> dict[Name, float]:
     if method == "rrf":
         return {p: 1 / (_RRF_K + rank) for rank, (p, _) in enumerate(ranked(scores), start=1)}
     least = min(scores.values(), default=0)
     most = max(scores.values(), default=0)
-    return {p: (s - least) / (most - least) if most > least else 1.0 for p, s in scores.items()}
+    # A written run has equal scores as neighbours in single precision, 2^-23 apart: see `ranked`.
+    equal = most - least <= len(scores) * 2.0**-23 * abs(most)
+    return {p: 1.0 if equal else (s - least) / (most - least) for p, s in scores.items()}

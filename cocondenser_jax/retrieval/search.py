@@ -1,10 +1,10 @@
-"""Queries to passages, by the inner products of their vectors: in an index, or in embeddings."""
+"""Queries to passages, by inner products of vectors, in an index or in embeddings; and by BM25."""
 
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
@@ -16,6 +16,7 @@ from cocondenser_jax.collection.folder import read_queries
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval.bm25 import open_word_index, rank_by_words
 from cocondenser_jax.retrieval.embeddings import (
     nearest,
     open_shards,
@@ -23,11 +24,14 @@ from cocondenser_jax.retrieval.embeddings import (
     read_manifest,
     shard_vectors,
 )
+from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
 from cocondenser_jax.retrieval.index import read_index
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.storage.files import without_surrogates
 
 _QUERIES_AT_ONCE = 256
+# Passages of each side that are fused, or more where more are asked for.
+_FUSED_DEPTH = 100
 
 
 class FoundPassage(NamedTuple):
@@ -37,17 +41,21 @@ class FoundPassage(NamedTuple):
     passage: Passage
 
 
-class DenseIndex(NamedTuple):
+class OpenIndex(NamedTuple):
     """The vectors of passages, opened for search; the passages; the model that encoded them."""
 
     model: SentenceTransformer
     # vectors_QxD and k to scores_QxK, decreasing, and rows_QxK
     nearest: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
     passages: pyarrow.Table  # `id`, `title` and `text` of the rows
-    seconds: dict[str, float]  # of `encoding` and `search` in the last call, for all its queries
+    seconds: dict[str, float]  # of `encoding`, `search` and `bm25`, in the last call
+    words: Any  # the BM25 index of a hybrid search
+    hybrid: Method | None
 
 
-def open_index(folder: Path, model_folder: Path, *, parameters: str = "") -> DenseIndex:
+def open_index(
+    folder: Path, model_folder: Path, *, parameters: str = "", hybrid: Method | None = None
+) -> OpenIndex:
     """Opens an index, or embeddings as they are, with the model that encoded them.
 
     Every search of embeddings reads all of them, a block at a time, and is exact, as in a "Flat"
@@ -58,10 +66,14 @@ def open_index(folder: Path, model_folder: Path, *, parameters: str = "") -> Den
       model_folder: the model, wherever it lies now.
       parameters: of the search in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for
         HNSW: slower and more exact. Embeddings have none.
+      hybrid: the method of `fuse.fuse_runs` by which BM25 is fused in, the best 100 passages of
+        each side, or as many as are asked for; the first time writes `bm25` to the folder.
 
     Raises:
       UserError: also if the model is not the one that encoded the passages.
     """
+    if hybrid not in (None, *METHODS):
+        raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
     manifest = read_manifest(folder)
     is_index = "index_sha256" in manifest
     if parameters and not is_index:
@@ -77,7 +89,8 @@ def open_index(folder: Path, model_folder: Path, *, parameters: str = "") -> Den
     else:
         passages = open_shards(folder, manifest)
         search = partial(nearest, shard_vectors(passages))
-    return DenseIndex(model, search, passages, {})
+    words = open_word_index(folder, passages) if hybrid else None
+    return OpenIndex(model, search, passages, {}, words, hybrid)
 
 
 def retrieve(
@@ -88,17 +101,17 @@ def retrieve(
     *,
     split: str | None = None,
     depth: int = 100,
-    parameters: str = "",
+    **options: Any,
 ) -> dict[str, float]:
     """Searches for the queries of a data folder, or of a split of it, and writes a TREC run.
 
-    `open_index` describes what is searched.
+    `open_index` describes what is searched, and its options.
 
     Returns:
       How many queries and passages there are, and how long encoding the queries and searching took.
     """
     queries = read_queries(data_folder, split)
-    index = open_index(folder, model_folder, parameters=parameters)
+    index = open_index(folder, model_folder, **options)
     write_run(run_out, search_run(index, queries, depth))
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for part, value in index.seconds.items():
@@ -107,8 +120,8 @@ def retrieve(
     return metrics
 
 
-def search_run(index: DenseIndex, queries: Mapping[str, str], depth: int = 100) -> Run:
-    """Finds the `depth` passages with the largest inner product for each query (id → text)."""
+def search_run(index: OpenIndex, queries: Mapping[str, str], depth: int = 100) -> Run:
+    """Finds the `depth` best passages for each query (id → text)."""
     if depth < 1:
         raise UserError(f"depth={depth}: expected at least 1")
     if not queries:
@@ -116,23 +129,35 @@ def search_run(index: DenseIndex, queries: Mapping[str, str], depth: int = 100) 
     found_Q = _find(index, list(queries.values()), depth)
     ids = index.passages["id"]
     return {
-        query: {ids[row].as_py(): score for score, row in found}
+        query: {ids[row].as_py(): score for row, score in found.items()}
         for query, found in zip(queries, found_Q, strict=True)
     }
 
 
-def search_text(index: DenseIndex, query: str, k: int = 10) -> list[FoundPassage]:
+def search_text(index: OpenIndex, query: str, k: int = 10) -> list[FoundPassage]:
     """Finds the `k` best passages for one query."""
     if not query.strip() or without_surrogates(query) != query:
         raise UserError("the query is empty or not UTF-8: expected some words")
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
     (found,) = _find(index, [query], k)
-    return [FoundPassage(score, passage_at(index.passages, row)) for score, row in found]
+    return [FoundPassage(score, passage_at(index.passages, row)) for row, score in found.items()]
 
 
-def _find(index: DenseIndex, texts: list[str], k: int) -> list[list[tuple[float, int]]]:
-    """Returns score and row of what was found for each text, best first."""
+def _find(index: OpenIndex, texts: list[str], k: int) -> list[dict[int, float]]:
+    """Returns row → score of what was found for each text, best first."""
+    if index.hybrid is None:
+        return _find_by_vectors(index, texts, k)
+    depth = max(k, _FUSED_DEPTH)
+    dense_Q = _find_by_vectors(index, texts, depth)
+    start = time.perf_counter()
+    lexical_Q = rank_by_words(index.words, texts, depth)
+    index.seconds["bm25"] = time.perf_counter() - start
+    both_Q = zip(lexical_Q, dense_Q, strict=True)
+    return [fuse_scores(both, index.hybrid, weights=(1.0, 1.0), depth=k) for both in both_Q]
+
+
+def _find_by_vectors(index: OpenIndex, texts: list[str], k: int) -> list[dict[int, float]]:
     start = time.perf_counter()
     vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
     vectors_QxD = vectors_QxD.astype(np.float32)
@@ -142,7 +167,7 @@ def _find(index: DenseIndex, texts: list[str], k: int) -> list[list[tuple[float,
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
     order_QxK = np.lexsort((rows_QxK, -scores_QxK))
     return [
-        [(scores_K[i], rows_K[i]) for i in order_K if rows_K[i] >= 0]
+        {rows_K[i]: scores_K[i] for i in order_K if rows_K[i] >= 0}
         for scores_K, rows_K, order_K in zip(
             scores_QxK.tolist(), rows_QxK.tolist(), order_QxK.tolist(), strict=True
         )

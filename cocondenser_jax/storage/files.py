@@ -22,9 +22,10 @@ from cocondenser_jax.storage.locks import locked
 
 # A longer line is a mistake, and would fill the memory.
 MAX_LINE_BYTES = 50_000_000
-# How the libraries say that a disk is full; inline_container is a file of PyTorch's writer.
+# How libraries say that a disk is full: PyTorch by inline_container, NumPy by "requested and".
 _FULL = re.compile(
-    "no space left|disk is full|disk quota|file too large|inline_container", re.IGNORECASE
+    "no space left|disk is full|disk quota|file too large|inline_container|requested and",
+    re.IGNORECASE,
 )
 _DECOMPRESS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstd.open}
 

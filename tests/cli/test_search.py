@@ -286,6 +286,38 @@ def test_bm25_by_command_line(data, tmp_path):
     assert len(scores) == 3
 
 
+@pytest.mark.effect("retrieve --hybrid", "search --hybrid")
+@pytest.mark.parametrize("method", ["rrf", "min_max"])
+def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path, capsys, method):
+    runs = {name: tmp_path / f"{name}.trec" for name in ("lexical", "dense", "fused", "hybrid")}
+    place = [f"--embeddings={encoded}/embeddings", f"--model={model_folder}"]
+    assert main(["bm25", f"--data={data}", f"--run_out={runs['lexical']}"]) == 0
+    retrieve = ["retrieve", *place, f"--data={data}"]
+    assert main([*retrieve, f"--run_out={runs['dense']}"]) == 0
+    of_both = [f"--run={runs['lexical']}", f"--run={runs['dense']}", f"--run_out={runs['fused']}"]
+    assert main(["fuse", f"--method={method}", *of_both]) == 0
+    capsys.readouterr()
+    metrics = tmp_path / "metrics.json"
+    out = [f"--run_out={runs['hybrid']}", f"--json_out={metrics}"]
+    assert main([*retrieve, f"--hybrid={method}", *out]) == 0
+    assert "bm25_ms_per_query" in capsys.readouterr().out
+    assert json.loads(metrics.read_text())["bm25_seconds"] > 0
+    fused, dense = read_run(runs["fused"]), read_run(runs["dense"])
+    hybrid = read_run(runs["hybrid"])
+    assert {q: list(found) for q, found in hybrid.items()} == {
+        q: list(found) for q, found in fused.items()
+    }
+    for query, found in hybrid.items():
+        assert found == pytest.approx(fused[query], rel=1e-6, abs=1e-6)
+    assert any(list(found) != list(dense[query]) for query, found in hybrid.items())
+
+    query = json.loads((data / "queries.jsonl").read_text().splitlines()[4])["text"]
+    search = ["search", *place, f"--query={query}", "--top_k=3", f"--json_out={metrics}"]
+    assert main([*search, f"--hybrid={method}"]) == 0
+    hits = json.loads(metrics.read_text())["hits"]
+    assert [hit["id"] for hit in hits] == list(hybrid["q4"])[:3]
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -296,6 +328,7 @@ def test_bm25_by_command_line(data, tmp_path):
         ("search --model=MODEL --query=x", "give one of --index and --embeddings"),
         ("search --index=INDEX --query=x", "Missing option '--model'"),
         ("search --index=INDEX --model=MODEL --query=", "the query is empty"),
+        ("search --index=INDEX --model=MODEL --query=x --hybrid=sum", "'sum' is not one of 'rrf'"),
         ("search --index=INDEX --model=MODEL --query=x --top_k=0", "0 passages to find"),
         ("search --index=none --model=MODEL --query=x", "none holds no manifest.json"),
         ("retrieve --index=INDEX --model=MODEL --data=DATA", "Missing option '--run_out'"),

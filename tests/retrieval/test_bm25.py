@@ -72,7 +72,8 @@ def test_stems_and_stop_words():
 
 
 def test_a_corpus_without_words_finds_nothing():
-    assert bm25.bm25_run([Passage("d1", "", "?!")], {"q": "word"}) == {"q": {}}
+    passages = [Passage("d1", "", "?!"), Passage("d2", "", "")]
+    assert bm25.bm25_run(passages, {"q": "word", "r": ""}) == {"q": {}, "r": {}}
 
 
 def test_settings_out_of_range_are_refused(passages):

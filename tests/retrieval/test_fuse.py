@@ -79,6 +79,14 @@ def test_scores_without_a_range_count_in_full():
     assert fuse_runs(runs, "min_max") == {"q": {"b": 2.0, "a": 1.0}}
 
 
+@pytest.mark.parametrize("score", [5.0, -7.3, 1e-6])
+def test_scores_that_were_equal_before_they_were_written_count_in_full(tmp_path, score):
+    write_run(tmp_path / "run", {"q": dict.fromkeys("abcdefgh", score)})
+    written = read_run(tmp_path / "run")
+    assert len(set(written["q"].values())) == 8
+    assert set(fuse_runs([written, {"q": {}}], "min_max")["q"].values()) == {1.0}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -34,6 +34,7 @@ def encoded(model_folder, beir, tmp_path_factory):
         model_folder, beir, folder / "embeddings", shard_size=40, passage_length=16
     )
     build_index(folder / "embeddings", folder / "index", "HNSW8")
+    search.open_index(folder / "index", model_folder, hybrid="rrf")
     return folder
 
 
@@ -51,10 +52,24 @@ def search_with(searcher, folder):
 
 
 @pytest.mark.usefixtures("same_model")
-@pytest.mark.parametrize("name", ["manifest.json", "index.faiss", "passages.arrow"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json",
+        "index.faiss",
+        "passages.arrow",
+        "bm25/sha256.json",
+        "bm25/params.index.json",
+        "bm25/indices.csc.index.npy",
+    ],
+)
 def test_a_broken_index_is_searched_or_refused(name, encoded, model_folder, tmp_path):
     folder = shutil.copytree(encoded / "index", tmp_path / "index")
-    fuzz_file(folder, name, lambda _: search_with(search.open_index(folder, model_folder), folder))
+
+    def read(_):
+        search_with(search.open_index(folder, model_folder, hybrid="min_max"), folder)
+
+    fuzz_file(folder, name, read)
 
 
 @pytest.mark.usefixtures("same_model")

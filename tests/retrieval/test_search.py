@@ -11,9 +11,10 @@ import pytest
 from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval import bm25, encode, models, search
 from cocondenser_jax.retrieval import embeddings as embeddings_module
-from cocondenser_jax.retrieval import encode, models, search
 from cocondenser_jax.retrieval import index as index_module
+from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.index import build_index
 from tests.retrieval_data import read_vectors
 
@@ -266,3 +267,81 @@ def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
     with pytest.raises(UserError, match=r"embeddings-00002\.arrow is missing or damaged"):
         build_index(tmp_path / "embeddings", tmp_path / "index")
     assert not (tmp_path / "index").exists()
+
+
+@pytest.fixture
+def hybrid_folder(index, tmp_path):
+    """A copy of the index, in which nothing was searched yet."""
+    folder = shutil.copytree(index, tmp_path / "fresh", ignore=shutil.ignore_patterns("bm25*"))
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "index.faiss", "manifest.json", "passages.arrow",
+    ]  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("method", ["rrf", "min_max"])
+@pytest.mark.parametrize("place", ["embeddings", "index"])
+def test_a_hybrid_search_is_the_fusion_of_both_runs(
+    model_folder, beir, place, method, monkeypatch, request
+):
+    monkeypatch.setattr(search, "_FUSED_DEPTH", 10)
+    folder = request.getfixturevalue(place)
+    # One query has no word that BM25 knows, and one has none at all.
+    queries = {**read_queries(beir), "unknown": "zzzz yyyy", "none": "?"}
+    dense = search.open_index(folder, model_folder)
+    hybrid = search.open_index(folder, model_folder, hybrid=method)
+    for depth, of_each in ((3, 10), (25, 25)):
+        lexical_run = bm25.bm25_run(read_corpus(beir), queries, of_each)
+        assert lexical_run["unknown"] == lexical_run["none"] == {}
+        dense_run = search.search_run(dense, queries, of_each)
+        expected = fuse_runs([lexical_run, dense_run], method, depth=depth)
+        run = search.search_run(hybrid, queries, depth)
+        assert [(q, list(found.items())) for q, found in run.items()] == [
+            (q, list(expected[q].items())) for q in queries
+        ]
+        assert list(run["none"]) == list(dense_run["none"])[:depth]
+        assert any(list(run[q]) != list(dense_run[q])[:depth] for q in queries)
+    assert hybrid.seconds.keys() == {"encoding", "search", "bm25"}
+    found = search.search_text(hybrid, "?", k=2)
+    assert [hit.passage.id for hit in found] == list(run["none"])[:2]
+
+
+def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
+    first = search.open_index(hybrid_folder, model_folder, hybrid="rrf")
+    monkeypatch.setattr(bm25, "_index_words", None)
+    again = search.open_index(hybrid_folder, model_folder, hybrid="min_max")
+    search.open_index(hybrid_folder, model_folder)
+    for compiled in (False, True):
+        monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else 10**9)
+        found, again_found = (
+            bm25.rank_by_words(each.words, ["title abcde", "?"], 9) for each in (first, again)
+        )
+        assert found == again_found
+        assert len(found[0]) == 9
+
+
+def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, small_disk):
+    def open_hybrid(method="rrf"):
+        return search.open_index(hybrid_folder, model_folder, hybrid=method)
+
+    with pytest.raises(UserError, match=r"^hybrid='rff': expected rrf or min_max$"):
+        open_hybrid("rff")
+    small_disk(1_000)
+    with pytest.raises(UserError, match=f"cannot write {hybrid_folder}/bm25"):
+        open_hybrid()
+    small_disk(resource.RLIM_INFINITY)
+    assert len(list(hybrid_folder.iterdir())) == 3
+    open_hybrid()
+    assert sorted(p.name for p in (hybrid_folder / "bm25").iterdir())[0] == "data.csc.index.npy"
+    scores = hybrid_folder / "bm25" / "data.csc.index.npy"
+    whole = scores.read_bytes()
+    scores.unlink()
+    scores.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    advice = "remove it, and the next hybrid search makes it again"
+    with pytest.raises(UserError, match=rf"bm25 is damaged \(data.* was saved\): {advice}"):
+        open_hybrid()
+    shutil.rmtree(hybrid_folder / "bm25")
+    table = pyarrow.ipc.open_file((hybrid_folder / "passages.arrow").read_bytes()).read_all()
+    bm25.open_word_index(hybrid_folder, table[:59])
+    with pytest.raises(UserError, match=f"bm25 was made of other passages: {advice}"):
+        open_hybrid()

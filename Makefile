@@ -60,7 +60,7 @@ soak: .venv/tools
 	$(BIN)/python -m benchmarks.results
 
 reproduce: .venv/tools
-	REPRODUCE=all $(BIN)/python -m pytest -p no:randomly tests/papers/test_reproduce.py
+	REPRODUCE=all $(BIN)/python -m pytest -p no:randomly tests/papers/test_reproduce.py tests/papers/test_recipes.py
 
 fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 \

@@ -15,19 +15,21 @@ query 63 negatives.
 
 --config=configs/finetune.py:VARIANT, with --config.data and --config.negatives_run:
 
-  marco_round2     data of MS MARCO passages; negatives that `mine` took from a run of round 1's
-                   retriever. It starts from the pre-trained model again, for 2 epochs as in the
-                   author's command (Tevatron, examples/coCondenser-marco).
+  marco_round2     data of MS MARCO passages; negatives that `mine` took from two runs, BM25's and
+                   round 1's, 200 of each. It starts from the pre-trained model again.
+                   The author's command (Tevatron, examples/coCondenser-marco) has 2 epochs of two
+                   files, a query's negatives from one of the runs: 225,000 steps. Here they are
+                   drawn from both, for 4 epochs: 251,470 steps.
   marco_documents  data of MS MARCO documents, the first 512 tokens; run of BM25.
   nq, trivia       DPR's files (Karpukhin et al., arXiv 2004.04906), --config.split=train where one
                    set is in the folder, and --config.negatives_run=DATA/biencoder-nq-train.json:
                    128 questions × (1 positive + 1 negative) = 256 passages of 256 tokens, 40
                    epochs, 1e-5. Two towers, as the author's command has (coCondenser-nq there; its
-                   rate is 5e-6).
+                   rate is 5e-6), and its 32 tokens of a question, where DPR has 256.
   adaptive         adaptive batches of the study of Condenser with them (after Choi et al., IEEE
                    Access 2021): 8 queries, their passages alone, 15 epochs, 5e-6. No run.
 
-Hours of one A100 with BERT-base at 40 % of 312 TFLOP/s, estimated by arithmetic: 1.7; round 2 1.2;
+Hours of one A100 with BERT-base at 40 % of 312 TFLOP/s, estimated by arithmetic: 1.7; round 2 2.3;
 documents 5.3; nq and trivia 1.9 each; adaptive 0.4 for 100,000 queries.
 Expected of coCondenser: MRR@10 of MS MARCO's dev.small 0.357, round 2 0.382; top-20 accuracy after
 round 2 0.843 on nq, 0.832 on trivia, of Condenser before it 0.801 and 0.810.
@@ -144,7 +146,7 @@ _DPR = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
-    "marco_round2": {"epochs": 2},
+    "marco_round2": {"epochs": 4, "negatives_depth": 400},
     "marco_documents": {"passage_length": 512},
     "nq": _DPR,
     "trivia": _DPR,

@@ -33,12 +33,20 @@ PEAKS = {"v3-8": 8 * 61.5e12, "A100": 312e12, "H100": 989e12}
 UTILISATION = 0.4  # of the peak, assumed
 
 
+class Grid(NamedTuple):
+    """Numbers of epochs to choose from, each with the file of its `measure`."""
+
+    files: dict[str, Path]
+    measure: str
+
+
 class Step(NamedTuple):
     """Commands as lists of words, and what they compute; or where people `get` the result."""
 
     commands: list[list[str]]
     flop: float
     get: str
+    grid: Grid | None = None  # of the {epochs} of the commands
 
 
 class Goal(NamedTuple):
@@ -116,12 +124,13 @@ def _resolve(
 ) -> tuple[Path, dict[Path, Step]]:
     """Returns the path that a recipe makes, and the unfinished steps that lead there."""
     recipe = load_manifest()[1][name]
-    parameters = recipe.get("with", {}) | given
+    parameters = {**_fill(recipe.get("with", {}), given), **given}
+    epochs = recipe.get("epochs", {"of": []})
+    tried = {str(number): epochs["by"] | {"epochs": number} for number in epochs["of"]}
     values: dict[str, Any] = dict(parameters)
     steps: dict[Path, Step] = {}
-    for key, need in recipe.get("needs", {}).items():
-        wanted = need if isinstance(need, dict) else {"recipe": need or key}
-        wanted = {k: str(v).format_map(parameters) for k, v in wanted.items()}
+    for key, need in (recipe.get("needs", {}) | tried).items():
+        wanted = _fill(need if isinstance(need, dict) else {"recipe": need or key}, parameters)
         needed = wanted.pop("recipe")
         values[key], before = _resolve(parameters | wanted, needed, workdir, data)
         steps |= before
@@ -132,12 +141,20 @@ def _resolve(
     finished = out / recipe.get("done", "")
     if finished.exists():
         return out, {}
+    grid = None
+    if tried:
+        grid = Grid({number: values[number] for number in tried}, epochs["measure"])
+        values["epochs"] = "{epochs}"
     lines = [shlex.split(line) for line in recipe.get("run", [])]
     commands = [[word.format_map(values) for word in line] for line in lines]
     flop = math.prod(float(str(factor).format_map(values)) for factor in recipe.get("flop", [0]))
     if commands or "get" in recipe:  # else it is another name for what it needs
-        steps[finished] = Step(commands, flop, recipe.get("get", ""))
+        steps[finished] = Step(commands, flop, recipe.get("get", ""), grid)
     return out, steps
+
+
+def _fill(texts: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: str(text).format_map(parameters) for key, text in texts.items()}
 
 
 def run_steps(
@@ -151,13 +168,20 @@ def run_steps(
         if step.get:
             raise UserError(f"{path} is missing: {step.get}")
 
-    def run(commands: list[list[str]], _: Path) -> None:
-        for command in commands:
+    def run(step: Step, _: Path) -> None:
+        epochs = _best(step.grid) if step.grid else ""
+        for words in step.commands:
+            command = [word.replace("{epochs}", epochs) for word in words]
             if status := execute(command):
                 raise UserError(f"exit status {status}: {shlex.join(command)}")
 
     for path, step in steps.items():
-        make_once(workdir, path, partial(run, step.commands))
+        make_once(workdir, path, partial(run, step))
+
+
+def _best(grid: Grid) -> str:
+    results = {number: read_json(file) for number, file in grid.files.items()}
+    return max(results, key=lambda n: results[n].get("mean", results[n])[grid.measure])
 
 
 def estimate_hours(steps: Mapping[Path, Step]) -> dict[str, float]:
@@ -305,6 +329,9 @@ def _print_plan(table: Mapping[str, Any], steps: Mapping[Path, Step]) -> None:
         if note:
             print(f"# {note}")
     for step in steps.values():
+        if step.grid:
+            tried = ", ".join(f"{number}: {file}" for number, file in step.grid.files.items())
+            print(f"# epochs of the next command: of the best {step.grid.measure} ({tried})")
         for command in step.commands:
             print(shlex.join(command))
 

@@ -66,7 +66,7 @@ def test_dry_run_prints_what_is_missing(tmp_path, capsys):
         ("co/table1 --list", "give either a table, such as co/table1, or --list"),
         (
             "co/table1 --data=nowhere --workdir=made",
-            "nowhere/msmarco is missing: MS MARCO passage: queries.train.tsv",
+            "nowhere/msmarco-untitled is missing: MS MARCO's own collection.tsv",
         ),
     ],
 )

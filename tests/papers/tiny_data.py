@@ -2,10 +2,13 @@
 
 import csv
 import gzip
+import itertools
 import json
 import lzma
+import math
 import random
 import shutil
+from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
@@ -62,6 +65,47 @@ def execute(command):
     return main(words)
 
 
+def read_pool(command):
+    """Returns the pairs of query and passage that a command `mine` has written."""
+    return _pairs(_values(command, "--out")[0])
+
+
+def expected_pool(command):
+    """Returns those that it should have written, from its runs and the tiny data."""
+    data, split = Path(_values(command, "--data")[0]), _values(command, "--split")[0]
+    pool = set()
+    for source in _values(command, "--run"):
+        if source.endswith(".json"):
+            for i, question in enumerate(json.loads(Path(source).read_text())):
+                pool |= {(str(i), c["passage_id"]) for c in question["hard_negative_ctxs"]}
+        elif source.endswith(".tsv"):
+            triples = map(str.split, Path(source).read_text().splitlines())
+            pool |= {(query, negative) for query, _, negative in triples}
+        else:
+            pool |= _pairs(source)
+    for denoised in _values(command, "--denoise_run"):
+        pool &= _pairs(denoised, below=math.log(0.99 / 0.01))
+    if data.name != "dpr":
+        qrels = [*data.glob(f"qrels.{split}.tsv"), *data.glob(f"msmarco-doc{split}-qrels.tsv")]
+        judged = [line.split() for line in qrels[0].read_text().splitlines()]
+        return pool - {(query, passage) for query, _, passage, _ in judged}
+    # In DPR's layout, no negative may hold an answer to the question, as the relevant passages do.
+    rows = [row.split("\t") for row in (data / "psgs_w100.tsv").read_text().splitlines()]
+    texts = {name: text.replace(".", " .").split() for name, text, _ in rows}
+    questions = json.loads((data / f"{split}.json").read_text())
+    answers = {str(i): tuple(asked["answers"][0].split()) for i, asked in enumerate(questions)}
+    return {(q, p) for q, p in pool if answers[q] not in itertools.pairwise(texts[p])}
+
+
+def _pairs(run, below=math.inf):
+    lines = [line.split() for line in Path(run).read_text().splitlines()]
+    return {(query, passage) for query, _, passage, _, score, _ in lines if float(score) < below}
+
+
+def _values(command, flag):
+    return [word.partition("=")[2] for word in command if word.startswith(f"{flag}=")]
+
+
 def write_data(data, workdir):
     """Writes the data that people get, and into `workdir` what the quickstart makes."""
     rng = random.Random(0)
@@ -116,9 +160,14 @@ def _write_msmarco(data, texts, queries):
     documents = [f"D{i}\thttp://a.b/{i}\ttitle\t{text} {text}" for i, text in enumerate(texts)]
     _lines(docs / "msmarco-docs.tsv", documents)
     train, test = range(N_TRAIN), range(N_TRAIN, N_TRAIN + N_TEST)
-    for split, numbers in (("train", train), ("dev.small", test), ("dl19", test)):
+    for split, numbers in (("train", train), ("dev.small", test), ("dl19", test), ("held", test)):
         _lines(folder / f"queries.{split}.tsv", [f"{i}\t{queries[i]}" for i in numbers])
         _lines(folder / f"qrels.{split}.tsv", [f"{i}\t0\t{i}\t1" for i in numbers])
+    shutil.copytree(folder, data / "msmarco-untitled", ignore=shutil.ignore_patterns("corpus.tsv"))
+    triples = [f"{i}\t{i}\t{(i + k) % N_PASSAGES}" for i in train for k in range(1, 9)]
+    _lines(folder / "qidpidtriples.train.full.2.tsv", triples)
+    untitled = [f"{i}\t{text}" for i, text in enumerate(texts)]
+    _lines(data / "msmarco-untitled" / "collection.tsv", untitled)
     for split, numbers in (("train", train), ("dev", test), ("dl19", test)):
         _lines(docs / f"msmarco-doc{split}-queries.tsv", [f"{i}\t{queries[i]}" for i in numbers])
         _lines(docs / f"msmarco-doc{split}-qrels.tsv", [f"{i} 0 D{i} 1" for i in numbers])
@@ -135,18 +184,16 @@ def _write_dpr(data, texts, queries):
         questions = [
             {
                 "question": queries[i],
-                "answers": [texts[i].split()[0]],
+                "answers": [" ".join(texts[i].split()[:2])],  # some other passages hold it, too
                 "positive_ctxs": [context(i)],
                 "negative_ctxs": [],
                 "hard_negative_ctxs": [context((i + k) % N_PASSAGES) for k in range(1, 9)],
             }
             for i in range(N_TRAIN)
         ]
-        file = data / "dpr" / f"biencoder-{name}-train.json"
-        file.write_text(json.dumps(questions))
-        # An answer that no passage holds: all passages may be negatives.
-        answers = [f"{queries[i]}\t['zzz']" for i in range(N_TRAIN)]
-        _lines(data / "dpr-answers" / f"{name}-train.qa.csv", answers)
+        _lines(data / "dpr" / f"biencoder-{name}-train.json", [json.dumps(questions)])
+        both = json.dumps(questions + questions[::2])
+        _lines(data / "dpr" / f"biencoder-{name}-hard-train.json", [both])
         tested = range(N_TRAIN, N_TRAIN + N_TEST)
         answers = [f"{queries[i]}\t['{texts[i].split()[0]}']" for i in tested]
         _lines(data / "dpr" / f"{name}-test.qa.csv", answers)
@@ -156,7 +203,7 @@ def _write_sentences(data, rng):
     def sentence():
         return " ".join(rng.choices(WORDS, k=5))
 
-    for split in ("train", "test"):
+    for split in ("train", "dev", "validation", "test"):
         rows = [f"g\tf\ty\t{i}\t{i % 6}.0\t{sentence()}\t{sentence()}" for i in range(16)]
         _lines(data / "stsbenchmark" / f"sts-{split}.csv", rows)
         for file in (f"sections/{split}.csv", f"wikipedia-sections/sections-{split}.csv"):

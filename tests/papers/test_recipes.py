@@ -1,0 +1,239 @@
+"""Recipes of the papers: epochs, batches, negatives and who mined them, as the papers have them."""
+
+import fnmatch
+import json
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.settings import FINE_TUNING, load_config
+from papers import reproduce
+from papers.reproduce import Grid, Step, load_manifest, resolve_rows, run_steps
+
+TABLES, _ = load_manifest()
+PAPERS = [name for name in TABLES if name.split("/")[0] in ("condenser", "co", "draft")]
+# By --workdir: epochs, rows of a batch, rate, negatives of a query (none: sentences).
+# Condenser A.1, its tables' sizes, and section 4.4; coCondenser 4.2.1; the draft 5.2.
+SETTINGS = {
+    "nli/*": (1, 16, 2e-5, None),
+    "stsb/*-0-4": (4, 16, 2e-5, None),
+    "stsb/*-500-4": (4, 16, 2e-5, None),
+    "stsb/*-1000-4": (4, 16, 2e-5, None),
+    "stsb/*-8": (8, 16, 2e-5, None),
+    "sections/*-0-1": (1, 16, 2e-5, None),
+    "sections/*0-1": (1, 16, 2e-5, None),
+    "sections/*0-4": (4, 16, 2e-5, None),
+    "sections/*0-8": (8, 16, 2e-5, None),
+    "msmarco/*-0/round1-3": (3, 8, 5e-6, 7),
+    "msmarco/*-0/projected": (3, 8, 5e-6, 7),
+    "msmarco/*000/round1-5": (5, 8, 5e-6, 7),
+    "msmarco/*000/round1-10": (10, 8, 5e-6, 7),
+    "msmarco/*000/round1-40": (40, 8, 5e-6, 7),
+    # 2 epochs of two files, of which a query here draws from both.
+    "msmarco/*-0/round2": (4, 8, 5e-6, 7),
+    "msmarco/*-0/soft": (4, 8, 5e-6, 7),
+    "msmarco-docs/*/round[12]": (3, 8, 5e-6, 7),
+    "qa/*/round1": (40, 128, 1e-5, 1),
+    "qa/*/round2": (40, 128, 1e-5, 1),
+    "qa/nq/*/round2-dpr": (20, 128, 1e-5, 1),  # of two files in one
+}
+ELSEWHERE = ["*-rocketqa/*", "*/judge", "*-reranker*", "msmarco/*-binary"]
+# Chosen for BERT (A.1): few pairs, triplets and queries.
+GRIDS = {
+    "stsb/*-best": ["4", "8"],
+    "sections/*-best": ["1", "4", "8"],
+    "msmarco/*/round1-best": ["5", "10", "40"],
+}
+
+
+def steps_of(table, *rows):
+    return resolve_rows(TABLES[table], rows, Path("W"), Path("D"))[1]
+
+
+STEPS = {path: step for name in PAPERS for path, step in steps_of(name).items()}
+
+
+def flags(command):
+    return [word.partition("=")[::2] for word in command if word.startswith("--")]
+
+
+def config_of(command):
+    overrides = [word for word in command if word.startswith("--config.")]
+    return load_config(dict(flags(command))["--config"], overrides, tasks=FINE_TUNING)
+
+
+def trainings():
+    """Yields every command of fine-tuning, after its --workdir below W."""
+    for step in STEPS.values():
+        for command in step.commands:
+            if command[1] == "finetune":
+                found = dict(flags(command))
+                yield Path(found["--workdir"]).relative_to("W").as_posix(), command
+
+
+def test_epochs_batches_and_negatives_are_the_papers():
+    seen = set()
+    for workdir, command in trainings():
+        if any(fnmatch.fnmatch(workdir, pattern) for pattern in [*ELSEWHERE, *GRIDS]):
+            continue
+        pattern = next(p for p in SETTINGS if fnmatch.fnmatch(workdir, p))
+        config = config_of(command)
+        values = (config.epochs, config.batch_size, config.learning_rate)
+        assert (*values, config.get("negatives_per_query")) == SETTINGS[pattern], workdir
+        seen.add(pattern)
+    assert seen == SETTINGS.keys()
+
+
+def test_second_rounds_are_as_long_as_the_authors():
+    """Their commands: 2 epochs (MS MARCO) or 20 (NQ) of BM25's file and that of mined negatives."""
+    lengths = {
+        "msmarco/*/round2": (502_939, 2 * (400_000 + 500_000) / 8),
+        "qa/trivia/*/round2": (60_413, 20 * 2 * 60_413 / 128),
+        "qa/nq/*/round2-dpr": (58_880 + 69_639, 20 * (58_880 + 69_639) / 128),
+    }
+    for workdir, command in trainings():
+        for pattern, (rows, steps) in lengths.items():
+            if fnmatch.fnmatch(workdir, pattern):
+                config = config_of(command)
+                assert config.epochs * rows / config.batch_size == pytest.approx(steps, rel=0.12)
+
+
+def test_few_rows_are_trained_as_long_as_is_best_for_bert():
+    seen = set()
+    for path, step in STEPS.items():
+        if step.grid:
+            (pattern,) = [p for p in GRIDS if fnmatch.fnmatch(str(path.parent), f"W/{p}")]
+            assert list(step.grid.files) == GRIDS[pattern]
+            for epochs, file in step.grid.files.items():
+                # Of BERT, of the same number of rows, on what is not tested.
+                name = path.parts[2].split("-")[1]
+                assert file.parts[1:3] in {
+                    ("stsb", f"bert-{name}-{epochs}.dev.json"),
+                    ("sections", f"bert-{name}-{epochs}.dev.json"),
+                    ("msmarco", f"bert-{name}"),
+                }
+                words = " ".join(STEPS[file].commands[0])
+                assert any(held in words for held in ("sts-dev", "validation", "qrels.held"))
+            seen.add(pattern)
+        assert bool(step.grid) == ("{epochs}" in str(step.commands))
+    assert seen == GRIDS.keys()
+
+
+def test_the_number_of_epochs_is_chosen_when_the_step_runs(tmp_path, monkeypatch):
+    recipes = {
+        "tried": {"out": "of-{model}-{epochs}.json", "run": ["c try {model} {epochs} {out}"]},
+        "best": {
+            "epochs": {
+                "of": [5, 10, 40],
+                "by": {"recipe": "tried", "model": "bert"},
+                "measure": "M",
+            },
+            "out": "of-{model}-best",
+            "run": ["c train {model} --config.epochs={epochs} {out}"],
+        },
+    }
+    monkeypatch.setattr(reproduce, "load_manifest", lambda: ({}, recipes))
+    table = {"rows": {"r": {"with": {"model": "other"}, "published": {"best": {"M": 1}}}}}
+    ran = []
+
+    def execute(command):
+        ran.append(command[1:-1])
+        scores = {"5": 0.1, "10": 0.3, "40": 0.2}
+        score = {"M": scores[command[3]]} if command[1] == "try" else {}
+        # As `evaluate run` writes it, or `evaluate sentences`.
+        result = {"mean": score, "per_query": {}} if command[3] == "10" else score
+        Path(command[-1]).write_text(json.dumps(result))
+        return 0
+
+    steps = resolve_rows(table, [], tmp_path, tmp_path)[1]
+    run_steps(steps, tmp_path, execute)
+    assert ran == [
+        *(["try", "bert", n] for n in ("5", "10", "40")),
+        ["train", "other", "--config.epochs=10"],
+    ]
+    files = {n: tmp_path / f"of-bert-{n}.json" for n in ("5", "10", "40")}
+    out = tmp_path / "of-other-best"
+    assert steps[out] == Step(
+        [["c", "train", "other", "--config.epochs={epochs}", str(out)]],
+        0,
+        "",
+        Grid(files, "M"),
+    )
+
+
+# ---- the negatives of second rounds ----
+
+CONDENSER = "condenser-0/round1"
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "retrievers"),
+    [
+        ("condenser/table6", "bert-mined", {f"msmarco/{CONDENSER}-3"}),
+        ("condenser/table6", "condenser", {f"msmarco/{CONDENSER}-3"}),
+        ("condenser/table8", "condenser-mined", {"msmarco-docs/condenser/round1"}),
+        ("condenser/table4", "dpr-mined", {f"qa/trivia/{CONDENSER}"}),
+        ("condenser/table4", "condenser", {f"qa/trivia/{CONDENSER}"}),
+        ("co/table3", "bert-hard", {f"msmarco/{CONDENSER}-3"}),
+        ("co/table4", "contrastive", {"msmarco/contrastive_marco-0/round1-3"}),
+        (
+            "co/table1",
+            "cocondenser",
+            {
+                "msmarco/cocondenser_marco-0/round1-3",
+                "qa/nq/cocondenser_wikipedia-0/round1",
+                "qa/trivia/cocondenser_wikipedia-0/round1",
+            },
+        ),
+    ],
+)
+def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
+    mined = set()
+    for step in steps_of(table, row).values():
+        for command in step.commands:
+            if command[1] == "mine":
+                found = flags(command)
+                given = dict(found)
+                if given["--run"] == "D/msmarco/qidpidtriples.train.full.2.tsv":
+                    assert given["--out"] == "W/msmarco/negatives.trec"
+                    continue
+                lexical, dense = (value for flag, value in found if flag == "--run")
+                training = f"D/dpr/{given['--split']}.json"
+                assert given.get("--answers") == (training if "qa/" in dense else None)
+                expected = (training, "W/msmarco/negatives.trec", "W/msmarco-docs/bm25.train.trec")
+                assert lexical in expected
+                assert Path(dense).stem == given["--split"]
+                mined.add(Path(dense).parent.relative_to("W").as_posix())
+    assert mined == retrievers
+
+
+def test_natural_questions_has_the_negatives_that_dpr_published():
+    for row in ("dpr-mined", "condenser"):
+        steps = steps_of("condenser/table4", row)
+        (command,) = [
+            command
+            for step in steps.values()
+            for command in step.commands
+            if "round2-dpr" in str(command) and command[1] == "finetune"
+        ]
+        given = dict(flags(command))
+        assert given["--config.split"] == "biencoder-nq-hard-train"
+        assert given["--config.negatives_run"] == "D/dpr/biencoder-nq-hard-train.json"
+        assert "nq-adv-hn" in steps[Path("D/dpr/biencoder-nq-hard-train.json")].get
+
+
+@pytest.mark.parametrize(
+    ("table", "settings"),
+    [
+        ("condenser/table5", ("D/msmarco-untitled", "0.9", "0.4")),
+        ("condenser/table6", ("D/msmarco-untitled", "0.9", "0.4")),
+        ("draft/table4", ("D/msmarco-untitled", "0.9", "0.4")),
+        ("co/table1", ("D/msmarco-untitled", "0.82", "0.68")),
+    ],
+)
+def test_rows_of_bm25_are_those_of_anserini(table, settings):
+    """0.184 and 0.853 with the first, 0.187 and 0.857 with the second, of untitled passages."""
+    commands = [c for step in steps_of(table, "bm25").values() for c in step.commands]
+    found = [dict(flags(command)) for command in commands if command[1] == "bm25"]
+    marco = [given for given in found if "msmarco" in given["--data"]]
+    assert {(g["--data"], g["--k1"], g["--b"]) for g in marco} == {settings}

@@ -101,11 +101,6 @@ def read_answers(path: Path, asked: Mapping[str, str] | None = None) -> dict[str
     return answers
 
 
-def parse_passage(line: str | bytes, where: str) -> Passage:
-    """Reads a line of jsonl with an id, `text` and perhaps `title`; errors begin with `where`."""
-    return _to_passage(parse_object(line, where), where)
-
-
 def read_training_file(path: Path) -> TrainingFile:
     """Reads a .json file of DPR: a list of questions, perhaps with the ids of their passages.
 

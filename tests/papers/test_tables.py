@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cocondenser_jax.settings import FINE_TUNING, load_config
 from papers.figures import curves, neighbourhood
 from papers.reproduce import load_files, load_manifest, resolve_rows
 
@@ -323,6 +324,9 @@ def test_soft_labels_are_a_cross_encoders_scores_in_round_2():
     assert scored[:2] == ["cocondenser", "rerank"]
     assert labels.replace("--config.teacher_run", "--run_out") in scored
     assert negatives.replace("--config.negatives_run", "--run") in scored
+    # What has no score teaches nothing.
+    drawn = load_config("configs/finetune.py:marco_round2", tasks=FINE_TUNING, complete=False)
+    assert f"--depth={drawn.negatives_depth}" in scored
 
 
 def test_ten_epochs_of_losses_are_drawn_logarithmically():

@@ -126,19 +126,15 @@ _to_pytorch = partial(flag, goes_with="checkpoint")
     _to_pytorch("--step", _parse_step, "which, or best: of the best probe (default: the latest)"),
     _to_pytorch("--max_seq_length", int, "tokens read of a text (default: as many as can be)"),
     _to_pytorch("--research_layout", False, "put the Condenser head into model.pt"),
-    _to_pytorch("--push_to_hub", str, "also upload the folder to the hub, under this name"),
     flag("--init_head", False, "draw a head where there is none", goes_with="pytorch_folder"),
 )
-def convert(checkpoint, pytorch_folder, out, push_to_hub, init_head, **options):
+def convert(checkpoint, pytorch_folder, out, init_head, **options):
     """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
     only_one(checkpoint=checkpoint, pytorch_folder=pytorch_folder)
     if checkpoint:
         from cocondenser_jax.convert.to_torch import export_run
-        from cocondenser_jax.storage.hub import push_folder
 
-        export_run(checkpoint, out, name=push_to_hub, **options)
-        if push_to_hub:
-            push_folder(out, push_to_hub)
+        export_run(checkpoint, out, **options)
     elif pytorch_folder:
         from cocondenser_jax.convert.from_torch import import_folder
 

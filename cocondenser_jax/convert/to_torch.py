@@ -37,7 +37,6 @@ def export_folder(
     out: Path,
     facts: Mapping[str, Any],
     *,
-    name: str | None = None,
     max_seq_length: int | None = None,
     research_layout: bool = False,
 ) -> None:
@@ -53,7 +52,6 @@ def export_folder(
       out: the folder to make.
       facts: what the model card says about the run: {name: value}, values may be nested. Absolute
         paths are cut to their last part, and credentials in addresses are removed.
-      name: of the model, in its card; None: the folder's.
       max_seq_length: where sentence-transformers truncates, in tokens; None for the longest text
         that has position embeddings.
       research_layout: put the Condenser head into `model.pt`, as in the published research
@@ -86,7 +84,7 @@ def export_folder(
             _write_torch(head, folder / "model.pt")
         elif head:
             save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
-        write_text(folder / "README.md", _model_card(name or out.name, config, facts))
+        write_text(folder / "README.md", _model_card(out.name, config, facts))
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:

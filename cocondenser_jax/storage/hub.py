@@ -33,21 +33,3 @@ def find_folder(name_or_folder: str | Path) -> Path:
             f"{name}: no such folder, and the model cannot be had from the hub: {first_line(error)}"
         ) from error
     return folder
-
-
-def push_folder(folder: Path, name: str) -> None:
-    """Uploads a folder, with its model card, as a model of the hub; makes that if there is none.
-
-    The hub knows who does it by the environment variable HF_TOKEN or `hf auth login`.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        api = HfApi()
-        repo = api.create_repo(name, exist_ok=True).repo_id  # with the user's name before it
-        api.upload_folder(repo_id=repo, folder_path=folder)
-    except Exception as error:  # the library passes on whatever the network raised
-        raise UserError(
-            f"{folder} is complete, but cannot be pushed to {name}: {first_line(error)}; try again"
-            f" with hf upload NAME {folder}"
-        ) from error

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -145,39 +144,6 @@ def test_an_older_checkpoint_in_the_research_layout(finished, tmp_path):
     assert (out / "model.pt").is_file()
     assert not (out / "condenser_head.safetensors").exists()
     assert read_json(out / "sentence_bert_config.json")["max_seq_length"] == 7
-
-
-@pytest.mark.effect("convert --push_to_hub")
-def test_what_is_converted_is_pushed_with_its_card(
-    finished,
-    tmp_path,
-    monkeypatch,
-    capfd,
-):
-    pushed = []
-
-    class Api:
-        def create_repo(self, name, exist_ok):
-            assert exist_ok
-            return SimpleNamespace(repo_id=name)
-
-        def upload_folder(self, repo_id, folder_path):
-            pushed.append((repo_id, folder_path, (folder_path / "README.md").read_text()))
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Api)
-    run, out = finished / "runs" / "cocondenser", tmp_path / "out"
-    command = ["convert", f"--checkpoint={run}", f"--out={out}"]
-    assert main([*command, "--push_to_hub=me/model", "--step=1000"]) == 2
-    assert "has no checkpoint 1000" in capfd.readouterr().err
-    assert not pushed
-    assert main([*command, "--push_to_hub=me/model"]) == 0
-    ((name, folder, card),) = pushed
-    assert (name, folder) == ("me/model", out)
-    assert card.startswith("---\nlibrary_name: sentence-transformers\n")
-    assert 'SentenceTransformer("me/model")' in card
-    command = ["convert", f"--pytorch_folder={out}", f"--out={tmp_path}/run"]
-    assert main([*command, "--push_to_hub=me/model"]) == 2
-    assert "--push_to_hub goes with --checkpoint" in capfd.readouterr().err
 
 
 @pytest.fixture

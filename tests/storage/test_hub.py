@@ -4,16 +4,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_cross_encoder, load_retriever, model_sha256
-from cocondenser_jax.storage.hub import find_folder, push_folder
+from cocondenser_jax.storage.hub import find_folder
 from tests.retrieval_data import read_vectors
 
 TEXTS = ["abc abd", "hgf"]
@@ -121,43 +119,3 @@ def test_commands_take_names(publish, model_folder, cross_encoder_folder, beir, 
     settings = json.loads((tmp_path / "run" / "finetune.json").read_text())
     assert settings["sha256"]["model"] == model_sha256(model_folder)
     assert load_cross_encoder(Path("cross")).predict([("a", "b")]).shape == (1,)
-
-
-class FakeApi:
-    """Records what would be sent; its `refuse` raises in the call of that name."""
-
-    calls: list[tuple[str, object]]
-    refuse = ""
-
-    def __getattr__(self, name):
-        def call(*arguments, **options):
-            if name == self.refuse:
-                raise huggingface_hub.errors.LocalTokenNotFoundError("Token is required\nsecond")
-            self.calls.append((name, (*arguments, options)))
-            return SimpleNamespace(repo_id="me/model")
-
-        return call
-
-
-@pytest.fixture
-def api(monkeypatch):
-    fake = type("Api", (FakeApi,), {"calls": []})
-    monkeypatch.setattr(huggingface_hub, "HfApi", fake)
-    return fake
-
-
-def test_a_folder_is_pushed_whole(api, tmp_path):
-    push_folder(tmp_path, "model")
-    assert api.calls == [
-        ("create_repo", ("model", {"exist_ok": True})),
-        ("upload_folder", ({"repo_id": "me/model", "folder_path": tmp_path},)),
-    ]
-
-
-@pytest.mark.parametrize("refuse", ["create_repo", "upload_folder"])
-def test_a_push_that_fails_is_one_line(api, tmp_path, refuse):
-    api.refuse = refuse
-    message = f"{tmp_path} is complete, but cannot be pushed to me/m: Token is required; try again"
-    with pytest.raises(UserError, match=message) as error:
-        push_folder(tmp_path, "me/m")
-    assert "second" not in str(error.value)

@@ -183,7 +183,7 @@ def rerank(model, data, run, run_out, json_out, **options):
     "mine --run=runs/bm25.trec --run=runs/round1.trec --data=data --out=runs/negatives.trec",
     required("--run", Path, "TREC run, or published negatives; may be repeated", multiple=True),
     required("--data", Path, "the folder of queries and qrels"),
-    flag("--split", str, "of the queries (default: train)"),
+    flag("--split", "train", "of the queries"),
     required("--out", Path, "TREC run to write"),
     flag("--depth", 200, "rank, in each run, of the last passage taken"),
     flag("--skip_top", 0, "passages at the top of each run not taken"),
@@ -194,15 +194,10 @@ def rerank(model, data, run, run_out, json_out, **options):
         "run of rerank, its model trained with loss=binary: drop the relevant",
     ),
     flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),
-    flag("--pseudo_qrels", Path, "make judgments instead of --split", goes_with="denoise_run"),
-    flag("--pseudo_above", 0.9, "relevant with a higher probability", goes_with="pseudo_qrels"),
     JSON_OUT,
 )
 def mine(run, data, split, out, json_out, **options):
     """Make the pool of negatives that finetune draws from, of one run or several."""
     from cocondenser_jax.retrieval.mine import mine
 
-    if options["pseudo_qrels"] and split is not None:
-        raise UserError("--pseudo_qrels labels the queries of --denoise_run, not those of --split")
-    split = "train" if split is None else split
     print_metrics(mine(run, data, split, out, **options), json_out)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import new_file, numbered_lines, write_text
+from cocondenser_jax.storage.files import new_file, numbered_lines
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
@@ -53,12 +53,6 @@ def read_qrels(path: Path) -> Qrels:
     if not qrels:
         raise UserError(f"{path} holds no judgments")
     return qrels
-
-
-def write_qrels(path: Path, qrels: Qrels) -> None:
-    """Writes judgments in TREC's format."""
-    grades = ((query, *judged) for query, found in qrels.items() for judged in found.items())
-    write_text(path, "".join(f"{query} 0 {passage} {grade}\n" for query, passage, grade in grades))
 
 
 def read_run(path: Path) -> Run:

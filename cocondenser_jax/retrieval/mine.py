@@ -18,7 +18,7 @@ from cocondenser_jax.collection.folder import (
     with_positives,
 )
 from cocondenser_jax.collection.layouts import read_answers
-from cocondenser_jax.collection.trec import Run, read_run, write_qrels, write_run
+from cocondenser_jax.collection.trec import Run, read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.answers import make_matcher, prepare
 
@@ -37,8 +37,6 @@ def mine(
     answers: Path | None = None,
     denoise_run: Path | None = None,
     denoise_below: float = 0.1,
-    pseudo_qrels: Path | None = None,
-    pseudo_above: float = 0.9,
 ) -> dict[str, Any]:
     """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
 
@@ -59,24 +57,17 @@ def mine(
         Qu et al., "RocketQA: An Optimized Training Approach to Dense Passage Retrieval for
         Open-Domain Question Answering" (arXiv 2010.08191).
       denoise_below: a probability; 0.1 is the paper's.
-      pseudo_qrels: judgments to write, instead of reading the split's: the paper's augmentation by
-        queries that nobody has judged. Relevant are the passages of `denoise_run` of a probability
-        above `pseudo_above`.
-      pseudo_above: a probability; 0.9 is the paper's.
 
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
     """
     if not 0 <= skip_top < depth:
         raise UserError(f"depth={depth}, skip_top={skip_top}: expected 0 <= skip_top < depth")
-    least = _logit(denoise_below, "denoise_below")
-    most = _logit(pseudo_above, "pseudo_above")
+    if not 0 < denoise_below < 1:
+        raise UserError(f"denoise_below={denoise_below}: expected a probability above 0, below 1")
+    least = math.log(denoise_below / (1 - denoise_below))
     logits = _read_logits(denoise_run) if denoise_run else {}
-    queries: dict[str, str] = {}
-    if pseudo_qrels:
-        qrels = {q: {p: 1 for p, s in found.items() if s > most} for q, found in logits.items()}
-    else:
-        queries, qrels = read_split(data_folder, split)
+    queries, qrels = read_split(data_folder, split)
     qrels = with_positives(qrels)
     best = {source: read_best_passages(source, qrels, depth) for source in sources}
     exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
@@ -87,8 +78,6 @@ def mine(
         exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})
         exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
     pool, excluded = make_pool([*best.values()], exclusions, skip_top)
-    if pseudo_qrels:
-        write_qrels(pseudo_qrels, qrels)
     write_run(out, pool, tag="negatives")
     return _summary(pool, excluded)
 
@@ -150,12 +139,6 @@ def _answer_test(
     matchers = {query: make_matcher(found) for query, found in answers.items()}
     texts = {name: prepare(p.text) for name, p in read_named(corpus, *best.items()).items()}
     return lambda query, passage: query in matchers and matchers[query](texts[passage])
-
-
-def _logit(probability: float, name: str) -> float:
-    if not 0 < probability < 1:
-        raise UserError(f"{name}={probability}: expected a probability, above 0 and below 1")
-    return math.log(probability / (1 - probability))
 
 
 def _read_logits(path: Path) -> Run:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.folder import read_split
 from tests.world import write_beir, write_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
@@ -164,25 +163,6 @@ def test_mine_prints_what_it_wrote(folders, tmp_path, capsys):
     assert even & found == even & {(query, passage) for query, _, passage, *_ in mined}
 
 
-@pytest.mark.effect("mine --pseudo_qrels", "mine --pseudo_above")
-def test_pseudo_labels_are_a_split(folders, tmp_path):
-    data, teacher = folders["beir"], tmp_path / "teacher.trec"
-    lines = [line.split() for line in bm25(data).read_text().splitlines()]
-    # The first query's own passage is relevant with a probability of 0.95, another one with 0.82.
-    logits = {"0": 3.0, next(p for q, _, p, *_ in lines if q == "0" and p != "0"): 1.5}
-    scores = (f"{q} Q0 {p} 0 {logits.get(p, -9.0)} t" for q, _, p, *_ in lines if q == "0")
-    write_lines(teacher, scores)
-    labels = data / "qrels" / "pseudo.tsv"
-    command = ["mine", f"--run={data}/bm25.trec", f"--data={data}", f"--out={tmp_path}/pool.trec"]
-    command += [f"--denoise_run={teacher}", f"--pseudo_qrels={labels}"]
-    assert main(command) == 0
-    assert read_split(data, "pseudo")[1] == {"0": {"0": 1}}
-    assert main([*command, "--pseudo_above=0.8"]) == 0
-    assert read_split(data, "pseudo")[1] == {"0": dict.fromkeys(logits, 1)}
-    pool = (tmp_path / "pool.trec").read_text().splitlines()
-    assert len(pool) == sum(q == "0" for q, *_ in lines) - 2
-
-
 def test_mistakes_get_one_line(folders, tmp_path, capsys):
     data, out = folders["beir"], tmp_path / "pool.trec"
     run = bm25(data)
@@ -194,14 +174,6 @@ def test_mistakes_get_one_line(folders, tmp_path, capsys):
         (
             ["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--denoise_below=0.2"],
             "--denoise_below goes with --denoise_run",
-        ),
-        (
-            ["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--pseudo_above=0.8"],
-            "--pseudo_above goes with --pseudo_qrels",
-        ),
-        (
-            ["mine", f"--run={run}", f"--data={data}", f"--out={out}", f"--pseudo_qrels={out}"],
-            "--pseudo_qrels goes with --denoise_run",
         ),
     ):
         capsys.readouterr()

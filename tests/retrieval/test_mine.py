@@ -8,10 +8,7 @@ import pytest
 
 from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import read_candidates, with_positives
-from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune.tasks import resolve
-from cocondenser_jax.finetune.training_data import draw_negatives, read_training
 from cocondenser_jax.retrieval.mine import make_pool, mine
 from tests.world import write_qrels, write_records
 
@@ -125,41 +122,6 @@ def test_a_denoising_run_of_another_unit_is_refused(folder):
         with pytest.raises(UserError, match=f"denoise_below={below}: expected a probability"):
             mine(*arguments, denoise_run=teacher, denoise_below=below)
     assert not (folder / "pool.trec").exists()
-
-
-def test_queries_that_nobody_judged_are_judged_by_a_cross_encoder(folder):
-    # q4 has two passages above 0.9, one between, one below 0.1; q1, which is judged, is not scored.
-    chances = {"a": 0.91, "b": 0.89, "c": 0.95, "d": 0.09, "e": 0.11}
-    logits = {passage: math.log(chance / (1 - chance)) for passage, chance in chances.items()}
-    trec.write_run(folder / "teacher.trec", {"q4": logits, "q5": {"a": 1.0, "b": -3.0}})
-    trec.write_run(folder / "first.trec", {"q4": dict.fromkeys("edcbaf", 1.0), "q5": {"b": 1.0}})
-    queries = ({"_id": query, "text": f"text of {query}"} for query in ("q4", "q5"))
-    write_records(folder / "queries.jsonl", queries)
-    write_records(folder / "corpus.jsonl", ({"_id": p, "text": p.upper()} for p in "abcdef"))
-    out, qrels = folder / "pool.trec", folder / "qrels" / "pseudo.tsv"
-    arguments = [folder / "first.trec"], folder, "train", out
-    metrics = mine(*arguments, denoise_run=folder / "teacher.trec", pseudo_qrels=qrels)
-    assert trec.read_qrels(qrels) == {"q4": {"c": 1, "a": 1}}
-    assert pools(out) == {"q4": ["d"]}
-    assert (metrics["queries"], metrics["negatives"]) == (1, 1)
-    # What fine-tuning makes of them.
-    config = finetune_config.get_config()
-    config.update(data=str(folder), split="pseudo", negatives_per_query=1, negatives_run=str(out))
-    data = read_training(resolve(config, folder).data)
-    found = [(pair["query_id"], pair["positive_id"]) for pair in data.pairs]
-    assert found == [("q4", "c"), ("q4", "a")]
-    assert [draw_negatives(data, *pair) for pair in found] == [["d"], ["d"]]
-
-    # 0.73 is enough for q5; a threshold without any positive writes nothing.
-    out.unlink()
-    mine(*arguments, denoise_run=folder / "teacher.trec", pseudo_qrels=qrels, pseudo_above=0.7)
-    assert trec.read_qrels(qrels) == {"q4": {"c": 1, "a": 1, "b": 1}, "q5": {"a": 1}}
-    before = qrels.read_text(), out.read_text()
-    with pytest.raises(UserError, match="there is no positive to train on"):
-        mine(*arguments, denoise_run=folder / "teacher.trec", pseudo_qrels=qrels, pseudo_above=0.99)
-    with pytest.raises(UserError, match="pseudo_above=2: expected a probability"):
-        mine(*arguments, denoise_run=folder / "teacher.trec", pseudo_qrels=qrels, pseudo_above=2)
-    assert before == (qrels.read_text(), out.read_text())
 
 
 def test_pools_agree_with_sets_and_sorting():

@@ -1,13 +1,14 @@
 """SIGTERM and Ctrl-C: the run saves the step it is at, and resumes from there."""
 
 import contextlib
+import io
 import json
-import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -22,23 +23,24 @@ get_config = lambda: ConfigDict(json.loads({!r}))
 """
 # As a compilation does, the hash gives up the interpreter's lock and calls no handler.
 COMPILES = """
-import hashlib, logging
+import hashlib
 from cocondenser_jax.pretrain.signals import between_steps
-logging.basicConfig(level=logging.INFO, format="%(message)s")
 def run(is_to_stop):
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 between_steps(run)
 """
-
-
-@pytest.fixture(autouse=True)
-def no_end(monkeypatch):
-    """Keeps a signal from ending the tests, with status 0; that it would is a failure."""
-    statuses = []
-    monkeypatch.setattr(os, "_exit", statuses.append)
-    yield
-    assert statuses == []
+STEPS = """
+import time
+from cocondenser_jax.pretrain.signals import between_steps
+def run(is_to_stop):
+    is_to_stop(1)
+    print("ready", flush=True)
+    while True:
+        time.sleep(1)
+between_steps(run)
+"""
+ANSWER = "stops and saves after this step; the next signal ends it at once\n"
 
 
 @pytest.mark.parametrize("number", signals.HEARD)
@@ -47,49 +49,32 @@ def test_a_signal_is_heard_and_handlers_come_back(number):
 
     def run(is_to_stop):
         assert not is_to_stop(1)
-        os.kill(os.getpid(), number)
-        while not is_to_stop(1):  # another thread hears it
-            time.sleep(0.01)
+        signal.raise_signal(number)
+        assert is_to_stop(2)
 
     signals.between_steps(run)
     assert [signal.getsignal(each) for each in signals.HEARD] == before
 
 
-def test_a_signal_is_answered_that_comes_while_another_is(caplog):
-    answers = []
+def test_a_signal_is_answered_that_comes_while_something_is_printed(monkeypatch, capfd):
+    class Interrupted(io.RawIOBase):
+        def writable(self):
+            return True
 
-    class Stream:
-        """As sys.stderr, it cannot be written to by a handler that interrupts its writing."""
-
-        busy = False
-
-        def write(self, text):
-            if self.busy:
-                raise RuntimeError("reentrant call")
-            self.busy = True
-            if not answers:
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.01)
-            answers.append(text)
-            self.busy = False
-
-        def flush(self): ...
+        def write(self, data):
+            signal.raise_signal(signal.SIGINT)
+            return len(data)
 
     def run(is_to_stop):
         is_to_stop(1)
-        os.kill(os.getpid(), signal.SIGINT)
-        end = time.monotonic() + 10
-        while len(answers) < 2 and time.monotonic() < end:
-            time.sleep(0.01)
+        print("a line", file=sys.stderr)
+        assert is_to_stop(2)
 
-    handler = logging.StreamHandler(Stream())
-    caplog.set_level(logging.INFO, signals.logger.name)
-    signals.logger.addHandler(handler)
-    try:
-        signals.between_steps(run)
-    finally:
-        signals.logger.removeHandler(handler)
-    assert len(answers) == 2
+    stream = io.TextIOWrapper(io.BufferedWriter(Interrupted()), line_buffering=True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    signals.between_steps(run)
+    monkeypatch.undo()
+    assert capfd.readouterr().err == ANSWER
 
 
 def test_what_a_run_raises_is_raised_and_handlers_come_back():
@@ -105,43 +90,49 @@ def test_what_a_run_raises_is_raised_and_handlers_come_back():
 
 @pytest.mark.parametrize("number", signals.HEARD)
 def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", COMPILES], **pipes)
-    assert process.stdout
-    try:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
-        _, printed = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0
-    assert printed == "stopped before its first step: there was nothing to save\n"
+    assert end(COMPILES, number) == (-number, "")
 
 
 @pytest.mark.parametrize("number", signals.HEARD)
-def test_signals_during_a_step_are_answered_and_the_third_ends_it(number):
-    program = COMPILES.replace('print("ready"', 'is_to_stop(1); print("ready"')
+def test_a_signal_during_a_step_is_answered_and_the_next_ends_it(number):
+    assert end(STEPS, signal.SIGINT, number) == (-number, ANSWER)
+
+
+def end(program, *numbers):
+    """Sends signals to a program, the next once it prints; returns its status and errors."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", program], **pipes)
-    assert process.stdout
-    assert process.stderr
+    printed = ""
     try:
         assert process.stdout.readline() == "ready\n"
-        for _ in range(2):
-            process.send_signal(signal.SIGINT)
-            answer = "stops and saves after this step; the third signal ends it at once\n"
-            assert process.stderr.readline() == answer
-        process.send_signal(number)
-        assert process.wait(timeout=60) == 128 + number
+        for number in numbers[:-1]:
+            process.send_signal(number)
+            printed += process.stderr.readline()
+        process.send_signal(numbers[-1])
+        printed += process.communicate(timeout=60)[1]
     finally:
         process.kill()
+    return process.returncode, printed
+
+
+def test_in_another_thread_no_signal_is_heard():
+    before = [signal.getsignal(each) for each in signals.HEARD]
+    asked = []
+
+    def run(is_to_stop):
+        asked.append(is_to_stop(1))
+        assert [signal.getsignal(each) for each in signals.HEARD] == before
+
+    thread = threading.Thread(target=signals.between_steps, args=[run])
+    thread.start()
+    thread.join()
+    assert asked == [False]
 
 
 def test_another_signal_does_not_stop_a_run():
     def run(is_to_stop):
         is_to_stop(1)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.1)
+        signal.raise_signal(signal.SIGUSR1)
         assert not is_to_stop(2)
 
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
@@ -153,9 +144,9 @@ def test_another_signal_does_not_stop_a_run():
 
 def test_nohup_is_respected():
     def ignore(is_to_stop):
-        os.kill(os.getpid(), signal.SIGHUP)
-        time.sleep(0.1)
-        assert not is_to_stop(1)
+        for step in range(1, 3):
+            signal.raise_signal(signal.SIGHUP)
+            assert not is_to_stop(step)
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -190,7 +181,7 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path):
     log = run / "metrics.jsonl"
 
     saved = 0
-    for n_devices, sent in ((1, [signal.SIGTERM]), (2, [signal.SIGINT, signal.SIGINT])):
+    for n_devices, number in ((1, signal.SIGTERM), (2, signal.SIGINT)):
         flags = f"--xla_force_host_platform_device_count={n_devices}"
         process = subprocess.Popen(
             [*command, f"--config.train.chunk_size={4 // n_devices}"],
@@ -202,13 +193,12 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path):
             while not (log.exists() and log.read_text().count("\n") > saved):
                 assert process.poll() is None
                 time.sleep(0.05)
-            for number in sent:
-                process.send_signal(number)
-                time.sleep(0.01)  # two that come as one are heard as one
+            process.send_signal(number)
             _, printed = process.communicate(timeout=60)
         finally:
             process.kill()
         assert process.returncode == 0
+        assert ANSWER in printed
         if saved:
             assert f"resuming after step {saved}" in printed
         last = int(re.findall(r"stopped and saved after step (\d+)", printed)[0])

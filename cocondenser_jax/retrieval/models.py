@@ -21,9 +21,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run a folder's code.
 _NO_CODE = {"trust_remote_code": False}
 _NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": _NO_CODE, "processor_kwargs": _NO_CODE}
-# Published models are well below.
-_MOST_LAYERS = 1_000
-_LARGEST_SIZE = 10_000_000
+_MOST_LAYERS = 1_000  # more would fill the memory
 # What vectors depend on beside the weights.
 _SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
 
@@ -58,7 +56,7 @@ def load_retriever(
     Raises:
       UserError: also if a model that has a projection is to have another one.
     """
-    folder = _model_folder(folder)
+    folder = find_folder(folder)
     model = _open_bi_encoder(folder, pooling)
     if projection:
         _project(model, projection, seed, folder)
@@ -66,12 +64,9 @@ def load_retriever(
     if not found:
         raise UserError(f"{folder} does not start with a transformer: expected BERT or the like")
     for name, tower in found.items():
-        of_tower = tower_folder(folder, name)
-        kwargs: dict[str, Any] = _model_kwargs(of_tower)
-        _require_weights(tower.model, of_tower, **kwargs)
         # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
         # there: other programs would load what is saved with a random pooler.
-        tower.model_kwargs = kwargs
+        tower.model_kwargs = _model_kwargs(tower_folder(folder, name))
         tower.config_keys = [*tower.config_keys, "model_kwargs"]
         _limit_tokens(tower, query_length, passage_length, folder)
     with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
@@ -104,8 +99,8 @@ def load_cross_encoder(
     Raises:
       UserError: also if the folder has a head for another task.
     """
-    folder = _model_folder(folder)
-    architectures = read_object(folder / "config.json", {}).get("architectures")
+    folder = find_folder(folder)
+    architectures = _read_config(folder).get("architectures")
     new_head = "ForSequenceClassification" not in str(architectures)
     if new_head and head_seed is None:
         raise UserError(
@@ -113,11 +108,11 @@ def load_cross_encoder(
             "as cocondenser finetune makes with configs/cross_encoder.py"
         )
     task: Any = "sequence-classification"
-    with _loading(folder, "cross-encoder"), new_parameters(head_seed or 0):
+    drawn = r"(classifier|pooler)\." if new_head else None
+    with _loading(folder, "cross-encoder", drawn), new_parameters(head_seed or 0):
         backbone = Transformer(
             str(folder), model_kwargs=_NO_CODE, transformer_task=task, **_NO_OTHER_CODE
         )
-    _require_weights(backbone.model, folder, r"(classifier|pooler)\." if new_head else None)
     if backbone.config.num_labels != 1:
         raise UserError(
             f"{folder} gives a pair of texts {backbone.config.num_labels} scores: expected 1"
@@ -233,48 +228,35 @@ def _limit_tokens(
             setattr(tower, name.replace("passage", "document"), length)
 
 
-def _model_folder(name_or_folder: Path) -> Path:
-    """Returns the local folder of a model.
-
-    Raises:
-      UserError: also for sizes that would fill the memory before anything is found wrong with them.
-    """
-    folder = find_folder(name_or_folder)
-    for path in folder.rglob("config.json"):
-        for name, value in read_object(path).items():
-            limit = _MOST_LAYERS if name.endswith("layers") else _LARGEST_SIZE
-            if type(value) is int and value > limit:
-                raise UserError(f"{path}: {name} is {value}; expected at most {limit:,}")
-    return folder
-
-
 @contextlib.contextmanager
-def _loading(folder: Path, kind: str) -> Iterator[None]:
-    """Keeps the libraries quiet, and turns what they raise into one line."""
+def _loading(folder: Path, kind: str, drawn: str | None = None) -> Iterator[None]:
+    """Keeps the libraries quiet, and turns what they raise into one line.
+
+    Parameters left at random, which they only log, are an error too, unless `drawn` matches their
+    names.
+    """
+    missing: list[str] = []
+    models: Any = transformers.PreTrainedModel
+    load = models.__dict__["from_pretrained"]
+
+    def load_and_note(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        model, info = load.__func__(cls, *args, output_loading_info=True, **kwargs)
+        missing.extend(name for name in info["missing_keys"] if not re.search(drawn or "$^", name))
+        return model
+
     # Bars for an instant's work, and a report of every unused head, would hide what matters.
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
+    # sentence-transformers (6.2.0) does not pass on what transformers says of loading.
+    models.from_pretrained = classmethod(load_and_note)
     try:
         yield
     except Exception as error:  # the libraries raise anything for a broken folder
         raise UserError(f"{folder} cannot be loaded as a {kind}: {first_line(error)}") from error
     finally:
+        models.from_pretrained = load
         transformers.utils.logging.set_verbosity(verbosity)
-
-
-def _require_weights(
-    model: transformers.PreTrainedModel, folder: Path, new: str | None = None, **kwargs: Any
-) -> None:
-    """Raises a UserError for parameters left at random, which the libraries only log.
-
-    Those whose names match `new` are to be random. sentence-transformers does not pass on what
-    transformers says of loading, so the model is loaded once more.
-    """
-    load: Any = type(model).from_pretrained
-    with _loading(folder, "Hugging Face model"), new_parameters(0):
-        _, info = load(folder, config=model.config, output_loading_info=True, **kwargs)
-    missing = [name for name in info["missing_keys"] if not (new and re.search(new, name))]
     if missing:
         raise UserError(
             f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
@@ -282,8 +264,16 @@ def _require_weights(
         )
 
 
+def _read_config(folder: Path) -> dict[str, Any]:
+    config = read_object(folder / "config.json", {})
+    n_layers = config.get("num_hidden_layers")
+    if isinstance(n_layers, int) and n_layers > _MOST_LAYERS:
+        raise UserError(f"{folder}: num_hidden_layers is {n_layers}; expected at most 1,000")
+    return config
+
+
 def _model_kwargs(folder: Path) -> dict[str, bool]:
-    model_type = read_object(folder / "config.json", {}).get("model_type")
+    model_type = _read_config(folder).get("model_type")
     has_pooler = model_type in ("bert", "roberta", "xlm-roberta")
     return {"add_pooling_layer": False} if has_pooler else {}
 

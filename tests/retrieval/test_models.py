@@ -123,6 +123,20 @@ def test_layers_without_end_are_not_made(model_folder, tmp_path):
             load(folder)
 
 
+def test_a_model_is_loaded_once(model_folder, monkeypatch):
+    n_loaded = []
+    load = transformers.PreTrainedModel.from_pretrained.__func__
+
+    def count(cls, *arguments, **options):
+        n_loaded.append(cls)
+        return load(cls, *arguments, **options)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(count))
+    models.load_retriever(model_folder)
+    assert len(n_loaded) == 1
+    assert transformers.PreTrainedModel.from_pretrained.__func__ is count
+
+
 def test_parameters_left_at_random_are_an_error(model_folder, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)

@@ -101,9 +101,9 @@ SETTINGS = {
     "passage_prompt": Setting("", None, "", "stands before a passage; '': the folder's own"),
     "loss": Setting(
         "contrastive",
-        ("contrastive", "learning_to_rank", "pairwise", "soft_labels", "soft_labels_group"),
+        ("contrastive", "learning_to_rank", "soft_labels"),
         "",
-        "pairwise: RankNet; learning_to_rank: of learned scores; soft labels need a teacher",
+        "learning_to_rank: of learned scores; soft labels need a teacher",
     ),
     "teacher_run": Setting("", None, "", "TREC run of a cross-encoder's scores, for soft labels"),
     "scale": Setting(1.0, Interval(1e-6), "", "factor of the scores: 1 / temperature"),
@@ -129,9 +129,6 @@ SETTINGS = {
     "eval_split": Setting("dev", GIVEN, "", "the judgments to evaluate on"),
     "eval_candidates": Setting(
         0, Interval(0), "passages", "drawn for each query, for MRR@100; 0: the collection, MRR@10"
-    ),
-    "patience": Setting(
-        0, Interval(0), "evaluations", "without a gain end the run; 0: they do not"
     ),
 }
 

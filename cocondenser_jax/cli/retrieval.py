@@ -186,7 +186,6 @@ def rerank(model, data, run, run_out, json_out, **options):
     flag("--split", "train", "of the queries"),
     required("--out", Path, "TREC run to write"),
     flag("--depth", 200, "rank, in each run, of the last passage taken"),
-    flag("--skip_top", 0, "passages at the top of each run not taken"),
     flag("--answers", Path, "answers, .jsonl or DPR's: leave out passages that hold one"),
     flag(
         "--denoise_run",

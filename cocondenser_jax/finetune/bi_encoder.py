@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.evaluation import DevSearch, DevSettings, KeepBest
-from cocondenser_jax.finetune.losses import SOFT_LOSSES, InBatchLoss, LossSettings
+from cocondenser_jax.finetune.losses import InBatchLoss, LossSettings
 from cocondenser_jax.finetune.samplers import BatchSettings, PlannedBatches, epoch_plans
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import (
@@ -63,7 +63,7 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     Raises:
       UserError: as `tasks.finetune`.
     """
-    is_soft = settings.loss.loss in SOFT_LOSSES
+    is_soft = settings.loss.loss == "soft_labels"
     _require_negatives(settings, is_soft)
     data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
     evaluator = DevSearch(settings.dev, data) if settings.dev.eval_every else None
@@ -76,7 +76,7 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     callbacks: list[TrainerCallback] = [EachEpoch(data)]
     if evaluator:
         arguments |= evaluator.arguments()
-        callbacks.append(KeepBest(settings.dev.patience))
+        callbacks.append(KeepBest())
     hf_trainer = _Trainer(
         model,
         SentenceTransformerTrainingArguments(**arguments),
@@ -111,7 +111,7 @@ def _require_negatives(settings: BiEncoderSettings, is_soft: bool) -> None:
         )
     if is_soft and not (settings.teacher_run and n_negatives):
         raise UserError(
-            f"config.loss is {settings.loss.loss}: expected config.teacher_run, a TREC run of a "
+            "config.loss is soft_labels: expected config.teacher_run, a TREC run of a "
             "cross-encoder's scores, and config.negatives_per_query of at least 1"
         )
 

@@ -1,6 +1,5 @@
 """Evaluation during fine-tuning: how the model as it is ranks passages for held-out queries."""
 
-import logging
 import zlib
 from itertools import chain
 from pathlib import Path
@@ -21,8 +20,6 @@ from cocondenser_jax.collection.folder import (
 from cocondenser_jax.finetune.training_data import TrainingData
 from cocondenser_jax.retrieval.models import uses_bfloat16
 
-logger = logging.getLogger(__name__)
-
 
 class DevSettings(NamedTuple):
     """What to evaluate on, and how; see configs/finetune.py."""
@@ -31,7 +28,6 @@ class DevSettings(NamedTuple):
     eval_every: int  # 0: no evaluation
     eval_split: str
     eval_candidates: int
-    patience: int
     scale: float
     precision: str
     seed: int
@@ -118,24 +114,12 @@ class DevSearch(BaseEvaluator):
 
 
 class KeepBest(TrainerCallback):
-    """Saves the model of each evaluation that is better than all before; ends a run without gain.
-
-    After `patience` evaluations without a gain, that is; 0: the run does not end early.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
+    """Saves the model of each evaluation that is better than all before."""
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
         """Compares the evaluation with the best one before."""
-        measure = metrics[args.metric_for_best_model]
-        if state.best_metric is None or measure > state.best_metric:
+        metric = metrics[args.metric_for_best_model]
+        if state.best_metric is None or metric > state.best_metric:
             control.should_save = True
-            return
-        n_steps = state.global_step - state.best_global_step
-        if self._patience and n_steps >= self._patience * args.eval_steps:
-            logger.info("step %d: no gain since step %d", state.global_step, state.best_global_step)
-            control.should_training_stop = True
-            control.should_save = False  # a run that resumed from here would go on

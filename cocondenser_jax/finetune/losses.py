@@ -5,8 +5,7 @@ all; D, the size of an embedding. A row of scores belongs to a query, a column t
 `own_QxG` has the columns of each query's group. A column that must not count holds −inf.
 """
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import scipy.sparse
@@ -63,50 +62,22 @@ def contrastive(scores_QxP: torch.Tensor, own_QxG: torch.Tensor) -> torch.Tensor
     return functional.cross_entropy(scores_QxP, own_QxG[:, 0])
 
 
-def pairwise(scores_QxP: torch.Tensor, own_QxG: torch.Tensor) -> torch.Tensor:
-    """Returns the mean over q and d ≠ d⁺_q of log(1 + exp(s(q, d) − s(q, d⁺_q))): RankNet.
-
-    The learning-to-rank loss of Burges et al., *Learning to rank using gradient descent* (ICML
-    2005), over all passages of the step.
-    """
-    positive_Qx1 = own_QxG[:, :1]
-    margins_QxP = scores_QxP - scores_QxP.gather(1, positive_Qx1)
-    losses_QxP = functional.softplus(margins_QxP.scatter(1, positive_Qx1, -torch.inf))
-    return losses_QxP.sum() / (losses_QxP.numel() - len(losses_QxP))
-
-
 def soft_labels(
     scores_QxP: torch.Tensor,
     own_QxG: torch.Tensor,
     teacher_QxG: torch.Tensor,
-    group_only: bool = False,
 ) -> torch.Tensor:
     """Returns 1/Q Σ_q KL(T_q ‖ S_q), the distillation of a cross-encoder.
 
     T_q is the softmax of the teacher's scores over the query's own group, 0 elsewhere; S_q is the
     softmax of s over all passages of the step, so that passages the teacher has not scored are
-    pushed away like negatives; with `group_only`, over the group too. It is not KL(S_q ‖ T_q), as
-    equation 16 of the study of Condenser with adaptive batches prints it: S_q is nowhere 0, so that
-    diverges wherever T_q is. The scores of a query's group, s and `teacher_QxG`, must be finite.
+    pushed away like negatives. It is not KL(S_q ‖ T_q), as equation 16 of the study of Condenser
+    with adaptive batches prints it: S_q is nowhere 0, so that diverges wherever T_q is. The scores
+    of a query's group, s and `teacher_QxG`, must be finite.
     """
-    if group_only:
-        log_S_QxG = scores_QxP.gather(1, own_QxG).log_softmax(1)
-    else:
-        log_S_QxG = scores_QxP.log_softmax(1).gather(1, own_QxG)
+    log_S_QxG = scores_QxP.log_softmax(1).gather(1, own_QxG)
     log_T_QxG = teacher_QxG.log_softmax(1)
     return functional.kl_div(log_S_QxG, log_T_QxG, reduction="batchmean", log_target=True)
-
-
-LOSSES: dict[str, Callable[..., torch.Tensor]] = {
-    "contrastive": contrastive,
-    "learning_to_rank": contrastive,
-    "pairwise": pairwise,
-}
-# Losses that need a teacher's scores.
-SOFT_LOSSES: dict[str, Callable[..., torch.Tensor]] = {
-    "soft_labels": soft_labels,
-    "soft_labels_group": partial(soft_labels, group_only=True),
-}
 
 
 class InBatchLoss(CachedLossMixin, torch.nn.Module):
@@ -174,11 +145,11 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         relevant_QxP = _look_up(self._judgments.relevant, labels[:, 0], numbers_P)
         others_QxP = relevant_QxP.scatter(1, own_QxG[:, :1], False)
         scores_QxP = scores_QxP.masked_fill(others_QxP, -torch.inf)
-        if self._name in LOSSES:
-            return LOSSES[self._name](scores_QxP, own_QxG)
+        if self._name != "soft_labels":
+            return contrastive(scores_QxP, own_QxG)
         assert self._judgments.teacher is not None  # `bi_encoder_trainer` requires one
         teacher_QxP = _look_up(self._judgments.teacher, labels[:, 0], numbers_P)
-        return SOFT_LOSSES[self._name](scores_QxP, own_QxG, teacher_QxP.gather(1, own_QxG))
+        return soft_labels(scores_QxP, own_QxG, teacher_QxP.gather(1, own_QxG))
 
 
 def _look_up(

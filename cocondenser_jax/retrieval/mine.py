@@ -33,7 +33,6 @@ def mine(
     out: Path,
     *,
     depth: int = 200,
-    skip_top: int = 0,
     answers: Path | None = None,
     denoise_run: Path | None = None,
     denoise_below: float = 0.1,
@@ -49,7 +48,6 @@ def mine(
       split: of the queries.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
-      skip_top: passages at the top of each source not taken: many may be relevant, but not judged.
       answers: answers to the queries of the split, see `layouts.read_answers`. A passage whose text
         holds an answer to the query is left out.
       denoise_run: logits of a cross-encoder, of `rerank.rerank`. A passage without one, or whose
@@ -61,12 +59,12 @@ def mine(
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
     """
-    if not 0 <= skip_top < depth:
-        raise UserError(f"depth={depth}, skip_top={skip_top}: expected 0 <= skip_top < depth")
+    if depth < 1:
+        raise UserError(f"depth={depth}: expected at least 1")
     if not 0 < denoise_below < 1:
         raise UserError(f"denoise_below={denoise_below}: expected a probability above 0, below 1")
     least = math.log(denoise_below / (1 - denoise_below))
-    logits = _read_logits(denoise_run) if denoise_run else {}
+    logits = read_run(denoise_run) if denoise_run else {}
     queries, qrels = read_split(data_folder, split)
     qrels = with_positives(qrels)
     best = {source: read_best_passages(source, qrels, depth) for source in sources}
@@ -77,7 +75,7 @@ def mine(
     if denoise_run:
         exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})
         exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
-    pool, excluded = make_pool([*best.values()], exclusions, skip_top)
+    pool, excluded = make_pool([*best.values()], exclusions)
     write_run(out, pool, tag="negatives")
     return _summary(pool, excluded)
 
@@ -95,9 +93,7 @@ def _summary(pool: Run, excluded: Mapping[str, int]) -> dict[str, Any]:
 
 
 def make_pool(
-    best: Sequence[Mapping[str, Sequence[str]]],
-    exclusions: Mapping[str, Excludes],
-    skip_top: int = 0,
+    best: Sequence[Mapping[str, Sequence[str]]], exclusions: Mapping[str, Excludes]
 ) -> tuple[Run, dict[str, int]]:
     """Joins what several sources rank high for the same queries.
 
@@ -108,7 +104,6 @@ def make_pool(
     Args:
       best: of each source, query → passages, best first.
       exclusions: reason → test. A passage is excluded for the first reason that holds.
-      skip_top: passages at the top of each source not taken.
 
     Returns:
       The pool, and how many passages each reason excluded.
@@ -118,7 +113,7 @@ def make_pool(
     for query in best[0]:
         ranks: dict[str, int] = {}
         for source in best:
-            for rank, passage in enumerate(source[query][skip_top:], start=skip_top + 1):
+            for rank, passage in enumerate(source[query], start=1):
                 ranks[passage] = min(rank, ranks.get(passage, rank))
         pool[query] = {}
         for passage, rank in sorted(ranks.items(), key=itemgetter(1)):
@@ -139,15 +134,3 @@ def _answer_test(
     matchers = {query: make_matcher(found) for query, found in answers.items()}
     texts = {name: prepare(p.text) for name, p in read_named(corpus, *best.items()).items()}
     return lambda query, passage: query in matchers and matchers[query](texts[passage])
-
-
-def _read_logits(path: Path) -> Run:
-    run = read_run(path)
-    scores = [score for results in run.values() for score in results.values()]
-    # Logits of a useful cross-encoder are not all between 0 and 1: that is above even chances.
-    if scores and min(scores) >= 0 and max(scores) <= 1:
-        raise UserError(
-            f"{path} holds scores from {min(scores):g} to {max(scores):g}, which look like "
-            "probabilities: expected logits, as cocondenser rerank writes them"
-        )
-    return run

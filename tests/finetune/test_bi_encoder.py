@@ -47,15 +47,13 @@ def run_file(beir, tmp_path_factory):
     return path
 
 
-@pytest.mark.effect("retriever model", "retriever data", "retriever loss", "retriever scale")
+@pytest.mark.effect("retriever model", "retriever data", "retriever scale")
 @pytest.mark.effect("retriever query_length", "retriever passage_length")
-@pytest.mark.parametrize(("loss_name", "scale"), [("contrastive", 1.0), ("pairwise", 0.1)])
-def test_one_step_is_adamw_on_the_loss_of_all_pairs(
-    make_model, beir, config, tmp_path, loss_name, scale
-):
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_one_step_is_adamw_on_the_loss_of_all_pairs(make_model, beir, config, tmp_path, scale):
     folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     config.update(model=str(folder), batch_size=24, max_steps=1, warmup_ratio=0.0)
-    config.update(learning_rate=1e-3, weight_decay=0.5, loss=loss_name, scale=scale)
+    config.update(learning_rate=1e-3, weight_decay=0.5, scale=scale)
     result = finetune(config, tmp_path / "run")
 
     # The same step by hand: torch's autograd, Adam's first step and decoupled decay in plain sight.
@@ -73,9 +71,6 @@ def test_one_step_is_adamw_on_the_loss_of_all_pairs(
     positives = [passages[p] for grades in qrels.values() for p in grades]
     scores = scale * embed(list(queries.values()), 8) @ embed(positives, 16).T
     loss = -scores.log_softmax(1).diag().mean()
-    if loss_name == "pairwise":
-        margins = torch.nn.functional.softplus(scores - scores.diag()[:, None])
-        loss = margins[~torch.eye(24, dtype=bool)].mean()
     loss.backward()
     assert result["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert read_metrics(tmp_path / "run")[0]["learning_rate"] == pytest.approx(1e-3)

@@ -173,16 +173,6 @@ def test_evaluating_changes_nothing_in_training(whole, model_folder, data, tmp_p
     assert losses[0] == losses[1]
 
 
-@pytest.mark.effect("retriever patience")
-def test_a_run_without_a_gain_ends(model_folder, data, tmp_path, caplog):
-    config = make_config(model_folder, data, learning_rate=0.0, patience=3, checkpoint_every=0)
-    with caplog.at_level("INFO", "cocondenser_jax"):
-        result = finetune(config, tmp_path / "run")
-    assert (result["steps"], result["best_step"]) == (2 + 3 * 2, 2)
-    assert "step 8: no gain since step 2" in caplog.text
-    assert "saving the best model: step 2" in caplog.text
-
-
 class Killed(BaseException):
     """Stands for the end of the process."""
 
@@ -204,14 +194,14 @@ def test_a_killed_run_ends_as_if_it_had_not_been(model_folder, data, tmp_path, m
         learning_rate=1e-3,
         checkpoint_every=6,
         eval_candidates=20,
-        patience=2,
         seed=2,
     )
     result = finetune(config, tmp_path / "whole")
     found = evaluations(tmp_path / "whole", "eval_MRR@100")
     best, last = result["best_step"], result["steps"]
     assert best == max(found, key=lambda step: found[step][0])
-    assert (last - best, last % 6, last) == (4, 0, 12), "no end where a checkpoint is due, too"
+    assert 3 < best < last
+    assert best % 6, "a checkpoint is due there anyway"
 
     step_end, run = trainer._Metrics.on_step_end, tmp_path / "run"
     for killed in (3, best + 1, last):
@@ -225,12 +215,13 @@ def test_a_killed_run_ends_as_if_it_had_not_been(model_folder, data, tmp_path, m
             patch.setattr(trainer._Metrics, "on_step_end", end)
             with pytest.raises(Killed):
                 finetune(config, run)
+        if killed == best + 1:
+            # The loss's own parameters are part of a checkpoint, and of what is checked.
+            (run / "checkpoints" / f"checkpoint-{best}" / "loss.safetensors").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "new_folder", kill)
         with pytest.raises(Killed):
             finetune(config, run)
-    # The loss's own parameters are part of a checkpoint, and of what is checked.
-    (run / "checkpoints" / f"checkpoint-{best}" / "loss.safetensors").unlink()
     finetune(config, run)
     assert trained(run) == trained(tmp_path / "whole")
 

@@ -1,6 +1,5 @@
 """The losses against their formulas, written out with NumPy; the gradient cache."""
 
-import functools
 import math
 
 import numpy as np
@@ -14,6 +13,7 @@ from cocondenser_jax.finetune.training_data import to_judgments
 from cocondenser_jax.retrieval import models
 
 Q, G = 4, 3
+NAMES = ("contrastive", "learning_to_rank", "soft_labels")
 OWN_QxG = torch.arange(Q * G).view(Q, G)  # the columns of each query's group
 
 
@@ -30,16 +30,6 @@ def contrastive_by_hand(scores_QxP):
     return np.mean([-math.log(softmax(row)[q * G]) for q, row in enumerate(scores_QxP)])
 
 
-def pairwise_by_hand(scores_QxP):
-    others = [
-        math.log1p(math.exp(score - row[q * G]))
-        for q, row in enumerate(scores_QxP)
-        for column, score in enumerate(row)
-        if column != q * G
-    ]
-    return np.mean(others)
-
-
 def learning_to_rank_by_hand(queries_QxD, passages_PxD, weights, bias):
     total = 0.0
     for q, query in enumerate(queries_QxD):
@@ -51,26 +41,24 @@ def learning_to_rank_by_hand(queries_QxD, passages_PxD, weights, bias):
     return total / len(queries_QxD)
 
 
-def soft_labels_by_hand(scores_QxP, teacher_QxG, group_only):
+def soft_labels_by_hand(scores_QxP, teacher_QxG):
     total = 0.0
     for q, row in enumerate(scores_QxP):
         group = slice(q * G, (q + 1) * G)
-        student_G = softmax(row[group]) if group_only else softmax(row)[group]
+        student_G = softmax(row)[group]
         teacher_G = softmax(teacher_QxG[q])
         total += (teacher_G * np.log(teacher_G / student_G)).sum()
     return total / len(scores_QxP)
 
 
-def test_contrastive_and_pairwise_are_their_formulas(scores_QxP):
+def test_contrastive_is_its_formula(scores_QxP):
     scores = torch.tensor(scores_QxP)
-    for loss, by_hand in (
-        (losses.contrastive, contrastive_by_hand),
-        (losses.pairwise, pairwise_by_hand),
-    ):
-        assert loss(scores, OWN_QxG).item() == pytest.approx(by_hand(scores_QxP), rel=1e-12)
-        # Two processes have half the queries each, and all passages.
-        halves = [loss(scores[half], OWN_QxG[half]).item() for half in (slice(2), slice(2, 4))]
-        assert np.mean(halves) == pytest.approx(by_hand(scores_QxP), rel=1e-12)
+    expected = pytest.approx(contrastive_by_hand(scores_QxP), rel=1e-12)
+    assert losses.contrastive(scores, OWN_QxG).item() == expected
+    # Two processes have half the queries each, and all passages.
+    halves = (slice(2), slice(2, 4))
+    found = [losses.contrastive(scores[half], OWN_QxG[half]).item() for half in halves]
+    assert np.mean(found) == expected
 
 
 def test_learning_to_rank_is_its_formula():
@@ -84,12 +72,11 @@ def test_learning_to_rank_is_its_formula():
     assert losses.contrastive(scores, OWN_QxG).item() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("group_only", [False, True])
-def test_soft_labels_are_their_formula(scores_QxP, group_only):
+def test_soft_labels_are_their_formula(scores_QxP):
     teacher_QxG = np.random.default_rng(1).normal(0, 2, (Q, G))
     scores, teacher = torch.tensor(scores_QxP), torch.tensor(teacher_QxG)
-    expected = soft_labels_by_hand(scores_QxP, teacher_QxG, group_only)
-    loss = functools.partial(losses.soft_labels, group_only=group_only)
+    expected = soft_labels_by_hand(scores_QxP, teacher_QxG)
+    loss = losses.soft_labels
     assert loss(scores, OWN_QxG, teacher).item() == pytest.approx(expected, rel=1e-12)
     halves = [
         loss(scores[half], OWN_QxG[half], teacher[half]).item() for half in (slice(2), slice(2, 4))
@@ -149,7 +136,7 @@ def features(model, columns):
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])
-@pytest.mark.parametrize("name", [*losses.LOSSES, *losses.SOFT_LOSSES])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_relevant_passage_is_never_a_negative(step, name, scale):
     model, columns, judgments, labels = step
     loss = losses.InBatchLoss(model, judgments, losses.LossSettings(name, scale, chunk_size=0))
@@ -172,9 +159,7 @@ def test_a_relevant_passage_is_never_a_negative(step, name, scale):
     expected = {
         "contrastive": lambda: contrastive_by_hand(scores_QxP),
         "learning_to_rank": lambda: contrastive_by_hand(scores_QxP),
-        "pairwise": lambda: pairwise_by_hand(scores_QxP),
-        "soft_labels": lambda: soft_labels_by_hand(scores_QxP, teacher_QxG, False),
-        "soft_labels_group": lambda: soft_labels_by_hand(scores_QxP, teacher_QxG, True),
+        "soft_labels": lambda: soft_labels_by_hand(scores_QxP, teacher_QxG),
     }[name]()
     assert value == pytest.approx(expected, rel=1e-5)
 
@@ -191,7 +176,7 @@ def gradient(loss, model, columns, labels):
     return value.item(), torch.cat([p.grad.flatten() for p in loss.parameters()])
 
 
-@pytest.mark.parametrize("name", [*losses.LOSSES, *losses.SOFT_LOSSES])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_gradient_cache_changes_nothing(step, name):
     model, columns, judgments, labels = step
     model.train()

@@ -68,19 +68,20 @@ def test_runs_take_turns(folder):
     assert metrics["excluded, relevant"] == 2
 
 
-def test_depth_and_skip_top_are_ranks_of_each_run(folder):
+def test_depth_is_a_rank_of_each_run(folder):
     runs, out = [folder / "bm25.trec", folder / "dense.trec"], folder / "pool.trec"
-    metrics = mine(runs, folder, "train", out, depth=4, skip_top=2)
-    # a is relevant and third in the dense run; q2 has one passage below the second.
-    assert pools(out) == {"q1": list("cdh"), "q2": list("b")}
-    assert metrics["excluded, relevant"] == 1
-    metrics = mine(runs[1:], folder, "train", out, depth=4, skip_top=2)
-    assert pools(out) == {"q1": ["h"]}
+    mine(runs, folder, "train", out, depth=2)
+    assert pools(out) == {"q1": list("gbc"), "q2": list("a")}
+    with pytest.raises(UserError, match="depth=0: expected at least 1"):
+        mine(runs, folder, "train", out, depth=0)
+
+
+def test_a_query_may_be_without_negatives(folder):
+    (folder / "few.trec").write_text("q1 Q0 a 1 2.0 t\nq2 Q0 a 1 1.0 t\n")
+    metrics = mine([folder / "few.trec"], folder, "train", folder / "pool.trec")
+    assert pools(folder / "pool.trec") == {"q2": ["a"]}
     assert metrics["queries without negatives"] == 1
     assert metrics["negatives per query, least"] == 0
-    for depth, skip_top in ((2, 2), (0, 0), (5, -1)):
-        with pytest.raises(UserError, match=f"depth={depth}, skip_top={skip_top}: expected"):
-            mine(runs, folder, "train", out, depth=depth, skip_top=skip_top)
 
 
 def test_answers_and_scores_of_a_cross_encoder_exclude(folder):
@@ -112,12 +113,9 @@ def test_answers_and_scores_of_a_cross_encoder_exclude(folder):
     }
 
 
-def test_a_denoising_run_of_another_unit_is_refused(folder):
-    teacher = folder / "teacher.trec"
-    arguments = [folder / "bm25.trec"], folder, "train", folder / "pool.trec"
-    teacher.write_text("q1 Q0 b 0 0.999 t\nq1 Q0 c 0 0.01 t\n")
-    with pytest.raises(UserError, match=r"from 0.01 to 0.999, which .* expected logits"):
-        mine(*arguments, denoise_run=teacher)
+def test_a_threshold_that_is_no_probability_is_refused(folder):
+    teacher = folder / "bm25.trec"
+    arguments = [teacher], folder, "train", folder / "pool.trec"
     for below in (0.0, 1.0, -2.2):
         with pytest.raises(UserError, match=f"denoise_below={below}: expected a probability"):
             mine(*arguments, denoise_run=teacher, denoise_below=below)
@@ -129,8 +127,8 @@ def test_pools_agree_with_sets_and_sorting():
     passages = [f"d{i}" for i in range(30)]
     best = [{f"q{q}": list(rng.permutation(passages)[:20]) for q in range(10)} for _ in range(3)]
     bad = {(f"q{q}", passage) for q in range(10) for passage in rng.choice(passages, 8)}
-    pool, excluded = make_pool(best, {"bad": lambda q, p: (q, p) in bad}, skip_top=3)
-    below = {q: set(itertools.chain(*(run[q][3:] for run in best))) for q in best[0]}
+    pool, excluded = make_pool(best, {"bad": lambda q, p: (q, p) in bad})
+    below = {q: set(itertools.chain(*(run[q] for run in best))) for q in best[0]}
     assert {q: set(scores) for q, scores in pool.items()} == {
         q: {p for p in below[q] if (q, p) not in bad} for q in below
     }
@@ -138,7 +136,7 @@ def test_pools_agree_with_sets_and_sorting():
     for query, scores in pool.items():
         for passage, score in scores.items():
             ranks = [run[query].index(passage) + 1 for run in best if passage in run[query]]
-            assert score == 1 / min(rank for rank in ranks if rank > 3)
+            assert score == 1 / min(ranks)
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
 
 

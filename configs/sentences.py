@@ -43,7 +43,6 @@ SETTINGS = {
         "",
         "for scored pairs; for triplets; for pairs with a label (inference)",
     ),
-    "margin": Setting(5.0, Interval(0), "Euclidean distance", "of the triplet loss"),
 }
 
 

@@ -37,12 +37,11 @@ def evaluate_judgments(run, qrels, metrics, compare_with, json_out):
     _RUN,
     required("--answers", Path, "to the questions, .jsonl (_id, answers) or DPR's .csv"),
     required("--corpus", Path, "the passages, a data folder or its file of passages"),
-    flag("--regex", False, "the answers are regular expressions, as in CuratedTREC"),
     flag("--top_k", "1,5,20,100", "numbers of passages, separated by commas"),
     _COMPARE_WITH,
     JSON_OUT,
 )
-def evaluate_by_answers(run, answers, top_k, compare_with, json_out, **options):
+def evaluate_by_answers(run, answers, corpus, top_k, compare_with, json_out):
     """Compute the accuracy of a run: how often one of the top k passages holds an answer."""
     from cocondenser_jax.evaluation.answers import evaluate_answers
 
@@ -50,7 +49,7 @@ def evaluate_by_answers(run, answers, top_k, compare_with, json_out, **options):
     if min(depths) < 1:
         raise UserError(f"--top_k={top_k}: expected whole numbers from 1, separated by commas")
     runs = [file for file in (run, compare_with) if file]
-    _print_evaluation(evaluate_answers(runs, answers, top_k=depths, **options), json_out)
+    _print_evaluation(evaluate_answers(runs, answers, corpus, depths), json_out)
 
 
 def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:

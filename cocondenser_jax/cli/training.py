@@ -124,7 +124,6 @@ _to_pytorch = partial(flag, goes_with="checkpoint")
     flag("--pytorch_folder", str, "a Hugging Face folder or hub name"),
     required("--out", Path, "the folder to make"),
     _to_pytorch("--step", _parse_step, "which, or best: of the best probe (default: the latest)"),
-    _to_pytorch("--max_seq_length", int, "tokens read of a text (default: as many as can be)"),
     _to_pytorch("--research_layout", False, "put the Condenser head into model.pt"),
     flag("--init_head", False, "draw a head where there is none", goes_with="pytorch_folder"),
 )

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import (
-    numbered_lines,
-    parse_object,
-    read_lines,
-    without_surrogates,
-)
-from cocondenser_jax.storage.tables import plain_suffix
+from cocondenser_jax.storage.files import read_lines
 
 LABELS = ("contradiction", "entailment", "neutral")  # of a labelled pair
 _STS_COLUMNS = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
@@ -71,40 +65,27 @@ def read_triplets(path: Path) -> list[tuple[str, str, str]]:
 
 
 def read_labelled_pairs(path: Path) -> list[tuple[str, str, int]]:
-    """Reads pairs for natural language inference.
+    """Reads pairs for natural language inference: the split "train" of AllNLI.tsv.
 
-    A .tsv is AllNLI.tsv as sentence-transformers distributes it, SNLI and MultiNLI in one file, of
-    which the split "train" is read. Any other file is the .jsonl of one of them, of which pairs
-    without a label ("-") are left out.
+    sentence-transformers distributes it, SNLI and MultiNLI in one file.
 
     Returns:
       Two sentences (`sentence1`, `sentence2`), and the number in `LABELS` of what the first says
-      about the second (`gold_label`, else `label`).
+      about the second (`label`).
     """
-    records = _read_rows(path, _Tsv) if plain_suffix(path) == ".tsv" else _read_objects(path)
     pairs = []
-    for where, record in records:
-        first = record.get("sentence1")
-        second = record.get("sentence2")
-        label = record.get("gold_label", record.get("label"))
-        if label == "-" or record.get("split") in ("dev", "test"):
+    for where, row in _read_rows(path, _Tsv):
+        first, second, label = (row.get(name) for name in ("sentence1", "sentence2", "label"))
+        if row.get("split") in ("dev", "test"):
             continue
-        if label not in LABELS or not isinstance(first, str) or not isinstance(second, str):
+        if label not in LABELS or first is None or second is None:
             raise UserError(
-                f"{where}: expected sentence1, sentence2 and label or gold_label, one of "
-                f"{', '.join(LABELS)}"
+                f"{where}: expected sentence1, sentence2 and label, one of {', '.join(LABELS)}"
             )
-        number = LABELS.index(label)
-        pairs.append((without_surrogates(first), without_surrogates(second), number))
+        pairs.append((first, second, LABELS.index(label)))
     if not pairs:
         raise UserError(f"{path} holds no pairs of sentences")
     return pairs
-
-
-def _read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in numbered_lines(path):
-        where = f"{path}:{number}"
-        yield where, parse_object(line, where)
 
 
 def _read_rows(

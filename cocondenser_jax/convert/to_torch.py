@@ -37,7 +37,6 @@ def export_folder(
     out: Path,
     facts: Mapping[str, Any],
     *,
-    max_seq_length: int | None = None,
     research_layout: bool = False,
 ) -> None:
     """Writes a Condenser as a Hugging Face folder, float32.
@@ -52,8 +51,6 @@ def export_folder(
       out: the folder to make.
       facts: what the model card says about the run: {name: value}, values may be nested. Absolute
         paths are cut to their last part, and credentials in addresses are removed.
-      max_seq_length: where sentence-transformers truncates, in tokens; None for the longest text
-        that has position embeddings.
       research_layout: put the Condenser head into `model.pt`, as in the published research
         checkpoints, rather than into `condenser_head.safetensors`.
     """
@@ -64,15 +61,12 @@ def export_folder(
             f"the tokenizer in {tokenizer_folder} has token ids up to {tokenizer.vocab_size - 1},"
             f" but the model has {config.vocab_size} word embeddings"
         )
-    length = config.max_length if max_seq_length is None else max_seq_length
-    if not 1 <= length <= config.max_length:
-        raise UserError(f"max_seq_length is {length}; expected 1 to {config.max_length} tokens")
     tensors = to_tensors(params, config)
     head = {name: value for name, value in tensors.items() if name.startswith(HEAD_PREFIX)}
     lm = {name: value for name, value in tensors.items() if name not in head}
 
     with new_folder(out) as folder:
-        files = _sentence_transformers_files(config, length)
+        files = _sentence_transformers_files(config)
         files["config.json"] = _transformers_config(config)
         if head:
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
@@ -106,7 +100,7 @@ def _transformers_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _sentence_transformers_files(config: ModelConfig, length: int) -> dict[str, Any]:
+def _sentence_transformers_files(config: ModelConfig) -> dict[str, Any]:
     """CLS pooling and inner product, in the form that every release of the library reads."""
     package = "sentence_transformers.models"
     return {
@@ -120,7 +114,7 @@ def _sentence_transformers_files(config: ModelConfig, length: int) -> dict[str, 
             "pooling_mode_mean_tokens": False,  # the default
         },
         "sentence_bert_config.json": {
-            "max_seq_length": length,
+            "max_seq_length": config.max_length,
             "do_lower_case": False,
             # A CLS vector needs no pooler, and the folder has no weights for one.
             "model_args": {} if config.is_modern else {"add_pooling_layer": False},

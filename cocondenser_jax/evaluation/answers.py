@@ -11,7 +11,6 @@ import regex as re  # Python's own re has no \p{...}
 from cocondenser_jax.collection.folder import read_named
 from cocondenser_jax.collection.layouts import read_answers
 from cocondenser_jax.collection.trec import Run, first_passages, read_run
-from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import Metrics, check_results, mean_over_queries
 
 # Words of letters, digits and marks, or one other character that is neither space nor control.
@@ -23,7 +22,6 @@ def evaluate_answers(
     answers_file: Path,
     corpus: Path,
     top_k: Sequence[int],
-    regex: bool = False,
 ) -> list[Metrics]:
     """Computes `answer_accuracy` of each run, in the passages of a corpus."""
     answers = read_answers(answers_file)
@@ -32,7 +30,7 @@ def evaluate_answers(
     best = [{name: first_passages(run.get(name, {}), depth) for name in answers} for run in runs]
     passages = read_named(corpus, *zip(run_files, best, strict=True))
     texts = {name: passage.text for name, passage in passages.items()}
-    return [answer_accuracy(run, answers, texts, top_k, regex) for run in runs]
+    return [answer_accuracy(run, answers, texts, top_k) for run in runs]
 
 
 def answer_accuracy(
@@ -40,7 +38,6 @@ def answer_accuracy(
     answers: Mapping[str, Sequence[str]],
     passages: Mapping[str, str],
     top_k: Sequence[int] = (1, 5, 20, 100),
-    regex: bool = False,
 ) -> Metrics:
     """Computes the share of questions with an answer among their first k passages.
 
@@ -53,21 +50,19 @@ def answer_accuracy(
       answers: question → its answers.
       passages: passage → text, without the title, of all that the run ranks among max(top_k).
       top_k: the values of k, each at least 1.
-      regex: whether answers are regular expressions, as in CuratedTREC.
 
     Returns:
       Accuracy@k for each k; a question's own value is 0 or 1.
 
     Raises:
-      UserError: if no question has answers, for a run of other questions, or for an answer that is
-        not a regular expression.
+      UserError: if no question has answers, or for a run of other questions.
     """
     asked = {question: found for question, found in answers.items() if found}
     check_results(run, asked, "answered", {f"Accuracy@{k}": k for k in top_k})
-    text_of = functools.cache(lambda passage: prepare(passages[passage], regex))
+    text_of = functools.cache(lambda passage: prepare(passages[passage]))
     per_query = {}
     for question, found in asked.items():
-        holds = make_matcher(found, regex)
+        holds = make_matcher(found)
         first = first_passages(run.get(question, {}), max(top_k))
         ranks = (rank for rank, name in enumerate(first, start=1) if holds(text_of(name)))
         first_hit = next(ranks, math.inf)
@@ -75,34 +70,20 @@ def answer_accuracy(
     return {"mean": mean_over_queries(per_query), "per_query": per_query}
 
 
-def make_matcher(answers: Sequence[str], regex: bool = False) -> Callable[[str], bool]:
+def make_matcher(answers: Sequence[str]) -> Callable[[str], bool]:
     """Makes the test whether a passage, as `prepare` returns it, holds one of the answers.
 
     A passage holds an answer if its tokens contain the answer's, in order and without a gap, both
     in Unicode's NFD form and in lower case. A token is a sequence of letters, digits and marks, or
     any other single character that is neither white space nor control. No passage holds an answer
-    without a token. A regular expression is searched for as it is, ignoring case.
-
-    Raises:
-      UserError: for an answer that is not a regular expression.
+    without a token.
     """
-    prepared = [prepare(answer, regex) for answer in answers]
-    if regex:
-        patterns = [_compile(answer) for answer in prepared]
-        return lambda text: any(pattern.search(text) for pattern in patterns)
-    tokens = [answer for answer in prepared if answer.strip()]
+    tokens = [answer for answer in map(prepare, answers) if answer.strip()]
     return lambda text: any(answer in text for answer in tokens)
 
 
-def prepare(text: str, regex: bool = False) -> str:
+def prepare(text: str) -> str:
     """Brings a text into the form in which answers are searched for."""
     normal = unicodedata.normalize("NFD", text)
     # Tokens hold no space: between spaces, a substring matches whole tokens only.
-    return normal if regex else f" {' '.join(_TOKEN.findall(normal))} ".lower()
-
-
-def _compile(answer: str) -> re.Pattern[str]:
-    try:
-        return re.compile(answer, re.IGNORECASE | re.MULTILINE)
-    except re.error as error:
-        raise UserError(f"the answer {answer!r} is not a regular expression: {error}") from None
+    return f" {' '.join(_TOKEN.findall(normal))} ".lower()

@@ -39,7 +39,6 @@ class SentencesSettings(NamedTuple):
     train_rows: int
     seed: int
     loss: str
-    margin: float
     trainer: TrainerSettings
 
 
@@ -49,7 +48,7 @@ def sentences_trainer(settings: SentencesSettings) -> SentenceTransformerTrainer
     Over the rows of a step, the loss is the mean of
 
       cosine:   (cos(u, v) − score / 5)²,
-      triplet:  max(0, ‖a − p‖ − ‖a − n‖ + margin),
+      triplet:  max(0, ‖a − p‖ − ‖a − n‖ + 5),
       softmax:  −log softmax(W (u, v, |u − v|) + b) of the pair's label
 
     (Reimers & Gurevych, arXiv 1908.10084), as Gao & Callan fine-tune on the STS Benchmark, with or
@@ -73,7 +72,7 @@ def _make_loss(settings: SentencesSettings, model: SentenceTransformer) -> torch
     if settings.loss == "cosine":
         return CosineSimilarityLoss(model)
     if settings.loss == "triplet":
-        return TripletLoss(model, triplet_margin=settings.margin)
+        return TripletLoss(model)
     with new_parameters(settings.seed):
         return SoftmaxLoss(model, model.get_embedding_dimension() or 0, num_labels=len(LABELS))
 

@@ -72,10 +72,6 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
         ("convert --out=out --checkpoint=run --init_head", "--init_head goes with --pytorch_fol"),
         ("convert --out=out --pytorch_folder=x --step=0", "--step goes with --checkpoint"),
         (
-            "convert --out=out --pytorch_folder=x --max_seq_length=0",
-            "--max_seq_length goes with --checkpoint",
-        ),
-        (
             "convert --out=out --pytorch_folder=x --research_layout",
             "--research_layout goes with --checkpoint",
         ),

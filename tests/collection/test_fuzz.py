@@ -70,10 +70,6 @@ READERS = {
         b"split\tdataset\tfilename\tsentence1\tsentence2\tlabel\ntrain\ta\tb\tone\ttwo\tneutral\n",
         read_labelled_pairs,
     ),
-    "nli.jsonl": (
-        b'{"gold_label": "neutral", "sentence1": "one", "sentence2": "two"}\n',
-        read_labelled_pairs,
-    ),
 }
 
 

@@ -28,7 +28,7 @@ def exported(research_folder, tmp_path):
     config, params = load_folder(str(research_folder), skip_from=1)
     config = dataclasses.replace(config, late_mlm=False)
     out = tmp_path / "exported"
-    export_folder(params, config, research_folder, out, {"steps": 10}, max_seq_length=16)
+    export_folder(params, config, research_folder, out, {"steps": 10})
     return out, config, params
 
 
@@ -77,9 +77,10 @@ def test_sentence_transformers_gives_the_vectors_of_flax(exported, texts):
     out, config, params = exported
     retriever = SentenceTransformer(str(out), device="cpu")
     assert not any("pooler" in name for name, _ in retriever.named_parameters())
+    texts = [*texts, " ".join(texts)]
     theirs = retriever.encode(texts)
     batch = AutoTokenizer.from_pretrained(out)(
-        texts, padding=True, truncation=True, max_length=16, return_tensors="np"
+        texts, padding=True, truncation=True, max_length=config.max_length, return_tensors="np"
     )
 
     @jax.jit
@@ -91,7 +92,7 @@ def test_sentence_transformers_gives_the_vectors_of_flax(exported, texts):
     assert not batch["attention_mask"].all()  # and padded ones
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4)
     assert retriever.similarity_fn_name == "dot"
-    assert retriever.max_seq_length == 16
+    assert retriever.max_seq_length == config.max_length
     np.testing.assert_allclose(
         retriever.similarity(theirs, theirs), theirs @ theirs.T, rtol=1e-5, atol=1e-4
     )
@@ -194,10 +195,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused(
         export_folder(params, config, vocabulary_of_200, tmp_path / "out", {})
     with pytest.raises(UserError, match=f"{tmp_path} holds no tokenizer that loads: "):
         export_folder(params, config, tmp_path, tmp_path / "out", {})
-    with pytest.raises(UserError, match="max_seq_length is 25; expected 1 to 24"):
-        export_folder(
-            params, config, research_folders["bert"], tmp_path / "out", {}, max_seq_length=25
-        )
     assert list(tmp_path.iterdir()) == [vocabulary_of_200]
 
 

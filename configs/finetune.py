@@ -76,7 +76,6 @@ TRAINING = {
 RANKING = {
     "split": Setting("train", GIVEN, "", "the judgments: qrels/SPLIT.tsv and the like"),
     "train_queries": Setting(0, Interval(0), "queries", "drawn from the split by seed; 0: all"),
-    "strict": Setting(False, None, "", "refuse queries without a positive rather than skip them"),
     "negatives_run": Setting(
         "", None, "", "TREC run, MS MARCO's triples of ids or DPR's biencoder file"
     ),

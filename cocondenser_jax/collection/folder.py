@@ -102,19 +102,16 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     return {query: queries[query] for query in qrels}, qrels
 
 
-def with_positives(qrels: Qrels, strict: bool = False) -> Qrels:
+def with_positives(qrels: Qrels) -> Qrels:
     """Keeps the relevant passages of the queries that have some: they can be trained on.
 
     Raises:
-      UserError: if no query is left or, where `strict`, one has to go.
+      UserError: if no query is left.
     """
     relevant = {q: {p: grade for p, grade in qrels[q].items() if grade > 0} for q in qrels}
     kept = {query: passages for query, passages in relevant.items() if passages}
-    if without := [query for query in qrels if query not in kept]:
-        message = f"{len(without)} of {len(qrels)} queries have no positive"
-        if strict:
-            raise UserError(f"{message}: {first_three(without)} (config.strict is set)")
-        logger.warning("%s: not trained on", message)
+    if n_without := len(qrels) - len(kept):
+        logger.warning("%d of %d queries have no positive: not trained on", n_without, len(qrels))
     if not kept:
         raise UserError("no judgment has a score above 0: there is no positive to train on")
     return kept

@@ -32,7 +32,6 @@ class DataSettings(NamedTuple):
     data: str
     split: str
     train_queries: int
-    strict: bool
     negatives_run: str
     negatives_per_query: int
     negatives_depth: int
@@ -171,7 +170,7 @@ def read_training(settings: DataSettings, teacher_run: Path | None = None) -> Tr
     queries, qrels = read_split(folder, settings.split)
     passages = {p.id: passage_text(p) for p in read_corpus(folder)}
     require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
-    found = list(with_positives(qrels, settings.strict).items())
+    found = list(with_positives(qrels).items())
     drawn = sample(
         settings.train_queries,
         len(found),

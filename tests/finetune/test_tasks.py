@@ -12,7 +12,6 @@ from cocondenser_jax.collection.folder import passage_text, read_corpus, read_qu
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.configs import cross_encoder, sentences
 from cocondenser_jax.configs import finetune as retriever
-from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import sample
@@ -209,7 +208,7 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
             "retriever",
             marks=[
                 pytest.mark.effect("retriever split", "retriever train_queries"),
-                pytest.mark.effect("retriever strict", "retriever negatives_run"),
+                pytest.mark.effect("retriever negatives_run"),
                 pytest.mark.effect("retriever negatives_per_query", "retriever negatives_depth"),
             ],
         ),
@@ -217,7 +216,7 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
             "cross_encoder",
             marks=[
                 pytest.mark.effect("cross_encoder split", "cross_encoder train_queries"),
-                pytest.mark.effect("cross_encoder strict", "cross_encoder negatives_run"),
+                pytest.mark.effect("cross_encoder negatives_run"),
                 pytest.mark.effect("cross_encoder negatives_per_query"),
                 pytest.mark.effect("cross_encoder negatives_depth"),
             ],
@@ -246,9 +245,6 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
         assert len(made.train_dataset) == 10
         seeds.append([negatives(row) for row in made.data_collator.fill(made.train_dataset)])
     assert seeds[0] != seeds[1]
-    config.strict = True
-    with pytest.raises(UserError, match="q10"):
-        finetune(config, tmp_path / "strict")
 
 
 PROMPTS = {"query": "abc abc ", "document": "hhh "}

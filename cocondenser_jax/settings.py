@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from cocondenser_jax.errors import UserError, lookup
+from cocondenser_jax.storage.runs import flatten
 
 PRETRAINING = "pretrain"
 FINE_TUNING = ("retriever", "cross_encoder", "sentences")
@@ -84,7 +85,7 @@ def load_config(
 def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     """Returns a checked and locked copy, changed as the words `--config.a.b=value` say."""
     changed = config.copy_and_resolve_references()
-    known = flatten(config, "config.")
+    known = flatten(config.to_dict(), "config.")
     changes = {}
     for word in overrides:
         name, equals, text = word.removeprefix("--").partition("=")
@@ -114,24 +115,13 @@ def check(
     if task not in tasks:
         raise UserError(f"the config is for the task {task!r}; expected {' or '.join(tasks)}")
     settings = declared_settings(task)
-    values = flatten(config)
+    values = flatten(config.to_dict())
     for name in values.keys() ^ settings.keys():
         problem = "is not a setting" if name in values else "is missing"
         raise UserError(f"config.{name} {problem} of this task; see docs/settings.md")
     for name, setting in settings.items():
         if not _is_allowed(setting, values[name], complete):
             raise UserError(f"config.{name} is {values[name]!r}; expected {_expected(setting)}")
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the settings of a config, or of its dictionary, by their dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping | ConfigDict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _is_allowed(setting: Setting, value: Any, complete: bool) -> bool:

@@ -17,10 +17,10 @@ from cocondenser_jax.settings import (
     Setting,
     check,
     declared_settings,
-    flatten,
     load_config,
     to_config,
 )
+from cocondenser_jax.storage.runs import flatten
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -196,7 +196,7 @@ def test_the_page_of_settings_is_up_to_date():
 def test_an_override_is_read_by_its_settings_type(given, read):
     config = load_config("configs/default.py", [f"--config.{given}"], complete=False)
     name = given.partition("=")[0]
-    value = flatten(config)[name]
+    value = flatten(config.to_dict())[name]
     assert value == read
     assert type(value) is type(read)
 

@@ -43,11 +43,7 @@ def corpus_file(source: Path) -> Path:
 
 
 def judgments_file(folder: Path, split: str) -> Path:
-    """Finds the file of the judgments of a split.
-
-    In DPR's layout, a split is the end of a file's name, long enough to be unique: `dev`, `nq-dev`
-    or `biencoder-nq-dev`.
-    """
+    """Finds the file of the judgments of a split: in DPR's layout, the unique end of its name."""
     names = f"qrels/{split}.tsv, qrels.{split}.tsv or biencoder-NAME-{split}.json"
     lack = f"has no judgments of split {split!r}: expected {names}"
     return _only(_find(folder, _JUDGMENTS, lack, split), folder)
@@ -68,11 +64,7 @@ def read_corpus(source: Path) -> Iterator[Passage]:
 
 
 def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
-    """Reads the queries of a data folder, of a split of it, or of one file: id → text.
-
-    Raises:
-      UserError: also for DPR's questions in several files, whose ids would be the same.
-    """
+    """Reads the queries of a data folder, of a split of it, or of one file: id → text."""
     if split is not None:
         return read_split(source, split)[0]
     if source.is_file():
@@ -103,11 +95,7 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
 
 
 def with_positives(qrels: Qrels) -> Qrels:
-    """Keeps the relevant passages of the queries that have some: they can be trained on.
-
-    Raises:
-      UserError: if no query is left.
-    """
+    """Keeps the relevant passages of the queries that have some; there must be one."""
     relevant = {q: {p: grade for p, grade in qrels[q].items() if grade > 0} for q in qrels}
     kept = {query: passages for query, passages in relevant.items() if passages}
     if n_without := len(qrels) - len(kept):
@@ -130,8 +118,8 @@ def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list
       query → its passages, best first; an empty list where the source has none.
 
     Raises:
-      UserError: also if the source has nothing for these queries, or is a file of DPR that has a
-        passage as relevant that `qrels` has not: its numbers are those of other questions.
+      UserError: also if a file of DPR has a passage as relevant that `qrels` has not: its numbers
+        are those of other questions.
     """
     positives: Mapping[str, Iterable[str]] = {}
     if plain_suffix(source) == ".json":
@@ -163,9 +151,8 @@ def read_candidates(
 ) -> dict[str, list[str]]:
     """Reads the passages from which each query's negatives are drawn.
 
-    Returns:
-      query → those of its `read_best_passages` that are not judged relevant; an empty list where
-      there are none. The corpus, `passages`, must have them.
+    Those are its `read_best_passages` that are not judged relevant; the corpus, `passages`, must
+    have them.
     """
     best = read_best_passages(source, qrels, depth)
     candidates = {
@@ -181,12 +168,8 @@ def read_named(
 ) -> dict[str, Passage]:
     """Reads the passages that runs or judgments name, by their ids; no others are held in memory.
 
-    Args:
-      corpus: a data folder, or its file of passages.
-      named: files, and what was read of each: query → passages.
-
-    Raises:
-      UserError: if the corpus lacks some.
+    `corpus` is a data folder, or its file of passages, and must have them; `named` are files, and
+    what was read of each: query → passages.
     """
     wanted = {passage for _, ids in named for results in ids.values() for passage in results}
     passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in wanted}

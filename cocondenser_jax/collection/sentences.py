@@ -21,10 +21,8 @@ class _Tsv(csv.excel_tab):
 def read_scored_pairs(path: Path) -> list[tuple[str, str, float]]:
     """Reads the STS Benchmark: tab-separated genre, file, year, id, score and two sentences.
 
-    Further columns, which some lines have, are not read.
-
-    Returns:
-      Two sentences, and how similar people find them, 0 to 5.
+    Returns two sentences each, and how similar people find them, 0 to 5. Further columns, which
+    some lines have, are not read.
     """
     pairs = []
     for where, row in _read_rows(path, _Tsv, _STS_COLUMNS):
@@ -45,13 +43,11 @@ def read_scored_pairs(path: Path) -> list[tuple[str, str, float]]:
 
 
 def read_triplets(path: Path) -> list[tuple[str, str, str]]:
-    """Reads triplets: comma-separated, with the header Sentence1,Sentence2,Sentence3.
+    """Reads triplets: a sentence, one of the same section, one of another section of the article.
 
-    That is the layout of the Wikipedia sections of Ein Dor et al., *Learning thematic similarity
-    metric using triplet networks* (ACL 2018); columns of other names are not read.
-
-    Returns:
-      A sentence, one of the same section, and one of another section of the same article.
+    They are comma-separated, with the header Sentence1,Sentence2,Sentence3, as the Wikipedia
+    sections of Ein Dor et al., *Learning thematic similarity metric using triplet networks* (ACL
+    2018); columns of other names are not read.
     """
     triplets = []
     for where, row in _read_rows(path):

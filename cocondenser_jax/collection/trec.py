@@ -86,10 +86,7 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     """Writes a TREC run, best first, whole or not at all.
 
     The written scores decrease strictly (see `ranked`), so that every evaluation program sees this
-    order, however it breaks ties.
-
-    Raises:
-      UserError: also for an id with white space, which the format cannot hold.
+    order, however it breaks ties. Ids must have no white space.
     """
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for query, scores in run.items():
@@ -102,11 +99,8 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
 def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
     """Orders one query's passages, best first, with strictly decreasing scores.
 
-    A score that is not below the one before it becomes the next smaller float32: trec_eval keeps
-    scores in single precision and breaks ties by passage id.
-
-    Args:
-      scores: passage → score, finite in single precision. Equal ones keep the order of insertion.
+    Equal ones keep the order of insertion. A score that is not below the one before it becomes the
+    next smaller float32: trec_eval keeps scores in single precision and breaks ties by passage id.
     """
     with np.errstate(over="ignore"):
         values = np.fromiter(scores.values(), np.float32, len(scores))

@@ -4,8 +4,8 @@ A store is a folder with the flat arrays that `token_files.py` describes, the to
 `tokenizer/`, and `manifest.json` with counts, checksums and origin. The manifest is written last:
 a folder without it is unfinished.
 
-A corpus may be cut on n machines into `shard-00000-of-0000n` …; the folder of all shards opens as
-one store. So do several corpora, each with a weight.
+A folder of shards, which n machines cut, opens as one store. So do several corpora, each with a
+weight.
 """
 
 import dataclasses

@@ -53,9 +53,6 @@ def answer_accuracy(
 
     Returns:
       Accuracy@k for each k; a question's own value is 0 or 1.
-
-    Raises:
-      UserError: if no question has answers, or for a run of other questions.
     """
     asked = {question: found for question, found in answers.items() if found}
     check_results(run, asked, "answered", {f"Accuracy@{k}": k for k in top_k})

@@ -42,8 +42,7 @@ def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = DEFAULT_METRIC
         has, as ir-measures spells it.
 
     Raises:
-      UserError: for no judged query, a run that has results but none for a judged query, or an
-        unknown metric.
+      UserError: as `check_results`, or for an unknown metric.
     """
     names = {_parse(name): name for name in metrics}
     cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}

@@ -55,10 +55,7 @@ def learned_scores(
 
 
 def contrastive(scores_QxP: torch.Tensor, own_QxG: torch.Tensor) -> torch.Tensor:
-    """Returns −1/Q Σ_q log( exp s(q, d⁺_q) / Σ_d exp s(q, d) ), over all passages of the step.
-
-    Gao & Callan, arXiv 2108.05540, the equation in section 3.4.
-    """
+    """Returns −1/Q Σ_q log( exp s(q, d⁺_q) / Σ_d exp s(q, d) ): arXiv 2108.05540, section 3.4."""
     return functional.cross_entropy(scores_QxP, own_QxG[:, 0])
 
 
@@ -122,7 +119,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     def calculate_loss(
         self, reps: list[list[torch.Tensor]], labels: Any = None, *, with_backward: bool = False
     ) -> torch.Tensor:
-        """Returns the loss of embeddings in chunks: see `CachedLossMixin`."""
+        """Returns the loss of embeddings in chunks, for `CachedLossMixin`."""
         loss = self._loss([torch.cat(chunks) for chunks in reps], labels)
         if with_backward:
             loss.backward()

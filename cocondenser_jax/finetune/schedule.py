@@ -80,7 +80,7 @@ def greedy_plan(
 
     Args:
       candidates: [N, N], the scores of the best passages of each query, numbered as their pairs.
-      batch_size: pairs per batch.
+      batch_size: B, pairs per batch.
       seed: of the random order, like `epoch`.
       epoch: from 0.
       conflicts: symmetric; pairs that should not meet, as `false_negatives` returns. A replacement
@@ -89,9 +89,6 @@ def greedy_plan(
 
     Returns:
       batches_MxB.
-
-    Raises:
-      UserError: for scores that are not finite.
     """
     scores = pair_scores(candidates)
     penalty = batch_size**2 * (scores.data.max(initial=0) or 1)  # more than any batch's hardness

@@ -106,7 +106,7 @@ class EachEpoch(TrainerCallback):
         self._data = data
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Sets it."""
+        """Takes the epoch from the trainer's state."""
         self._data.epoch = int(state.epoch or 0)
 
 

@@ -150,10 +150,7 @@ def plan_step(
 def least_seconds(
     model_config: ModelConfig, settings: LossSettings, spec: BatchSpec, devices: Sequence[Any]
 ) -> float | None:
-    """Returns the seconds that the arithmetic of a step takes at the peak of devices.
-
-    None where the devices are none of `CORES`, or the computation is not in bfloat16.
-    """
+    """Returns the seconds that the arithmetic of a step takes at `peak_flops`, if known."""
     peak = peak_flops(devices, settings.dtype)
     if peak is None:
         return None

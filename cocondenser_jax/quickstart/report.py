@@ -7,8 +7,8 @@ from typing import NamedTuple
 from cocondenser_jax.analysis.page import Runs, write_page
 from cocondenser_jax.analysis.plots import COLOURS, Curve, read_curves
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.settings import flatten
 from cocondenser_jax.storage.files import read_object
+from cocondenser_jax.storage.runs import flatten
 
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}

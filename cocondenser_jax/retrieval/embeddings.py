@@ -181,13 +181,8 @@ def nearest(
 def write_parquet(folder: Path, out: Path, machine: tuple[int, int] = (0, 1)) -> None:
     """Writes ids and vectors as one Parquet file, for vector databases, whole or not at all.
 
-    The shards are those of machine i of n, each a row group: one shard is held in memory. Columns
-    `id` (string) and `vector` (a list of float32, all of one length).
-
-    Args:
-      folder: of all machines.
-      out: the file.
-      machine: (i, n), from 0.
+    Its columns are `id` (string) and `vector` (a list of float32, all of one length). `folder` is
+    that of all machines; the shards of machine i of n become a row group each.
     """
     folder = shard_folder(folder, machine)
     manifest = read_manifest(folder)

@@ -62,8 +62,8 @@ def encode_corpus(
 ) -> dict[str, Any]:
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
-    `embeddings.py` describes the folder; its rows are in the order of the corpus. A shard that was
-    cut short or whose passages differ from the corpus is encoded again.
+    `embeddings.py` describes the folder. A shard that was cut short or whose passages differ from
+    the corpus is encoded again.
 
     Args:
       model_folder: see `models.load_retriever`.
@@ -74,8 +74,8 @@ def encode_corpus(
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       shard: (i, n): what machine i of n is to encode, from 0: see `embeddings.py`.
       dtype: of the numbers on disk.
-      precision: of the matrix products, see `models.uses_bfloat16`; where the processor has no
-        units for it, bfloat16 is slower; it changes a vector by about 0.4 % of its length.
+      precision: of the matrix products, see `models.uses_bfloat16`; bfloat16 changes a vector by
+        about 0.4 % of its length.
       pooling: see `models.load_retriever`.
       backend: what runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
 

@@ -39,8 +39,7 @@ def mine(
 ) -> dict[str, Any]:
     """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
 
-    A passage judged relevant is never in it. `folder.read_candidates`, which reads the pool, checks
-    whether the corpus has the passages.
+    A passage judged relevant is never in it.
 
     Args:
       sources: runs, or published negatives: see `folder.read_best_passages`.
@@ -103,7 +102,7 @@ def make_pool(
 
     Args:
       best: of each source, query → passages, best first.
-      exclusions: reason → test. A passage is excluded for the first reason that holds.
+      exclusions: reason → test; the first that holds counts.
 
     Returns:
       The pool, and how many passages each reason excluded.

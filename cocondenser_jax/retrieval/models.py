@@ -38,10 +38,10 @@ def load_retriever(
 ) -> SentenceTransformer:
     """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
 
-    A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score,
-    like the dense retrievers of the Condenser family. A sentence-transformers folder (one with
-    `modules.json`) keeps its own modules, unless `pooling` replaces them. There is no pooler: it is
-    not part of the embedding, and would be random in a pre-trained retriever.
+    A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score. A
+    sentence-transformers folder (one with `modules.json`) keeps its own modules, unless `pooling`
+    replaces them. There is no pooler: it is not part of the embedding, and would be random in a
+    pre-trained retriever.
 
     Args:
       folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
@@ -147,10 +147,7 @@ def uses_bfloat16(precision: str) -> bool:
 
 
 def towers(model: SentenceTransformer) -> dict[str, Transformer]:
-    """Returns the encoder of "query" and that of "document", or the one of both under "".
-
-    Empty if what reads the text is not a transformer.
-    """
+    """Returns the transformers of "query" and "document", or that of both under "", if any."""
     first: dict[str, Any] = {"": model[0]}
     if isinstance(model[0], Router):
         routes: dict[str, Any] = dict(model[0].sub_modules)

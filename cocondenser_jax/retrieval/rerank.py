@@ -37,9 +37,8 @@ def rerank(
 ) -> dict[str, Any]:
     """Scores the passages of a run with a cross-encoder and writes them as a new run.
 
-    The new run's scores are the model's logits, exact in float32 except for ties: these keep the
-    order of the first stage and differ by the least that the format needs (see `trec.ranked`). So
-    the run can also be a teacher's scores. Of the corpus, only what is scored is held in memory.
+    The new run's scores are the model's logits; ties keep the order of the first stage (see
+    `trec.ranked`). Of the corpus, only what is scored is held in memory.
 
     Args:
       model_folder: see `models.load_cross_encoder`.

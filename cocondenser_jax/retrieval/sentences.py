@@ -19,13 +19,8 @@ _BATCH_SIZE = 32
 def evaluate_scored_pairs(path: Path, folder: Path, pooling: str | None = None) -> dict[str, float]:
     """Computes Spearman's and Pearson's correlation of cosines with human scores, times 100.
 
-    Args:
-      path: pairs in the layout of the STS Benchmark.
-      folder: the encoder: it and `pooling` are those of `models.load_retriever`.
-      pooling: see there.
-
-    Raises:
-      UserError: if all scores or all cosines are equal: then there is no correlation.
+    `path` holds pairs in the layout of the STS Benchmark; `folder` and `pooling` are those of
+    `models.load_retriever`. Where all scores or all cosines are equal, there is no correlation.
     """
     first, second, scores = map(list, zip(*read_scored_pairs(path), strict=True))
     evaluator = EmbeddingSimilarityEvaluator(

@@ -50,13 +50,8 @@ def read_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yields number, from 1, and text, without its end, of every line.
 
-    Args:
-      path: UTF-8 text, plain or compressed (.gz, .xz, .zst).
-      max_bytes: a longer line is an error, and never held whole.
-      show_progress: whether to show how much of the file is read, and the time left.
-
-    Raises:
-      UserError: naming file and line; also if the line is too long or not UTF-8.
+    The file is UTF-8, plain or compressed (.gz, .xz, .zst). A line of more than `max_bytes` is an
+    error, and never held whole. `show_progress` shows how much is read, and the time left.
     """
     bar = tqdm(
         desc=escape_control(path.name),

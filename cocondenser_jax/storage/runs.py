@@ -27,10 +27,8 @@ T = TypeVar("T")
 def lock_folder(folder: Path) -> Iterator[None]:
     """Keeps every other process that calls this out of a folder that grows; creates the folder.
 
-    Children of the process do not inherit the lock, and the process itself is not kept out.
-
-    Raises:
-      UserError: at once, naming the process that holds the folder; or if it cannot be written to.
+    Children of the process do not inherit the lock, and the process itself is not kept out. Others
+    get a UserError at once, which names the process that holds the folder.
     """
     created = not folder.exists()
     try:
@@ -62,18 +60,30 @@ def start_or_compare(path: Path, settings: Mapping[str, Any], free: Collection[s
             require_absent(folder)
         write_json(path, settings)
         return
-    earlier = _compared(read_object(path), free)
-    now = _compared(json.loads(json.dumps(settings)), free)
+    earlier = flatten(read_object(path))
+    now = flatten(json.loads(json.dumps(settings)))
     differences = [
         f"{name}={earlier.get(name)!r}, now it is {now.get(name)!r}"
         for name in earlier | now
         if earlier.get(name) != now.get(name)
+        and not any(f"{name}.".startswith(f"{each}.") for each in free)
     ]
     if differences:
         raise UserError(
             f"{folder} was started with {'; '.join(differences)}: choose a new folder, or remove it"
             " first"
         )
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested settings by their names with dots."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def numbered_folders(parent: Path, prefix: str = "") -> dict[int, Path]:
@@ -87,15 +97,8 @@ def numbered_folders(parent: Path, prefix: str = "") -> dict[int, Path]:
 def newest_intact(folders: Mapping[int, Path], load: Callable[[Path], T]) -> tuple[int, T]:
     """Loads the newest checkpoint that is intact, with a warning for each later one.
 
-    Args:
-      folders: step -> its checkpoint; at least one.
-      load: reads or checks a checkpoint, and raises a UserError for one that is damaged.
-
-    Returns:
-      Its step, and what `load` returned.
-
-    Raises:
-      UserError: if none is intact.
+    `folders` are checkpoints by their steps, at least one; `load` raises a UserError for one that
+    is damaged. Returns the step, and what `load` returned; raises a UserError if none is intact.
     """
     steps = sorted(folders)
     for step in reversed(steps):
@@ -123,10 +126,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def require_intact(folder: Path) -> None:
-    """Raises a UserError naming a file that changed since `write_checksums`, if any did.
-
-    A folder without checksums counts as damaged.
-    """
+    """Raises a UserError naming a file that changed since `write_checksums`, or has none."""
     try:
         checksums = read_object(folder / CHECKSUMS)
     except UserError:
@@ -168,19 +168,3 @@ def require_same(
     for folder, manifest in zip(folders, manifests, strict=True):
         if differing := [name for name in names if manifest.get(name) != manifests[0].get(name)]:
             raise UserError(f"{folder} differs from {folders[0]} in its {first_three(differing)}")
-
-
-def _compared(
-    settings: Mapping[str, Any], free: Collection[str], prefix: str = ""
-) -> dict[str, Any]:
-    """Returns the settings that must match on resume, by their names with dots."""
-    compared: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = prefix + key
-        if name in free:
-            continue
-        if isinstance(value, dict):
-            compared |= _compared(value, free, f"{name}.")
-        else:
-            compared[name] = value
-    return compared

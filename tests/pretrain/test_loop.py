@@ -35,7 +35,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import mapped_step
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import new_model, train
-from cocondenser_jax.settings import flatten
+from cocondenser_jax.storage.runs import flatten
 from tests.world import read_metrics
 
 RATES = ("spans_per_second", "tokens_per_second", "input_wait_share", "model_tflops_per_second")
@@ -215,8 +215,8 @@ def torch_run(model, store):
 @pytest.mark.effect("pretrain loggers")
 def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
-    defaults = flatten(default.get_config())
-    changed = [name for name, x in flatten(unusual.config).items() if x != defaults[name]]
+    defaults = flatten(default.get_config().to_dict())
+    changed = [name for name, x in flatten(unusual.config.to_dict()).items() if x != defaults[name]]
     assert set(defaults) - set(changed) == {
         *("warm_start", "init_head", "train.objective", "train.epochs", "train.skip_nonfinite"),
         *(f"probe.{name}" for name in ("documents", "data", "split", "passages", "metric")),

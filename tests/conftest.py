@@ -30,7 +30,6 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # PyTorch's models are tiny too, and threads that wait for each other steal from the other worker.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -48,21 +47,7 @@ TEXTS = (
     "A span of a document is close to another span of the same document.",
     "Search.",
 )
-# The files that take longest, so that no worker begins one last: each run ends with such a list.
-_LONGEST = (
-    "pretrain/test_step.py",
-    "tpu_scripts/test_tpu_scripts.py",
-    "test_verify.py",
-    "pretrain/test_hosts.py",
-    "finetune/test_bi_encoder.py",
-    "pretrain/test_loop.py",
-    "quickstart/test_ladder.py",
-    "pretrain/test_signals.py",
-    "test_python_interface.py",
-    "cli/test_pipeline.py",
-    "pretrain/test_survival.py",
-    "papers/test_reproduce.py",
-)
+_DURATIONS = "seconds_of_files"  # in the cache of pytest
 _SPECIALS = {  # padding first, so that RoBERTa's pad_token_id differs from BERT's
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
@@ -103,23 +88,25 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    """Puts the longest files first, so that no worker starts one at the end."""
-    rank = {Path(__file__).parent / name: n for n, name in enumerate(_LONGEST)}
-    assert all(path.is_file() for path in rank), rank
-    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+def pytest_collection_modifyitems(config, items):
+    """Puts the files first that took longest the last time: no worker begins one at the end."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        seconds = config.cache.get(_DURATIONS, {})
+        items.sort(key=lambda item: -seconds.get(item.location[0], 0))
 
 
-def pytest_terminal_summary(terminalreporter):
-    """Prints which files took longest."""
+def pytest_terminal_summary(terminalreporter, config):
+    """Prints which files took longest, and keeps that for the next run."""
     seconds = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.location[0]] += report.duration
     terminalreporter.section("slowest files")
-    for file, duration in seconds.most_common(len(_LONGEST)):
+    for file, duration in seconds.most_common(12):
         terminalreporter.line(f"{duration:8.2f}s {file}")
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        config.cache.set(_DURATIONS, config.cache.get(_DURATIONS, {}) | seconds)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,8 +4,12 @@ Files are written without the package where it does not matter, so that its read
 write.
 """
 
+import gzip
 import json
+import lzma
 import random
+
+from backports import zstd
 
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
@@ -13,6 +17,13 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import resolve_without_store
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
+# Suffix of a file → how its content is packed.
+COMPRESSIONS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd.compress,
+}
 # A network and batches that CPUs train in no time: 16 documents are two on each of 8 devices.
 TINY = {
     "data.batch_size": 16,

@@ -3,11 +3,9 @@
 import csv
 import gzip
 import json
-import lzma
 import tracemalloc
 
 import pytest
-from backports import zstd
 
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.folder import (
@@ -21,7 +19,7 @@ from cocondenser_jax.collection.folder import (
 )
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
-from tests.world import write_qrels, write_records
+from tests.world import COMPRESSIONS, write_qrels, write_records
 
 # Quotation marks and separators that are text, not syntax.
 PASSAGES = [
@@ -103,12 +101,6 @@ LAYOUTS = {
     "documents": write_documents,
     "MS MARCO, spaces": lambda folder, passages: write_msmarco(folder, passages, " "),
     "DPR": write_dpr,
-}
-COMPRESSIONS = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".xz": lzma.compress,
-    ".zst": zstd.compress,
 }
 
 

@@ -1,5 +1,4 @@
 import gzip
-import lzma
 import tracemalloc
 from pathlib import Path
 
@@ -11,14 +10,7 @@ from backports import zstd
 from cocondenser_jax.corpus import sources
 from cocondenser_jax.corpus.sources import Document, choose_files, open_source, read_documents
 from cocondenser_jax.errors import UserError
-from tests.world import write_records
-
-COMPRESSIONS = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".xz": lzma.compress,
-    ".zst": zstd.compress,
-}
+from tests.world import COMPRESSIONS, write_records
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)

@@ -3,9 +3,7 @@
 import contextlib
 import errno
 import functools
-import gzip
 import json
-import lzma
 import os
 from pathlib import Path
 
@@ -23,13 +21,7 @@ from cocondenser_jax.storage.files import (
     read_lines,
     write_json,
 )
-
-COMPRESSIONS = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".xz": lzma.compress,
-    ".zst": zstd.compress,
-}
+from tests.world import COMPRESSIONS
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)

@@ -72,12 +72,8 @@ def flag(
 ) -> click.Option:
     """Declares a flag.
 
-    Args:
-      name: with its dashes.
-      kind: its type; or its default; or its choices, of which the first is the default.
-      meaning: its help.
-      goes_with: the name of another flag, without which this one is refused.
-      options: of click.Option.
+    Its kind is its type; or its default; or its choices, of which the first is the default. It is
+    refused without the flag that it goes with. The options are those of click.Option.
     """
     if kind is False:
         options["is_flag"] = True

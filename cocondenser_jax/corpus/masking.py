@@ -24,11 +24,7 @@ class MaskedSpans(NamedTuple):
 
 
 def mask_capacity(length: int) -> int:
-    """Returns the slots for masked tokens in a span of `length` tokens: a fifth of it.
-
-    That is room for 15 % and for most words in which the 15 % end; a word that does not fit is not
-    masked.
-    """
+    """Returns the slots for masked tokens in a span: room for 15 %, and most words that end it."""
     return math.ceil(length / 5)
 
 

@@ -108,11 +108,7 @@ def open_source(source: str, columns: Columns | None = None) -> list[Part]:
 
 
 def choose_files(paths: Iterable[str]) -> list[str]:
-    """Chooses the files of a folder to read, in their order.
-
-    Of a data set for retrieval, that is its file of passages: its queries are no documents. Of any
-    other folder, all ACCEPTED_FILES.
-    """
+    """Chooses the files of a folder to read: all ACCEPTED_FILES, or a data set's passages alone."""
     found = sorted(path for path in paths if _FILE_NAME.fullmatch(path.rpartition("/")[2]))
     # From last to first: a plain file goes before its archive.
     by_name = {plain_name(Path(path)): path for path in reversed(found)}
@@ -123,7 +119,7 @@ def choose_files(paths: Iterable[str]) -> list[str]:
 
 
 def read_file(path: Path, prefix: str) -> Iterator[Document]:
-    """Streams the documents of one of ACCEPTED_FILES, or none; prefixes numbers used as ids."""
+    """Streams the documents of one of ACCEPTED_FILES; prefixes numbers used as ids."""
     for part in _file_parts(path, prefix, None):
         yield from part()
 

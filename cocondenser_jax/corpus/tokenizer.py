@@ -145,10 +145,7 @@ def _alphabet(tokenizer: Tokenizer, words: Counter[str], size: int) -> tuple[lis
 
 
 def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int = 512) -> None:
-    """Writes the files from which `transformers.AutoTokenizer` loads the same tokenizer.
-
-    The longest input of the model counts special tokens, too. The folder must exist.
-    """
+    """Writes the files from which `transformers.AutoTokenizer` loads the same tokenizer."""
     kind = tokenizer.kind
     backend = tokenizer.backend
     backend.save(str(folder / "tokenizer.json"))
@@ -228,10 +225,7 @@ def _kind(state: dict[str, Any], name: str) -> Kind:
 
 
 def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
-    """Makes special tokens the worst of all pieces: in a text, the library prefers them to others.
-
-    SentencePiece never reads "</s>" in a text as the special token.
-    """
+    """Makes special tokens the worst of all pieces: SentencePiece never reads "</s>" as one."""
     worst = min(score for piece, score in model["vocab"] if piece not in special) - 100.0
     pieces = [(piece, worst if piece in special else score) for piece, score in model["vocab"]]
     return models.Unigram(pieces, model["unk_id"], model.get("byte_fallback", False))

@@ -31,9 +31,6 @@ def compare(
       metric → both means (`mean`, `other_mean`), their `difference`, the p-values (`t_test_p`,
       `randomisation_p`; 1 for runs without a difference), and how many queries are `better`,
       `worse` or `equal` in `per_query`.
-
-    Raises:
-      UserError: for fewer than two queries, or if the runs were evaluated on different ones.
     """
     if per_query.keys() != other.keys():
         raise UserError("the runs to compare were evaluated on different queries")

@@ -59,9 +59,6 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: each query has its
     relevant passage, sampled negatives, and the passages of the other queries. The loss says what
     is computed from the scores, the batches which pairs share a step.
-
-    Raises:
-      UserError: as `tasks.finetune`.
     """
     is_soft = settings.loss.loss == "soft_labels"
     _require_negatives(settings, is_soft)
@@ -142,10 +139,7 @@ def _collator(data: TrainingData, model: SentenceTransformer) -> Any:
 
 
 def fill_row(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
-    """Makes one row: `query`, `positive`, `negative_1` … as texts.
-
-    Its `label` are the numbers of the query and of these passages in the data's judgments.
-    """
+    """Makes one row of texts; its `label` are the judgments' numbers of query and passages."""
     texts = [data.passages[passage] for passage in passages]
     row: dict[str, Any] = {"query": data.queries[query]}
     row.update(zip(_passage_columns(len(texts)), texts, strict=True))

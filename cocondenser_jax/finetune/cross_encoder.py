@@ -46,9 +46,6 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     query's scores changes nothing. With the second, σ(s) is the probability that a passage is
     relevant (Nogueira & Cho, arXiv 1901.04085), by which Qu et al. denoise (RocketQA, arXiv
     2010.08191).
-
-    Raises:
-      UserError: as `tasks.finetune`.
     """
     data = read_training(settings.data)
     model = load_cross_encoder(

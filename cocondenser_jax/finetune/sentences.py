@@ -54,9 +54,6 @@ def sentences_trainer(settings: SentencesSettings) -> SentenceTransformerTrainer
     (Reimers & Gurevych, arXiv 1908.10084), as Gao & Callan fine-tune on the STS Benchmark, with or
     without inference before, and on sections of Wikipedia (arXiv 2104.08253). W and b are trained
     with the encoder, and discarded.
-
-    Raises:
-      UserError: as `tasks.finetune`.
     """
     path = Path(settings.data)
     rows = _read_rows(path, settings.loss, settings.train_rows, settings.seed)

@@ -40,16 +40,12 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     Args:
       config: see configs/finetune.py, configs/cross_encoder.py and configs/sentences.py.
       workdir: gets the trained model (`retriever/`, `cross_encoder/` or `encoder/`: a folder for
-        sentence-transformers, whole or absent), `metrics.jsonl`, with
-        `batches="hard"` the plans, and checkpoints until the run ends.
+        sentence-transformers, whole or absent), `metrics.jsonl`, the plans of hard batches, and
+        checkpoints until the run ends.
 
     Returns:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
       seconds, the number of pairs or rows trained on, and of the best evaluation step and measure.
-
-    Raises:
-      UserError: for data, a model or settings that cannot be used, or a workdir that holds
-        something else or is in use.
     """
     task = _TASKS[config.task]
     settings = resolve(config, workdir)

@@ -69,11 +69,7 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, 
     """Prepares the workdir, or makes sure that the run started there has these settings and data.
 
     What the paths lead to may have moved since then. `files` is what the run reads beside the
-    model, by what it is.
-
-    Raises:
-      UserError: for fewer rows to train on than a batch has, a folder that holds something else, or
-        a run with other settings, data or model.
+    model, by what it is. There must be as many rows to train on as a batch has.
     """
     record = settings.record
     if n_rows < settings.batch_size:
@@ -133,9 +129,8 @@ def run(
 ) -> dict[str, Any]:
     """Trains to the end, from the newest intact checkpoint if there is one, and saves the model.
 
-    With an evaluator, that is the model of the best evaluation. `result` is the model's folder in
-    the workdir. `loggers` get what is logged, see `metrics_log`. Returns what `tasks.finetune`
-    does, without the number of rows.
+    With an evaluator, that is the model of the best evaluation. `result` is its folder in the
+    workdir. Returns what `tasks.finetune` does, without the number of rows.
     """
     start = time.perf_counter()
     checkpoints = settings.workdir / "checkpoints"
@@ -170,10 +165,9 @@ def run(
 
 
 def _prepare_resume(checkpoints: Path) -> int:
-    """Returns the step of the newest intact checkpoint, and deletes later ones.
+    """Returns the step of the newest intact checkpoint, 0 for none, and deletes later ones.
 
-    It is 0 if no checkpoint was completed. If some were, but all are damaged, they stay as they
-    are, and this raises a UserError.
+    If all that were completed are damaged, they stay as they are, and this raises a UserError.
     """
     # transformers (5.23) would take the newest, also one that a kill cut short:
     # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.
@@ -261,7 +255,7 @@ class _Control(TrainerCallback):
             control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Completes a checkpoint: the checksums come last."""
+        """Completes a checkpoint."""
         PartialState().wait_for_everyone()  # each writes a part of it
         if not is_main_process():
             return

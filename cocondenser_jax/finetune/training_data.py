@@ -148,8 +148,7 @@ def training_pairs(relevant: Qrels) -> datasets.Dataset:
 def draw_negatives(data: TrainingData, query: str, positive: str) -> list[str]:
     """Draws the ids of a pair's negatives, which depend on (seed, epoch, pair) only.
 
-    Neither the batch, nor the order, nor the worker changes them. Where a query has fewer
-    candidates than `n_negatives`, some are drawn more than once.
+    Where a query has fewer candidates than `n_negatives`, some are drawn more than once.
     """
     if not data.n_negatives:
         return []

@@ -162,8 +162,7 @@ def nearest(
       k: neighbours per query, at most as many as there are passages.
 
     Returns:
-      `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards. Where several tie for
-      the last place, any of them may be there.
+      `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
     """
     best = faiss.ResultHeap(len(queries_QxD), k, keep_max=True)
     first_row = 0

@@ -76,10 +76,6 @@ def mine(
         exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
     pool, excluded = make_pool([*best.values()], exclusions)
     write_run(out, pool, tag="negatives")
-    return _summary(pool, excluded)
-
-
-def _summary(pool: Run, excluded: Mapping[str, int]) -> dict[str, Any]:
     sizes = [len(negatives) for negatives in pool.values()]
     summary = {
         "queries": len(pool),

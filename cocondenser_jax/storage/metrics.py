@@ -31,12 +31,9 @@ def load_loggers(names: str) -> list[Log]:
 
 @contextlib.contextmanager
 def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> Iterator[Log]:
-    """Yields a function that appends to `metrics.jsonl` in a run folder.
+    """Yields a function that appends to `metrics.jsonl` in a run folder; the loggers get the same.
 
-    The loggers get the same; what they raise ends the run.
-
-    A run that resumes after `first_step` steps first drops what was logged of later ones, so the
-    file reads as if the run had never stopped.
+    A run that resumes after `first_step` steps first drops what was logged of later ones.
     """
     path = workdir / "metrics.jsonl"
     with _log_errors(workdir):
@@ -60,8 +57,7 @@ def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> 
 def forget_steps_after(path: Path, step: int) -> None:
     """Cuts a `metrics.jsonl` back to the steps up to `step`, for a run that resumes from there.
 
-    A last line that a kill cut short is dropped too; a missing file becomes an empty one, and a
-    damaged one stays as it is.
+    A last line that a kill cut short is dropped too; a missing file becomes an empty one.
     """
     logged = logged_lines(path) if path.exists() else []
     write_text(path, "".join(f"{line}\n" for line, values in logged if values["step"] <= step))

@@ -136,8 +136,10 @@ def plan_step(
     found = compiled.collectives(text)
     seconds = _roofline(core, work, n_spans, found, len(devices))
     planned = {"fits": "yes"} | known | _memory(core, program.memory_analysis(), state)
-    for kind, summary in _summary(found).items():
-        planned[f"per step, {kind}"] = summary
+    sizes: dict[str, list[int]] = {}
+    for each in found:
+        sizes.setdefault(f"per step, {each.kind} {each.dtype}", []).append(each.n_bytes)
+    planned |= {kind: f"{len(n)} ({sum(n) / 1e6:,.3f} MB)" for kind, n in sizes.items()}
     planned["per step, transfers to or from the host"] = compiled.host_transfers(text)
     for what, value in seconds.items():
         planned[f"roofline, {what} (ms)"] = 1e3 * value
@@ -278,14 +280,6 @@ def _roofline(
         "network": moved / (core.network * 1e9),
     }
     return {**bounds, "step": max(bounds["arithmetic"], bounds["memory"]) + bounds["network"]}
-
-
-def _summary(found: list[compiled.Collective]) -> dict[str, str]:
-    """Returns {kind and type: how many, of how many bytes}."""
-    groups: dict[str, list[int]] = {}
-    for each in found:
-        groups.setdefault(f"{each.kind} {each.dtype}", []).append(each.n_bytes)
-    return {name: f"{len(sizes)} ({sum(sizes) / 1e6:,.3f} MB)" for name, sizes in groups.items()}
 
 
 def _bytes(tree: Any) -> int:

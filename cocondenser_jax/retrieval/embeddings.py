@@ -67,8 +67,10 @@ def write_table(path: Path, table: pyarrow.Table) -> None:
 
 def write_shard(path: Path, passages: pyarrow.Table, vectors_NxD: np.ndarray) -> None:
     """Writes the passages of a shard with their vectors, whole or not at all."""
+    numbers = pyarrow.array(vectors_NxD.ravel())
+    vectors = pyarrow.FixedSizeListArray.from_arrays(numbers, vectors_NxD.shape[1])
     with new_file(path) as partial:
-        write_table(partial, passages.append_column("vector", _vector_column(vectors_NxD)))
+        write_table(partial, passages.append_column("vector", vectors))
 
 
 def map_shard(folder: Path, manifest: Mapping[str, Any], number: int) -> pyarrow.Table | None:
@@ -200,8 +202,3 @@ def write_parquet(folder: Path, out: Path, machine: tuple[int, int] = (0, 1)) ->
 def _shard_schema(manifest: Mapping[str, Any]) -> pyarrow.Schema:
     vector = pyarrow.list_(pyarrow.from_numpy_dtype(manifest["dtype"]), manifest["dimension"])
     return PASSAGES.append(pyarrow.field("vector", vector))
-
-
-def _vector_column(vectors_NxD: np.ndarray) -> pyarrow.Array:
-    numbers = pyarrow.array(vectors_NxD.ravel())
-    return pyarrow.FixedSizeListArray.from_arrays(numbers, vectors_NxD.shape[1])

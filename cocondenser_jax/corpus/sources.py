@@ -76,10 +76,6 @@ def open_source(source: str, columns: Columns | None = None) -> list[Part]:
         each but Parquet also compressed; a folder (see `choose_files`);
         `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`, which is streamed; `tfds:NAME_OR_FOLDER[:SPLIT]`.
       columns: what records call the FIELDS; others than these are then not read.
-
-    Raises:
-      UserError: here or while a part is read, if the source is missing, empty or of an unknown
-        form, or a document is broken, not UTF-8, without text, or larger than MAX_DOCUMENT_BYTES.
     """
     scheme, _, name = source.partition(":")
     if scheme == "pydocs":

@@ -40,9 +40,6 @@ def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = DEFAULT_METRIC
       run: the results.
       metrics: names such as MRR@10, Recall@100, nDCG@10, Success@20, or any other that trec_eval
         has, as ir-measures spells it.
-
-    Raises:
-      UserError: as `check_results`, or for an unknown metric.
     """
     names = {_parse(name): name for name in metrics}
     cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}

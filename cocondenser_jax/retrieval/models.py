@@ -52,9 +52,6 @@ def load_retriever(
         sentence-transformers Router. A folder that has two keeps them.
       projection: size of the vectors A·h that a new matrix A makes of the pooled ones, h; 0: none.
       seed: of A.
-
-    Raises:
-      UserError: also if a model that has a projection is to have another one.
     """
     folder = find_folder(folder)
     model = _open_bi_encoder(folder, pooling)
@@ -95,9 +92,6 @@ def load_cross_encoder(
       max_length: tokens kept of a pair, including the three or four separators; None: what the
         folder says, else the model's limit.
       head_seed: of a random head for a folder that has none; None: such a folder is refused.
-
-    Raises:
-      UserError: also if the folder has a head for another task.
     """
     folder = find_folder(folder)
     architectures = _read_config(folder).get("architectures")

@@ -104,11 +104,7 @@ def score_pairs(
     batch_size: int = 64,
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> np.ndarray:
-    """Returns `scores_N`, float32: the logit of each pair of texts (query, passage).
-
-    Raises:
-      UserError: if a score is not a finite number.
-    """
+    """Returns `scores_N`, float32: the logit of each pair of texts (query, passage)."""
     with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)):
         scores_N = model.predict(pairs, batch_size=batch_size, show_progress_bar=True)
     if not np.isfinite(scores_N).all():

@@ -8,8 +8,8 @@ Command:
     --config.model=runs/model --config.data=DATA --config.negatives_run=runs/bm25.train.trec
 
 Arithmetic of a step: 8 queries × (1 positive + 7 negatives) = 64 passages; a query's softmax runs
-over all 64, so it has 7 negatives of its own and 56 of the other queries. 502,939 queries × 3
-epochs / 8 = 188,602 steps.
+over all 64, so it has 7 negatives of its own and 56 of the other queries. 532,761 pairs of
+a query and a relevant passage × 3 epochs / 8 = 199,785 steps.
 Without a run of negatives (`negatives_per_query=0`), make the batch larger: 64 queries give each
 query 63 negatives.
 
@@ -17,9 +17,9 @@ query 63 negatives.
 
   marco_round2     data of MS MARCO passages; negatives that `mine` took from two runs, BM25's and
                    round 1's, 200 of each. It starts from the pre-trained model again.
-                   The author's command (Tevatron, examples/coCondenser-marco) has 2 epochs of two
-                   files, a query's negatives from one of the runs: 225,000 steps. Here they are
-                   drawn from both, for 4 epochs: 251,470 steps.
+                   A query's negatives are drawn from both, for 3 epochs as in the paper: 199,785
+                   steps. The author's command (Tevatron, examples/coCondenser-marco) has 2 epochs
+                   of two files, each of one of the runs: about 225,000 steps.
   marco_documents  data of MS MARCO documents, the first 512 tokens; run of BM25.
   nq, trivia       DPR's files (Karpukhin et al., arXiv 2004.04906), --config.split=train where one
                    set is in the folder, and --config.negatives_run=DATA/biencoder-nq-train.json:
@@ -29,7 +29,7 @@ query 63 negatives.
   adaptive         adaptive batches of the study of Condenser with them (after Choi et al., IEEE
                    Access 2021): 8 queries, their passages alone, 15 epochs, 5e-6. No run.
 
-Hours of one A100 with BERT-base at 40 % of 312 TFLOP/s, estimated by arithmetic: 1.7; round 2 2.3;
+Hours of one A100 with BERT-base at 40 % of 312 TFLOP/s, estimated by arithmetic: 1.8 a round;
 documents 5.3; nq and trivia 1.9 each; adaptive 0.4 for 100,000 queries.
 Expected of coCondenser: MRR@10 of MS MARCO's dev.small 0.357, round 2 0.382; top-20 accuracy after
 round 2 0.843 on nq, 0.832 on trivia, of Condenser before it 0.801 and 0.810.
@@ -142,7 +142,7 @@ _DPR = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
-    "marco_round2": {"epochs": 4, "negatives_depth": 400},
+    "marco_round2": {"negatives_depth": 400},
     "marco_documents": {"passage_length": 512},
     "nq": _DPR,
     "trivia": _DPR,

@@ -2,7 +2,8 @@ r"""coCondenser: a Condenser goes on with MLM and the contrastive loss over the 
 
 Gao & Callan, *Unsupervised corpus aware language model pre-training for dense passage retrieval*,
 arXiv 2108.05540, section 4.1: batch of 2,048 documents, two spans each, AdamW, learning rate 1e-4;
-8 epochs and a tenth of short spans are those of the authors (github.com/luyug/Condenser).
+8 epochs are those of the authors (github.com/luyug/Condenser), who advise a store of shorter spans,
+too (issue 11 there): `corpus --short_span_prob=0.1`.
 
   cocondenser pretrain --config=configs/cocondenser.py --workdir=runs/cocondenser \
     --config.data.store=stores/msmarco --config.warm_start=runs/condenser
@@ -24,5 +25,4 @@ def get_config(argument: str = "") -> ConfigDict:
     """Returns the experiment."""
     config = default.get_config(argument).unlock()
     config.warm_start = "runs/condenser"
-    config.data.short_span_prob = 0.1
     return config.lock()

@@ -2,7 +2,8 @@ r"""Condenser: BERT-base goes on with MLM through the Condenser head, on general
 
 Gao & Callan, *Condenser: a pre-training architecture for dense retrieval*, arXiv 2104.08253:
 English Wikipedia and BookCorpus, 8 epochs, AdamW, learning rate 1e-4; the batch of 1,024 spans of
-128 tokens is that of the authors (github.com/luyug/Condenser, issue 4).
+128 tokens is that of the authors (github.com/luyug/Condenser, issue 4). Their release ends a tenth
+of the spans early: `corpus --short_span_prob=0.1`.
 
   cocondenser pretrain --config=configs/condenser.py --workdir=runs/condenser \
     --config.data.store=stores/wikipedia,stores/books --config.warm_start=bert-base-uncased

@@ -26,9 +26,6 @@ SETTINGS = {
         2048, Interval(1), "examples", "over all devices of all hosts; see `train.objective`"
     ),
     "data.length": Setting(128, Interval(3), "tokens", "longest span, with [CLS] and [SEP]"),
-    "data.short_span_prob": Setting(
-        0.0, Interval(0, 1), "", "probability of a span to be cut to a random number of words"
-    ),
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
     "model.model_type": Setting(

@@ -61,6 +61,7 @@ def vocabulary(source, out, kind, cased, **options):
     required("--tokenizer", str, "of the model: a folder or hub name"),
     required("--out", Path, "the store to make"),
     flag("--max_tokens", 128, "of a span"),
+    flag("--short_span_prob", 0.0, "share of spans that end early, at a length drawn at random"),
     SHARD,
     JSON_OUT,
 )

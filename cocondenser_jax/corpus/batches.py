@@ -46,7 +46,6 @@ class BatchSpec(NamedTuple):
     # span, and the rest of the span).
     example: str = "pair"
     masked: bool = True  # whether tokens are masked and to be predicted
-    short_span_prob: float = 0.0  # of a row to be cut to a random length
     held_out: int = 0  # documents that are never drawn, as `held_out_documents` chooses them
 
     @property
@@ -188,12 +187,11 @@ def _hashes(store: TokenStore, documents_D: np.ndarray) -> np.ndarray:
 def held_out_batch(store: TokenStore, spec: BatchSpec) -> Batch:
     """Returns two spans of each held-out document, or one where none has two.
 
-    They are whole and, where the batches of `spec` are, masked; both are drawn from the documents
-    alone.
+    They are masked where the batches of `spec` are; both are drawn from the documents alone.
     """
     documents_I = held_out_documents(store, spec.held_out)
     is_pair = len(store.documents_of_pairs) > 0
-    spec = spec._replace(example="pair" if is_pair else "span", short_span_prob=0.0)
+    spec = spec._replace(example="pair" if is_pair else "span")
     examples_I = documents_I if is_pair else store.first_span_D[documents_I]
     return _rows_of(store, spec, examples_I, (0, 0), 0)
 
@@ -207,8 +205,7 @@ def _rows_of(
     n_rows = len(examples_I) * (1 if spec.example == "span" else 2)
     draws_SxR = _draws(key, first_row, n_rows, 2 + draws_per_span(content, capacity))
     choice_S = draws_SxR[:, 0]
-    cut_S = draws_SxR[:, 1]
-    masks_SxR = draws_SxR[:, 2:]
+    masks_SxR = draws_SxR[:, 2:]  # column 1 is free: recorded results have these masks
 
     spans_S = examples_I
     if spec.example == "pair":
@@ -217,7 +214,6 @@ def _rows_of(
     if spec.example == "cloze":
         texts = split_sentence(*texts, choice_S.reshape(-1, 2))
     ids_SxC, starts_SxC, n_tokens_S = texts
-    n_tokens_S = cut_short(starts_SxC, n_tokens_S, cut_S, spec.short_span_prob)
     masked = mask_whole_words(
         ids_SxC,
         starts_SxC > 0,
@@ -302,21 +298,6 @@ def split_sentence(
         return np.where(column_C < n_tokens_S[:, None], values_SxC, 0)
 
     return packed(ids_IxC), packed(starts_IxC), n_tokens_S
-
-
-def cut_short(
-    starts_SxC: np.ndarray, n_tokens_S: np.ndarray, draws_S: np.ndarray, probability: float
-) -> np.ndarray:
-    """Returns new lengths: with a probability, uniform from one to all of a row's words."""
-    if not probability:  # as most runs have it: nothing to count
-        return n_tokens_S
-    words_SxC = np.cumsum(starts_SxC > 0, axis=1)
-    share_S = (draws_S & np.uint64(0xFFFFFFFF)) / 2.0**32
-    n_words_S = 1 + (share_S * words_SxC[:, -1]).astype(np.int64)
-    inside_SxC = np.arange(starts_SxC.shape[1]) < n_tokens_S[:, None]
-    short_S = np.sum(inside_SxC & (words_SxC <= n_words_S[:, None]), axis=1, dtype=np.int32)
-    is_short_S = (draws_S >> np.uint64(32)) / 2.0**32 < probability
-    return np.where(is_short_S, short_S, n_tokens_S)
 
 
 def with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore) -> np.ndarray:

@@ -47,6 +47,7 @@ def build_store(
     out: Path,
     *,
     max_tokens: int = 128,
+    short_span_prob: float = 0.0,
     shard: tuple[int, int] = (0, 1),
     columns: Columns | None = None,
 ) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def build_store(
       tokenizer: see `tokenizer.load_tokenizer`.
       out: a folder that does not exist yet; for one shard of several, the folder of all shards.
       max_tokens: longest span in tokens, [CLS] and [SEP] included.
+      short_span_prob: see `spans.cut_documents`.
       shard: (i, n): read every nth part of the source, from part i; copies in other shards are
         not found. Of a source of fewer than n parts, read all and keep the documents whose text's
         hash is i modulo n: copies then fall into the same shard.
@@ -67,6 +69,8 @@ def build_store(
     """
     if max_tokens < MIN_MAX_TOKENS:
         raise UserError(f"max_tokens is {max_tokens}: expected at least {MIN_MAX_TOKENS}")
+    if not 0 <= short_span_prob <= 1:
+        raise UserError(f"short_span_prob is {short_span_prob}: expected 0 to 1")
     loaded = load_tokenizer(tokenizer)
     target = shard_folder(out, shard)
     with new_folder(target) as folder:
@@ -75,7 +79,7 @@ def build_store(
         n_single = 0
         with TokenWriter(folder, loaded.vocab_size, max_tokens) as writer:
             for batch in _batches(_kept_documents(source, parts, folder, shard, dropped)):
-                spans_D = cut_documents(batch, loaded, max_tokens)
+                spans_D = cut_documents(batch, loaded, max_tokens, short_span_prob)
                 kept = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
                 dropped["too_short"] += len(batch) - len(kept)
                 n_single += sum(len(spans) == 1 for _, spans in kept)
@@ -92,6 +96,7 @@ def build_store(
             "source": source,
             "parts": len(parts),
             "max_tokens": max_tokens,
+            "short_span_prob": short_span_prob,
             "shard": [*shard],
             "tokenizer": {n: value for n, value in vars(loaded).items() if n != "backend"},
             "counts": writer.counts | {"documents_of_one_span": n_single},

@@ -9,8 +9,9 @@ tokens are the tokenizer's own for that text.
 
 import functools
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -71,13 +72,25 @@ def split_sentences(text: str) -> list[str]:
 
 
 def cut_documents(
-    documents: Sequence[Document], tokenizer: SpanTokenizer, max_tokens: int
+    documents: Sequence[Document],
+    tokenizer: SpanTokenizer,
+    max_tokens: int,
+    short_span_prob: float = 0.0,
 ) -> list[list[Span]]:
     """Cuts documents into spans.
 
     Consecutive sentences are packed greedily. A sentence longer than a span is cut between
     words, and a word longer than a span is truncated. A document that comes as `spans` keeps
-    them, each truncated between words where it is too long. `max_tokens` includes [CLS] and [SEP].
+    them, each truncated between words where it is too long.
+
+    Args:
+      documents: what to cut.
+      tokenizer: of the model.
+      max_tokens: of a span, [CLS] and [SEP] included.
+      short_span_prob: with this probability, a span ends at the last sentence border within a
+        length drawn uniformly, as in the preprocessing of Condenser's authors, and the next span
+        goes on from there. What is drawn depends on the document's text alone. It has at least one
+        sentence, and MIN_TOKENS content tokens if the text goes on.
 
     Returns:
       For each document its spans of at least MIN_TOKENS content tokens, in the order of the text.
@@ -94,7 +107,8 @@ def cut_documents(
     for document, texts in zip(documents, texts_D, strict=True):
         sentences = islice(encoded, len(texts))
         if document.spans is None:
-            spans = _pack(sentences, max_tokens - 2, as_first)
+            targets = _targets(document.text, max_tokens - 2, short_span_prob)
+            spans = _pack(sentences, max_tokens - 2, targets, as_first)
         else:
             spans = (_truncate(as_first(span), max_tokens - 2) for span in sentences)
         spans_D.append([span for span in spans if len(span.tokens) >= MIN_TOKENS])
@@ -157,19 +171,35 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
     return as_first
 
 
+def _targets(text: str, limit: int, short_span_prob: float) -> Iterator[int]:
+    """Yields the lengths, in content tokens, that the spans of a text are packed to."""
+    if not short_span_prob:
+        yield from repeat(limit)
+    rng = np.random.default_rng(zlib.crc32(text.encode()))
+    while True:
+        is_short = rng.random() < short_span_prob
+        yield int(rng.integers(1, limit, endpoint=True)) if is_short else limit
+
+
 def _pack(
-    sentences: Iterable[Span], limit: int, as_first: Callable[[Span], Span]
+    sentences: Iterable[Span],
+    limit: int,
+    targets: Iterator[int],
+    as_first: Callable[[Span], Span],
 ) -> Iterator[Span]:
     """Yields the spans of one document."""
     waiting: list[Span] = []
     n_waiting = 0
+    target = next(targets)
     for sentence in sentences:
-        if waiting and n_waiting + len(sentence.tokens) <= limit:
+        allowed = target if n_waiting >= MIN_TOKENS else limit
+        if waiting and n_waiting + len(sentence.tokens) <= allowed:
             waiting.append(sentence)
             n_waiting += len(sentence.tokens)
             continue
         if waiting:
             yield _join(waiting)
+            target = next(targets)
         rest = as_first(sentence)
         while len(rest.tokens) > limit:
             span = _truncate(rest, limit)

@@ -140,7 +140,7 @@ def open_store(path: Path) -> TokenStore:
     for weight, source in _weighted_folders(path):
         shards = shard_folders(source)
         found = [_read_manifest(shard) for shard in shards]
-        require_same(shards, found, ["parts"])
+        require_same(shards, found, ["parts", "short_span_prob"])
         files = [_map_part(shard, manifest) for shard, manifest in zip(shards, found, strict=True)]
         first = n_documents
         n_documents += sum(len(part.first_span) - 1 for part in files)

@@ -98,7 +98,6 @@ def _batches(config: ConfigDict) -> BatchSpec:
         config.data.length,
         objective.example,
         objective.predicts_tokens,
-        config.data.short_span_prob,
         config.probe.documents if config.probe.every else 0,
     )
 

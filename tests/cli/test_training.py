@@ -35,6 +35,24 @@ def test_the_shards_of_a_store(tmp_path):
     assert store.read_spans(np.arange(store.n_spans), 50)[2].max() == 10 - 2
 
 
+@pytest.mark.effect("corpus --short_span_prob")
+def test_spans_that_end_early_lose_no_text(tmp_path):
+    place = make_workplace(tmp_path)
+    (place / "a.txt").write_text(
+        "\n".join("The river runs to the city and on. " * 40 for _ in "ab")
+    )
+    command = ["corpus", f"--source={place}/a.txt", f"--tokenizer={place}/bert-base-uncased"]
+    stores = []
+    for probability in (0, 0.5):
+        out = place / f"store-{probability}"
+        assert main([*command, f"--short_span_prob={probability}", f"--out={out}"]) == 0
+        stores.append(open_store(out))
+        assert stores[-1].manifests[0]["short_span_prob"] == probability
+    whole, short = stores
+    assert whole.n_tokens == short.n_tokens
+    assert whole.n_spans < short.n_spans
+
+
 @pytest.mark.effect("vocabulary --source", "vocabulary --size", "vocabulary --kind")
 @pytest.mark.effect("vocabulary --cased", "vocabulary --columns", "vocabulary --out")
 @pytest.mark.effect("corpus --columns")

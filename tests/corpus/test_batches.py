@@ -11,7 +11,6 @@ from cocondenser_jax.corpus.batches import (
     BatchSpec,
     batch_document_ids,
     batch_examples,
-    cut_short,
     epoch_examples,
     held_out_batch,
     held_out_documents,
@@ -266,24 +265,6 @@ def test_clozes_of_a_store(mixed):
     assert of_documents(store, halves[0]) + of_documents(store, halves[1]) == rows
 
 
-def test_some_rows_are_cut_short_between_words(store):
-    starts = np.tile(np.array([2, 0, 1, 0, 0, 1, 0, 0]), (4000, 1))
-    n_tokens = np.full(4000, 6)
-    draws = np.random.default_rng(0).integers(0, 2**64, 4000, np.uint64)
-    assert cut_short(starts, n_tokens, draws, 0.0).tolist() == [6] * 4000
-    lengths, counts = np.unique(cut_short(starts, n_tokens, draws, 1.0), return_counts=True)
-    assert lengths.tolist() == [2, 5, 6]
-    assert np.abs(counts / 4000 - 1 / 3).max() < 0.025
-    share = np.mean(cut_short(starts, n_tokens, draws, 0.3) < 6)
-    assert abs(share - 0.3 * 2 / 3) < 0.02
-    whole, short = (
-        make_batch(store, SPEC._replace(short_span_prob=p), 0).attention_mask_SxL.sum(axis=1)
-        for p in (0.0, 1.0)
-    )
-    assert (short <= whole).all()
-    assert (short < whole).any()
-
-
 def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(store, monkeypatch):
     specs = [SPEC._replace(seed=seed) for seed in range(4)]
     assert len({tuple(batch_examples(store, spec, 0)) for spec in specs}) == 4
@@ -347,7 +328,7 @@ def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
 
 
 def test_two_whole_spans_of_each_held_out_document(store):
-    spec = SPEC._replace(held_out=2, short_span_prob=1.0)
+    spec = SPEC._replace(held_out=2)
     batch, unmasked = (held_out_batch(store, spec._replace(masked=x)) for x in (True, False))
     rows = of_documents(store, batch)
     spans = np.array(every_span(store))

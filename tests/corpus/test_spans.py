@@ -1,3 +1,5 @@
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -91,6 +93,65 @@ def test_spans_are_greedy_and_hold_the_tokenizers_own_tokens(tokenizers, text, l
     [found] = cut_documents([Document("d", text)], tokenizer, limit + 2)
     expected = greedy_spans(tokenizer, split_sentences(text), limit)
     assert [plain(span) for span in found] == [own_tokens(tokenizer, t) for t in expected]
+
+
+def blocks_of_the_release(sentences, limit, probability, rng):
+    """Numbers of sentences in each block; `sentences` are their lengths in tokens."""
+
+    def draw():
+        return int(rng.integers(1, limit + 1)) if rng.random() < probability else limit
+
+    blocks, target = [[]], draw()
+    for length in sentences:
+        if blocks[-1] and sum(blocks[-1]) + length > target:
+            blocks.append([])
+            target = draw()
+        blocks[-1].append(length)
+    return [len(block) for block in blocks if block]
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=DOCUMENTS, probability=st.sampled_from([0.1, 0.6, 1.0]))
+def test_short_spans_end_where_those_of_the_authors_release_do(tokenizers, text, probability):
+    tokenizer = tokenizers["bert"]  # has the same tokens at the start of a span as within it
+    limit = 40
+    lengths = {s: len(own_tokens(tokenizer, s)[0]) for s in split_sentences(text)}
+    text = "\n\n".join(s for s in split_sentences(text) if lengths[s] <= limit)
+    sentences = [len(own_tokens(tokenizer, s)[0]) for s in split_sentences(text)]
+    other = Document("e", "Another document.")
+    [_, found] = cut_documents([other, Document("d", text)], tokenizer, limit + 2, probability)
+    rng = np.random.default_rng(zlib.crc32(text.encode()))
+    expected = blocks_of_the_release(sentences, limit, probability, rng)
+    assert [int(np.sum(span.starts == 2)) for span in found] == expected
+    assert sum(len(span.tokens) for span in found) == sum(sentences)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_how_often_and_how_early_spans_end(tokenizer, probability):
+    limit, sentence = 40, "the list"
+    length = len(own_tokens(tokenizer, sentence)[0])
+    texts = [f"{sentence}\n\n" * (80_000 // length) + f"Number {i}" for i in range(2)]
+    documents = [Document("d", text) for text in texts]
+    found = cut_documents(documents, tokenizer, limit + 2, probability)
+    counts = [int(np.sum(span.starts == 2)) for of_one in found for span in of_one[:-1]]
+    assert len(counts) > 3000
+    shares = np.bincount(counts, minlength=limit // length + 1) / len(counts)
+    expected = np.zeros_like(shares)
+    for target in range(1, limit + 1):
+        expected[max(1, target // length)] += probability / limit
+    expected[-1] += 1 - probability
+    assert (np.abs(shares - expected) <= 4.5 * np.sqrt(expected / len(counts))).all()
+
+
+def test_short_spans_are_not_so_short_that_they_would_be_dropped(tokenizer, monkeypatch):
+    monkeypatch.setattr(spans, "MIN_TOKENS", 8)
+    sentence = "the list"
+    length = len(own_tokens(tokenizer, sentence)[0])
+    text = f"{sentence}\n\n" * 400
+    [found] = cut_documents([Document("d", text)], tokenizer, 42, 1.0)
+    lengths = [len(span.tokens) for span in found]
+    assert 8 <= min(lengths) < 8 + length
+    assert 400 * length - sum(lengths) < 8  # the last span may be too short
 
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)

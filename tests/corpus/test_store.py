@@ -312,6 +312,11 @@ def test_shards_that_do_not_belong_together_do_not_open(
     build_store(corpus, tokenizer_folders["roberta"], folder, max_tokens=MAX_TOKENS, shard=(1, 3))
     with pytest.raises(UserError, match="in its tokenizer"):
         open_store(folder)
+    shutil.rmtree(folder / "shard-00001-of-00003")
+    settings = {"max_tokens": MAX_TOKENS, "short_span_prob": 0.5, "shard": (1, 3)}
+    build_store(corpus, tokenizer_folders["bert"], folder, **settings)
+    with pytest.raises(UserError, match="in its short_span_prob"):
+        open_store(folder)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +329,7 @@ def test_shards_that_do_not_belong_together_do_not_open(
             r"no document with a span .*1 too_short\)",
         ),
         ('{"text": "a"}', {"max_tokens": 9}, "max_tokens is 9: expected at least 10"),
+        ('{"text": "a"}', {"short_span_prob": 1.1}, "short_span_prob is 1.1: expected 0 to 1"),
         ('{"text": "a"}', {"shard": (3, 3)}, "shard 3/3: expected i/n"),
         ('{"text": "a"}', {"tokenizer": "nobody/nothing"}, "no folder nobody/nothing"),
     ],

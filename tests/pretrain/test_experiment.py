@@ -55,7 +55,7 @@ def test_an_epoch_of_stage_one_is_every_span(config):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_objective_decides_batches_and_head(objective):
     config = default.get_config().unlock()
-    config.train.objective, config.data.short_span_prob = objective, 0.25
+    config.train.objective = objective
     experiment = resolve_without_store(config, 6, 80, 0)
     spec = experiment.batches
     sizes = experiment.network
@@ -67,7 +67,6 @@ def test_the_objective_decides_batches_and_head(objective):
         "ict": ("cloze", False, 0),
     }
     assert (spec.example, spec.masked, sizes["n_head_layers"]) == expected[objective]
-    assert spec.short_span_prob == 0.25
     assert spec.n_rows == 2048 * (1 if spec.example == "span" else 2)
     assert sizes["hidden_size"] == 768
 
@@ -75,4 +74,4 @@ def test_the_objective_decides_batches_and_head(objective):
 def test_the_papers_batches():
     first, second = batches_of(condenser.get_config()), batches_of(cocondenser.get_config())
     assert (first.n_rows, first.length) == (1024, 128)
-    assert (second.n_rows, second.length, second.short_span_prob) == (4096, 128, 0.1)
+    assert (second.n_rows, second.length) == (4096, 128)

@@ -42,7 +42,7 @@ RATES = ("spans_per_second", "tokens_per_second", "input_wait_share", "model_tfl
 # No value is the default. What is True or False, or "bfloat16", there is the other here.
 UNUSUAL = {
     "seed": 5,
-    "data": {"batch_size": 16, "length": 14, "short_span_prob": 0.2},
+    "data": {"batch_size": 16, "length": 14},
     "model": {
         "model_type": "roberta",
         "hidden_size": 16,
@@ -168,7 +168,7 @@ def torch_run(model, store):
     )
     lines = []
     for number in range(9):
-        batch = make_batch(store, BatchSpec(5, 16, 14, short_span_prob=0.2), number)
+        batch = make_batch(store, BatchSpec(5, 16, 14), number)
         labels = full_labels(batch)
         ids, mask = map(torch.from_numpy, (batch.input_ids_SxL, batch.attention_mask_SxL))
         output = model(ids, mask, late_mlm=False)
@@ -181,7 +181,7 @@ def torch_run(model, store):
         for group in optimizer.param_groups:
             group["lr"] = rate
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        assert norm > 0.6
+        assert norm > 0.5
         optimizer.step()
         lines.append(
             {
@@ -198,7 +198,6 @@ def torch_run(model, store):
 
 
 @pytest.mark.effect("pretrain seed", "pretrain data.store", "pretrain data.batch_size")
-@pytest.mark.effect("pretrain data.short_span_prob")
 @pytest.mark.effect("pretrain data.length", "pretrain model.model_type")
 @pytest.mark.effect("pretrain model.hidden_size", "pretrain model.num_hidden_layers")
 @pytest.mark.effect("pretrain model.num_attention_heads", "pretrain model.intermediate_size")

@@ -83,6 +83,24 @@ def test_epochs_batches_and_negatives_are_the_papers():
     assert seen == SETTINGS.keys()
 
 
+def test_pre_training_goes_on_as_it_began_but_for_the_rate():
+    """The draft, 5.4: the set-up is inherited, the rate 5e-6."""
+    settings = {}
+    for step in STEPS.values():
+        for command in step.commands:
+            found = dict(flags(command))
+            if command[1] == "corpus":
+                assert found["--short_span_prob"] == "0.1"
+            if command[1] == "pretrain" and found["--config"] == "configs/condenser.py":
+                overrides = [word for word in command if word.startswith("--config.")]
+                config = load_config(found["--config"], overrides)
+                settings[Path(found["--workdir"]).stem] = (
+                    config.train.epochs, config.data.batch_size, config.optimizer.learning_rate
+                )  # fmt: skip
+    assert settings["condenser"] == settings["mlm"] == (8, 1024, 1e-4)
+    assert settings["condenser-passages"] == settings["mlm-passages"] == (8, 1024, 5e-6)
+
+
 def test_second_rounds_are_as_long_as_the_authors():
     """Their commands: 2 epochs (MS MARCO) or 20 (NQ) of BM25's file and that of mined negatives."""
     lengths = {

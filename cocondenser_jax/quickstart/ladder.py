@@ -2,7 +2,8 @@
 
 A docstring's first paragraph says what a thing does, the rest explains it. Finding the rest, a
 passage, from the first paragraph is a retrieval task that every machine holds. Some docstrings are
-held out as test queries; their first paragraphs are in no training text.
+held out as queries of dev, to choose settings by, and of test, to measure once; their first
+paragraphs are in no training text.
 
     DIR/data/          the task in BEIR layout, and pretrain.jsonl to pre-train on
     DIR/tokenizer/     WordPiece vocabulary of that text
@@ -43,6 +44,7 @@ from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 VOCAB_SIZE = 8192
 SEED = 0
 N_TEST_QUERIES = 1000
+N_DEV_QUERIES = 500
 MIN_QUERY_WORDS = 4  # "Examples:" and "See also" are not queries
 MIN_PASSAGE_WORDS = 10
 SUMMARY = (
@@ -90,12 +92,16 @@ def write_task(folder: Path) -> None:
     asks = [n_owners[first] == 1 and len(first.split()) >= MIN_QUERY_WORDS for _, first, _ in docs]
     numbers = np.random.default_rng(0).permutation(np.flatnonzero(asks)).tolist()
     names = [docs[i][0] for i in numbers]
-    test = names[:N_TEST_QUERIES]
-    train = names[N_TEST_QUERIES:]
+    n_held_out = N_TEST_QUERIES + N_DEV_QUERIES
+    splits = {
+        "test": names[:N_TEST_QUERIES],
+        "dev": names[N_TEST_QUERIES:n_held_out],
+        "train": names[n_held_out:],
+    }
     passages = {name: rest for name, _, rest in docs}
     queries = {docs[i][0]: docs[i][1] for i in numbers}
-    judged = {"test": {name: name for name in test}, "train": {name: name for name in train}}
-    held_out = set(test)
+    judged = {split: {name: name for name in asked} for split, asked in splits.items()}
+    held_out = set(names[:n_held_out])
     texts = {n: rest if n in held_out else f"{first}\n\n{rest}" for n, first, rest in docs}
     with new_folder(folder) as new:
         write_beir(new, passages, queries, judged)

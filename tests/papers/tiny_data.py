@@ -223,6 +223,8 @@ def _write_quickstart(data, workdir):
     """Puts tiny files where the quickstart's are: it would read the docstrings of this machine."""
     quickstart = workdir / "quickstart"
     shutil.copytree(data / "boolq", quickstart / "data")
+    qrels = quickstart / "data" / "qrels"
+    shutil.copy(qrels / "test.tsv", qrels / "dev.tsv")
     articles, tokenizer = data / "articles.jsonl.xz", data / "bert-base-uncased"
     main(["corpus", f"--source={articles}", f"--tokenizer={tokenizer}", "--max_tokens=16",
           f"--out={quickstart / 'store'}"])  # fmt: skip

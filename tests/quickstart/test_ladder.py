@@ -81,6 +81,7 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ladder, "read_docstrings", lambda: read_docstrings(["optax"]))
         patch.setattr(ladder, "N_TEST_QUERIES", 30)
+        patch.setattr(ladder, "N_DEV_QUERIES", 12)
         patch.setattr(ladder, "VOCAB_SIZE", 600)
         patch.setattr(pretraining, "get_config", small)
         patch.setattr(finetuning, "get_config", short)
@@ -211,21 +212,21 @@ def test_the_models_differ(finished):
         assert differ(params[left], params[right]), (left, right)
 
 
-def test_held_out_first_paragraphs_are_in_no_training_text(
-    finished,
-):
-    data = finished.workdir / "data"
+def test_held_out_first_paragraphs_are_in_no_training_text(small, tmp_path):
+    data = tmp_path / "data"
+    ladder.write_task(data)
     queries = {query["_id"]: query["text"] for query in lines(data / "queries.jsonl")}
     texts = {
         " ".join(line["text"].split("\n\n")[0].split()) for line in lines(data / "pretrain.jsonl")
     }
-    test, train = (read_qrels(data / "qrels" / f"{split}.tsv") for split in ("test", "train"))
-    assert len(test) == 30
-    assert not test.keys() & train.keys()
-    assert not {queries[query] for query in test} & texts
+    splits = [read_qrels(data / "qrels" / f"{split}.tsv") for split in ("test", "dev", "train")]
+    test, dev, train = splits
+    assert (len(test), len(dev)) == (30, 12)
+    assert sum(map(len, splits)) == len(test | dev | train) == len(queries)
+    assert not {queries[query] for query in test | dev} & texts
     assert {queries[query] for query in train} <= texts
     passages = {line["_id"]: line["text"] for line in lines(data / "corpus.jsonl")}
-    for query, judged in (test | train).items():
+    for query, judged in (test | dev | train).items():
         assert set(judged) == {query}
         assert queries[query] not in passages[query]
 

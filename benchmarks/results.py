@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cocondenser_jax.evaluation.significance import correct, format_p
 from papers.reproduce import load_manifest
 
 FOLDER = Path(__file__).parent
@@ -54,19 +55,31 @@ def is_ours(paper: dict[str, Any]) -> bool:
 def measured(paper: dict[str, Any]) -> Rows:
     """Returns the measurements of a table of `papers/` as rows, each figure a column.
 
-    What else stands in a row, such as its seconds, follows.
+    What else stands in a row, such as its seconds, follows; `p MEASURE` is corrected for the number
+    of tests in the table (Holm). A figure of None was not measured.
     """
+    tested = {
+        (name, key): value
+        for name, row in paper["rows"].items()
+        for key, value in row.items()
+        if key.startswith("p ")
+    }
+    corrected = correct(tested)
+    shown = {test: format_p(p, len(tested)) for test, p in corrected.items()}
     rows = []
     for name, row in paper["rows"].items():
         cells = {"": name}
         for test, figures in row["measured"].items():
             of_test = f"{paper['tests'][test]}, " if "tests" in paper else ""
             cells |= {f"{of_test}{key}": _figure(value) for key, value in figures.items()}
-        rows.append(cells | {key: str(row[key]) for key in row if key not in ("with", "measured")})
+        others = [key for key in row if key not in ("with", "measured")]
+        rows.append(cells | {key: shown.get((name, key), str(row[key])) for key in others})
     return rows
 
 
-def _figure(value: float) -> str:
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.{1 if value >= 10 else 2 if value > 1 else 3}f}"
 
 

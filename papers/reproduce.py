@@ -23,7 +23,7 @@ import yaml
 
 from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.errors import UserError, lookup
-from cocondenser_jax.evaluation.significance import compare
+from cocondenser_jax.evaluation.significance import compare, correct, format_p
 from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.storage.files import read_json, write_json
 
@@ -71,6 +71,7 @@ class Comparison(NamedTuple):
     difference: float | None
     within: bool | None  # the table's tolerance
     p: float | None  # of the randomisation test against another row
+    corrected_p: float | None = None  # for the number of tests that are compared (Holm)
 
 
 @cache
@@ -225,7 +226,13 @@ def compare_goals(goals: Sequence[Goal], tolerance: float) -> list[Comparison]:
                     p=p_values.get(measure),
                 )
             )
-    return comparisons
+    return _correct_all(comparisons)
+
+
+def _correct_all(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    tested = {one[:3]: one.p for one in comparisons if one.p is not None}
+    corrected = correct(tested)
+    return [one._replace(corrected_p=corrected.get(one[:3])) for one in comparisons]
 
 
 def _randomisation_p(own: Sequence[Any], others: Sequence[Any]) -> dict[str, float]:
@@ -315,8 +322,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         return
     run_steps(steps, arguments.workdir, _execute)
     compared = compare_goals(goals, table["tolerance"])
-    cells = [(" ".join(one[:3]), *map(_format_cell, one[3:])) for one in compared]
-    print_table(("", *Comparison._fields[3:]), cells)
+    print_table(("", *Comparison._fields[3:]), comparison_cells(compared))
     if arguments.json_out:
         write_json(arguments.json_out, [one._asdict() for one in compared])
 
@@ -334,6 +340,18 @@ def _print_plan(table: Mapping[str, Any], steps: Mapping[Path, Step]) -> None:
             print(f"# epochs of the next command: of the best {step.grid.measure} ({tried})")
         for command in step.commands:
             print(shlex.join(command))
+
+
+def comparison_cells(compared: Sequence[Comparison]) -> list[list[str]]:
+    """Returns a line of cells for each comparison."""
+    n_tests = sum(one.p is not None for one in compared)
+    lines = []
+    for one in compared:
+        line = [" ".join(one[:3]), *map(_format_cell, one[3:-2])]
+        line.append("" if one.p is None else format_p(one.p))
+        line.append("" if one.corrected_p is None else format_p(one.corrected_p, n_tests))
+        lines.append(line)
+    return lines
 
 
 def _format_cell(value: float | None) -> str:

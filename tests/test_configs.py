@@ -15,7 +15,7 @@ from tests.world import batches_of
 
 # The variants of a file.
 ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
-ARGUMENTS["minilm"] = ("mlm", "condenser", "cocondenser")
+ARGUMENTS["minilm"] = ("mlm", "condenser", "contrastive", "cocondenser")
 ARGUMENTS["sentences"] = ("stsb", "triplets", "nli")
 ARGUMENTS["finetune"] = tuple(finetune.VARIANTS)
 FINE_TUNING = {"adapt_finetune", "cross_encoder", "finetune", "quickstart_finetune", "sentences"}
@@ -75,7 +75,16 @@ def test_variants_differ_and_the_head_names_them(name):
     assert all(argument in head for argument in ARGUMENTS[name])
 
 
+@pytest.mark.parametrize("objective", ARGUMENTS["minilm"])
+def test_every_objective_of_minilm_reads_as_many_spans(objective):
+    config = load(f"minilm:{objective}")
+    assert config.train.objective == objective
+    assert (batches_of(config).n_rows, config.train.steps) == (64, 450)
+
+
 def test_an_unknown_variant_is_refused():
+    with pytest.raises(UserError, match=r"minilm.py:ict: expected one of mlm, .*, contrastive, "):
+        load("minilm:ict")
     with pytest.raises(UserError, match=r"finetune.py:x: expected one of marco_round2, .*adaptive"):
         load("finetune:x")
 

@@ -54,7 +54,7 @@ def evaluate_by_answers(run, answers, corpus, top_k, compare_with, json_out):
 
 def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:
     """Prints the metrics of a run, or compares them with those of a second one."""
-    from cocondenser_jax.evaluation.significance import compare
+    from cocondenser_jax.evaluation.significance import compare, format_p
 
     result = dict(evaluated[0])
     if len(evaluated) == 1:
@@ -63,9 +63,12 @@ def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:
         result["compared_with"] = evaluated[1]
         result["comparisons"] = compare(result["per_query"], evaluated[1]["per_query"])
         head = "|run|other|difference|p (t-test)|p (randomisation)|better|worse|equal".split("|")
-        forms = (".4f", ".4f", "+.4f", ".3g", ".3g", ",", ",", ",")
-        rows = result["comparisons"].items()
-        print_table(head, [(name, *map(format, row.values(), forms)) for name, row in rows])
+        forms = (".4f", ".4f", "+.4f", ".3g", "", ",", ",", ",")
+        rows = []
+        for name, row in result["comparisons"].items():
+            shown = row | {"randomisation_p": format_p(row["randomisation_p"])}
+            rows.append((name, *map(format, shown.values(), forms)))
+        print_table(head, rows)
     if json_out:
         write_json(json_out, result)
 

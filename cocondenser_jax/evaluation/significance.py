@@ -1,8 +1,8 @@
 """Whether two runs differ by more than chance, from their metrics query by query."""
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -13,6 +13,10 @@ from cocondenser_jax.evaluation.ranking import mean_over_queries
 # Random assignments where there are too many to try them all: p-values near 0.05 are then within
 # 0.01 of the exact ones.
 _ASSIGNMENTS = 10_000
+# No assignment drawn is as extreme: p is at most this, 2 / 10,001 rounded up.
+LEAST_P = 2 / _ASSIGNMENTS
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 def compare(
@@ -53,6 +57,31 @@ def compare(
             "equal": int((values_Q == other_values_Q).sum()),
         }
     return comparisons
+
+
+def correct(p_values: Mapping[Name, float]) -> dict[Name, float]:
+    """Corrects the p-values of all tests of a table for their number, by name.
+
+    Holm, *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of
+    Statistics 1979: of m tests, the k-th smallest p is multiplied by m + 1 - k, and is no smaller
+    than the one before it. The chance of any false finding in the table is then p at most.
+    """
+    corrected: dict[Name, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        n_left = len(p_values) - rank
+        largest = max(largest, n_left * p_values[name])
+        corrected[name] = min(largest, 1.0)
+    return corrected
+
+
+def format_p(p: float, n_tests: int = 1) -> str:
+    """Formats a p of the randomisation test, corrected for a number of tests.
+
+    Where the draws cannot tell how small it is, it is a bound: `≤ 0.0002`.
+    """
+    bound = "≤ " if p <= n_tests * LEAST_P else ""
+    return f"{bound}{p:.2g}"
 
 
 def _t_test_p(values_Q: np.ndarray, other_values_Q: np.ndarray) -> float:

@@ -7,14 +7,16 @@ from typing import NamedTuple
 from cocondenser_jax.analysis.page import Runs, write_page
 from cocondenser_jax.analysis.plots import COLOURS, Curve, read_curves
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.significance import correct, format_p
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.runs import flatten
 
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
-NOTE = """p: randomisation test of the first measure against the last row. Tokens: read in
-pre-training. Seconds: pre-training, fine-tuning, encoding and search."""
+NOTE = """p: randomisation test of the first measure against the last row, corrected for the
+number of rows (Holm). Tokens: read in pre-training. Seconds: pre-training, fine-tuning, encoding
+and search."""
 
 
 class ResultRow(NamedTuple):
@@ -31,9 +33,10 @@ def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
     """Returns the cells of a comparison: the heads first, then a line for each row."""
     measures = list(rows[0].metrics)
     table = [["", *measures, "p", "tokens", "seconds"]]
+    tested = correct({row.name: row.p_values[measures[0]] for row in rows[:-1]})
     for row in rows:
         metrics = [f"{row.metrics[name]:.3f}" for name in measures]
-        p_value = "" if row is rows[-1] else f"{row.p_values[measures[0]]:.2g}"
+        p_value = format_p(tested[row.name], len(tested)) if row.name in tested else ""
         tokens = f"{row.tokens:,.2g}" if row.tokens else ""
         table.append([row.name, *metrics, p_value, tokens, f"{row.seconds:,.0f}"])
     return table

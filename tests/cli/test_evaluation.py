@@ -104,6 +104,17 @@ def test_two_runs_are_compared(folder, capsys):
     assert result["comparisons"]["MRR@10"]["difference"] == pytest.approx(-1 / 12)
 
 
+def test_p_of_two_runs_is_a_bound_where_the_draws_end(folder, capsys):
+    queries = range(20)
+    (folder / "many.tsv").write_text("".join(f"q{i} 0 d 1\n" for i in queries))
+    (folder / "first.trec").write_text("".join(f"q{i} Q0 d 1 2 t\n" for i in queries))
+    (folder / "last.trec").write_text("".join(f"q{i} Q0 x 1 2 t\n" for i in queries))
+    command = "evaluate run --run=first.trec --compare_with=last.trec --qrels=many.tsv"
+    assert main([*command.split(), "--metrics=MRR@10"]) == 0
+    row = printed(capsys)[1]
+    assert row[5:7] == ["≤", "0.0002"]
+
+
 @pytest.mark.effect("evaluate answers --compare_with", "evaluate answers --json_out")
 def test_two_runs_are_compared_by_answers(folder, capsys):
     command = "evaluate answers --run=run.trec --compare_with=other.trec --answers=answers.jsonl"

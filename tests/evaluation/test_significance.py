@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import betainc
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.significance import compare
+from cocondenser_jax.evaluation.significance import compare, correct, format_p
 
 
 def metrics(values, name="MRR@10"):
@@ -93,3 +93,45 @@ def test_runs_that_cannot_be_compared():
         compare(metrics([0.5]), metrics([0.25]))
     with pytest.raises(UserError, match="different queries"):
         compare(metrics([0.5, 1.0]), metrics([0.5, 1.0, 0.0]))
+
+
+def rejected(p_values, level):
+    """Holm's procedure: the smallest p first, until one is above its share of the level."""
+    found = set()
+    for k, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        if p > level / (len(p_values) - k):
+            break
+        found.add(name)
+    return found
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12))
+def test_a_corrected_p_is_the_least_level_at_which_holm_rejects(thousandths):
+    p_values = {f"test {n}": p / 1000 for n, p in enumerate(thousandths)}
+    corrected = correct(p_values)
+    assert corrected.keys() == p_values.keys()
+    assert all(p <= corrected[name] <= 1.0 for name, p in p_values.items())
+    for name, level in corrected.items():
+        if level < 1.0:
+            assert name in rejected(p_values, level + 1e-9)
+        assert name not in rejected(p_values, level - 1e-9)
+
+
+def test_nine_tests_of_a_table():
+    # Sorted: 9 x 0.0002, 8 x 0.0004, 7 x 0.0006 (twice), 5 x 0.02; 4 x 0.027; the rest 1.
+    p_values = [0.0006, 0.774, 0.0002, 0.027, 1.0, 0.02, 0.0006, 0.625, 0.0004]
+    corrected = correct(dict(enumerate(p_values)))
+    expected = [0.0042, 1.0, 0.0018, 0.108, 1.0, 0.1, 0.0042, 1.0, 0.0032]
+    assert [corrected[n] for n in range(9)] == pytest.approx(expected)
+    assert correct({}) == {}
+
+
+def test_a_p_that_the_draws_cannot_tell_is_a_bound():
+    smallest = compare(metrics([0.5] * 40), metrics([0.25] * 40))["MRR@10"]["randomisation_p"]
+    assert smallest == pytest.approx(2 / 10_001)
+    assert format_p(smallest) == "≤ 0.0002"
+    exact = compare(metrics([0.5] * 13), metrics([0.25] * 13))["MRR@10"]["randomisation_p"]
+    assert format_p(exact) == "0.00024"  # 2 of 2^13 assignments
+    corrected = correct({"a": smallest, "b": 0.0004, "c": 1.0})
+    shown = {name: format_p(p, len(corrected)) for name, p in corrected.items()}
+    assert shown == {"a": "≤ 0.0006", "b": "0.0008", "c": "1"}

@@ -16,9 +16,11 @@ from cocondenser_jax.quickstart.steps import SECONDS
 from cocondenser_jax.settings import FINE_TUNING, load_config
 from papers import reproduce
 from papers.reproduce import (
+    Comparison,
     Goal,
     Step,
     compare_goals,
+    comparison_cells,
     estimate_hours,
     load_manifest,
     resolve_rows,
@@ -292,6 +294,45 @@ def test_deviation_and_test_are_over_seeds(tmp_path):
     assert (first.measured, first.deviation) == (pytest.approx(0.4), pytest.approx(0.2))
     assert first.p is None
     assert second.p == pytest.approx(2 / 2**10)  # ten queries, all better
+
+
+def test_p_is_corrected_for_all_tests_that_are_printed(tmp_path):
+    goals = []
+    for row, n_worse in (("best", 0), ("good", 4), ("bad", 8), ("alike", 1)):
+        file = tmp_path / f"{row}.json"
+        values = [0.2] * n_worse + [0.4] * (40 - n_worse)
+        per_query = {f"q{i}": {"M": value, "N": 0.5} for i, value in enumerate(values)}
+        mean = {"M": sum(values) / 40, "N": 0.5}
+        file.write_text(json.dumps({"mean": mean, "per_query": per_query}))
+        goals.append(Goal(row, "t", file, {"M": 0.4, "N": None}, "best"))
+    compared = {(one.row, one.measure): one for one in compare_goals(goals, 0.0)}
+    assert compared["best", "M"].corrected_p is None
+    # Of 2^4 and 2^8 assignments of signs, two are as extreme; a single difference tells nothing.
+    p_values = {"good": 0.125, "bad": 2 / 2**8, "alike": 1.0}
+    for row, p in p_values.items():
+        assert compared[row, "M"].p == pytest.approx(p)
+        assert compared[row, "N"].p == 1.0
+    assert compared["bad", "M"].corrected_p == pytest.approx(6 * 2 / 2**8)
+    assert compared["good", "M"].corrected_p == pytest.approx(5 * 0.125)
+    assert compared["alike", "M"].corrected_p == 1.0
+
+
+def test_p_at_its_floor_is_printed_as_a_bound():
+    one = Comparison("a", "t", "M", 0.5, None, 0.5, 0.0, True, 2 / 10_001, 4 / 10_001)
+    other = one._replace(row="b", p=0.5, corrected_p=0.5)
+    untested = one._replace(row="c", p=None, corrected_p=None)
+    cells = [line[-3:] for line in comparison_cells([one, other, untested])]
+    assert cells == [["yes", "≤ 0.0002", "≤ 0.0004"], ["yes", "0.5", "0.5"], ["yes", "", ""]]
+
+
+def test_the_page_of_results_corrects_the_p_of_a_table():
+    figures = {"measured": {"t": {"M": 0.5, "N": None}}}
+    rows = {"a": figures | {"p M": 0.0002, "± M": 0.1}, "b": figures | {"p M": 0.03}, "c": figures}
+    assert measured({"rows": rows}) == [
+        {"": "a", "M": "0.500", "N": "", "p M": "≤ 0.0004", "± M": "0.1"},
+        {"": "b", "M": "0.500", "N": "", "p M": "0.03"},
+        {"": "c", "M": "0.500", "N": ""},
+    ]
 
 
 # ---- on tiny data ----

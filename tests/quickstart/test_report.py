@@ -8,6 +8,7 @@ import pytest
 from cocondenser_jax.analysis.plots import COLOURS
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default, finetune
+from cocondenser_jax.quickstart.report import ResultRow, comparison_table
 
 LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/partner_mrr": 0.5, "epoch": 1.0}
 
@@ -74,3 +75,13 @@ def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):
     said = f"cocondenser: {tmp_path} is not a run folder: it has no run.json and no finetune.json\n"
     assert capsys.readouterr().err == said
     assert not out.exists()
+
+
+def test_p_of_a_comparison_is_corrected_for_its_rows():
+    measured = {"BM25": 2 / 10_001, "worse": 0.02, "alike": 0.03, "last": 1.0}
+    rows = [
+        ResultRow(name, {"MRR@10": 0.5, "nDCG@10": 0.6}, {"MRR@10": p, "nDCG@10": 0.9}, 0.0, 1.0)
+        for name, p in measured.items()
+    ]
+    header, *lines = comparison_table(rows)
+    assert [line[header.index("p")] for line in lines] == ["≤ 0.0006", "0.04", "0.04", ""]

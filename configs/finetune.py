@@ -126,8 +126,8 @@ SETTINGS = {
         "between two evaluations; the best model is kept; 0: none, the last",
     ),
     "eval_split": Setting("dev", GIVEN, "", "the judgments to evaluate on"),
-    "eval_candidates": Setting(
-        0, Interval(0), "passages", "drawn for each query, for MRR@100; 0: the collection, MRR@10"
+    "eval_run": Setting(
+        "", None, "", "TREC run of the passages to rank, for MRR@100; '': the collection, MRR@10"
     ),
 }
 

@@ -63,12 +63,12 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     is_soft = settings.loss.loss == "soft_labels"
     _require_negatives(settings, is_soft)
     data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
-    evaluator = DevSearch(settings.dev, data) if settings.dev.eval_every else None
     model = _load(settings.model)
-    trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
-    plan = epoch_plans(settings.batches, data, model, settings.trainer.workdir / "plans")
     with new_parameters(settings.trainer.seed):
         loss = InBatchLoss(model, data.judgments, settings.loss)
+    evaluator = DevSearch(settings.dev, data, loss.score) if settings.dev.eval_every else None
+    trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
+    plan = epoch_plans(settings.batches, data, model, settings.trainer.workdir / "plans")
     arguments = trainer.arguments(settings.trainer)
     callbacks: list[TrainerCallback] = [EachEpoch(data)]
     if evaluator:

@@ -1,6 +1,6 @@
 """Evaluation during fine-tuning: how the model as it is ranks passages for held-out queries."""
 
-import zlib
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
+    read_candidates,
     read_split,
     require_known,
     split_files,
@@ -27,14 +28,12 @@ class DevSettings(NamedTuple):
     data: str
     eval_every: int  # 0: no evaluation
     eval_split: str
-    eval_candidates: int
-    scale: float
+    eval_run: str  # "": the whole collection
     precision: str
-    seed: int
 
 
 class DevSearch(BaseEvaluator):
-    """Ranks passages for the queries of a split by inner product; returns a loss and the MRR.
+    """Ranks passages for the queries of a split by the loss's scores; returns a loss and the MRR.
 
     The loss is the contrastive one, whichever is trained: the mean over q and d⁺ of
 
@@ -42,15 +41,24 @@ class DevSearch(BaseEvaluator):
 
     d being the passages ranked that are not judged relevant to q. MRR is the mean of 1 / rank of
     the best relevant passage, 0 beyond the cutoff; a tie, or a score that is not a number, counts
-    against it. The whole collection is ranked, and the cutoff is 10; or the relevant passages and
-    `eval_candidates` others, drawn by seed once for each query, and the cutoff is 100.
+    against it. The whole collection is ranked, and the cutoff is 10; or, with an `eval_run`, the
+    relevant passages and all that the run has for the query, and the cutoff is 100. A query that
+    the run does not have is ranked against the passages of all others.
     """
 
     # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of
     # a single query, and breaks ties by id, so that a collapsed model may seem to rank.
 
-    def __init__(self, settings: DevSettings, data: TrainingData) -> None:
-        """Reads the split, and adds its files to those of the run."""
+    def __init__(
+        self,
+        settings: DevSettings,
+        data: TrainingData,
+        score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Reads the split, and adds its files to those of the run.
+
+        `score` makes scores_QxP of queries_QxD and passages_PxD: `InBatchLoss.score`.
+        """
         super().__init__()
         folder = Path(settings.data)
         queries, qrels = read_split(folder, settings.eval_split)
@@ -60,23 +68,23 @@ class DevSearch(BaseEvaluator):
         )
         data.files.update({f"eval_{name}": files[name] for name in files if name != "corpus"})
         relevant = with_positives(qrels)
-        n_others = settings.eval_candidates
         names = list(data.passages)
-        drawn = {}
-        for query, known in relevant.items():
-            rng = np.random.default_rng((settings.seed, zlib.crc32(query.encode())))
-            found = rng.choice(len(names), min(n_others + len(known), len(names)), replace=False)
-            drawn[query] = [names[i] for i in found if names[i] not in known][:n_others]
-        if n_others:
-            names = list(dict.fromkeys(chain(*relevant.values(), *drawn.values())))
+        others: dict[str, list[str]] = {}
+        if settings.eval_run:
+            run = Path(settings.eval_run)
+            data.files["eval_run"] = run
+            others = read_candidates(run, qrels, data.passages, len(names))
+            names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
         rows = {passage: row for row, passage in enumerate(names)}
         self._queries = [queries[query] for query in relevant]
         self._passages = [data.passages[passage] for passage in rows]
         self._relevant_Q = [[rows[p] for p in known] for known in relevant.values()]
-        self._others_Q = [[rows[p] for p in found] or slice(None) for found in drawn.values()]
-        self._scale = settings.scale
+        self._others_Q = [
+            [rows[p] for p in others.get(query, [])] or slice(None) for query in relevant
+        ]
+        self._score = score
         self._bfloat16 = uses_bfloat16(settings.precision)
-        self._cutoff = 100 if n_others else 10
+        self._cutoff = 100 if settings.eval_run else 10
         self._every = settings.eval_every
 
     def arguments(self) -> dict[str, Any]:
@@ -93,14 +101,17 @@ class DevSearch(BaseEvaluator):
     ) -> dict[str, float]:
         """Encodes queries and passages with a model; returns `loss`, and `MRR@10` or `MRR@100`."""
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self._bfloat16):
-            queries_QxD = model.encode_query(self._queries, show_progress_bar=False)
-            passages_NxD = model.encode_document(self._passages, show_progress_bar=False)
+            queries = model.encode_query(self._queries, show_progress_bar=False)
+            passages = model.encode_document(self._passages, show_progress_bar=False)
+        queries_QxD = torch.from_numpy(queries)
+        passages_NxD = torch.from_numpy(passages)
         losses = []
         reciprocal_ranks = []
         for query_D, relevant, others in zip(
             queries_QxD, self._relevant_Q, self._others_Q, strict=True
         ):
-            scores_N = self._scale * (passages_NxD @ query_D).astype(np.float64)
+            with torch.no_grad():
+                scores_N = self._score(query_D[None], passages_NxD)[0].double().numpy()
             relevant_R = scores_N[relevant]
             scores_N[relevant] = -np.inf
             others_N = scores_N[others]

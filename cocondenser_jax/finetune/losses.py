@@ -45,17 +45,24 @@ def learned_scores(
     """Returns scores_QxP, σ(W{q, d} + b), {q, d} being the two vectors side by side.
 
     With `contrastive`, this is the learning-to-rank loss (equation 14) of the study of Condenser
-    with adaptive batches. The scorer, W and b, is trained with the model, and discarded: what is
-    exported scores by the inner product.
+    with adaptive batches. The text does not define σ; here it is ReLU, as in the authors' code.
+    With a sigmoid, scores lie between 0 and 1, so the loss over 7 negatives could not fall below
+    log(1 + 7/e) = 1.27. Where ReLU makes all scores 0 from the start, which the seed decides,
+    nothing is learned. W{q, d} is the sum of a number of q and one of d, so all queries rank
+    passages in the same order, ties apart.
+
+    The scorer, W and b, is trained with the model, and discarded: what is exported scores by the
+    inner product. The scores are on the vectors' device, the scorer may be on another.
     """
     with torch.autocast(queries_QxD.device.type, enabled=False):
-        of_query_D, of_passage_D = scorer.weight[0].chunk(2)
-        from_query_Qx1 = (queries_QxD.float() @ of_query_D + scorer.bias)[:, None]
-        return torch.sigmoid(from_query_Qx1 + passages_PxD.float() @ of_passage_D)
+        of_query_D, of_passage_D = scorer.weight[0].to(queries_QxD.device).chunk(2)
+        bias = scorer.bias.to(queries_QxD.device)
+        from_query_Qx1 = (queries_QxD.float() @ of_query_D + bias)[:, None]
+        return torch.relu(from_query_Qx1 + passages_PxD.float() @ of_passage_D)
 
 
 def contrastive(scores_QxP: torch.Tensor, own_QxG: torch.Tensor) -> torch.Tensor:
-    """Returns −1/Q Σ_q log( exp s(q, d⁺_q) / Σ_d exp s(q, d) ): arXiv 2108.05540, section 3.4."""
+    """Returns −1/Q Σ_q log( exp s(q, d⁺_q) / Σ_d exp s(q, d) ): arXiv 2108.05540, equation 14."""
     return functional.cross_entropy(scores_QxP, own_QxG[:, 0])
 
 
@@ -68,9 +75,9 @@ def soft_labels(
 
     T_q is the softmax of the teacher's scores over the query's own group, 0 elsewhere; S_q is the
     softmax of s over all passages of the step, so that passages the teacher has not scored are
-    pushed away like negatives. It is not KL(S_q ‖ T_q), as equation 16 of the study of Condenser
-    with adaptive batches prints it: S_q is nowhere 0, so that diverges wherever T_q is. The scores
-    of a query's group, s and `teacher_QxG`, must be finite.
+    pushed away like negatives. It is not KL(S_q ‖ T_q), as equation 16 of Gao & Callan, arXiv
+    2108.05540, prints it: S_q is nowhere 0, so that diverges wherever T_q is. The scores of a
+    query's group, s and `teacher_QxG`, must be finite.
     """
     log_S_QxG = scores_QxP.log_softmax(1).gather(1, own_QxG)
     log_T_QxG = teacher_QxG.log_softmax(1)
@@ -103,6 +110,14 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         if settings.loss == "learning_to_rank":
             self.scorer = torch.nn.Linear(2 * (model.get_embedding_dimension() or 0), 1)
 
+    def score(self, queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
+        """Returns scores_QxP that the loss is computed from: scaled inner products, or learned."""
+        if self.scorer:
+            scores_QxP = learned_scores(queries_QxD, passages_PxD, self.scorer)
+        else:
+            scores_QxP = inner_products(queries_QxD, passages_PxD)
+        return self._scale * scores_QxP
+
     def forward(
         self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor
     ) -> torch.Tensor:
@@ -134,11 +149,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         columns_P = torch.arange(len(passages_PxD), device=queries_QxD.device)
         own_QxG = columns_P.view(-1, group_size)[get_rank() * n_queries :][:n_queries]
         numbers_P = all_gather(labels[:, 1:].contiguous()).flatten()
-        if self.scorer:
-            scores_QxP = learned_scores(queries_QxD, passages_PxD, self.scorer)
-        else:
-            scores_QxP = inner_products(queries_QxD, passages_PxD)
-        scores_QxP = self._scale * scores_QxP
+        scores_QxP = self.score(queries_QxD, passages_PxD)
         relevant_QxP = _look_up(self._judgments.relevant, labels[:, 0], numbers_P)
         others_QxP = relevant_QxP.scatter(1, own_QxG[:, :1], False)
         scores_QxP = scores_QxP.masked_fill(others_QxP, -torch.inf)

@@ -45,7 +45,8 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
     Returns:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
-      seconds, the number of pairs or rows trained on, and of the best evaluation step and measure.
+      seconds, the number of pairs or rows trained on, and of the best evaluation step, measure and
+      loss.
     """
     task = _TASKS[config.task]
     settings = resolve(config, workdir)

@@ -161,6 +161,8 @@ def run(
     if state.best_global_step:
         outcome["best_step"] = state.best_global_step
         outcome[str(trainer.args.metric_for_best_model)] = state.best_metric
+        evaluated = {e["step"]: e["eval_loss"] for e in state.log_history if "eval_loss" in e}
+        outcome["eval_loss"] = evaluated[state.best_global_step]
     return outcome
 
 

@@ -1,17 +1,20 @@
 """Evaluation during fine-tuning: its figures, the best model, early stopping, resuming."""
 
 import shutil
+from itertools import chain
 
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.evaluation import DevSearch
+from cocondenser_jax.finetune.losses import InBatchLoss, LossSettings
 from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval import models
@@ -36,14 +39,14 @@ def texts(beir):
 QRELS = {"q1": {"d1": 1, "d40": 2, "d41": 0}} | {f"q{i}": {f"d{i}": 1} for i in range(2, 12)}
 
 
-def evaluate_by_hand(model, queries, passages, qrels, candidates, cutoff, scale):
+def evaluate_by_hand(model, queries, passages, qrels, candidates, cutoff, score):
     """The definition, query by query; the ranking is judged by trec_eval."""
     losses, run = [], {}
     for query, grades in qrels.items():
         names = candidates[query]
         query_D = model.encode_query(queries[query]).astype(np.float64)
         vectors = model.encode_document([passages[name] for name in names]).astype(np.float64)
-        scores = dict(zip(names, (scale * vectors @ query_D).tolist(), strict=True))
+        scores = {name: score(query_D, v) for name, v in zip(names, vectors, strict=True)}
         run[query] = dict(sorted(scores.items(), key=lambda item: -item[1])[:cutoff])
         relevant = [name for name, grade in grades.items() if grade > 0]
         rest = [score for name, score in scores.items() if name not in relevant]
@@ -73,43 +76,73 @@ def make_config(model_folder, data, **settings):
     return config
 
 
-def make_search(model_folder, data, **settings):
+def make_search(model_folder, data, loss=None, **settings):
     resolved = resolve(make_config(model_folder, data, **settings), None)
-    return DevSearch(resolved.dev, read_training(resolved.data))
+    training = read_training(resolved.data)
+    model = models.load_retriever(model_folder, 8, 16)
+    loss = loss or InBatchLoss(model, training.judgments, resolved.loss)
+    return DevSearch(resolved.dev, training, loss.score)
 
 
 def test_the_collection_is_ranked(model_folder, data, texts):
     model = models.load_retriever(model_folder, 8, 16)
     names = {query: list(texts[1]) for query in QRELS}
     found = make_search(model_folder, data, scale=0.5)(model)
-    loss, mrr = evaluate_by_hand(model, *texts, QRELS, names, 10, 0.5)
+    score = lambda query_D, passage_D: 0.5 * float(query_D @ passage_D)  # noqa: E731
+    loss, mrr = evaluate_by_hand(model, *texts, QRELS, names, 10, score)
     assert 0 < mrr < 0.5
     assert found == {"loss": pytest.approx(loss, rel=1e-5), "MRR@10": pytest.approx(mrr)}
 
 
-def test_candidates_are_drawn_by_seed_for_each_query(model_folder, data, texts):
+@pytest.fixture(scope="module")
+def dev_run(data):
+    """Twelve passages for each query but the last one, the first of them relevant."""
+    rng = np.random.default_rng(0)
+    run = {}
+    for query, grades in list(QRELS.items())[:-1]:
+        others = [f"d{i}" for i in rng.permutation(60) if grades.get(f"d{i}", 0) <= 0]
+        run[query] = {name: 20.0 - i for i, name in enumerate([*list(grades)[:1], *others[:11]])}
+    write_run(data / "dev.trec", run)
+    return data / "dev.trec", run
+
+
+def candidates_of(run):
+    """The run's passages and the relevant ones; of a query that it lacks, those of all."""
+    relevant = {q: [p for p, grade in found.items() if grade > 0] for q, found in QRELS.items()}
+    everything = [*chain(*run.values()), *chain(*relevant.values())]
+    return {q: {*run.get(q, everything), *relevant[q]} for q in QRELS}
+
+
+@pytest.mark.effect("retriever eval_run")
+def test_the_passages_of_a_run_are_ranked(model_folder, data, texts, dev_run):
     model = models.load_retriever(model_folder, 8, 16)
-    names = {text: name for name, text in texts[1].items()}
+    path, run = dev_run
+    score = lambda query_D, passage_D: float(query_D @ passage_D)  # noqa: E731
+    loss, mrr = evaluate_by_hand(model, *texts, QRELS, candidates_of(run), 100, score)
+    found = make_search(model_folder, data, eval_run=str(path))(model)
+    assert found == {"loss": pytest.approx(loss, rel=1e-5), "MRR@100": pytest.approx(mrr)}
+    whole = make_search(model_folder, data)(model)
+    assert whole["loss"] > found["loss"], "the collection is harder to rank"
+    (data / "unknown.trec").write_text("q1 Q0 nowhere 1 1.0 x\n")
+    with pytest.raises(UserError, match="names 1 passages that the data does not"):
+        make_search(model_folder, data, eval_run=str(data / "unknown.trec"))
 
-    def drawn(search):
-        found = [[names[search._passages[row]] for row in rows] for rows in search._others_Q]
-        return dict(zip(QRELS, found, strict=True))
 
-    search = make_search(model_folder, data, eval_candidates=12, seed=1)
-    others = drawn(search)
-    for query, grades in QRELS.items():
-        assert len(set(others[query])) == 12
-        assert not {p for p in others[query] if grades.get(p, 0) > 0}
-    assert len({frozenset(found) for found in others.values()}) > 9
-    lists = {q: [*others[q], *(p for p, g in QRELS[q].items() if g > 0)] for q in QRELS}
-    lists = {q: list(dict.fromkeys(found)) for q, found in lists.items()}
-    loss, mrr = evaluate_by_hand(model, *texts, QRELS, lists, 100, 1.0)
-    figures = search(model)
-    assert figures == {"loss": pytest.approx(loss, rel=1e-5), "MRR@100": pytest.approx(mrr)}
-    assert drawn(make_search(model_folder, data, eval_candidates=12, seed=2)) != others
-    # All that there are, where there are fewer: all but the one or two that are relevant.
-    few = make_search(model_folder, data, eval_candidates=1000)
-    assert {len(rows) for rows in few._others_Q} == {58, 59}
+def test_a_learned_scorer_ranks_where_it_is_trained(model_folder, data, texts, dev_run):
+    model = models.load_retriever(model_folder, 8, 16)
+    path, run = dev_run
+    judged = read_training(resolve(make_config(model_folder, data), None).data).judgments
+    loss = InBatchLoss(model, judged, LossSettings("learning_to_rank", 2.0, 0))
+    weights, bias = loss.scorer.weight[0].tolist(), loss.scorer.bias.item()
+
+    def score(query_D, passage_D):
+        both = zip(weights, [*query_D, *passage_D], strict=True)
+        return 2 * max(sum(w * x for w, x in both) + bias, 0.0)
+
+    expected, mrr = evaluate_by_hand(model, *texts, QRELS, candidates_of(run), 100, score)
+    found = make_search(model_folder, data, loss, eval_run=str(path))(model)
+    assert found == {"loss": pytest.approx(expected, rel=1e-5), "MRR@100": pytest.approx(mrr)}
+    assert found != make_search(model_folder, data, eval_run=str(path))(model)
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
@@ -155,8 +188,9 @@ def test_the_best_model_is_kept(whole, data):
     assert 2 < best < 18, "a run whose last model is the best shows nothing"
     assert (result["best_step"], result["eval_MRR@10"]) == (best, found[best][0])
     model = SentenceTransformer(str(workdir / "retriever"))
-    again = make_search(model, data)(model)
+    again = make_search(workdir / "retriever", data)(model)
     assert again["MRR@10"] == found[best][0]
+    assert result["eval_loss"] == found[best][1]
     assert again["loss"] == pytest.approx(found[best][1], rel=1e-5)
 
 
@@ -181,8 +215,10 @@ def kill(*args, **kwargs):
     raise Killed
 
 
-@pytest.mark.effect("retriever eval_candidates", "retriever loss")
-def test_a_killed_run_ends_as_if_it_had_not_been(model_folder, data, tmp_path, monkeypatch):
+@pytest.mark.effect("retriever loss")
+def test_a_killed_run_ends_as_if_it_had_not_been(
+    model_folder, data, dev_run, tmp_path, monkeypatch
+):
     """With all that evaluating, the loss and the plans add to what is restored."""
     config = make_config(
         model_folder,
@@ -193,8 +229,8 @@ def test_a_killed_run_ends_as_if_it_had_not_been(model_folder, data, tmp_path, m
         batch_scores="bm25",
         learning_rate=1e-3,
         checkpoint_every=6,
-        eval_candidates=20,
-        seed=2,
+        eval_run=str(dev_run[0]),
+        seed=16,
     )
     result = finetune(config, tmp_path / "whole")
     found = evaluations(tmp_path / "whole", "eval_MRR@100")

@@ -36,7 +36,7 @@ def learning_to_rank_by_hand(queries_QxD, passages_PxD, weights, bias):
         exps = []
         for passage in passages_PxD:
             logit = sum(w * x for w, x in zip(weights, [*query, *passage], strict=True)) + bias
-            exps.append(math.exp(1 / (1 + math.exp(-logit))))
+            exps.append(math.exp(max(logit, 0.0)))
         total -= math.log(exps[q * G] / sum(exps))
     return total / len(queries_QxD)
 
@@ -70,6 +70,7 @@ def test_learning_to_rank_is_its_formula():
         scores = losses.learned_scores(torch.tensor(queries), torch.tensor(passages), scorer)
     expected = learning_to_rank_by_hand(queries, passages, weights, bias)
     assert losses.contrastive(scores, OWN_QxG).item() == pytest.approx(expected, rel=1e-6)
+    assert scores.min() == 0
 
 
 def test_soft_labels_are_their_formula(scores_QxP):
@@ -152,7 +153,7 @@ def test_a_relevant_passage_is_never_a_negative(step, name, scale):
         logits_QxP = [
             [w_2D @ np.concatenate([q, p]) + b for p in passages_PxD] for q in queries_QxD
         ]
-        scores_QxP = 1 / (1 + np.exp(-np.array(logits_QxP)))
+        scores_QxP = np.maximum(logits_QxP, 0)
     scores_QxP *= scale
     scores_QxP[1, 1] = -np.inf  # d1, in the group of q0
     teacher_QxG = np.array([[q - 2.0 * i for i in range(G)] for q in range(Q)])

@@ -37,6 +37,7 @@ ROWS_OF_EACH_KIND = [
     ("condenser/figure2", "bert"),
     ("co/figure3", "cocondenser"),
     ("draft/figure5", "loss"),
+    ("abs/table4", "beam"),
     ("proof/scratch", "none-100"),
 ]
 ALL_ROWS = [(name, row) for name, table in TABLES.items() for row in table["rows"]]
@@ -71,6 +72,10 @@ def test_every_command_of_every_row_can_be_typed():
     for command in commands_of(ALL_ROWS):
         if command[0] == "python":
             assert command[1] == "-m"
+            if command[2] == "papers.abs_beam":
+                flags = parse(PROGRAM, ["finetune", *command[3:]])
+                load_config(flags["config"], flags["overrides"], tasks=FINE_TUNING)
+                continue
             SCRIPTS[command[2]].make_parser().parse_args(command[3:])
             continue
         assert command[0] == "cocondenser"

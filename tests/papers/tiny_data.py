@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
+from papers import abs_beam, abs_data
 from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -37,10 +38,12 @@ SMALLER = {
     " --config.train_queries=12 --config.max_length=32",
     "finetune configs/sentences.py": "--config.max_steps=2 --config.batch_size=4"
     " --config.train_rows=8 --config.length=16",
+    "papers.abs_data": "--dev=3 --test=4",
     "papers.figures.attention": "--n_texts=8 --passage_length=16",
     "papers.figures.neighbourhood": "--n=5,10",
 }
 SCRIPTS = {
+    "papers.abs_data": abs_data,
     "papers.figures.attention": attention,
     "papers.figures.curves": curves,
     "papers.figures.neighbourhood": neighbourhood,
@@ -50,19 +53,26 @@ SCRIPTS = {
 
 def execute(command):
     """Runs a command of a recipe in this process, made tiny."""
+    if command[:3] == ["python", "-m", "papers.abs_beam"]:
+        return abs_beam.main([*command[3:], *_smaller(["finetune", *command[3:]])])
     if command[:2] == ["python", "-m"]:
         SCRIPTS[command[2]].main([*command[3:], *SMALLER.get(command[2], "").split()])
         return 0
-    words = list(command[1:])
+    return main([*command[1:], *_smaller(command[1:])])
+
+
+def _smaller(words):
+    """Returns the flags that make a command of `cocondenser` tiny."""
     config = next((word for word in words if word.startswith("--config=")), "")
     name = config.removeprefix("--config=").partition(":")[0]
+    added = []
     for key in (words[0], f"{words[0]} {words[1]}", f"{words[0]} {name}"):
-        words += SMALLER.get(key, "").split()
+        added += SMALLER.get(key, "").split()
     if "--config.eval_every" in " ".join(words):
-        words += ["--config.eval_every=1", "--config.eval_candidates=5"]
+        added.append("--config.eval_every=1")
     if "--denoise_below=0.1" in words:  # a cross-encoder that has learned nothing says 0.5
-        words.append("--denoise_below=0.99")
-    return main(words)
+        added.append("--denoise_below=0.99")
+    return added
 
 
 def read_pool(command):

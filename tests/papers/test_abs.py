@@ -1,0 +1,142 @@
+"""The study of adaptive batches: its beam search against a transcription, its splits."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from cocondenser_jax.collection.folder import read_corpus, read_split
+from cocondenser_jax.collection.trec import read_run, write_run
+from cocondenser_jax.finetune import samplers, schedule
+from papers import abs_beam, abs_data
+from tests.world import as_flags
+
+
+def make_candidates(n, k, seed):
+    rng = np.random.default_rng(seed)
+    passages_NxK = np.array([rng.permutation(n)[:k] for _ in range(n)])
+    # Whole numbers, so that sums are exact in any order, and so large that few tie.
+    scores_NxK = rng.integers(1, 1 << 20, (n, k)).astype(np.float32)
+    rows_NxK = np.repeat(np.arange(n), k).reshape(n, k)
+    cells = scores_NxK.ravel(), (rows_NxK.ravel(), passages_NxK.ravel())
+    return scipy.sparse.csr_array(cells, shape=(n, n))
+
+
+def slow_beam(h, near, n, batch_size, seed, k=3):
+    """Section 3.2 of the study; h is the hardness of a batch, near says which pairs may join it."""
+    left = np.random.default_rng((seed, 0)).permutation(n).tolist()
+    plan = []
+    for _ in range(n // batch_size):
+        batch = left[:batch_size]
+        while True:
+            places = sorted(range(batch_size), key=lambda i: -h(batch[:i] + batch[i + 1 :]))[:k]
+            found = []
+            for i in places:
+                others = [d for d in range(n) if d in left and d not in batch and near(batch, d)]
+                replaced = [[*batch[:i], d, *batch[i + 1 :]] for d in others]
+                found += sorted(replaced, key=lambda candidate: -h(candidate))[:k]
+            best = max(found, key=h, default=batch)
+            if h(best) <= h(batch):
+                break
+            batch = best
+        plan.append(batch)
+        left = [pair for pair in left if pair not in batch]
+    return plan
+
+
+@pytest.mark.parametrize("with_conflicts", [False, True])
+@pytest.mark.parametrize(("n", "depth"), [(23, 3), (23, 22), (20, 9)])
+def test_beam_search_is_the_studys(n, depth, with_conflicts):
+    for seed in range(4):
+        candidates = make_candidates(n, depth, seed)
+        scores_NxN = schedule.pair_scores(candidates).toarray()
+        conflict_NxN = np.zeros((n, n), bool)
+        if with_conflicts:
+            upper_NxN = np.triu(np.random.default_rng(seed).random((n, n)) < 0.2, 1)
+            conflict_NxN = upper_NxN | upper_NxN.T
+
+        value_NxN = scores_NxN - 1e9 * conflict_NxN
+
+        def h(batch, value_NxN=value_NxN):
+            return sum(value_NxN[pair] for pair in itertools.combinations(batch, 2))
+
+        def near(batch, pair, value_NxN=value_NxN):
+            return value_NxN[batch, pair].any()
+
+        conflicts = scipy.sparse.csr_array(conflict_NxN | np.eye(n, dtype=bool))
+        found = abs_beam.beam_plan(candidates, 5, seed=seed, conflicts=conflicts)
+        assert found.tolist() == slow_beam(h, near, n, 5, seed)
+
+
+def test_a_run_has_the_plans_of_the_script(model_folder, beir, tmp_path, monkeypatch):
+    planned = []
+
+    def recorded(*arguments, **options):
+        planned.append(plan(*arguments, **options))
+        return planned[-1]
+
+    plan = abs_beam.beam_plan
+    monkeypatch.setattr(abs_beam, "beam_plan", recorded)
+    config = {
+        "model": model_folder,
+        "data": beir,
+        "batch_size": 4,
+        "passage_length": 16,
+        "epochs": 2,
+    }
+    words = ["--config=configs/finetune.py:adaptive", f"--workdir={tmp_path}/run"]
+    assert abs_beam.main([*words, *as_flags(config)]) == 0
+    assert len(planned) == 2
+    for epoch, batches_MxB in enumerate(planned):
+        path = tmp_path / "run" / "plans" / f"epoch-{epoch:04d}.npz"
+        assert schedule.load_plan(path).tolist() == batches_MxB.tolist()
+    assert samplers.greedy_plan is schedule.greedy_plan
+
+
+@pytest.fixture
+def marco(tmp_path):
+    """Thirty passages, a training query, six queries of dev.small, and a run of these but one."""
+    folder = tmp_path / "marco"
+    folder.mkdir()
+    (folder / "corpus.tsv").write_text("".join(f"p{i}\ttitle {i}\ttext {i}\n" for i in range(30)))
+    for split, queries in (("train", ["t"]), ("dev.small", [f"q{i}" for i in range(6)])):
+        texts = (f"{query}\twhat is {query}\n" for query in queries)
+        (folder / f"queries.{split}.tsv").write_text("".join(texts))
+        judged = (f"{q}\t0\tp{i}\t1\n{q}\t0\tp{i + 10}\t1\n" for i, q in enumerate(queries))
+        (folder / f"qrels.{split}.tsv").write_text("".join(judged))
+    run = {f"q{i}": {f"p{i + k}": 9.0 - k for k in range(8)} for i in range(5)}
+    write_run(tmp_path / "dev.trec", run)
+    return folder, tmp_path / "dev.trec", {query: list(found) for query, found in run.items()}
+
+
+def test_the_studys_splits(marco, tmp_path, monkeypatch, capsys):
+    data, run_file, run = marco
+    monkeypatch.setattr(abs_data, "DEPTH", 6)
+    monkeypatch.setattr(abs_data, "N_OTHERS", 4)
+    out = tmp_path / "study"
+    abs_data.main([f"--data={data}", f"--run={run_file}", f"--out={out}", "--dev=2", "--test=3"])
+    assert (out / "corpus.tsv").samefile(data / "corpus.tsv")
+    assert read_split(out, "train") == read_split(data, "train")
+    queries, dev = read_split(out, "dev")
+    assert len(dev) == 2
+    _, relevant = read_split(data, "dev.small")
+    drawn = read_run(out / "dev.trec")
+    for query, judged in dev.items():
+        assert queries[query] == f"what is {query}"
+        assert list(judged.items()) == [(next(iter(relevant[query])), 1)]
+        others = {*run.get(query, [])[:6]} - {*relevant[query]}
+        assert {*drawn.get(query, ())} <= others
+        assert len(drawn.get(query, ())) == min(4, len(others))
+    _, test = read_split(out / "test", "test")
+    assert len(test) == 3
+    assert not {*test} & {*dev}
+    assert test == {query: relevant[query] for query in test}
+    ranked = {p for query in test for p in [*run.get(query, [])[:6], *relevant[query]]}
+    everything = {p.id: p for p in read_corpus(data)}
+    assert list(read_corpus(out / "test")) == [p for p in everything.values() if p.id in ranked]
+    assert f"{len(ranked)} passages" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        abs_data.main([f"--data={data}", f"--run={run_file}", f"--out={out}-2", "--test=6"])
+    assert "dev.small has 6 queries: expected 1506" in capsys.readouterr().err
+    assert not (tmp_path / "study-2").exists()

@@ -219,7 +219,6 @@ def test_finetuning_reads_the_layout_and_its_negatives(folders, tmp_path, layout
         "--config.passage_length=16",
         "--config.max_steps=1",
         "--config.train_queries=8",
-        "--config.strict=True",
     ]
     assert main(command) == 0
     result = json.loads(metrics.read_text())

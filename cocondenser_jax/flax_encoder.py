@@ -53,7 +53,9 @@ def _forward(folder: Path, pooling: str, n_rows: int, dtype: str) -> Any:
 
     Its result is a text's vector in place of its tokens', which pooling leaves as it is.
     """
-    config, params = load_folder(str(folder), n_head_layers=0, init_head_seed=0)
+    config, params = load_folder(
+        str(folder), n_head_layers=0, representation=pooling, init_head_seed=0
+    )
     network = Condenser(config, jnp.dtype(dtype))
     n_devices = jax.local_device_count()
     mesh = jax.make_mesh((n_devices,), ("rows",), devices=jax.local_devices())
@@ -63,11 +65,7 @@ def _forward(folder: Path, pooling: str, n_rows: int, dtype: str) -> Any:
 
     @functools.partial(jax.jit, in_shardings=(replicated, by_row, by_row), out_shardings=by_row)
     def encode(params: Any, ids_BxL: jax.Array, mask_BxL: jax.Array) -> Any:
-        if pooling == "cls":
-            return network.apply({"params": params}, ids_BxL, mask_BxL, method="encode")
-        hidden: Any = network.apply({"params": params}, ids_BxL, mask_BxL, method="hidden_states")
-        kept_BxLxD = jnp.where(mask_BxL[:, :, None], hidden.astype(jnp.float32), 0.0)
-        return kept_BxLxD.sum(axis=1) / mask_BxL.sum(axis=1, keepdims=True)
+        return network.apply({"params": params}, ids_BxL, mask_BxL, method="encode")
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
         ids_BxL = features["input_ids"].numpy()
@@ -77,7 +75,6 @@ def _forward(folder: Path, pooling: str, n_rows: int, dtype: str) -> Any:
         shape = (n_devices * n_rows, length)
         ids_SxL = np.full(shape, config.pad_token_id, np.int32)
         mask_SxL = np.zeros(shape, bool)
-        mask_SxL[n_texts:] = True  # rows that are too many have a mean, too
         ids_SxL[:n_texts, :n_tokens] = ids_BxL
         mask_SxL[:n_texts, :n_tokens] = mask_BxL
         vectors_SxD = np.asarray(encode(params, ids_SxL, mask_SxL))

@@ -78,7 +78,7 @@ def verify_checkpoint(
     The batch has two spans of each of the first `n_documents` of the run's store, or of another.
 
     Returns:
-      The losses, the CLS vectors, the whole gradient, and that of the tensor that differs most from
+      The losses, the vectors, the whole gradient, and that of the tensor that differs most from
       PyTorch's. Of vectors the norm is shown, but all numbers are compared.
     """
     model_config, params, run = load_run(checkpoint, step)
@@ -108,7 +108,9 @@ def verify_checkpoint(
         else:
             _require_same_model(folder, checkpoint, model_config)
         reference = open_reference(folder)
-    pytorch = _torch_side(reference, model_config.late_mlm, settings, batch)
+    pytorch = _torch_side(
+        reference, model_config.late_mlm, model_config.score_scale, settings, batch
+    )
     return _compare(two_pass, direct, pytorch)
 
 
@@ -122,26 +124,26 @@ def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -
 def _flax_side(
     model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
 ) -> Quantities:
-    """Computes ours; with chunks in two passes, whose CLS vectors are those of the first."""
+    """Computes ours; with chunks in two passes, whose vectors are those of the first."""
     losses, grads = batch_gradient(model_config, settings, params, batch)
     model = Condenser(model_config)
     inputs = {"params": params}, batch.input_ids_SxL, batch.attention_mask_SxL
     if settings.chunk_size:
-        cls_SxD = jax.jit(functools.partial(model.apply, method="encode"))(*inputs)
+        vectors_SxD = jax.jit(functools.partial(model.apply, method="encode"))(*inputs)
     else:
-        cls_SxD = jax.jit(model.apply)(*inputs, batch.masked_positions_SxM).cls_BxD
-    return {**losses, "CLS vectors": cls_SxD, **to_tensors(grads, model_config)}
+        vectors_SxD = jax.jit(model.apply)(*inputs, batch.masked_positions_SxM).vectors_BxD
+    return {**losses, "vectors": vectors_SxD, **to_tensors(grads, model_config)}
 
 
 def _torch_side(
-    model: TorchCondenser, late_mlm: bool, settings: LossSettings, batch: Batch
+    model: TorchCondenser, late_mlm: bool, scale: float, settings: LossSettings, batch: Batch
 ) -> Quantities:
     ids = torch.from_numpy(batch.input_ids_SxL)
     mask = torch.from_numpy(batch.attention_mask_SxL)
     labels = full_labels(batch)
     n_masked = (labels != IGNORED).sum()
     output = model(ids, mask, late_mlm)
-    cls_SxD = output.late_BxLxD[:, 0]
+    vectors_SxD = output.vectors_BxD
     logits = {"head_mlm_loss": output.head_logits_BxLxV, "late_mlm_loss": output.late_logits_BxLxV}
     losses = {
         name: mlm_sum(logits_BxLxV, labels) / n_masked
@@ -151,11 +153,11 @@ def _torch_side(
     mlm = settings.mlm_weight * sum(losses.values())
     if settings.mlm_reduction == "span_sum":
         mlm = mlm * n_masked / len(labels)
-    losses["contrastive_loss"] = contrastive_loss(cls_SxD)
+    losses["contrastive_loss"] = contrastive_loss(vectors_SxD, scale)
     losses["loss"] = mlm + losses["contrastive_loss"]
     losses["loss"].backward()
     computed = {name: value.detach().numpy() for name, value in losses.items()}
-    return {**computed, "CLS vectors": cls_SxD.detach().numpy(), **model.gradients()}
+    return {**computed, "vectors": vectors_SxD.detach().numpy(), **model.gradients()}
 
 
 def _compare(two_pass: Quantities, direct: Quantities, pytorch: Quantities) -> list[Row]:
@@ -164,7 +166,7 @@ def _compare(two_pass: Quantities, direct: Quantities, pytorch: Quantities) -> l
         {name: np.asarray(x, np.float64).ravel() for name, x in side.items()}
         for side in (two_pass, direct, pytorch)
     ]
-    plain = [name for name in sides[1] if name.endswith("loss") or name == "CLS vectors"]
+    plain = [name for name in sides[1] if name.endswith("loss") or name == "vectors"]
     tensors = sorted(sides[1].keys() - set(plain))
 
     def row(shown: str, names: list[str], relative_to: list[str]) -> Row:

@@ -26,7 +26,7 @@ def pretrain(config: ConfigDict, workdir: Path, profile_dir: Path | None = None)
     def start(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
         if not name:
             return new_model(experiment, store)
-        loaded = load_warm_start(name, experiment.network, seed)
+        loaded = load_warm_start(name, experiment.network, seed, experiment.representation)
         _check_vocabulary(name, store)
         return loaded
 
@@ -34,7 +34,10 @@ def pretrain(config: ConfigDict, workdir: Path, profile_dir: Path | None = None)
 
 
 def load_warm_start(
-    name_or_folder: str, network: Mapping[str, Any], init_head_seed: int | None
+    name_or_folder: str,
+    network: Mapping[str, Any],
+    init_head_seed: int | None,
+    representation: str = "own",
 ) -> tuple[ModelConfig, Any]:
     """Reads what a run starts from: one of our run folders, or a Hugging Face model.
 
@@ -42,7 +45,7 @@ def load_warm_start(
     experiment, must then have the same `n_head_layers` and `skip_from`, or no head. Where there is
     no head, `network` shapes the one that is drawn; where a head does not say what it reads,
     `skip_from` is that of `network`. The dropout rates and `late_mlm` are always those of
-    `network`.
+    `network`. Its vectors are its own, unless `representation` is another than "own".
 
     A Condenser head or an MLM projection that is missing is drawn from `init_head_seed`; None
     forbids it.
@@ -51,14 +54,19 @@ def load_warm_start(
     if _is_run(name_or_folder):
         model_config, params, _ = load_run(Path(name_or_folder))
     else:
-        model_config, params = load_folder(name_or_folder, **asked, init_head_seed=init_head_seed)
+        model_config, params = load_folder(
+            name_or_folder, **asked, representation=representation, init_head_seed=init_head_seed
+        )
     if not (network["n_head_layers"] and model_config.n_head_layers):
         tensors = to_tensors(params, model_config)
         model_config = dataclasses.replace(model_config, late_mlm=True, **asked)
         params = with_missing_head(name_or_folder, tensors, model_config, init_head_seed)
     require_same_head(name_or_folder, model_config, network)
     kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
-    return dataclasses.replace(model_config, **{name: network[name] for name in kept}), params
+    changes = {name: network[name] for name in kept}
+    if representation != "own":
+        changes["representation"] = representation
+    return dataclasses.replace(model_config, **changes), params
 
 
 def require_same_head(name_or_folder: str, found: ModelConfig, network: Mapping[str, Any]) -> None:

@@ -1,17 +1,15 @@
-r"""Adapting a model that has read before to a corpus of one's own: what `adapt` proposes.
+r"""Adapting an embedding model to a corpus of one's own: what `adapt` proposes.
 
   cocondenser adapt --corpus=FOLDER --model=MODEL --workdir=runs/adapted --data=DATA
 
-is, beside the comparison,
+is, beside the choice of how much of the change is kept and the comparison,
 
-  cocondenser corpus --source=FOLDER --tokenizer=MODEL --max_tokens=64 --out=STORE
+  cocondenser corpus --source=FOLDER --tokenizer=MODEL --max_tokens=128 --out=STORE
   cocondenser pretrain --config=configs/adapt.py --workdir=RUN \
     --config.data.store=STORE --config.warm_start=MODEL
 
-with batch, epochs, learning rate and head that fit the corpus, the machine and the model
-(cocondenser_jax/quickstart/adapt.py), and then `finetune` with configs/adapt_finetune.py, once
-from the adapted and once from the given model. What was measured: all-MiniLM-L6-v2 on 14,296
-paragraphs of Wikipedia that have two spans of 64 tokens, 450 steps of 5 seconds on two CPU cores.
+with a batch, a number of steps and pairs that fit the corpus and the machine
+(cocondenser_jax/quickstart/adapt.py). The vector is the model's own.
 """
 
 from ml_collections import ConfigDict
@@ -19,22 +17,26 @@ from ml_collections import ConfigDict
 from cocondenser_jax.configs import default
 from cocondenser_jax.errors import UserError
 
+MOST_EPOCHS = 8  # of a small corpus, as the papers train
+
 
 def get_config(argument: str = "") -> ConfigDict:
-    """Returns what does not depend on corpus, model and machine."""
+    """Returns what does not depend on corpus and machine."""
     if argument:
         raise UserError(f"configs/adapt.py has no variant {argument!r}")
     config = default.get_config().unlock()
-    config.init_head = True  # published checkpoints have none
-    config.data.length = 64  # the papers' 128 leave fewer documents with two spans
+    config.init_head = True  # published checkpoints lack the MLM projection, which is not trained
+    config.data.length = 128
     config.data.batch_size = 32
-    config.train.mlm_weight = 0.2  # as in configs/minilm.py; not compared with others
-    config.train.epochs = 1.0
+    config.data.pairs = "sentence"
+    config.train.objective = "contrastive"
+    config.train.steps = 120
     config.train.dtype = "float32"
     config.train.chunk_size = 0
-    config.optimizer.learning_rate = 5e-5
-    config.checkpoint.every = 50
+    config.optimizer.learning_rate = 3e-5
+    config.checkpoint.every = 20
     config.checkpoint.keep_every = 0
-    config.probe.every = 50
+    config.probe.every = 60
+    config.probe.documents = 300
     config.log_every = 10
     return config.lock()

@@ -26,6 +26,13 @@ SETTINGS = {
         2048, Interval(1), "examples", "over all devices of all hosts; see `train.objective`"
     ),
     "data.length": Setting(128, Interval(3), "tokens", "longest span, with [CLS] and [SEP]"),
+    "data.pairs": Setting(
+        "spans",
+        ("spans", "sentence", "title", "crops"),
+        "",
+        "what a contrastive loss pairs: two spans of a document; or of one span a sentence (title:"
+        " the document's first) and the rest, or two crops",
+    ),
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
     "model.model_type": Setting(
@@ -47,6 +54,13 @@ SETTINGS = {
         6, Interval(0), "layer", "backbone layer whose tokens the head reads, from 1; 0: embeddings"
     ),
     "model.late_mlm": Setting(True, None, "", "also predict masked tokens from the last layer"),
+    "model.representation": Setting(
+        "own",
+        ("own", "cls", "mean", "cls-cosine", "mean-cosine"),
+        "",
+        "the vector that is trained: the last layer at [CLS] or its mean, as it is or of length 1"
+        " (cosine, times 20 in the loss); own: as in the warm start's folder, else cls",
+    ),
     # The loss and how it is computed.
     "train.objective": Setting(
         "cocondenser",

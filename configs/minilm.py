@@ -29,6 +29,7 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     draws_pairs = argument in ("contrastive", "cocondenser")
     config = default.get_config().unlock()
     config.init_head = True
+    config.model.representation = "cls"  # not the mean that it was published with
     config.train.objective = argument
     config.data.length = 64
     config.data.batch_size = 32 if draws_pairs else 64

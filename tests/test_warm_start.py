@@ -156,3 +156,10 @@ def test_an_experiment_names_what_its_run_starts_from(folder, store, tmp_path, m
     _, other = start(warm_start=str(folder), init_head=True, seed=4)
     assert not all(same(params.pop("head_0"), other.pop("head_0")))
     assert all(same(params, other))
+
+
+def test_the_vector_is_the_models_own_unless_another_is_asked_for(bert):
+    config, _ = load_warm_start(str(bert), settings(), None)
+    assert config.representation == "cls"
+    other, _ = load_warm_start(str(bert), settings(), None, "mean-cosine")
+    assert other.representation == "mean-cosine"

@@ -16,35 +16,40 @@ def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
     from cocondenser_jax.quickstart.ladder import quickstart
 
-    _print_outcome(workdir, *quickstart(workdir))
+    places = [f"--index={workdir / 'index'}"]
+    _print_outcome(workdir, *quickstart(workdir), places)
 
 
 @command(
-    "adapt --corpus=articles.jsonl.xz --model=runs/minilm --workdir=runs/adapted --data=data",
+    "adapt --corpus=articles.jsonl.xz --model=models/minilm --workdir=runs/adapted --data=data",
     required("--corpus", str, "your documents: whatever corpus --source takes"),
     required("--model", str, "to adapt (docs/backbones.md): a folder or hub name"),
     _WORKDIR,
-    flag("--data", Path, "passages, queries and judgments to compare on (default: held-out spans)"),
+    flag("--data", Path, "passages, queries and judgments to test on (default: no test)"),
     OVERRIDES,
 )
 def adapt(workdir, **options):
-    """Pre-train a model on your documents, and say whether it paid; resumes."""
+    """Adapt an embedding model to your documents, and say whether it helped; resumes."""
     from cocondenser_jax.quickstart.adapt import adapt
 
     _print_outcome(workdir, *adapt(workdir, **options))
 
 
-def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str) -> None:
+def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:
+    """Prints the rows, if there are some, what they say, and how to search."""
     from cocondenser_jax.quickstart.report import comparison_table
 
-    header, *cells = comparison_table(rows)
-    print()
-    print_table(header, cells)
-    print()
+    if rows:
+        header, *cells = comparison_table(rows)
+        print()
+        print_table(header, cells)
+        print()
     print_text(summary)
     print_text(f"report: {workdir / 'report.html'}")
-    places = shlex.join([f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
-    print_text(f"search for yourself: cocondenser search {places} --query=...")
+    print_text(f"retriever: {workdir / 'retriever'}")
+    if places:
+        flags = shlex.join([*places, f"--model={workdir / 'retriever'}"])
+        print_text(f"search for yourself: cocondenser search {flags} --query=...")
 
 
 @command(

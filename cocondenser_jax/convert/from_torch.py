@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from cocondenser_jax.convert.names import (
-    HEAD_FIELDS,
     HEAD_PREFIX,
     MODERN_CONFIG,
     NAMES,
+    OWN_FIELDS,
     Names,
     Params,
     expected_shapes,
@@ -27,7 +27,7 @@ from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import MODEL_TYPES, SIZES, ModelConfig
 from cocondenser_jax.pretrain.checkpoint import save_converted
-from cocondenser_jax.storage.files import read_object
+from cocondenser_jax.storage.files import read_json, read_object
 from cocondenser_jax.storage.hub import find_folder
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ def load_folder(
     *,
     n_head_layers: int | None = None,
     skip_from: int | None = None,
+    representation: str = "own",
     init_head_seed: int | None = None,
 ) -> tuple[ModelConfig, Params]:
     """Reads a BERT, RoBERTa, XLM-R or ModernBERT and its Condenser head.
@@ -84,6 +85,7 @@ def load_folder(
         head.
       skip_from: the backbone layer that a new head reads, or a head that does not say which; None
         for the middle.
+      representation: of the model's vectors, as in `ModelConfig`; "own": see `read_representation`.
       init_head_seed: where the folder has no Condenser head, or no MLM projection, draw new ones
         from this seed; None forbids it.
 
@@ -92,7 +94,7 @@ def load_folder(
     """
     folder = find_folder(name_or_folder)
     head = _read_head(folder)
-    config = _shape(folder, head, n_head_layers, skip_from)
+    config = _shape(folder, head, n_head_layers, skip_from, representation)
     tensors = _canonical(_read_weights(folder), NAMES[config.model_type], folder) | head
     params = with_missing_head(folder, tensors, config, init_head_seed)
     others = tensors.keys() - expected_shapes(config).keys()
@@ -103,7 +105,43 @@ def load_folder(
 
 def read_shape(folder: Path) -> ModelConfig:
     """Reads a model's shape, and its Condenser head's if it has one, without its weights."""
-    return _shape(folder, _read_head(folder), n_head_layers=0, skip_from=None)
+    return _shape(folder, _read_head(folder), 0, None, "own")
+
+
+def read_representation(folder: Path) -> str:
+    """Returns what a model folder's vectors are, as in `ModelConfig`.
+
+    `modules.json` says it, of sentence-transformers; without that file they are those of [CLS].
+    Cosines are the folder's similarity where it names them, or where a module normalises.
+
+    Raises:
+      UserError: for another pooling, or modules that pre-training would lose.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return "cls"
+    modules = read_json(path)
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
+        raise UserError(
+            f"{folder} makes its vectors by {', '.join(kinds)}; expected Transformer, Pooling and"
+            " perhaps Normalize (or --config.model.representation=cls)"
+        )
+    pooling = _pooling(read_object(folder / modules[1]["path"] / "config.json"))
+    if pooling not in ("cls", "mean"):
+        raise UserError(f"{folder} pools by {pooling}; expected cls or mean")
+    similarity = read_object(folder / "config_sentence_transformers.json", {})
+    is_cosine = "Normalize" in kinds or similarity.get("similarity_fn_name") == "cosine"
+    return f"{pooling}-cosine" if is_cosine else pooling
+
+
+def _pooling(config: Mapping[str, Any]) -> str:
+    """Returns the mode of a Pooling module, which older releases give as a flag for each mode."""
+    if "pooling_mode" in config:
+        return str(config["pooling_mode"])
+    flags = [name for name, is_on in config.items() if is_on and name.startswith("pooling_mode_")]
+    modes = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    return "+".join(modes.get(flag, flag) for flag in flags)
 
 
 def _shape(
@@ -111,10 +149,14 @@ def _shape(
     head: Mapping[str, np.ndarray],
     n_head_layers: int | None,
     skip_from: int | None,
+    representation: str,
 ) -> ModelConfig:
-    """Returns a model's shape; the last two are those of a head that it lacks."""
+    """Returns a model's shape, with `n_head_layers` and `skip_from` for a head that it lacks."""
     backbone = _read_backbone_config(folder)
-    fields = {"skip_from": backbone["num_hidden_layers"] // 2}
+    fields: dict[str, Any] = {"skip_from": backbone["num_hidden_layers"] // 2}
+    if representation == "own":
+        representation = read_representation(folder)
+    fields["representation"] = representation
     if skip_from is not None:
         fields["skip_from"] = skip_from
     if n_head_layers is not None:
@@ -178,7 +220,7 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
             raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
     if model_type == "modernbert":
         values = _modern_values(values, path)
-    names = {field.name for field in dataclasses.fields(ModelConfig)} - set(HEAD_FIELDS)
+    names = {field.name for field in dataclasses.fields(ModelConfig)} - set(OWN_FIELDS)
     fields = {name: values[name] for name in names if values.get(name) is not None}
     return {"pad_token_id": int("roberta" in model_type), **fields}
 

@@ -80,8 +80,10 @@ MODERN_CONFIG = {
     "attention_probs_dropout_prob": "attention_dropout",
 }
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
-# The fields of `ModelConfig` that Hugging Face's config.json does not have.
+# The fields of `ModelConfig` that Hugging Face's config.json does not have: those of
+# condenser.json, and what modules.json says.
 HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")
+OWN_FIELDS = (*HEAD_FIELDS, "representation")
 HEAD_PREFIX = "c_head."  # of the Condenser head, as in the published research checkpoints
 
 

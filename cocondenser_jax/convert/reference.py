@@ -25,6 +25,7 @@ class TorchOutput(NamedTuple):
     """Like `CondenserOutput`, for all positions."""
 
     late_BxLxD: torch.Tensor
+    vectors_BxD: torch.Tensor
     head_logits_BxLxV: torch.Tensor | None
     late_logits_BxLxV: torch.Tensor | None
 
@@ -32,11 +33,14 @@ class TorchOutput(NamedTuple):
 class TorchCondenser(torch.nn.Module):
     """A masked language model of transformers, and the Condenser head on top, if there is one."""
 
-    def __init__(self, lm: PreTrainedModel, head: torch.nn.ModuleList, skip_from: int) -> None:
+    def __init__(
+        self, lm: PreTrainedModel, head: torch.nn.ModuleList, skip_from: int, representation: str
+    ) -> None:
         super().__init__()
         self.lm = lm
         self.c_head = head
         self.skip_from = skip_from
+        self.representation = representation
 
     def project(self, hidden_BxLxD: torch.Tensor) -> torch.Tensor:
         """Returns the logits of the MLM projection that backbone and head share."""
@@ -62,19 +66,32 @@ class TorchCondenser(torch.nn.Module):
             positions_1xL = torch.arange(ids_BxL.shape[1])[None]
             rotary = backbone.rotary_emb(late, positions_1xL, "full_attention")
             options = {"position_embeddings": rotary}
-        hidden = torch.cat([late[:, :1], early[:, 1:]], dim=1)
+        pooled = self._pool(late, mask_BxL)
+        hidden = torch.cat([pooled[:, None], early[:, 1:]], dim=1)
         blocked = torch.where(mask_BxL, 0.0, torch.finfo(late.dtype).min)[:, None, None, :]
         for layer in self.c_head:
             hidden = layer(hidden, blocked.to(late.dtype), **options)
         if is_modern:
             hidden = backbone.final_norm(hidden)
         late_logits = self.project(late) if late_mlm else None
-        return TorchOutput(late, self.project(hidden) if self.c_head else None, late_logits)
+        head_logits = self.project(hidden) if self.c_head else None
+        return TorchOutput(late, self._scaled(pooled), head_logits, late_logits)
 
     def encode(self, ids_BxL: torch.Tensor, mask_BxL: torch.Tensor) -> torch.Tensor:
-        """Returns the late CLS vectors, `cls_BxD`, in float32."""
+        """Returns `vectors_BxD`, in float32."""
         output = self.lm.base_model(input_ids=ids_BxL, attention_mask=mask_BxL)
-        return output.last_hidden_state[:, 0].float()
+        return self._scaled(self._pool(output.last_hidden_state.float(), mask_BxL))
+
+    def _pool(self, late_BxLxD: torch.Tensor, mask_BxL: torch.Tensor) -> torch.Tensor:
+        if self.representation.startswith("cls"):
+            return late_BxLxD[:, 0]
+        mask_BxLx1 = mask_BxL[:, :, None].to(late_BxLxD.dtype)
+        return (late_BxLxD * mask_BxLx1).sum(dim=1) / mask_BxLx1.sum(dim=1)
+
+    def _scaled(self, vectors_BxD: torch.Tensor) -> torch.Tensor:
+        if not self.representation.endswith("cosine"):
+            return vectors_BxD
+        return torch.nn.functional.normalize(vectors_BxD)
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Returns the gradient of each tensor by its name in a checkpoint, tied ones once."""
@@ -101,7 +118,7 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
     tensors = to_tensors(params, config).items()
     state = {name: torch.from_numpy(x) for name, x in tensors if name.startswith(HEAD_PREFIX)}
     torch.nn.ModuleDict({"c_head": head}).load_state_dict(state)
-    return TorchCondenser(lm, head, config.skip_from).eval()
+    return TorchCondenser(lm, head, config.skip_from, config.representation).eval()
 
 
 def _head_layer(backbone: Any) -> torch.nn.Module:
@@ -134,8 +151,8 @@ def mlm_sum(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tenso
     )
 
 
-def contrastive_loss(cls_SxD: torch.Tensor) -> torch.Tensor:
+def contrastive_loss(vectors_SxD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Returns the mean over spans of equation 6 of arXiv 2108.05540; rows 2i and 2i + 1 pair up."""
-    logits_SxS = (cls_SxD @ cls_SxD.T).fill_diagonal_(-torch.inf)
-    partner_S = torch.arange(len(cls_SxD), device=cls_SxD.device) ^ 1
+    logits_SxS = (scale * vectors_SxD @ vectors_SxD.T).fill_diagonal_(-torch.inf)
+    partner_S = torch.arange(len(vectors_SxD), device=vectors_SxD.device) ^ 1
     return torch.nn.functional.cross_entropy(logits_SxS, partner_S)

@@ -13,7 +13,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
-from cocondenser_jax.convert.names import HEAD_FIELDS, HEAD_PREFIX, MODERN_CONFIG, NAMES, to_tensors
+from cocondenser_jax.convert.names import (
+    HEAD_FIELDS,
+    HEAD_PREFIX,
+    MODERN_CONFIG,
+    NAMES,
+    OWN_FIELDS,
+    to_tensors,
+)
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, escape_control
 from cocondenser_jax.model.config import ModelConfig
@@ -42,7 +49,7 @@ def export_folder(
     """Writes a Condenser as a Hugging Face folder, float32.
 
     `transformers` reads the backbone with its MLM projection from it, sentence-transformers a
-    retriever (CLS vector, inner product), and pre-training can start from it.
+    retriever with the model's representation, and pre-training can start from it.
 
     Args:
       params: the Flax parameter tree, without the outer "params".
@@ -82,7 +89,7 @@ def export_folder(
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:
-    sizes = {k: v for k, v in config.to_dict().items() if k not in HEAD_FIELDS}
+    sizes = {k: v for k, v in config.to_dict().items() if k not in OWN_FIELDS}
     if config.is_modern:
         del sizes["type_vocab_size"]
         sizes = {MODERN_CONFIG.get(name, name): value for name, value in sizes.items()}
@@ -101,29 +108,31 @@ def _transformers_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _sentence_transformers_files(config: ModelConfig) -> dict[str, Any]:
-    """CLS pooling and inner product, in the form that every release of the library reads."""
-    package = "sentence_transformers.models"
+    """Pooling and similarity, in the form that every release of the library reads."""
+    parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    if config.is_cosine:
+        parts.append(("2_Normalize", "Normalize"))
     return {
         "modules.json": [
-            {"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"},
-            {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"},
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(parts)
         ],
         "1_Pooling/config.json": {
             "word_embedding_dimension": config.hidden_size,
-            "pooling_mode_cls_token": True,
-            "pooling_mode_mean_tokens": False,  # the default
+            "pooling_mode_cls_token": not config.pools_mean,
+            "pooling_mode_mean_tokens": config.pools_mean,
         },
         "sentence_bert_config.json": {
             "max_seq_length": config.max_length,
             "do_lower_case": False,
-            # A CLS vector needs no pooler, and the folder has no weights for one.
+            # The vector needs no pooler, and the folder has no weights for one.
             "model_args": {} if config.is_modern else {"add_pooling_layer": False},
         },
         "config_sentence_transformers.json": {
             "model_type": "SentenceTransformer",
             "prompts": {},
             "default_prompt_name": None,
-            "similarity_fn_name": "dot",
+            "similarity_fn_name": "cosine" if config.is_cosine else "dot",
         },
     }
 
@@ -143,10 +152,21 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
         **config.to_dict(),
         "options": "" if config.is_modern else ", add_pooling_layer=False",
         "training": "pre-trained",
+        "vector": "the last layer at [CLS]",
+        "similarity": "cosine" if config.is_cosine else "inner product",
+        "pooling": "vectors = hidden[:, 0]",
         "title": html.escape(escape_control(name), quote=False),
         "literal": json.dumps(name, ensure_ascii=False),
         "rows": "\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items()),
     }
+    if config.pools_mean:
+        values["vector"] = "the mean of the last layer over its tokens"
+        values["pooling"] = (
+            'mask = batch["attention_mask"][:, :, None]\n'
+            "vectors = (hidden * mask).sum(dim=1) / mask.sum(dim=1)"
+        )
+    if config.is_cosine:
+        values["pooling"] += "\nvectors = vectors / vectors.norm(dim=1, keepdim=True)"
     if config.n_head_layers:
         values["training"] = (
             f"pre-trained with a Condenser head ({config.n_head_layers} layers, `skip_from`"

@@ -7,7 +7,7 @@ other state, and every host computes its own rows of a batch that all hosts agre
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -18,12 +18,18 @@ from cocondenser_jax.corpus.masking import (
     mask_capacity,
     mask_whole_words,
 )
-from cocondenser_jax.corpus.spans import STARTS_SENTENCE
+from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import Source, TokenStore
 from cocondenser_jax.errors import UserError
 
 _DOCUMENTS_AT_ONCE = 10_000  # hashed to choose those to hold out
-SENTENCE_STAYS = 0.1  # probability that the sentence of a cloze is left in its span
+MIN_WORDS = 5  # of the sentence of a pair: a shorter one says too little to be searched for
+# Of the examples that are a sentence and the rest: the arguments of `split_sentence`.
+_SENTENCES: dict[str, dict[str, Any]] = {
+    "cloze": {},
+    "sentence": {"min_words": MIN_WORDS},
+    "title": {"is_first": True},
+}
 
 
 class Batch(NamedTuple):
@@ -34,17 +40,28 @@ class Batch(NamedTuple):
     masked_positions_SxM: np.ndarray  # int32
     labels_SxM: np.ndarray  # int32
     weights_SxM: np.ndarray  # float32, 1 where a slot is used; a span's used slots come first
+    # int32: the number of a row's document, and a hash of its text. Rows that share either are no
+    # negatives of each other.
+    origins_Sx2: np.ndarray
 
 
 class BatchSpec(NamedTuple):
-    """What defines a batch, besides the data."""
+    """What defines a batch, besides the data.
+
+    An example is
+
+      span      a span;
+      pair      two different spans of a document;
+      cloze     a sentence of a span, and the rest of the span;
+      sentence  the same, the sentence of MIN_WORDS words or more where the span has one;
+      title     the first sentence of a document's first span, and the rest of the span;
+      crops     a span cut in two between words.
+    """
 
     seed: int
     batch_size: int  # examples
     length: int  # tokens of a row, specials included
-    # What an example is: "span", "pair" (of two spans of a document), or "cloze" (a sentence of a
-    # span, and the rest of the span).
-    example: str = "pair"
+    example: str = "pair"  # what an example is, see below
     masked: bool = True  # whether tokens are masked and to be predicted
     held_out: int = 0  # documents that are never drawn, as `held_out_documents` chooses them
 
@@ -52,6 +69,11 @@ class BatchSpec(NamedTuple):
     def n_rows(self) -> int:
         """Spans of a batch."""
         return self.batch_size * (1 if self.example == "span" else 2)
+
+    @property
+    def pairs_within_span(self) -> bool:
+        """Whether the two texts of a pair are parts of one span."""
+        return self.example in ("sentence", "title", "crops")
 
 
 class _Pool(NamedTuple):
@@ -115,6 +137,13 @@ def batch_examples(
     return store.documents_of_pairs[examples_I] if spec.example == "pair" else examples_I
 
 
+def _documents_of(store: TokenStore, spec: BatchSpec, examples_I: np.ndarray) -> np.ndarray:
+    """Returns the number of the document that each example comes from."""
+    if spec.example in ("pair", "title"):
+        return examples_I
+    return np.searchsorted(store.first_span_D, examples_I, side="right") - 1
+
+
 def _shares_of_batch(store: TokenStore, spec: BatchSpec) -> list[tuple[_Pool, int]]:
     """Returns how many examples of each pool a batch has: in proportion, in whole numbers."""
     pools = _pools(store, spec)
@@ -137,10 +166,8 @@ def _shares_of_batch(store: TokenStore, spec: BatchSpec) -> list[tuple[_Pool, in
 
 def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[str]:
     """Returns the names of the documents that the examples of a batch come from."""
-    numbers_I = batch_examples(store, spec, step)
-    if spec.example != "pair":
-        numbers_I = np.searchsorted(store.first_span_D, numbers_I, side="right") - 1
-    return [store.document_id(int(number)) for number in numbers_I]
+    documents_I = _documents_of(store, spec, batch_examples(store, spec, step))
+    return [store.document_id(int(number)) for number in documents_I]
 
 
 def make_batch(
@@ -149,7 +176,7 @@ def make_batch(
     """Returns the `n_rows / n_hosts` rows of one host of the batch of a step; both count from 0.
 
     `batch_examples` says which examples these are. A pair is two different spans of a document,
-    uniform over ordered pairs; a cloze is described at `split_sentence`.
+    uniform over ordered pairs; `split_sentence` and `split_crops` describe the others.
     """
     examples_I = batch_examples(store, spec, step, host=host, n_hosts=n_hosts)
     first_row = host * spec.n_rows // n_hosts
@@ -157,15 +184,15 @@ def make_batch(
 
 
 @functools.lru_cache(maxsize=8)
-def held_out_documents(store: TokenStore, n: int) -> np.ndarray:
+def held_out_documents(store: TokenStore, n: int, of_one_span: bool = False) -> np.ndarray:
     """Returns the numbers of the `n` documents, at most a tenth of them, that are never drawn.
 
     They have two spans, and are those whose first and last spans have the lowest hashes, in that
-    order: the same ones however a store is sharded, and identical texts together. Where no document
-    has two spans, they have one.
+    order: the same ones however a store is sharded, and identical texts together. They may have one
+    span with `of_one_span`, or where no document has two.
     """
     documents_D = store.documents_of_pairs
-    if not len(documents_D):
+    if of_one_span or not len(documents_D):
         documents_D = np.arange(store.n_documents)
     n = min(n, len(documents_D) // 10)
     if not n:
@@ -177,22 +204,28 @@ def held_out_documents(store: TokenStore, n: int) -> np.ndarray:
 
 
 def _hashes(store: TokenStore, documents_D: np.ndarray) -> np.ndarray:
-    """Returns 64 bits of each document: the sum of its tokens times a random factor per place."""
+    """Returns the hash of each document's first and last spans."""
     ends = store.first_span_D[documents_D], store.first_span_D[documents_D + 1] - 1
     ids = [store.read_spans(spans_D, store.max_tokens - 2)[0] for spans_D in ends]
-    ids_DxL = np.concatenate(ids, axis=1).astype(np.uint64)
-    return ids_DxL @ np.random.Philox(key=0).random_raw(ids_DxL.shape[1])
+    return _hash_rows(np.concatenate(ids, axis=1))
+
+
+def _hash_rows(ids_SxC: np.ndarray) -> np.ndarray:
+    """Returns 64 bits of each row of tokens: equal for equal rows, and for hardly any others."""
+    return ids_SxC.astype(np.uint64) @ np.random.Philox(key=0).random_raw(ids_SxC.shape[1])
 
 
 def held_out_batch(store: TokenStore, spec: BatchSpec) -> Batch:
     """Returns two spans of each held-out document, or one where none has two.
 
-    They are masked where the batches of `spec` are; both are drawn from the documents alone.
+    Where pairs are parts of a span, they are parts of the first. They are masked where the batches
+    of `spec` are; both are drawn from the documents alone.
     """
-    documents_I = held_out_documents(store, spec.held_out)
-    is_pair = len(store.documents_of_pairs) > 0
-    spec = spec._replace(example="pair" if is_pair else "span")
-    examples_I = documents_I if is_pair else store.first_span_D[documents_I]
+    documents_I = held_out_documents(store, spec.held_out, spec.pairs_within_span)
+    if not spec.pairs_within_span:
+        spec = spec._replace(example="pair" if len(store.documents_of_pairs) else "span")
+    is_document = spec.example in ("pair", "title")
+    examples_I = documents_I if is_document else store.first_span_D[documents_I]
     return _rows_of(store, spec, examples_I, (0, 0), 0)
 
 
@@ -202,7 +235,8 @@ def _rows_of(
     """Returns the rows of examples; the random numbers of a row depend on key and row number."""
     content = spec.length - 2
     capacity = mask_capacity(spec.length)
-    n_rows = len(examples_I) * (1 if spec.example == "span" else 2)
+    rows_per_example = 1 if spec.example == "span" else 2
+    n_rows = len(examples_I) * rows_per_example
     draws_SxR = _draws(key, first_row, n_rows, 2 + draws_per_span(content, capacity))
     choice_S = draws_SxR[:, 0]
     masks_SxR = draws_SxR[:, 2:]  # column 1 is free: recorded results have these masks
@@ -210,10 +244,18 @@ def _rows_of(
     spans_S = examples_I
     if spec.example == "pair":
         spans_S = _two_spans(store, examples_I, choice_S.reshape(-1, 2)).reshape(-1)
+    elif spec.example == "title":
+        spans_S = store.first_span_D[examples_I]
     texts = store.read_spans(spans_S, content)
-    if spec.example == "cloze":
-        texts = split_sentence(*texts, choice_S.reshape(-1, 2))
+    if spec.example == "crops":
+        texts = split_crops(*texts, choice_S[::2])
+    elif spec.example in _SENTENCES:
+        draws_Ix2 = choice_S.reshape(-1, 2)
+        texts = split_sentence(*texts, draws_Ix2, **_SENTENCES[spec.example])
     ids_SxC, starts_SxC, n_tokens_S = texts
+    documents_S = np.repeat(_documents_of(store, spec, examples_I), rows_per_example)
+    texts_S = _hash_rows(ids_SxC) >> np.uint64(33)
+    origins_Sx2 = np.stack([documents_S.astype(np.int32), texts_S.astype(np.int32)], axis=1)
     masked = mask_whole_words(
         ids_SxC,
         starts_SxC > 0,
@@ -231,6 +273,7 @@ def _rows_of(
         masked_positions_SxM=masked.positions_NxM + masked.weights_NxM.astype(np.int32),
         labels_SxM=masked.labels_NxM,
         weights_SxM=masked.weights_NxM,
+        origins_Sx2=origins_Sx2,
     )
 
 
@@ -252,52 +295,6 @@ def read_batches(
     steps = grain.MapDataset.range(first_step, n_steps)
     batches = steps.map(lambda step: make_batch(store, spec, int(step), host=host, n_hosts=n_hosts))
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
-
-
-def split_sentence(
-    ids_IxC: np.ndarray, starts_IxC: np.ndarray, n_tokens_I: np.ndarray, draws_Ix2: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Takes a random sentence out of each span: the inverse cloze task.
-
-    Lee, Chang & Toutanova, *Latent retrieval for weakly supervised open domain question answering*,
-    arXiv 1906.00300, section 4: in a tenth of the examples the sentence also stays where it was. A
-    span that is one sentence gives the words of its first half.
-
-    Args:
-      ids_IxC: content tokens, 0 after a span's end.
-      starts_IxC: 2 where a sentence starts, 1 where another word does.
-      n_tokens_I: content tokens of each span, at least 1.
-      draws_Ix2: independent uniform uint64.
-
-    Returns:
-      The same three arrays for twice as many rows: 2i is a sentence, 2i + 1 the rest of its span.
-    """
-    column_C = np.arange(ids_IxC.shape[1])
-    inside_IxC = column_C < n_tokens_I[:, None]
-    begins_IxC = inside_IxC & ((starts_IxC == STARTS_SENTENCE) | (column_C == 0))
-    # One sentence: its second half begins at the last word that starts in the first half.
-    half_IxC = (starts_IxC > 0) & (column_C > 0) & (column_C <= (n_tokens_I[:, None] + 1) // 2)
-    middle_I = np.max(np.where(half_IxC, column_C, 0), axis=1)
-    single_I = np.flatnonzero(begins_IxC.sum(axis=1) == 1)
-    begins_IxC[single_I, middle_I[single_I]] = True
-
-    n_sentences_I = begins_IxC.sum(axis=1)
-    sentence_IxC = np.cumsum(begins_IxC, axis=1) - 1
-    chosen_I = draws_Ix2[:, 0] % n_sentences_I.astype(np.uint64)
-    chosen_I[single_I] = 0
-    in_sentence_IxC = sentence_IxC == chosen_I.astype(np.int64)[:, None]
-    stays_I = draws_Ix2[:, 1] / 2.0**64 < SENTENCE_STAYS
-    keep_SxC = np.stack(
-        [in_sentence_IxC & inside_IxC, (~in_sentence_IxC | stays_I[:, None]) & inside_IxC], 1
-    ).reshape(-1, len(column_C))
-    order_SxC = np.argsort(~keep_SxC, axis=1, stable=True)
-    n_tokens_S = keep_SxC.sum(axis=1, dtype=np.int32)
-
-    def packed(values_IxC: np.ndarray) -> np.ndarray:
-        values_SxC = np.take_along_axis(np.repeat(values_IxC, 2, axis=0), order_SxC, axis=1)
-        return np.where(column_C < n_tokens_S[:, None], values_SxC, 0)
-
-    return packed(ids_IxC), packed(starts_IxC), n_tokens_S
 
 
 def with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore) -> np.ndarray:
@@ -322,7 +319,7 @@ def _pools(store: TokenStore, spec: BatchSpec) -> list[_Pool]:
 
 def _pool(store: TokenStore, spec: BatchSpec, source: Source) -> _Pool:
     """Returns the examples of a source, but for those of held-out documents."""
-    held_out_H = np.sort(held_out_documents(store, spec.held_out))
+    held_out_H = np.sort(held_out_documents(store, spec.held_out, spec.pairs_within_span))
     is_inside_H = (held_out_H >= source.first_document) & (held_out_H < source.end_document)
     held_out_H = held_out_H[is_inside_H]
     begins_R = np.concatenate([[source.first_document], held_out_H + 1])
@@ -330,7 +327,7 @@ def _pool(store: TokenStore, spec: BatchSpec, source: Source) -> _Pool:
     if spec.example == "pair":
         begins_R = np.searchsorted(store.documents_of_pairs, begins_R)
         ends_R = np.searchsorted(store.documents_of_pairs, ends_R)
-    else:
+    elif spec.example != "title":
         begins_R = store.first_span_D[begins_R]
         ends_R = store.first_span_D[ends_R]
     return _Pool(source.path, source.weight, ends_R, np.cumsum(ends_R - begins_R))

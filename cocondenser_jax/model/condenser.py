@@ -6,6 +6,9 @@ tokens, so what the early layers do not know about the text must come through th
 pre-training the head is dropped, and the backbone is an ordinary BERT, RoBERTa, XLM-R or
 ModernBERT. The last has LayerNorm before its sublayers: its one after the last layer is applied to
 what the head reads and to what it gives, too.
+
+The vector that is trained need not be that of [CLS]: `ModelConfig.representation` says what it is,
+and the pooled vector takes the place of [CLS] in what the head reads.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +32,7 @@ from cocondenser_jax.model.encoder import (
 class CondenserOutput(NamedTuple):
     """The outputs of one forward pass over B spans with M masked positions each."""
 
-    cls_BxD: Float[Array, "B D"]  # float32: late CLS vectors, the representation for retrieval
+    vectors_BxD: Float[Array, "B D"]  # float32, the representation for retrieval
     # The head's predictions at the masked positions.
     head_logits_BxMxV: Float[Array, "B M V"] | None
     late_logits_BxMxV: Float[Array, "B M V"] | None  # the backbone's own, with `late_mlm`
@@ -39,8 +42,9 @@ class Condenser(nn.Module):
     """Backbone, Condenser head and the MLM projection they share.
 
     Only rows that are used are computed: the last layer of the backbone at CLS (and at the masked
-    positions with `late_mlm`), the last layer of the head at the masked positions. With `remat`
-    the gradient keeps what goes into a layer, and computes what is inside it again.
+    positions with `late_mlm`; everywhere for a mean), the last layer of the head at the masked
+    positions. With `remat` the gradient keeps what goes into a layer, and computes what is inside
+    it again.
     """
 
     config: ModelConfig
@@ -76,14 +80,16 @@ class Condenser(nn.Module):
           seeds_B: one dropout seed per span (uint32); None for no dropout.
         """
         config = self.config
-        rows_BxQ = jnp.zeros_like(input_ids_BxL[:, :1])  # CLS
-        if config.late_mlm:
+        rows_BxQ = self._pooled_rows(input_ids_BxL)
+        if config.late_mlm and rows_BxQ is not None:
             rows_BxQ = jnp.concatenate([rows_BxQ, masked_positions_BxM], axis=1)
         early_BxLxD, late_BxQxD = self._backbone(
             input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ
         )
+        pooled_BxD = self._pool(late_BxQxD, attention_mask_BxL)
 
-        hidden_BxLxD = jnp.concatenate([late_BxQxD[:, :1], early_BxLxD[:, 1:]], axis=1)
+        cls_Bx1xD = pooled_BxD[:, None].astype(self.dtype)
+        hidden_BxLxD = jnp.concatenate([cls_Bx1xD, early_BxLxD[:, 1:]], axis=1)
         for index, layer in enumerate(self.head):
             last = index == config.n_head_layers - 1
             hidden_BxLxD = layer(
@@ -93,11 +99,15 @@ class Condenser(nn.Module):
                 masked_positions_BxM if last else None,
             )
         words_VxD = self.embeddings.word.embedding
-        return CondenserOutput(
-            cls_BxD=late_BxQxD[:, 0].astype(jnp.float32),
-            head_logits_BxMxV=self.mlm(self._final(hidden_BxLxD), words_VxD) if self.head else None,
-            late_logits_BxMxV=self.mlm(late_BxQxD[:, 1:], words_VxD) if config.late_mlm else None,
-        )
+        head_logits_BxMxV = late_logits_BxMxV = None
+        if self.head:
+            head_logits_BxMxV = self.mlm(self._final(hidden_BxLxD), words_VxD)
+        if config.late_mlm:
+            late_BxMxD = late_BxQxD[:, 1:]
+            if rows_BxQ is None:
+                late_BxMxD = take_rows(late_BxQxD, masked_positions_BxM)
+            late_logits_BxMxV = self.mlm(late_BxMxD, words_VxD)
+        return CondenserOutput(self._scaled(pooled_BxD), head_logits_BxMxV, late_logits_BxMxV)
 
     def encode(
         self,
@@ -105,16 +115,32 @@ class Condenser(nn.Module):
         attention_mask_BxL: Shaped[Input, "B L"],
         seeds_B: UInt32[Input, " B"] | None = None,
     ) -> Float[Array, "B D"]:
-        """Returns `cls_BxD` (float32) of `__call__` without computing head and MLM projection."""
-        cls_Bx1 = jnp.zeros_like(input_ids_BxL[:, :1])
-        _, late_Bx1xD = self._backbone(input_ids_BxL, attention_mask_BxL, seeds_B, cls_Bx1)
-        return late_Bx1xD[:, 0].astype(jnp.float32)
+        """Returns `vectors_BxD` of `__call__` without computing head and MLM projection."""
+        rows_BxQ = self._pooled_rows(input_ids_BxL)
+        _, late_BxQxD = self._backbone(input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ)
+        return self._scaled(self._pool(late_BxQxD, attention_mask_BxL))
 
-    def hidden_states(
-        self, input_ids_BxL: Int[Input, "B L"], attention_mask_BxL: Shaped[Input, "B L"]
-    ) -> Float[Array, "B L D"]:
-        """Returns the backbone's whole last layer, `late_BxLxD`, without dropout."""
-        return self._backbone(input_ids_BxL, attention_mask_BxL, None, None)[1]
+    def _pooled_rows(self, input_ids_BxL: Int[Input, "B L"]) -> Int[Array, "B 1"] | None:
+        """Returns the rows of the last layer that the vector is made of; None for all."""
+        return None if self.config.pools_mean else jnp.zeros_like(input_ids_BxL[:, :1])
+
+    def _pool(
+        self, late_BxQxD: Float[Array, "B Q D"], attention_mask_BxL: Shaped[Input, "B L"]
+    ) -> Float[Array, "B D"]:
+        """Returns float32: the row of [CLS], which is the first, or the mean over tokens."""
+        late_BxQxD = late_BxQxD.astype(jnp.float32)
+        if not self.config.pools_mean:
+            return late_BxQxD[:, 0]
+        weights_BxLx1 = attention_mask_BxL[:, :, None].astype(jnp.float32)
+        n_tokens_Bx1 = jnp.maximum(weights_BxLx1.sum(axis=1), 1.0)
+        return (late_BxQxD * weights_BxLx1).sum(axis=1) / n_tokens_Bx1
+
+    def _scaled(self, pooled_BxD: Float[Array, "B D"]) -> Float[Array, "B D"]:
+        """Brings vectors to length 1 where the representation has that length."""
+        if not self.config.is_cosine:
+            return pooled_BxD
+        squares_Bx1 = jnp.sum(jnp.square(pooled_BxD), axis=1, keepdims=True)
+        return pooled_BxD * jax.lax.rsqrt(jnp.maximum(squares_Bx1, 1e-24))
 
     def _backbone(
         self,

@@ -13,6 +13,9 @@ SIZES = (  # that every `config.json` holds
 ).split()
 _OTHER_SIZES = "type_vocab_size", "local_attention", "global_attn_every_n_layers"
 MODEL_TYPES = "bert", "roberta", "xlm-roberta", "modernbert"
+# What a vector is: the last layer at [CLS] or its mean over the tokens; as it is, or of length 1.
+REPRESENTATIONS = "cls", "mean", "cls-cosine", "mean-cosine"
+COSINE_SCALE = 20.0  # of cosines in a softmax: sentence-transformers' default
 
 
 def size_limit(name: str) -> int:
@@ -50,10 +53,13 @@ class ModelConfig:
     n_head_layers: int = 2
     skip_from: int = 6  # the backbone layer whose output is the head's "early" text, 1-based
     late_mlm: bool = True  # also predict the masked tokens from the backbone's own output
+    representation: Literal["cls", "mean", "cls-cosine", "mean-cosine"] = "cls"
 
     def __post_init__(self) -> None:
         """Raises a UserError for shapes that cannot be built."""
         self._require("model_type", lambda kind: kind in MODEL_TYPES, " or ".join(MODEL_TYPES))
+        known = " or ".join(REPRESENTATIONS)
+        self._require("representation", lambda kind: kind in REPRESENTATIONS, known)
         for name in (*SIZES, *_OTHER_SIZES):
             self._require_whole(name, 1, size_limit(name))
         self._require_whole("n_head_layers", 0, size_limit("n_head_layers"))
@@ -104,6 +110,21 @@ class ModelConfig:
     def max_length(self) -> int:
         """The longest span, in tokens."""
         return self.max_position_embeddings - self.position_offset
+
+    @property
+    def pools_mean(self) -> bool:
+        """Whether the vector is the mean of the last layer over the tokens, [CLS] and [SEP] too."""
+        return self.representation.startswith("mean")
+
+    @property
+    def is_cosine(self) -> bool:
+        """Whether the vector has length 1, so that inner products are cosines."""
+        return self.representation.endswith("cosine")
+
+    @property
+    def score_scale(self) -> float:
+        """What inner products are multiplied by in a contrastive loss."""
+        return COSINE_SCALE if self.is_cosine else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values."""

@@ -8,7 +8,7 @@ from cocondenser_jax.model.config import ModelConfig
 
 
 def encode_flops(config: ModelConfig, length: int) -> int:
-    """Returns the operations for the CLS vector of one span of `length` tokens with padding."""
+    """Returns the operations for the vector of one span of `length` tokens with padding."""
     return _backbone(config, length, rows=1)
 
 
@@ -29,8 +29,8 @@ def layers_flops(config: ModelConfig, length: int, n_masked: int) -> int:
 
 
 def _backbone(config: ModelConfig, length: int, rows: int) -> int:
-    if config.skip_from == config.num_hidden_layers:
-        rows = length  # the head reads all of the last layer
+    if config.pools_mean or config.skip_from == config.num_hidden_layers:
+        rows = length  # the mean, or the head, reads all of the last layer
     full = (config.num_hidden_layers - 1) * _layer(config, length, length)
     return full + _layer(config, length, rows)
 

@@ -57,8 +57,8 @@ def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forwar
     """Returns the forward pass without dropout over all devices of all hosts.
 
     It takes the parameters of a state that `replicate` or a step gave and a batch of any size, the
-    same on every host, of which a device computes `n_rows` at a time. Every host gets `cls_SxD`,
-    zero where not finite, and the sums of the MLM losses.
+    same on every host, of which a device computes `n_rows` at a time. Every host gets
+    `vectors_SxD`, zero where not finite, and the sums of the MLM losses.
     """
     mapped = _pmap(functools.partial(forward_sums, model_config, dtype, n_rows), None)
 
@@ -71,8 +71,8 @@ def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forwar
         part = Batch(*(x[np.minimum(rows_S, n_spans - 1)] for x in batch))
         part = part._replace(weights_SxM=part.weights_SxM * (rows_S < n_spans)[:, None])
         with jax.transfer_guard_host_to_device("allow"):
-            cls_SxD, sums = jax.device_get(mapped(params, split_rows(part, n_devices)))
-        return np.nan_to_num(cls_SxD[:n_spans], posinf=0.0, neginf=0.0), sums
+            vectors_SxD, sums = jax.device_get(mapped(params, split_rows(part, n_devices)))
+        return np.nan_to_num(vectors_SxD[:n_spans], posinf=0.0, neginf=0.0), sums
 
     return forward
 
@@ -94,8 +94,8 @@ def compile_step(
     spans = len(devices), spec.n_rows // len(devices)
     tokens = (*spans, spec.length)
     slots = (*spans, mask_capacity(spec.length))
-    dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32)
-    shapes = zip((tokens, tokens, slots, slots, slots), dtypes, strict=True)
+    dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32, jnp.int32)
+    shapes = zip((tokens, tokens, slots, slots, slots, (*spans, 2)), dtypes, strict=True)
     batch = Batch(*(shape(*each) for each in shapes))
     state = state_shapes(model_config, settings.optimizer)
     step = functools.partial(train_step, model_config, settings)

@@ -10,6 +10,9 @@ from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings
 
+# What the two texts of an example are, by the name of the setting: see `BatchSpec`.
+PAIRS = {"spans": "pair", "sentence": "sentence", "title": "title", "crops": "crops"}
+
 
 class ProbeSettings(NamedTuple):
     """When the probe is due and what it searches; its documents are `BatchSpec.held_out`."""
@@ -40,6 +43,7 @@ class Experiment(NamedTuple):
     """Everything that a run needs."""
 
     network: dict[str, Any]  # fields of the `ModelConfig` of a new model
+    representation: str  # as in `ModelConfig`; "own": the warm start's
     batches: BatchSpec
     step: StepSettings
     n_steps: int
@@ -74,6 +78,7 @@ def resolve_without_store(
     probe = config.probe
     return Experiment(
         _network(config, vocab_size, pad_token_id),
+        config.model.representation,
         _batches(config),
         StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
         n_steps,
@@ -92,11 +97,12 @@ def run_tokens(experiment: Experiment, store: TokenStore) -> float:
 
 def _batches(config: ConfigDict) -> BatchSpec:
     objective = OBJECTIVES[config.train.objective]
+    example = objective.example
     return BatchSpec(
         config.seed,
         config.data.batch_size,
         config.data.length,
-        objective.example,
+        PAIRS[config.data.pairs] if example == "pair" else example,
         objective.predicts_tokens,
         config.probe.documents if config.probe.every else 0,
     )
@@ -107,4 +113,6 @@ def _network(config: ConfigDict, vocab_size: int, pad_token_id: int) -> dict[str
     network = config.model.to_dict()
     if not OBJECTIVES[config.train.objective].has_head:
         network |= {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
+    if network["representation"] == "own":
+        del network["representation"]  # a new model's is the default
     return network | {"vocab_size": vocab_size, "pad_token_id": pad_token_id}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 
 def masked_lm_sum(
@@ -31,31 +31,49 @@ def masked_lm_sum(
     return jnp.sum(_cross_entropy(logits_SxV, labels_BxM.reshape(-1)) * weights_BxM.reshape(-1))
 
 
-def corpus_contrastive_sum(cls_SxD: Float[Array, "S D"], axis_name: str) -> Float[Array, ""]:
+def corpus_contrastive_sum(
+    vectors_SxD: Float[Array, "S D"],
+    origins_Sx2: Int[Array, "S 2"],
+    axis_name: str,
+    scale: float = 1.0,
+) -> Float[Array, ""]:
     """Returns the sum over this device's spans of the corpus-level contrastive loss.
 
     Equation 6 of Gao & Callan, arXiv 2108.05540: for span j of document i,
-    L_co = -log exp<h_i1, h_i2> / sum over kl != ij of exp<h_ij, h_kl>, where kl runs over the spans
-    of all devices of all hosts, which `axis_name` is mapped over. Rows 2i and 2i + 1 of `cls_SxD`,
-    float32, are two spans of one document, and every device holds the same number of rows.
+    L_co = -log exp s<h_i1, h_i2> / sum over kl != ij of exp s<h_ij, h_kl>, where kl runs over the
+    spans of all devices of all hosts, which `axis_name` is mapped over. There, s is 1; temperatures
+    of other papers are 1 / s.
+
+    Args:
+      vectors_SxD: float32; rows 2i and 2i + 1 are a pair. Every device has the same number of rows.
+      origins_Sx2: of each row, as in `Batch`: rows of one origin are no negatives of each other.
+      axis_name: of the mapped axis.
+      scale: s.
     """
-    all_AxD, own_S = _gather(cls_SxD, axis_name)
-    logits_SxA = _inner_products(cls_SxD, all_AxD)
-    itself_SxA = own_S[:, None] == jnp.arange(all_AxD.shape[0])[None, :]
-    logits_SxA = jnp.where(itself_SxA, -jnp.inf, logits_SxA)
-    return jnp.sum(_cross_entropy(logits_SxA, own_S ^ 1))
+    all_AxD, own_S = _gather(vectors_SxD, axis_name)
+    allowed_SxA = _may_compare(origins_Sx2, axis_name)
+    allowed_SxA &= own_S[:, None] != jnp.arange(all_AxD.shape[0])[None, :]
+    logits_SxA = scale * _inner_products(vectors_SxD, all_AxD)
+    return jnp.sum(_partner_loss(logits_SxA, allowed_SxA, own_S ^ 1))
 
 
-def inverse_cloze_sum(cls_SxD: Float[Array, "S D"], axis_name: str) -> Float[Array, ""]:
+def inverse_cloze_sum(
+    vectors_SxD: Float[Array, "S D"],
+    origins_Sx2: Int[Array, "S 2"],
+    axis_name: str,
+    scale: float = 1.0,
+) -> Float[Array, ""]:
     """Returns the sum over this device's sentences of the loss of the inverse cloze task.
 
     Equations 7 and 8 of Lee, Chang & Toutanova, arXiv 1906.00300: for sentence q_i taken out of
-    text b_i, L = -log exp<q_i, b_i> / sum over k of exp<q_i, b_k>, where k runs over the texts of
-    all devices of all hosts. Row 2i of `cls_SxD` is a sentence, row 2i + 1 its text; otherwise as
-    `corpus_contrastive_sum`.
+    text b_i, L = -log exp s<q_i, b_i> / sum over k of exp s<q_i, b_k>, where k runs over the texts
+    of all devices of all hosts. Row 2i of `vectors_SxD` is a sentence, row 2i + 1 its text;
+    otherwise as `corpus_contrastive_sum`.
     """
-    texts_AxD, own_I = _gather(cls_SxD[1::2], axis_name)
-    return jnp.sum(_cross_entropy(_inner_products(cls_SxD[::2], texts_AxD), own_I))
+    texts_AxD, own_I = _gather(vectors_SxD[1::2], axis_name)
+    allowed_IxA = _may_compare(origins_Sx2, axis_name)[::2, 1::2]
+    logits_IxA = scale * _inner_products(vectors_SxD[::2], texts_AxD)
+    return jnp.sum(_partner_loss(logits_IxA, allowed_IxA, own_I))
 
 
 class Objective(NamedTuple):
@@ -64,9 +82,9 @@ class Objective(NamedTuple):
     example: str  # as in `BatchSpec`
     predicts_tokens: bool  # whether tokens are masked and predicted
     has_head: bool  # whether a Condenser head predicts them, too
-    # Vectors of a device's rows and the mapped axis to the sum of a loss, and for how many rows of
-    # an example it is summed.
-    contrast: Callable[[jax.Array, str], jax.Array] | None = None
+    # Vectors and origins of a device's rows, mapped axis and scale to the sum of a loss, and for
+    # how many rows of an example it is summed.
+    contrast: Callable[[jax.Array, jax.Array, str, float], jax.Array] | None = None
     n_contrasted: int = 0
 
 
@@ -104,13 +122,27 @@ OBJECTIVES = {
 
 
 def _gather(
-    cls_SxD: Float[Array, "S D"], axis_name: str
-) -> tuple[Float[Array, "A D"], Int[Array, " S"]]:
-    """Returns the vectors of all devices, and which of them are this one's."""
-    n_local = cls_SxD.shape[0]
-    all_AxD = jax.lax.all_gather(cls_SxD, axis_name, tiled=True)
+    values_SxD: Shaped[Array, "S D"], axis_name: str
+) -> tuple[Shaped[Array, "A D"], Int[Array, " S"]]:
+    """Returns the rows of all devices, and which of them are this one's."""
+    n_local = values_SxD.shape[0]
+    all_AxD = jax.lax.all_gather(values_SxD, axis_name, tiled=True)
     # The index over all devices of all hosts, never the one within a host.
     return all_AxD, jax.lax.axis_index(axis_name) * n_local + jnp.arange(n_local)
+
+
+def _may_compare(origins_Sx2: Int[Array, "S 2"], axis_name: str) -> Bool[Array, "S A"]:
+    """Returns which rows of all devices are of another document, and another text, than each."""
+    all_Ax2, _ = _gather(origins_Sx2, axis_name)
+    return jnp.all(origins_Sx2[:, None] != all_Ax2[None], axis=2)
+
+
+def _partner_loss(
+    logits_SxA: Float[Array, "S A"], allowed_SxA: Bool[Array, "S A"], partners_S: Int[Array, " S"]
+) -> Float[Array, " S"]:
+    """Returns −log softmax at each row's partner, over the partner and what is allowed."""
+    is_partner_SxA = partners_S[:, None] == jnp.arange(logits_SxA.shape[1])[None]
+    return _cross_entropy(jnp.where(allowed_SxA | is_partner_SxA, logits_SxA, -jnp.inf), partners_S)
 
 
 def _inner_products(

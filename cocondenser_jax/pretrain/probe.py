@@ -56,7 +56,7 @@ def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelCon
     forward = mapped_forward(model_config, experiment.step.loss.dtype, N_ROWS)
     measures: list[Callable[[Any], dict[str, float]]] = []
     names: list[str] = []
-    is_pair = len(store.documents_of_pairs) > 0
+    is_pair = experiment.batches.pairs_within_span or len(store.documents_of_pairs) > 0
     whole = held_out_batch(store, experiment.batches._replace(masked=False))
     if len(whole.input_ids_SxL) > 1:
         masked = held_out_batch(store, experiment.batches) if experiment.batches.masked else None
@@ -176,7 +176,8 @@ def _open_search(
     mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + 2
     slots_Sx0 = np.zeros((len(texts), 0), np.int32)  # nothing to predict
     weights_Sx0 = slots_Sx0.astype(np.float32)
-    batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, weights_Sx0)
+    origins_Sx2 = np.zeros((len(texts), 2), np.int32)  # nothing to compare
+    batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, weights_Sx0, origins_Sx2)
     hosts.broadcast_and_compare(
         {"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()}
     )

@@ -126,7 +126,7 @@ def loss_and_gradient(
         inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
         output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
         sums = _mlm_sums(output, batch)
-        return output.cls_BxD, mlm_scale * sum(sums.values()), sums
+        return output.vectors_BxD, mlm_scale * sum(sums.values()), sums
 
     def encode(params: Any, chunk: tuple) -> Float[Array, "B D"]:
         batch, seeds_B = chunk
@@ -136,7 +136,10 @@ def loss_and_gradient(
     def contrast(in_order_SxD: Float[Array, "S D"]) -> Float[Array, ""]:
         assert objective.contrast is not None
         n_contrasted = n_spans // 2 * objective.n_contrasted
-        return objective.contrast(in_order_SxD[place_S], AXIS) / n_contrasted
+        vectors_SxD = in_order_SxD[place_S]
+        scale = model_config.score_scale
+        origins_Sx2 = jnp.asarray(batch.origins_Sx2)
+        return objective.contrast(vectors_SxD, origins_Sx2, AXIS, scale) / n_contrasted
 
     seeds_S = None
     if model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0:
@@ -180,7 +183,7 @@ def _mlm_sums(output: CondenserOutput, batch: Any) -> Sums:
 def forward_sums(
     model_config: ModelConfig, dtype: str, n_rows: int, params: Any, batch: Batch
 ) -> tuple[Float[Array, "S D"], Sums]:
-    """Returns `cls_SxD` of all devices and the sums of the MLM losses, without dropout.
+    """Returns `vectors_SxD` of all devices and the sums of the MLM losses, without dropout.
 
     To be mapped with the axis name `AXIS`; a device computes `n_rows` of its spans at a time.
     """
@@ -188,13 +191,13 @@ def forward_sums(
 
     def on_chunk(batch: Batch) -> tuple[Float[Array, "B D"], Sums]:
         output = cast(CondenserOutput, model.apply({"params": params}, *batch[:3]))
-        return output.cls_BxD, _mlm_sums(output, batch)
+        return output.vectors_BxD, _mlm_sums(output, batch)
 
     chunks = split_rows(batch, len(batch.input_ids_SxL) // n_rows)
-    cls_CxBxD, sums_C = jax.lax.map(on_chunk, chunks)
-    cls_SxD = cls_CxBxD.reshape(-1, model_config.hidden_size)
+    vectors_CxBxD, sums_C = jax.lax.map(on_chunk, chunks)
+    vectors_SxD = vectors_CxBxD.reshape(-1, model_config.hidden_size)
     sums = jax.lax.psum(jax.tree.map(jnp.sum, sums_C), AXIS)
-    return jax.lax.all_gather(cls_SxD, AXIS, tiled=True), sums
+    return jax.lax.all_gather(vectors_SxD, AXIS, tiled=True), sums
 
 
 def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
@@ -248,7 +251,7 @@ def at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
 
     def cut(length: int, n_slots: int, chunk: tuple) -> Any:
         batch, seeds_B = chunk
-        sizes = (length, length, n_slots, n_slots, n_slots)
+        sizes = (length, length, n_slots, n_slots, n_slots, 2)
         return function((Batch(*(x[:, :n] for x, n in zip(batch, sizes, strict=True))), seeds_B))
 
     longest = jnp.max(jnp.sum(batch.attention_mask_SxL, axis=1))

@@ -1,83 +1,104 @@
-"""A model adapted to a corpus, and tested against itself without that.
+"""A sentence-transformers model adapted to a corpus, as a drop-in for the model as published.
 
-DIR/pretraining/  the run folder of the coCondenser stage
-DIR/data/         held-out spans, where no data folder with judgments is given
+The model's own vector is trained, with its own pooling and similarity, on pairs of texts that the
+corpus holds. How much of the change is kept, if any, is decided twice: without labels, as the
+largest share of it that still agrees with what a search found before (`agreement.py`); and with
+judgments, where there are some, against the best ranking that was there before.
+
+    DIR/started.json    the model, the corpus and the settings
+    DIR/store/          the token store
+    DIR/pretraining/    the run folder of pre-training
+    DIR/model/          what it ended with, as a Hugging Face folder
+    DIR/agreement.json  the shares that were tried, how far they agree, and the one that is kept
+    DIR/published/      DIR/adapted/
+                        model/, and of the test's passages and queries embeddings/, test.trec and
+                        fused.trec, which is test.trec fused with BM25's
+    DIR/bm25.trec       DIR/results.json  DIR/report.html
+    DIR/retriever/      the result: a copy of one of the two models
+
+What exists is not made again, so the same command resumes.
 """
 
-import dataclasses
+import logging
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
+from sentence_transformers import SentenceTransformer
 
+from cocondenser_jax.analysis.page import write_page
 from cocondenser_jax.collection.folder import read_split
-from cocondenser_jax.configs import adapt as pretraining
-from cocondenser_jax.configs import adapt_finetune as finetuning
+from cocondenser_jax.collection.trec import read_run, write_run
+from cocondenser_jax.configs import adapt as settings
 from cocondenser_jax.convert.from_torch import read_shape
-from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
+from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store
+from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store, run_tokens
 from cocondenser_jax.pretrain.step import check_batch
-from cocondenser_jax.quickstart.pipeline import (
-    Candidate,
-    can_train,
-    compare_models,
-    pretrain_once,
-    write_beir,
-    write_report,
-)
-from cocondenser_jax.quickstart.report import ResultRow
+from cocondenser_jax.quickstart.agreement import agreement, fused_ranking, sample_store
+from cocondenser_jax.quickstart.pipeline import DEPTH, pretrain_once, result_rows
+from cocondenser_jax.quickstart.report import NOTE, ResultRow, comparison_table, read_runs
 from cocondenser_jax.quickstart.steps import make_once
-from cocondenser_jax.retrieval.models import load_retriever, model_sha256
+from cocondenser_jax.retrieval.bm25 import write_bm25_run
+from cocondenser_jax.retrieval.encode import encode_corpus
+from cocondenser_jax.retrieval.fuse import Method, fuse_runs
+from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256
+from cocondenser_jax.retrieval.search import retrieve
 from cocondenser_jax.settings import override
-from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.storage.files import new_folder, read_object, write_json
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
-from cocondenser_jax.warm_start import require_same_head
 
-MAX_PASSAGES = 20_000  # of other documents than those held out
+logger = logging.getLogger(__name__)
+
+SHARES = (1.0, 0.75, 0.5, 0.25)  # of the change of the weights, the largest first
 CHANCE = 0.05  # a difference whose p-value is not below it counts as none
-MEASURED_STEPS = 450  # of 32 documents: see the head of configs/adapt.py
+MEASURES = ("nDCG@10", "MRR@10", "Recall@100")  # the first decides
+ADAPTED = "adapted"  # the folder and the row of the model with the share that is kept
+FUSED = " + BM25"  # what the name of a fused row ends with
+FUSION: Method = "min_max"  # the better one on every collection of docs/adapt.md
+_SPANS_LOOKED_AT = 1_000
+
+
+class Outcome(NamedTuple):
+    """What an adaptation came to."""
+
+    rows: list[ResultRow]  # of the comparison; none without judgments
+    summary: str  # a line that starts with "VERDICT: "
+    search: list[str]  # the flags of `search` for the best of what is in the folder
 
 
 def adapt(
     workdir: Path, corpus: str, model: str, data: Path | None = None, overrides: Sequence[str] = ()
-) -> tuple[list[ResultRow], str]:
-    """Pre-trains a model on a corpus, and says whether that paid; resumes an earlier call.
-
-    Where `data` has judgments of `train`, adapted and given model are fine-tuned in the same way
-    before they are compared on `test`. Where it has none, they are compared as they are, and
-    without `data` on held-out spans: one span of a document is to be found by another.
+) -> Outcome:
+    """Adapts a model to a corpus, and says whether that helped; resumes an earlier call.
 
     Args:
-      workdir: `pipeline.py` and the head of this file say what it will hold.
+      workdir: the head of this file says what it will hold.
       corpus: see `sources.read_documents`.
-      model: see `convert.from_torch.load_folder`.
-      data: a folder of passages, queries and judgments of `test`.
+      model: a folder or hub name; see `convert.from_torch.load_folder`.
+      data: a folder of passages, queries and judgments of `test`; None: nothing is judged.
       overrides: of the settings that `propose_pretraining` returns.
-
-    Returns:
-      The rows of the comparison, and what they say.
     """
     start = find_folder(model)
     network = read_shape(start)
     load_retriever(start)
     propose = partial(
-        propose_pretraining,
-        network,
-        n_devices=jax.device_count(),
-        on_cpu=jax.default_backend() == "cpu",
+        propose_pretraining, n_devices=jax.device_count(), on_cpu=jax.default_backend() == "cpu"
     )
     expected = override(propose(10_000_000), overrides)
-    _require_fit(model, network, expected)
+    _require_fit(network, expected)
     next(read_documents(corpus))
     if data is not None and len(read_split(data, "test")[1]) < 2:
         raise UserError(f"{data} has one judged query of test: a comparison needs two")
@@ -90,128 +111,174 @@ def adapt(
     }
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
+        once = partial(make_once, workdir)
+        published = once(workdir / "published" / "model", partial(_save_published, start))
         tokenize = partial(build_store, corpus, str(start), max_tokens=expected.data.length)
-        store = open_store(make_once(workdir, workdir / "store", tokenize))
-        n_documents = len(store.documents_of_pairs) * 9 // 10  # a tenth at most is held out
-        config = override(propose(n_documents), overrides).unlock()
+        store = open_store(once(workdir / "store", tokenize))
+        config = override(propose(store.n_spans, propose_pairs(store)), overrides).unlock()
         config.warm_start = str(start)
         config.data.store = str(store.path)
-        test = str(data)
-        if data is None:
-            hold_out = partial(_write_held_out, store, config)
-            data = make_once(workdir, workdir / "data", hold_out)
-            test = "held-out spans of the corpus"
         run = workdir / "pretraining"
-        adapted = pretrain_once(workdir, config, run, workdir / "model")
-        candidates = [
-            Candidate("unadapted", workdir / "compare" / "unadapted", start),
-            Candidate("adapted", workdir, adapted, {run: adapted}),
-        ]
-        n_queries = 0
-        tuning = "without fine-tuning"
-        if can_train(data):
-            n_queries = len(read_split(data, "train")[0])
-            tuning = "after the same fine-tuning"
-        tuned = propose_finetuning(n_queries, network.max_length)
-        rows = compare_models(workdir, data, candidates, tuned)
-        summary = f"{verdict(rows)}. Test: {test}, {tuning}."
-        write_report(workdir, f"{model}, adapted to {corpus}", summary, rows, candidates)
-        return rows, summary
+        trained = pretrain_once(workdir, config, run, workdir / "model")
+        choose = partial(_choose_share, store, config.probe.documents, published, trained)
+        share = read_object(once(workdir / "agreement.json", choose))["share"]
+        kept = published
+        if share:
+            blended = partial(_save_blended, published, trained, share)
+            kept = once(workdir / ADAPTED / "model", blended)
 
-
-def verdict(rows: Sequence[ResultRow]) -> str:
-    """Says whether adapting paid in the first measure, of rows that end with before and after."""
-    *_, unadapted, adapted = rows
-    measure = next(iter(adapted.metrics))
-    before = unadapted.metrics[measure]
-    after = adapted.metrics[measure]
-    p = unadapted.p_values[measure]
-    says = "paid" if after > before and p < CHANCE else "did not pay"
-    return f"Adapting {says} ({measure} {after:.3f}, unadapted {before:.3f}, p = {p:.2g})"
+        outcome = Outcome([], f"unknown | no judgments | {share:g} of the change is kept", [])
+        if data is not None:
+            n_tokens = run_tokens(resolve(config, store), store)
+            outcome = _test(workdir, data, [published.parent, kept.parent], n_tokens)
+            if not outcome.summary.startswith("helped"):
+                kept = published
+            outcome.search.append(f"--embeddings={kept.parent / 'embeddings'}")
+            write_json(workdir / "results.json", [row._asdict() for row in outcome.rows])
+        once(workdir / "retriever", partial(shutil.copytree, kept))
+        summary = f"VERDICT: {outcome.summary} | retriever/ is {kept.parent.name}"
+        table = comparison_table(outcome.rows) if outcome.rows else ()
+        title = f"{model}, adapted to {corpus}"
+        write_page(workdir / "report.html", title, summary, read_runs({ADAPTED: run}), table, NOTE)
+        return outcome._replace(summary=summary)
 
 
 def propose_pretraining(
-    network: ModelConfig, n_documents: int, n_devices: int, on_cpu: bool
+    n_spans: int, pairs: str = "sentence", *, n_devices: int, on_cpu: bool
 ) -> ConfigDict:
     """Returns the settings of pre-training but for store and warm start.
 
     Args:
-      network: the model's, with the Condenser head that it has, if it has one.
-      n_documents: of two spans.
+      n_spans: of the corpus.
+      pairs: what is a pair, see `propose_pairs`.
       n_devices: that train.
       on_cpu: whether these are CPUs.
     """
-    config = pretraining.get_config().unlock()
+    config = settings.get_config().unlock()
     n = config.data.batch_size
+    n_examples = n * config.train.steps
     if not on_cpu:
         config.train.dtype = "bfloat16"
-        if n_documents >= 100 * 256 * n_devices:  # an epoch has 100 steps
-            n = 256 * n_devices  # the papers' 2,048 on eight
+        if n_spans >= 100 * 256 * n_devices:
+            n = 256 * n_devices
+            n_examples = 100 * n
             config.train.chunk_size = 64
-            config.optimizer.learning_rate = 1e-4
-    config.data.batch_size = max(min(n, n_documents) // n_devices, 1) * n_devices
-    # As many as make the measured number of steps; the papers' 8 at most.
-    epochs = MEASURED_STEPS * config.data.batch_size / max(n_documents, 1)
-    config.train.epochs = min(max(epochs, 1.0), 8.0)
-    config.model.skip_from = network.skip_from
-    config.model.n_head_layers = network.n_head_layers or config.model.n_head_layers
+    n = max(min(n, n_spans * 9 // 10) // n_devices, 1) * n_devices
+    config.data.batch_size = n
+    config.data.pairs = pairs
+    config.train.steps = max(min(n_examples, settings.MOST_EPOCHS * n_spans) // n, 1)
     return config.lock()
 
 
-def propose_finetuning(n_queries: int, max_length: int) -> ConfigDict:
-    """Returns the settings of fine-tuning but for model and data, where there are labels.
-
-    Args:
-      n_queries: to train on.
-      max_length: of the model's inputs, in tokens.
-    """
-    config = finetuning.get_config().unlock()
-    config.batch_size = max(min(config.batch_size, n_queries), 2)
-    # Measured: 3 epochs of 809 queries, 1 of 2,000.
-    config.epochs = min(max(2_500 // max(n_queries, 1), 1), config.epochs)
-    config.query_length = min(config.query_length, max_length)
-    config.passage_length = min(config.passage_length, max_length)
-    return config.lock()
+def propose_pairs(store: TokenStore) -> str:
+    """Returns "sentence" where half of the spans have two sentences or more, else "crops"."""
+    spans_N = np.linspace(0, store.n_spans - 1, min(store.n_spans, _SPANS_LOOKED_AT)).astype(int)
+    _, starts_NxL, _ = store.read_spans(spans_N, store.max_tokens - 2)
+    has_several_N = (starts_NxL == STARTS_SENTENCE).sum(axis=1) >= 2
+    return "sentence" if has_several_N.mean() >= 0.5 else "crops"
 
 
-def _require_fit(model: str, network: ModelConfig, config: ConfigDict) -> None:
+def _require_fit(network: ModelConfig, config: ConfigDict) -> None:
     """Raises a UserError for settings that the model or this machine cannot take."""
     experiment = resolve_without_store(config, 1, network.vocab_size, network.pad_token_id)
     chunk_size = experiment.step.loss.chunk_size
     check_batch(experiment.batches, chunk_size, network.max_length, jax.device_count())
-    wanted = experiment.network
-    head = {name: wanted[name] for name in ("n_head_layers", "skip_from", "late_mlm")}
-    dataclasses.replace(network, **head)  # refuses what cannot be
-    if network.n_head_layers and wanted["n_head_layers"]:
-        require_same_head(model, network, wanted)
 
 
-def _write_held_out(store: TokenStore, config: ConfigDict, folder: Path) -> None:
-    """Writes a retrieval task: the first span of each held-out document is to find its last.
+def _save_published(start: Path, out: Path) -> None:
+    _save(load_retriever(start), out)
 
-    The passages are these and the spans of all other documents, or every n-th of them.
+
+def _save_blended(published: Path, trained: Path, share: float, out: Path) -> None:
+    model = load_retriever(published)
+    blend(model, load_retriever(trained), share)
+    _save(model, out)
+
+
+def _save(model: SentenceTransformer, out: Path) -> None:
+    with new_folder(out) as folder:
+        model.save_pretrained(str(folder), create_model_card=False)
+
+
+def _choose_share(
+    store: TokenStore, n_held_out: int, published: Path, trained: Path, out: Path
+) -> None:
+    """Writes the largest of SHARES with which the model agrees no less than as published, or 0."""
+    sample = sample_store(store, n_held_out)
+    model = load_retriever(published)
+    expected = fused_ranking(model, sample)
+    before = agreement(model, sample, expected)
+    changed = load_retriever(trained)
+    kept = 0.0
+    tried: dict[str, Any] = {}
+    for share in SHARES:
+        model = load_retriever(published)
+        blend(model, changed, share)
+        test = compare(agreement(model, sample, expected), before)["agreement"]
+        tried[f"{share:g}"] = test
+        if test["difference"] >= 0 or test["randomisation_p"] >= CHANCE:
+            kept = share
+            break
+    write_json(out, {"share": kept, "tried": tried})
+
+
+def _test(workdir: Path, data: Path, folders: Sequence[Path], n_tokens: float) -> Outcome:
+    """Tests the models of some folders, alone and fused with BM25, against each other."""
+    once = partial(make_once, workdir)
+    find_words = partial(write_bm25_run, data, split="test", depth=DEPTH)
+    bm25 = once(workdir / "bm25.trec", find_words)
+    made = {"BM25": [bm25]}
+    for folder in dict.fromkeys(folders):
+        dense = once(folder / "test.trec", partial(_search, folder, data))
+        fused = once(folder / "fused.trec", partial(_fuse, [bm25, dense]))
+        before = [workdir / "model", workdir / "agreement.json"] if folder.name == ADAPTED else []
+        made[folder.name] = [*before, dense]
+        made[folder.name + FUSED] = [*before, bm25, dense, fused]
+    _, qrels = read_split(data, "test")
+    tested = {name: evaluate_run(qrels, read_run(of[-1]), MEASURES) for name, of in made.items()}
+    means = {name: metrics["mean"][MEASURES[0]] for name, metrics in tested.items()}
+    best = max((name for name in means if not name.startswith(ADAPTED)), key=means.__getitem__)
+    tokens = dict.fromkeys((ADAPTED, ADAPTED + FUSED), n_tokens)
+    rows = result_rows(workdir, tested, made, tokens, best)
+    verdict, after = judge(rows, best)
+    hybrid = [f"--hybrid={FUSION}"] if after.endswith(FUSED) else []
+    return Outcome(rows, verdict, hybrid)
+
+
+def judge(rows: Sequence[ResultRow], before: str) -> tuple[str, str]:
+    """Compares the best row of the adapted model with the best that was there before.
+
+    Args:
+      rows: tested against the row `before`.
+      before: its name.
+
+    Returns:
+      The verdict (helped, no difference or harmed; measure, what was compared, difference and p),
+      and the name of the row to search with. Where there is no adapted model, nothing has changed.
     """
-    documents_Q = held_out_documents(store, resolve(config, store).batches.held_out)
-    n_pairs = len(store.documents_of_pairs)
-    if len(documents_Q) < 2 or not n_pairs:
-        raise UserError(
-            f"{store.path} has only {n_pairs} documents of two spans, too few"
-            " to hold some out: give --data, or a smaller --config.data.length"
-        )
-    queries = _texts(store, store.first_span_D[documents_Q])
-    passages = _texts(store, store.first_span_D[documents_Q + 1] - 1)
-    spans_N = np.arange(store.n_spans)
-    owners_N = np.searchsorted(store.first_span_D, spans_N, side="right") - 1
-    others_N = spans_N[~np.isin(owners_N, documents_Q)]
-    others_N = others_N[:: len(others_N) // MAX_PASSAGES + 1]
-    judged = dict(zip(queries, passages, strict=True))
-    with new_folder(folder) as new:
-        write_beir(new, passages | _texts(store, others_N), queries, {"test": judged})
+    measure = MEASURES[0]
+    adapted = [row for row in rows if row.name.startswith(ADAPTED)]
+    if not adapted:
+        return f"no difference | {measure} | no share of the change agrees", before
+    (reference,) = [row for row in rows if row.name == before]
+    best = max(adapted, key=lambda row: row.metrics[measure])
+    difference = best.metrics[measure] - reference.metrics[measure]
+    p = best.p_values[measure]
+    word = "no difference"
+    if p < CHANCE:
+        word = "helped" if difference > 0 else "harmed"
+    compared = f"{best.name} {best.metrics[measure]:.4f}, {before}"
+    verdict = f"{word} | {measure} | {compared} {reference.metrics[measure]:.4f}"
+    after = best.name if word == "helped" else before
+    return f"{verdict} | {difference:+.4f} | p {p:.2g}", after
 
 
-def _texts(store: TokenStore, spans_N: np.ndarray) -> dict[str, str]:
-    """Returns number → text of spans."""
-    ids_NxL, _, n_tokens_N = store.read_spans(spans_N, store.max_tokens - 2)
-    decode = load_tokenizer(str(store.tokenizer_folder)).backend.decode
-    texts = (decode(ids[:n]) for ids, n in zip(ids_NxL.tolist(), n_tokens_N, strict=True))
-    return dict(zip(map(str, spans_N.tolist()), texts, strict=True))
+def _search(folder: Path, data: Path, out: Path) -> None:
+    model = folder / "model"
+    embeddings = folder / "embeddings"
+    encode_corpus(model, data, embeddings)
+    retrieve(embeddings, model, data, out, split="test", depth=DEPTH)
+
+
+def _fuse(runs: Sequence[Path], out: Path) -> None:
+    write_run(out, fuse_runs([read_run(run) for run in runs], FUSION, depth=DEPTH))

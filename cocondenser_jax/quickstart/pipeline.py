@@ -13,7 +13,6 @@
 A step whose result exists is skipped, so an interrupted pipeline resumes.
 """
 
-import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,12 +23,11 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from cocondenser_jax.analysis.page import write_page
-from cocondenser_jax.collection.folder import judgments_file, read_split
+from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.convert.to_torch import export_run
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.evaluation.ranking import Metrics, evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import resolve, run_tokens
@@ -38,9 +36,8 @@ from cocondenser_jax.quickstart.steps import SECONDS, make_once
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
-from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import retrieve
-from cocondenser_jax.storage.files import new_folder, read_json, write_json, write_text
+from cocondenser_jax.storage.files import read_json, write_json, write_text
 from cocondenser_jax.warm_start import pretrain
 
 DEPTH = 100  # passages per test query
@@ -72,10 +69,9 @@ def compare_models(
 
     Args:
       workdir: of the pipeline.
-      data: a folder with judgments of `test`.
+      data: a folder with judgments of `train` and `test`.
       candidates: the models; each is tested against the last.
-      finetuning: settings of fine-tuning but for model and data. Where the data have no
-        judgments of `train`, only the lengths of texts count.
+      finetuning: settings of fine-tuning but for model and data.
     """
     find_words = partial(write_bm25_run, data, split="test", depth=DEPTH)
     make_once(workdir, workdir / "bm25.trec", find_words)
@@ -93,14 +89,32 @@ def evaluate_models(workdir: Path, data: Path, candidates: Sequence[Candidate]) 
     for each in candidates:
         made[each.name] = [*each.runs.values(), each.folder / "test.trec"]
     _, qrels = read_split(data, "test")
-    tested = {n: evaluate_run(qrels, read_run(of[-1])) for n, of in made.items()}
-    last = tested[candidates[-1].name]
+    tested = {name: evaluate_run(qrels, read_run(of[-1])) for name, of in made.items()}
     tokens = {each.name: sum(map(_tokens, each.runs)) for each in candidates}
+    return result_rows(workdir, tested, made, tokens, candidates[-1].name)
+
+
+def result_rows(
+    workdir: Path,
+    tested: Mapping[str, Metrics],
+    made: Mapping[str, Sequence[Path]],
+    tokens: Mapping[str, float],
+    against: str,
+) -> list[ResultRow]:
+    """Returns a row for each ranking, tested against the one that is named.
+
+    Args:
+      workdir: of the pipeline.
+      tested: name → metrics.
+      made: name → the results in `workdir` that it took.
+      tokens: name → tokens that its pre-training read, if it had any.
+      against: the name.
+    """
     seconds = read_json(workdir / SECONDS)
     rows = []
     for name, metrics in tested.items():
-        against = compare(last["per_query"], metrics["per_query"])
-        p_values = {measure: test["randomisation_p"] for measure, test in against.items()}
+        tests = compare(tested[against]["per_query"], metrics["per_query"])
+        p_values = {measure: test["randomisation_p"] for measure, test in tests.items()}
         spent = sum(seconds[path.relative_to(workdir).as_posix()] for path in made[name])
         rows.append(ResultRow(name, metrics["mean"], p_values, tokens.get(name, 0.0), spent))
     return rows
@@ -118,13 +132,6 @@ def write_report(
     runs |= {each.name: each.folder / "finetuning" for each in candidates}
     table = comparison_table(rows)
     write_page(workdir / "report.html", title, summary, read_runs(runs), table, NOTE)
-
-
-def can_train(data: Path) -> bool:
-    """Returns whether a data folder has judgments of `train`."""
-    with contextlib.suppress(UserError):
-        return judgments_file(data, "train").is_file()
-    return False
 
 
 def write_beir(
@@ -163,12 +170,7 @@ def _search(candidate: Candidate, data: Path, finetuning: ConfigDict, out: Path)
 
 
 def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict, out: Path) -> None:
-    """Makes a retriever of a model, fine-tuned where there are judgments, else as it is."""
-    if not can_train(data):
-        loaded = load_retriever(candidate.model, finetuning.query_length, finetuning.passage_length)
-        with new_folder(out) as folder:
-            loaded.save_pretrained(str(folder), create_model_card=False)
-        return
+    """Fine-tunes a model."""
     config = finetuning.copy_and_resolve_references()
     config.update(model=str(candidate.model), data=str(data))
     trained = candidate.folder / "finetuning" / "retriever"

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Normalize,
+    Pooling,
+    Router,
+    Transformer,
+)
 
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.storage.files import file_sha256, read_object
@@ -126,6 +132,18 @@ def load_cross_encoder(
     return model
 
 
+def blend(model: SentenceTransformer, other: SentenceTransformer, share: float) -> None:
+    """Moves a model's weights by a share, 0 to 1, of the way to those of one of the same shape.
+
+    Weights between those of a model and of its fine-tuned successor lose less of what the first was
+    good at (Wortsman et al., arXiv 2109.01903).
+    """
+    weights = other.state_dict()
+    for name, value in model.state_dict().items():
+        if value.is_floating_point():
+            value.lerp_(weights[name], share)
+
+
 @contextlib.contextmanager
 def new_parameters(seed: int) -> Iterator[None]:
     """Draws what the block adds to a model by seed; torch's global generator stays as it was."""
@@ -181,12 +199,18 @@ def model_sha256(folder: Path) -> str:
 def _open_bi_encoder(folder: Path, pooling: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
     with _loading(folder, "bi-encoder"):
+        settings = read_object(folder / "config_sentence_transformers.json", {})
         if (folder / "modules.json").is_file() and pooling is None:
-            return SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
+            model = SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
+            # Scores are inner products: a folder that means cosines gets vectors of length 1.
+            is_cosine = settings.get("similarity_fn_name") == "cosine"
+            if is_cosine and not any(isinstance(layer, Normalize) for layer in model.modules()):
+                model.append(Normalize())
+            return model
         backbone = Transformer(str(folder), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
         return SentenceTransformer(
             modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
-            prompts=read_object(folder / "config_sentence_transformers.json", {}).get("prompts"),
+            prompts=settings.get("prompts"),
             similarity_fn_name="dot",
         )
 

@@ -16,7 +16,6 @@ from cocondenser_jax.corpus.batches import (
     held_out_documents,
     make_batch,
     read_batches,
-    split_sentence,
     steps_per_epoch,
 )
 from cocondenser_jax.corpus.build import build_store
@@ -216,43 +215,10 @@ def test_stores_that_do_not_fit_are_refused(mixed, store):
         open_store(Path(f"{mixed['some']},2*none"))
 
 
-SENTENCES = np.array(
-    [  # ids, starts (2: of a sentence, 1: of a word), tokens
-        [[11, 12, 13, 14, 15, 16, 17], [2, 0, 1, 2, 1, 2, 0], [7] * 7],
-        [[21, 22, 23, 24, 25, 0, 0], [2, 0, 1, 1, 1, 0, 0], [5] * 7],  # one sentence
-        [[31, 32, 33, 34, 0, 0, 0], [1, 1, 2, 1, 0, 0, 0], [4] * 7],  # starts within a sentence
-    ]
-)
-
-
-def test_a_cloze_is_a_sentence_and_the_rest_of_its_span():
-    seen = [set(), set(), set()]
-    kept, n_draws = 0, 400
-    draws = np.random.default_rng(0).integers(0, 2**64, (n_draws, 3, 2), np.uint64)
-    for draw in draws:
-        rows = split_sentence(SENTENCES[:, 0], SENTENCES[:, 1], SENTENCES[:, 2, 0], draw)
-        ids, starts, n_tokens = rows
-        assert ids.shape == starts.shape == (6, 7)
-        tokens = [tuple(row[:n].tolist()) for row, n in zip(ids, n_tokens, strict=True)]
-        assert all((row[n:] == 0).all() for row, n in zip(ids, n_tokens, strict=True))
-        for i, pair in enumerate(zip(tokens[::2], tokens[1::2], strict=True)):
-            whole = tuple(SENTENCES[i, 0, : SENTENCES[i, 2, 0]].tolist())
-            kept += pair[1] == whole
-            if pair[1] != whole:
-                seen[i].add(pair)
-    assert seen[0] == {
-        ((11, 12, 13), (14, 15, 16, 17)),
-        ((14, 15), (11, 12, 13, 16, 17)),
-        ((16, 17), (11, 12, 13, 14, 15)),
-    }
-    assert seen[1] == {((21, 22, 23), (24, 25))}
-    assert seen[2] == {((31, 32), (33, 34)), ((33, 34), (31, 32))}
-    assert abs(kept / (3 * n_draws) - 0.1) < 0.026  # three standard deviations
-
-
-def test_clozes_of_a_store(mixed):
+@pytest.mark.parametrize("example", ["cloze", "sentence", "crops"])
+def test_parts_of_the_spans_of_a_store(mixed, example):
     store = open_store(mixed["many"])
-    spec = BatchSpec(seed=1, batch_size=20, length=30, example="cloze", masked=False)
+    spec = BatchSpec(seed=1, batch_size=20, length=30, example=example, masked=False)
     batch = make_batch(store, spec, 0)
     assert batch.weights_SxM.sum() == 0
     assert not (batch.input_ids_SxL == store.mask_id).any()
@@ -261,6 +227,11 @@ def test_clozes_of_a_store(mixed):
         batch_examples(store, spec, 0), rows[::2], rows[1::2], strict=True
     ):
         assert spans[number] in (f"{sentence} {rest}", rest)
+    documents = np.searchsorted(store.first_span_D, batch_examples(store, spec, 0), "right") - 1
+    assert batch.origins_Sx2[:, 0].tolist() == np.repeat(documents, 2).tolist()
+    texts = dict(zip(rows, batch.origins_Sx2[:, 1], strict=True))
+    assert len(set(texts.values())) == len(texts)  # one hash for each text
+    assert [texts[row] for row in rows] == batch.origins_Sx2[:, 1].tolist()
     halves = [make_batch(store, spec, 0, host=host, n_hosts=2) for host in range(2)]
     assert of_documents(store, halves[0]) + of_documents(store, halves[1]) == rows
 
@@ -300,7 +271,7 @@ def test_batches_that_cannot_be_filled_are_refused(store):
         read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)
 
 
-@pytest.mark.parametrize("example", ["span", "pair", "cloze"])
+@pytest.mark.parametrize("example", ["span", "pair", "cloze", "sentence", "title"])
 @pytest.mark.parametrize(("weights", "batch_size"), [((1, 1), 1), ((2, 0.5), 3)])
 def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
     mixed, example, weights, batch_size
@@ -308,14 +279,14 @@ def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
     some, many = (f"{weight}*{mixed[name]}" for weight, name in zip(weights, mixed, strict=True))
     both = open_store(Path(f"{some},{many}"))
     spec = BatchSpec(seed=1, batch_size=batch_size, length=30, example=example, held_out=1)
-    (held_out,) = held_out_documents(both, 1)
+    (held_out,) = held_out_documents(both, 1, example in ("sentence", "title"))
     span = np.repeat(np.arange(30), np.diff(both.first_span_D))  # of which document
-    numbers = np.arange(30) if example == "pair" else np.arange(60)
-    of_document = np.arange(30) if example == "pair" else span
+    numbers = np.arange(30) if example in ("pair", "title") else np.arange(60)
+    of_document = np.arange(30) if example in ("pair", "title") else span
     drawn = np.isin(of_document, both.documents_of_pairs) if example == "pair" else numbers >= 0
     times = np.where(of_document < 10, weights[0], weights[1]) * drawn * (of_document != held_out)
     assert epoch_examples(both, spec) == round(times.sum())
-    assert epoch_examples(both, spec) < epoch_examples(both, spec._replace(held_out=0))
+    assert (times * (of_document == held_out)).sum() == 0 < (of_document == held_out).sum()
     n_steps = 40 * steps_per_epoch(both, spec)
     counts = sum(
         np.bincount(batch_examples(both, spec, step), minlength=len(numbers))
@@ -325,6 +296,19 @@ def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
     # Of every pass over a source a few are left over, and a batch has whole numbers of each.
     expected = times / times.sum() * batch_size * n_steps
     assert np.abs(counts - expected).max() < 0.15 * expected.max()
+
+
+@pytest.mark.parametrize("example", ["sentence", "title", "crops"])
+def test_parts_of_the_first_span_of_each_held_out_document(mixed, example):
+    store = open_store(mixed["many"])
+    spec = BatchSpec(1, 4, 30, example, masked=False, held_out=2)
+    rows = of_documents(store, held_out_batch(store, spec))
+    spans = every_span(store)
+    documents = held_out_documents(store, 2, of_one_span=True)
+    assert len(rows) == 2 * len(documents) > 0
+    for i, document in enumerate(documents):
+        whole = spans[store.first_span_D[document]]
+        assert whole in (" ".join(rows[2 * i : 2 * i + 2]), rows[2 * i + 1])
 
 
 def test_two_whole_spans_of_each_held_out_document(store):

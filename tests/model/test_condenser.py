@@ -47,17 +47,24 @@ def run(config, variables, *args, method="__call__", dtype="float32"):
     return Condenser(config, jnp.dtype(dtype)).apply(variables, *args, method=method)
 
 
-@pytest.mark.parametrize(("skip_from", "late_mlm"), [(1, True), (1, False), (2, True)])
-def test_encode_is_the_cls_of_the_whole_forward_pass(batch, variables, skip_from, late_mlm):
+@pytest.mark.parametrize(
+    ("skip_from", "late_mlm", "representation"),
+    [(1, True, "cls"), (1, False, "mean"), (2, True, "cls-cosine"), (2, True, "mean-cosine")],
+)
+def test_encode_is_the_vector_of_the_whole_forward_pass(
+    batch, variables, skip_from, late_mlm, representation
+):
     ids, mask, positions, seeds = batch
-    config = dataclasses.replace(CONFIG, skip_from=skip_from, late_mlm=late_mlm)
-    whole = run(config, variables, ids, mask, positions, seeds).cls_BxD
+    config = dataclasses.replace(
+        CONFIG, skip_from=skip_from, late_mlm=late_mlm, representation=representation
+    )
+    whole = run(config, variables, ids, mask, positions, seeds).vectors_BxD
     alone = run(config, variables, ids, mask, seeds, method="encode")
 
     np.testing.assert_allclose(alone, whole, rtol=0, atol=2e-6)
     other_seeds = jnp.arange(8, 16, dtype=jnp.uint32)
     other = run(config, variables, ids, mask, other_seeds, method="encode")
-    assert np.abs(alone - other).max() > 0.1  # dropout was on
+    assert np.abs(alone - other).max() > 0.02  # dropout was on
     assert alone.dtype == jnp.float32
 
 
@@ -100,7 +107,7 @@ def test_without_late_mlm_the_rest_is_the_same(batch, variables):
     head_only = run(config, variables, ids, mask, positions)
 
     assert head_only.late_logits_BxMxV is None
-    np.testing.assert_allclose(head_only.cls_BxD, both.cls_BxD, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(head_only.vectors_BxD, both.vectors_BxD, rtol=0, atol=2e-6)
     np.testing.assert_allclose(
         head_only.head_logits_BxMxV, both.head_logits_BxMxV, rtol=0, atol=1e-5
     )
@@ -110,9 +117,11 @@ def test_bfloat16_computes_near_float32_and_returns_float32_vectors(batch, varia
     ids, mask, positions, _ = batch
     exact = run(CONFIG, variables, ids, mask, positions)
     rough = run(CONFIG, variables, ids, mask, positions, dtype="bfloat16")
-    assert rough.cls_BxD.dtype == jnp.float32
+    assert rough.vectors_BxD.dtype == jnp.float32
     assert rough.head_logits_BxMxV.dtype == jnp.float32
-    error = np.linalg.norm(rough.cls_BxD - exact.cls_BxD) / np.linalg.norm(exact.cls_BxD)
+    error = np.linalg.norm(rough.vectors_BxD - exact.vectors_BxD) / np.linalg.norm(
+        exact.vectors_BxD
+    )
     assert 1e-4 < error < 3e-2  # bfloat16 has 8 bits, and was used
 
 

@@ -1,7 +1,6 @@
 """The network against transformers' own, layer by layer and through the Condenser head."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +29,9 @@ def pytorch(folder, spans, skip_from, n_head_layers):
     output = reference(ids, mask)
     rows = torch.arange(len(ids))[:, None]
     return reference, {
-        "cls": output.late_BxLxD[:, 0],
+        "vectors": output.vectors_BxD,
         "head_logits": output.head_logits_BxLxV[rows, positions],
         "late_logits": output.late_logits_BxLxV[rows, positions],
-        "hidden": output.late_BxLxD,
     }
 
 
@@ -48,16 +46,27 @@ def load(folder, skip_from, n_head_layers, late_mlm=True):
     return dataclasses.replace(config, n_head_layers=n_head_layers), kept
 
 
-def test_hidden_states_equal_pytorch(research_folder, spans):
+def test_vectors_equal_those_of_plain_transformers(research_folder, spans):
+    """And the logits of the head that reads the pooled vector those of the reference."""
+    representation = "mean-cosine"
     config, params = load(research_folder, 1, 2)
+    config = dataclasses.replace(config, representation=representation)
+    reference = open_reference(research_folder)
+    reference.representation, reference.skip_from = representation, 1
+    ids, mask, positions = as_torch(spans)
     with torch.no_grad():
-        theirs = pytorch(research_folder, spans, 1, 2)[1]["hidden"].numpy()
+        hidden = reference.lm.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+        theirs = reference(ids, mask)
+    rows = [hidden[i][mask[i]].double() for i in range(len(ids))]
+    means = [x.mean(dim=0) for x in rows]
+    expected = torch.stack([x / x.norm() for x in means]).numpy()
 
-    ids, mask, _ = spans
-    apply = functools.partial(Condenser(config).apply, method="hidden_states")
-    ours = jax.jit(apply)({"params": params}, ids, mask)
+    out = jax.jit(Condenser(config).apply)({"params": params}, *spans)
 
-    np.testing.assert_allclose(ours[mask], theirs[mask], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(out.vectors_BxD, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(theirs.vectors_BxD, expected, rtol=0, atol=1e-5)
+    logits = theirs.head_logits_BxLxV[torch.arange(len(ids))[:, None], positions]
+    np.testing.assert_allclose(out.head_logits_BxMxV, logits.numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("skip_from", "n_head_layers"), DEPTHS)
@@ -70,7 +79,7 @@ def test_forward_equals_pytorch(research_folder, spans, skip_from, n_head_layers
     out = jax.jit(Condenser(config).apply)({"params": params}, *spans)
 
     assert np.abs(theirs["head_logits"]).max() > 1.0  # else the tolerance would say little
-    np.testing.assert_allclose(out.cls_BxD, theirs["cls"], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(out.vectors_BxD, theirs["vectors"], rtol=0, atol=1e-4)
     np.testing.assert_allclose(out.head_logits_BxMxV, theirs["head_logits"], rtol=0, atol=1e-4)
     np.testing.assert_allclose(out.late_logits_BxMxV, theirs["late_logits"], rtol=0, atol=1e-4)
 
@@ -89,7 +98,7 @@ def test_gradients_and_a_step_of_adamw_equal_pytorch(
         return (
             cross_entropy(out.head_logits_BxMxV, labels_BxM).mean()
             + cross_entropy(out.late_logits_BxMxV, labels_BxM).mean()
-            + jnp.square(out.cls_BxD).sum() / 100
+            + jnp.square(out.vectors_BxD).sum() / 100
         )
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)
@@ -100,7 +109,7 @@ def test_gradients_and_a_step_of_adamw_equal_pytorch(
     their_value = (
         torch.nn.functional.cross_entropy(out["head_logits"].flatten(0, 1), labels)
         + torch.nn.functional.cross_entropy(out["late_logits"].flatten(0, 1), labels)
-        + out["cls"].square().sum() / 100
+        + out["vectors"].square().sum() / 100
     )
     their_value.backward()
     theirs = reference.gradients()

@@ -14,16 +14,31 @@ from cocondenser_jax.pretrain.objectives import (
 )
 
 
-def on_one_device(loss, cls_SxD):
-    return jax.vmap(lambda x: loss(x, "d"), axis_name="d")(cls_SxD[None])[0]
+def of_documents(n_rows):
+    """Origins of rows of which 2i and 2i + 1 are of document i, and all texts differ."""
+    return np.stack([np.arange(n_rows) // 2, np.arange(n_rows)], axis=1).astype(np.int32)
 
 
-def contrastive_by_the_formula(cls_SxD):
+def on_one_device(loss, cls_SxD, origins_Sx2=None, scale=1.0):
+    origins_Sx2 = of_documents(len(cls_SxD)) if origins_Sx2 is None else origins_Sx2
+    mapped = jax.vmap(lambda x, origins: loss(x, origins, "d", scale), axis_name="d")
+    return mapped(cls_SxD[None], origins_Sx2[None])[0]
+
+
+def on_eight_devices(function, cls_SxD):
+    origins_Sx2 = of_documents(len(cls_SxD))
+    parts = (x.reshape(8, -1, *x.shape[1:]) for x in (cls_SxD, origins_Sx2))
+    return jax.pmap(function, axis_name="d")(*parts)
+
+
+def contrastive_by_the_formula(cls_SxD, ignored=(), scale=1.0):
+    """Equation 6; `ignored` are pairs of rows that are no negatives of each other."""
     h = cls_SxD.astype(np.float64)
     total = 0.0
     for a in range(len(h)):
-        logits = h[a] @ h.T
-        others = np.delete(logits, a)
+        logits = scale * h[a] @ h.T
+        without = [a] + [b for pair in ignored for b in pair if a in pair and b != a]
+        others = np.delete(logits, without)
         partner = logits[a + 1 if a % 2 == 0 else a - 1]
         total += np.log(np.sum(np.exp(others - others.max()))) + others.max() - partner
     return total
@@ -40,16 +55,15 @@ def test_contrastive_loss_is_the_formula(squared_norm):
 
 def test_contrastive_loss_over_devices_is_that_of_one():
     cls = np.random.default_rng(1).normal(size=(32, 8)).astype(np.float32)
-    per_device = jax.pmap(lambda x: corpus_contrastive_sum(x, "d"), axis_name="d")
-    sums = per_device(cls.reshape(8, 4, 8))
+    sums = on_eight_devices(lambda x, origins: corpus_contrastive_sum(x, origins, "d"), cls)
     assert float(sums.sum()) == pytest.approx(contrastive_by_the_formula(cls), rel=1e-6)
 
 
 def test_contrastive_gradient_over_devices_needs_no_scaling():
     cls = np.random.default_rng(2).normal(size=(32, 8)).astype(np.float32)
     whole = jax.grad(functools.partial(on_one_device, corpus_contrastive_sum))(cls)
-    per_device = jax.pmap(jax.grad(lambda x: corpus_contrastive_sum(x, "d")), axis_name="d")
-    parts = per_device(cls.reshape(8, 4, 8)).reshape(32, 8)
+    gradient = jax.grad(lambda x, origins: corpus_contrastive_sum(x, origins, "d"))
+    parts = on_eight_devices(gradient, cls).reshape(32, 8)
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
 
 
@@ -63,8 +77,31 @@ def test_inverse_cloze_loss_is_the_formula():
     cls = np.random.default_rng(4).normal(size=(16, 5)).astype(np.float32)
     expected = cloze_by_the_formula(cls)
     assert float(on_one_device(inverse_cloze_sum, cls)) == pytest.approx(expected, rel=2e-6)
-    per_device = jax.pmap(lambda x: inverse_cloze_sum(x, "d"), axis_name="d")
-    assert float(per_device(cls.reshape(8, 2, 5)).sum()) == pytest.approx(expected, rel=1e-6)
+    sums = on_eight_devices(lambda x, origins: inverse_cloze_sum(x, origins, "d"), cls)
+    assert float(sums.sum()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_texts_of_one_document_and_copies_are_no_negatives_of_each_other():
+    cls = np.random.default_rng(6).normal(size=(8, 5)).astype(np.float32)
+    origins = of_documents(8)
+    origins[4:6, 0] = 0  # rows 0, 1, 4 and 5 are of document 0
+    origins[7, 1] = origins[2, 1]  # rows 2 and 7 are the same text
+    ignored = [(0, 4), (0, 5), (1, 4), (1, 5), (2, 7)]
+    ours = float(on_one_device(corpus_contrastive_sum, cls, origins))
+    assert ours == pytest.approx(contrastive_by_the_formula(cls, ignored), rel=2e-6)
+    # Of sentences 0, 2, 4, 6 and texts 1, 3, 5, 7.
+    queries, texts = cls.astype(np.float64)[::2], cls.astype(np.float64)[1::2]
+    exp = np.exp(queries @ texts.T)
+    exp[0, 2] = exp[2, 0] = exp[1, 3] = 0.0
+    expected = -np.log(np.diag(exp) / exp.sum(axis=1)).sum()
+    assert float(on_one_device(inverse_cloze_sum, cls, origins)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss", [corpus_contrastive_sum, inverse_cloze_sum])
+def test_inner_products_are_scaled(loss):
+    cls = np.random.default_rng(7).normal(size=(8, 5)).astype(np.float32)
+    scaled = float(on_one_device(loss, cls, scale=4.0))
+    assert scaled == pytest.approx(float(on_one_device(loss, 2.0 * cls)), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

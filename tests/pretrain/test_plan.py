@@ -20,6 +20,7 @@ from cocondenser_jax.pretrain.compiled import (
     collectives,
     host_transfers,
 )
+from cocondenser_jax.pretrain.experiment import resolve_without_store
 from cocondenser_jax.pretrain.plan import (
     CORES,
     GIB,
@@ -75,7 +76,9 @@ def test_the_step_exchanges_vectors_cotangents_and_gradients_once(tmp_path):
     assert (planned["cores"], planned["spans per core"], planned["chunk size"]) == (8, 16, 4)
     exchanged = {k.split(", ")[1]: v for k, v in planned.items() if k.startswith("per step, all")}
     # 128 vectors of 128 numbers in float32; their cotangents; 4.5 million parameters.
-    assert set(exchanged) == {"all-gather f32", "all-reduce f32"}
+    # And two whole numbers for each, the document and the text.
+    assert set(exchanged) == {"all-gather f32", "all-gather s32", "all-reduce f32"}
+    assert exchanged["all-gather s32"] == "1 (0.001 MB)"
     assert exchanged["all-gather f32"] == "1 (0.066 MB)"
     assert exchanged["all-reduce f32"].startswith("2 (")
     assert planned["per step, transfers to or from the host"] == 0
@@ -144,7 +147,7 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     devices = [SimpleNamespace(process_index=i // 4, device_kind="TPU") for i in range(8)]
     monkeypatch.setattr(module, "find_topology", lambda name: (CORES["v3"], devices))
     monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
-    model = ModelConfig(**config.model, vocab_size=50, pad_token_id=0)
+    model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
     settings = step_of(config, 6)
     planned = plan_step(model, settings, BatchSpec(0, 16, 16), "v3-8")
 

@@ -165,7 +165,7 @@ def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(probed, da
         """One text in a batch by itself, without slots for masked tokens."""
         row = np.array([ids + [store.pad_id] * (16 - len(ids))])
         mask = np.arange(16)[None] < len(ids)
-        return np.array(forward(row, mask, np.zeros((1, 1), np.int32)).cls_BxD)[0]
+        return np.array(forward(row, mask, np.zeros((1, 1), np.int32)).vectors_BxD)[0]
 
     spec = batches_of(config)
     whole, masked = (held_out_batch(store, spec._replace(masked=x)) for x in (False, True))

@@ -130,6 +130,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_
         masked_positions_SxM=np.zeros((3, 4), np.int32),
         labels_SxM=np.zeros((3, 4), np.int32),
         weights_SxM=(np.arange(4) < masked_S[:, None]).astype(np.float32),
+        origins_Sx2=np.zeros((3, 2), np.int32),
     )
 
     def shape(chunk):
@@ -157,6 +158,34 @@ def test_every_objective_goes_through_the_cache_and_over_devices(config, objecti
     found = {name for name in direct.metrics[0] if name.endswith("_loss")}
     assert found == losses[objective]
     assert ("head_0" in direct.params) == (objective == "condenser")
+
+
+@pytest.mark.effect("model.representation", "data.pairs")
+@pytest.mark.parametrize(
+    ("objective", "representation", "pairs"),
+    [
+        ("cocondenser", "mean", "spans"),
+        ("cocondenser", "cls-cosine", "sentence"),
+        ("contrastive", "mean-cosine", "crops"),
+        ("contrastive", "mean-cosine", "title"),
+        ("ict", "mean", "spans"),
+    ],
+)
+def test_the_two_passes_are_one_for_every_vector(config, objective, representation, pairs):
+    config = changed(
+        config, train__objective=objective, model__representation=representation, data__pairs=pairs
+    )
+    store = open_store(Path(config.data.store))
+    model_config = model_of(config, store)
+    assert model_config.representation == representation
+    params = jax.tree.map(lambda x: 4 * x if x.ndim == 2 else x, init_params(model_config, 0))
+    batch = make_batch(store, batches_of(config), 0)
+    settings = step_of(config, config.train.steps).loss
+    whole = batch_gradient(model_config, settings._replace(chunk_size=0), params, batch)
+    parts = batch_gradient(model_config, settings._replace(chunk_size=4), params, batch)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        scale = max(float(jnp.abs(one).max()), 1e-3)
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * scale)
 
 
 @pytest.mark.parametrize("objective", ["contrastive", "ict"])
@@ -277,7 +306,7 @@ def test_both_passes_see_the_same_vectors_bit_for_bit(config):
         inputs = batch.input_ids_SxL, batch.attention_mask_SxL
         first = model.apply({"params": params}, *inputs, seeds, method="encode")
         second = model.apply({"params": params}, *inputs, batch.masked_positions_SxM, seeds)
-        return first, second.cls_BxD
+        return first, second.vectors_BxD
 
     cut = jax.tree.map(lambda x: x.reshape(-1, 4, *x.shape[1:]), (batch, seeds))
     first, second = jax.jit(lambda cut: jax.lax.map(both, cut))(cut)

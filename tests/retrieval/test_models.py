@@ -52,6 +52,17 @@ def test_saving_keeps_vectors_lengths_score_and_adds_no_pooler(model_folder, tmp
         assert not any("pooler" in name for name, _ in again.named_parameters())
 
 
+def test_a_folder_that_compares_by_cosine_gets_vectors_of_length_one(model_folder, tmp_path):
+    model = models.load_retriever(model_folder, pooling="mean")
+    model.similarity_fn_name = "cosine"
+    model.save_pretrained(str(tmp_path / "saved"))
+    vectors = SentenceTransformer(str(tmp_path / "saved")).encode(TEXTS)
+    assert abs(np.linalg.norm(vectors, axis=1) - 1).min() > 0.1
+    again = models.load_retriever(tmp_path / "saved")
+    expected = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(again.encode_document(TEXTS), expected, atol=1e-6)
+
+
 @pytest.mark.effect("retriever projection")
 @pytest.mark.parametrize("two_towers", [False, True])
 def test_a_projection_is_a_matrix_that_everyone_applies(model_folder, tmp_path, two_towers):

@@ -1,0 +1,90 @@
+"""Does a model that has changed still agree with what a search found before? Without judgments.
+
+Queries are a few words in a row of documents that were not trained on. What was there before is the
+fused ranking of BM25 and the model as published, and agreement is the share of the changed model's
+ten best passages that are among its ten best. Finding the document itself would prove nothing: it
+improved on collections where the results for real queries got worse. docs/adapt.md shows on which
+collections this test was right.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.corpus.batches import held_out_documents
+from cocondenser_jax.corpus.store import TokenStore
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.retrieval.bm25 import bm25_run
+from cocondenser_jax.retrieval.embeddings import nearest
+from cocondenser_jax.retrieval.fuse import fuse_runs
+
+N_PASSAGES = 2_000
+N_WORDS = 6
+DEPTH = 10
+FUSED_DEPTH = 100  # of each ranking that is fused
+
+
+class Sample(NamedTuple):
+    """Passages and queries by name."""
+
+    passages: dict[str, str]
+    queries: dict[str, str]
+
+
+def sample_store(store: TokenStore, held_out: int, seed: int = 0) -> Sample:
+    """Makes queries of held-out documents, and samples spans: theirs, and others by number."""
+    documents_H = held_out_documents(store, held_out, of_one_span=True)
+    own_H = store.first_span_D[documents_H]
+    others_N = np.setdiff1d(np.arange(store.n_spans), own_H)
+    others_N = others_N[:: len(others_N) // N_PASSAGES + 1]
+    queries = {}
+    rng = np.random.default_rng(seed)
+    for name, text in _texts(store, own_H).items():
+        words = text.split()
+        first = rng.integers(max(len(words) - N_WORDS, 0) + 1)
+        queries[name] = " ".join(words[first : first + N_WORDS])
+    return Sample(_texts(store, np.concatenate([own_H, others_N])), queries)
+
+
+def fused_ranking(model: SentenceTransformer, sample: Sample) -> dict[str, set[str]]:
+    """Returns the ten best passages of each query by BM25 and a model, fused by ranks."""
+    passages = (Passage(name, "", text) for name, text in sample.passages.items())
+    lexical = bm25_run(passages, sample.queries, FUSED_DEPTH)
+    dense = _dense_run(model, sample, FUSED_DEPTH)
+    fused = fuse_runs([lexical, dense], depth=DEPTH)
+    return {query: set(found) for query, found in fused.items()}
+
+
+def agreement(
+    model: SentenceTransformer, sample: Sample, expected: Mapping[str, set[str]]
+) -> dict[str, dict[str, float]]:
+    """Returns, for each query, the share of a model's ten best that are expected."""
+    found = _dense_run(model, sample, DEPTH)
+    return {
+        query: {"agreement": len(expected[query] & found[query].keys()) / DEPTH}
+        for query in sample.queries
+    }
+
+
+def _dense_run(
+    model: SentenceTransformer, sample: Sample, depth: int
+) -> dict[str, dict[str, float]]:
+    vectors_NxD = model.encode_document(list(sample.passages.values()), show_progress_bar=True)
+    queries_QxD = model.encode_query(list(sample.queries.values()), show_progress_bar=False)
+    scores_QxK, rows_QxK = nearest([vectors_NxD], queries_QxD, min(depth, len(vectors_NxD)))
+    names = list(sample.passages)
+    return {
+        query: {names[row]: float(score) for row, score in zip(rows_K, scores_K, strict=True)}
+        for query, rows_K, scores_K in zip(sample.queries, rows_QxK, scores_QxK, strict=True)
+    }
+
+
+def _texts(store: TokenStore, spans_N: np.ndarray) -> dict[str, str]:
+    """Returns number → text of spans."""
+    ids_NxL, _, n_tokens_N = store.read_spans(spans_N, store.max_tokens - 2)
+    decode = load_tokenizer(str(store.tokenizer_folder)).backend.decode
+    texts = (decode(ids[:n]) for ids, n in zip(ids_NxL.tolist(), n_tokens_N, strict=True))
+    return dict(zip(map(str, spans_N.tolist()), texts, strict=True))

@@ -1,7 +1,6 @@
-"""From (seed, step) to a batch of span pairs.
+"""Batches of token spans: each is a pure function of the data, the seed and the step.
 
-A batch is a pure function of the data, the seed and the step: a run that resumes at step t needs no
-other state, and every host computes its own rows of a batch that all hosts agree on.
+A run that resumes at step t needs no other state, and every host computes its own rows.
 """
 
 import functools
@@ -61,13 +60,13 @@ class BatchSpec(NamedTuple):
     seed: int
     batch_size: int  # examples
     length: int  # tokens of a row, specials included
-    example: str = "pair"  # what an example is, see below
+    example: str = "pair"  # one of those above
     masked: bool = True  # whether tokens are masked and to be predicted
     held_out: int = 0  # documents that are never drawn, as `held_out_documents` chooses them
 
     @property
     def n_rows(self) -> int:
-        """Spans of a batch."""
+        """Rows of a batch, a span each."""
         return self.batch_size * (1 if self.example == "span" else 2)
 
     @property
@@ -86,11 +85,10 @@ class _Pool(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many examples there are."""
         return int(self.totals_R[-1])
 
     def draw(self, seed: int, first: int, n: int) -> np.ndarray:
-        """Returns `examples_I`: `n` of the endless sequence, which is reshuffled every pass."""
+        """Returns `examples_I`: `n` of an endless sequence, reshuffled every pass."""
         order = grain.MapDataset.range(self.size).seed(seed).shuffle().repeat()
         places_I = np.fromiter((order[first + i] for i in range(n)), np.int64)
         runs_I = np.searchsorted(self.totals_R, places_I, side="right")
@@ -98,17 +96,17 @@ class _Pool(NamedTuple):
 
 
 def steps_per_epoch(store: TokenStore, spec: BatchSpec) -> int:
-    """Returns how many whole batches an epoch has, each source counted by its weight."""
+    """Returns the number of whole batches in an epoch, each source counted by its weight."""
     return epoch_examples(store, spec) // spec.batch_size
 
 
 def epoch_examples(store: TokenStore, spec: BatchSpec) -> int:
-    """Returns how many examples an epoch has, each source counted as often as its weight says."""
+    """Returns the number of examples in an epoch, each source counted by its weight."""
     return round(sum(pool.weight * pool.size for pool in _pools(store, spec)))
 
 
 def source_shares(store: TokenStore, spec: BatchSpec) -> list[float]:
-    """Returns which share of all examples comes from each source of a store."""
+    """Returns the share of all examples that comes from each source of a store."""
     pools = [_pool(store, spec, source) for source in store.sources]
     sizes = [pool.weight * pool.size for pool in pools]
     return [size / max(sum(sizes), 1) for size in sizes]
@@ -117,13 +115,11 @@ def source_shares(store: TokenStore, spec: BatchSpec) -> list[float]:
 def batch_examples(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> np.ndarray:
-    """Returns `examples_I` of the batch that `make_batch` makes: documents or spans, by number.
+    """Returns `examples_I`, the numbers of a batch's documents (pair, title) or spans (others).
 
-    A pass over the examples has as many steps as it has whole batches, so no batch holds an example
-    twice. The few that are left over come in other passes, for each pass has its own order.
-
-    Sources of different weights are passed over on their own: every batch has the same number of
-    examples of each, in proportion to weight and size.
+    Each pass over the examples has its own order, and leaves out those that fill no whole batch.
+    Sources of different weights have their own passes: every batch has the same number of examples
+    of each, in proportion to weight and size.
 
     Raises:
       UserError: if an example would come twice in a batch, or none of some source.
@@ -145,7 +141,6 @@ def _documents_of(store: TokenStore, spec: BatchSpec, examples_I: np.ndarray) ->
 
 
 def _shares_of_batch(store: TokenStore, spec: BatchSpec) -> list[tuple[_Pool, int]]:
-    """Returns how many examples of each pool a batch has: in proportion, in whole numbers."""
     pools = _pools(store, spec)
     sizes_P = np.array([pool.weight * pool.size for pool in pools])
     exact_P = spec.batch_size * sizes_P / max(sizes_P.sum(), 1e-9)
@@ -173,10 +168,10 @@ def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[st
 def make_batch(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> Batch:
-    """Returns the `n_rows / n_hosts` rows of one host of the batch of a step; both count from 0.
+    """Returns one host's `n_rows / n_hosts` rows of the batch of a step; both count from 0.
 
-    `batch_examples` says which examples these are. A pair is two different spans of a document,
-    uniform over ordered pairs; `split_sentence` and `split_crops` describe the others.
+    The spans of a pair are uniform over ordered pairs; `split_sentence` and `split_crops` describe
+    the other examples of two texts.
     """
     examples_I = batch_examples(store, spec, step, host=host, n_hosts=n_hosts)
     first_row = host * spec.n_rows // n_hosts
@@ -185,11 +180,11 @@ def make_batch(
 
 @functools.lru_cache(maxsize=8)
 def held_out_documents(store: TokenStore, n: int, of_one_span: bool = False) -> np.ndarray:
-    """Returns the numbers of the `n` documents, at most a tenth of them, that are never drawn.
+    """Returns the numbers of the `n` documents, at most a tenth of all, that are never drawn.
 
-    They have two spans, and are those whose first and last spans have the lowest hashes, in that
-    order: the same ones however a store is sharded, and identical texts together. They may have one
-    span with `of_one_span`, or where no document has two.
+    Of the documents with two spans (with one, if `of_one_span` or where none has two), these have
+    the lowest hashes, in order, of first and last spans: the same however a store is sharded,
+    identical texts together.
     """
     documents_D = store.documents_of_pairs
     if of_one_span or not len(documents_D):
@@ -216,10 +211,9 @@ def _hash_rows(ids_SxC: np.ndarray) -> np.ndarray:
 
 
 def held_out_batch(store: TokenStore, spec: BatchSpec) -> Batch:
-    """Returns two spans of each held-out document, or one where none has two.
+    """Returns two spans of each held-out document, or one where none has two, whatever the seed.
 
-    Where pairs are parts of a span, they are parts of the first. They are masked where the batches
-    of `spec` are; both are drawn from the documents alone.
+    Where pairs are parts of a span, they are parts of the first.
     """
     documents_I = held_out_documents(store, spec.held_out, spec.pairs_within_span)
     if not spec.pairs_within_span:
@@ -232,7 +226,7 @@ def held_out_batch(store: TokenStore, spec: BatchSpec) -> Batch:
 def _rows_of(
     store: TokenStore, spec: BatchSpec, examples_I: np.ndarray, key: tuple[int, int], first_row: int
 ) -> Batch:
-    """Returns the rows of examples; the random numbers of a row depend on key and row number."""
+    """Returns the rows of examples; a row's random numbers depend on the key and its number."""
     content = spec.length - 2
     capacity = mask_capacity(spec.length)
     rows_per_example = 1 if spec.example == "span" else 2
@@ -318,7 +312,6 @@ def _pools(store: TokenStore, spec: BatchSpec) -> list[_Pool]:
 
 
 def _pool(store: TokenStore, spec: BatchSpec, source: Source) -> _Pool:
-    """Returns the examples of a source, but for those of held-out documents."""
     held_out_H = np.sort(held_out_documents(store, spec.held_out, spec.pairs_within_span))
     is_inside_H = (held_out_H >= source.first_document) & (held_out_H < source.end_document)
     held_out_H = held_out_H[is_inside_H]

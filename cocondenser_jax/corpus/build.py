@@ -1,4 +1,4 @@
-"""Building a token store: a corpus cut and tokenised once, in memory that does not grow with it."""
+"""Builds a token store: cuts and tokenizes a corpus once, in bounded memory."""
 
 import contextlib
 import hashlib
@@ -37,8 +37,7 @@ logger = logging.getLogger(__name__)
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
-# How much of the table of digests is kept in memory.
-DIGEST_CACHE_KIB = 256 * 1024
+DIGEST_CACHE_KIB = 256 * 1024  # of the table of digests, in memory
 
 
 def build_store(
@@ -51,20 +50,20 @@ def build_store(
     shard: tuple[int, int] = (0, 1),
     columns: Columns | None = None,
 ) -> dict[str, Any]:
-    """Cuts and tokenises a corpus into a store; returns its manifest.
+    """Cuts and tokenizes a corpus into a store; returns its manifest.
 
-    A document that is empty, has exactly the text of an earlier one, or has no span that is long
-    enough is dropped and counted.
+    Drops and counts documents that are empty, repeat an earlier text exactly, or have no span of
+    sufficient length.
 
     Args:
       source: see `sources.open_source`.
       tokenizer: see `tokenizer.load_tokenizer`.
-      out: a folder that does not exist yet; for one shard of several, the folder of all shards.
+      out: a new folder; for one shard of several, the folder of all shards.
       max_tokens: longest span in tokens, [CLS] and [SEP] included.
       short_span_prob: see `spans.cut_documents`.
-      shard: (i, n): read every nth part of the source, from part i; copies in other shards are
-        not found. Of a source of fewer than n parts, read all and keep the documents whose text's
-        hash is i modulo n: copies then fall into the same shard.
+      shard: (i, n): read every nth part of the source, from part i; copies in other shards stay.
+        A source of fewer than n parts is read whole, and the documents whose hash is i modulo n
+        are kept, so copies fall into the same shard.
       columns: see `sources.open_source`.
     """
     if max_tokens < MIN_MAX_TOKENS:
@@ -124,10 +123,7 @@ def build_vocabulary(
     lowercase: bool = True,
     columns: Columns | None = None,
 ) -> SpanTokenizer:
-    """Learns a tokenizer from all documents of sources, and writes it to a new folder.
-
-    The arguments are those of `open_source` and `train_tokenizer`.
-    """
+    """Learns a tokenizer as `train_tokenizer` from sources (`open_source`); writes a new folder."""
     with new_folder(out) as folder:
         opened = [read_documents(name, columns) for name in sources]
         bars = (tqdm(documents, "vocabulary", unit=" documents") for documents in opened)
@@ -140,7 +136,6 @@ def build_vocabulary(
 def _kept_documents(
     source: str, parts: Sequence[Part], folder: Path, shard: tuple[int, int], dropped: Counter[str]
 ) -> Iterator[Document]:
-    """Yields the shard's documents without empty ones and copies."""
     index, n_shards = shard
     own_parts = parts
     by_parts = 1 < n_shards <= len(parts)
@@ -167,10 +162,7 @@ def _kept_documents(
 
 @contextlib.contextmanager
 def _digest_table(path: Path) -> Iterator[Callable[[bytes], bool]]:
-    """Yields a function that tells whether it sees a digest for the first time.
-
-    The table is on disk, for corpora whose digests do not fit in memory.
-    """
+    """Yields a test whether a digest is new; the table is on disk, as it may exceed the memory."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode = OFF")

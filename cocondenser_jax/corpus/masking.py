@@ -1,7 +1,6 @@
 """BERT's masking in whole words, for many spans at once.
 
-All spans are masked in the same few array operations: sorting one packed integer per token puts
-the words in random order, and the first words are masked until 15 % of the tokens are.
+Sorting one integer per token shuffles the words of all spans in a few array operations.
 """
 
 import math
@@ -24,12 +23,12 @@ class MaskedSpans(NamedTuple):
 
 
 def mask_capacity(length: int) -> int:
-    """Returns the slots for masked tokens in a span: room for 15 %, and most words that end it."""
+    """Returns the slots for masked tokens in a span: 15 %, and room for most words that end it."""
     return math.ceil(length / 5)
 
 
 def draws_per_span(content: int, capacity: int) -> int:
-    """Returns how many 64-bit random numbers `mask_whole_words` needs for one span."""
+    """Returns the number of 64-bit random numbers that `mask_whole_words` needs for a span."""
     return 1 + content + capacity
 
 
@@ -47,8 +46,8 @@ def mask_whole_words(
     """Masks `probability` of the tokens of each span, in whole words, 80/10/10.
 
     Words are taken in random order while they fit the budget of `probability * n_tokens`. The word
-    in which the budget ends is masked with the probability that makes the expected number of masked
-    tokens equal to the budget, so short spans and long words are not masked less than others.
+    at its border is masked with the probability that makes the expected number of masked tokens
+    equal to the budget, so short spans and long words are not masked less than others.
 
     Args:
       ids_NxC: content tokens without specials, padded on the right with anything.
@@ -111,7 +110,7 @@ def _count_masked(
     capacity = begins_NxS.shape[1] - 1
     column_S = np.arange(capacity + 1)
     budget_N = probability * n_tokens_N
-    # So many tokens are a number of whole words.
+    # Masking so many tokens masks whole words only.
     whole_NxS = begins_NxS & (column_S <= n_tokens_N[:, None])
     within_NxS = column_S <= budget_N[:, None]
     before_N = np.max(np.where(whole_NxS & within_NxS, column_S, 0), axis=1)

@@ -1,4 +1,4 @@
-"""Docstrings of installed packages: real text that is on every machine with Python."""
+"""Reads the docstrings of installed packages: real text on every machine with Python."""
 
 import ast
 import inspect
@@ -13,7 +13,7 @@ from cocondenser_jax.storage.files import without_surrogates
 
 DEFAULT_PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "torch", "transformers", "pandas")
 _TEST_FOLDERS = frozenset({"test", "tests", "testing"})
-# A heading's underline or a table's rule.
+# The underline of a heading or the rule of a table.
 _RULE = re.compile(r"^[ \t]*([-=~^*#+`'\"_ ])\1{2,}[-=~^*#+`'\"_ ]*\n", re.MULTILINE)
 
 
@@ -24,10 +24,9 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
       packages: names; None means those of DEFAULT_PACKAGES that are installed.
 
     Yields:
-      (qualified name, docstring) of each module, class, function and method that is not private
-      and whose docstring has at least two paragraphs. The docstring is `inspect.cleandoc`'s
-      without lines that only underline. Repeated docstrings are dropped; repeated names get #2,
-      #3 …. The order is that of `packages`, then of file names, then of lines.
+      (qualified name, docstring) of each public module, class, function and method whose docstring
+      has at least two paragraphs: `inspect.cleandoc`'s without lines that only underline. Drops
+      repeated docstrings; numbers repeated names #2, #3 …. Ordered by package, file name and line.
     """
     roots = {package: _find(package) for package in packages or DEFAULT_PACKAGES}
     missing = [package for package, root in roots.items() if root is None]

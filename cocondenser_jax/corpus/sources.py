@@ -29,31 +29,31 @@ ACCEPTED = (
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
 _FILE_NAME = re.compile(r".*\.((txt|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOTALL)
-# What the dataset libraries raise for a wrong name, a dead network or a missing dependency.
+# What the dataset libraries raise for a wrong name, a failed connection or a missing dependency.
 _DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
 _RECORDS_PER_PART = 10_000  # of a dataset whose records are read by number
 _ROWS_AT_ONCE = 100
 
 
 class Document(NamedTuple):
-    """A text and its name, and its `spans` where the source has already cut it."""
+    """A text and its name; `spans` where the source has already cut it."""
 
     id: str
     text: str
     spans: tuple[str, ...] | None = None
 
 
-# A part of a source, which can be read without the rest.
+# Reads a part of a source, without the rest.
 Part = Callable[[], Iterator[Document]]
 
 
 def read_documents(source: str, columns: Columns | None = None) -> Iterator[Document]:
-    """Streams the documents of a source: see `open_source`."""
+    """Streams the documents of a source (see `open_source`)."""
     return read_parts(source, open_source(source, columns))
 
 
 def read_parts(source: str, parts: Sequence[Part]) -> Iterator[Document]:
-    """Yields the documents of parts of a source; raises a UserError if there are none."""
+    """Streams the documents of parts of a source; raises a UserError if there are none."""
     document = None
     for part in tqdm(parts, "parts", leave=False, disable=len(parts) == 1):
         for document in part():
@@ -63,10 +63,7 @@ def read_parts(source: str, parts: Sequence[Part]) -> Iterator[Document]:
 
 
 def open_source(source: str, columns: Columns | None = None) -> list[Part]:
-    """Lists the parts of a source, always the same in the same order.
-
-    A part is a file, a row group of Parquet, a file of a dataset that is streamed, or as many
-    records of any other dataset.
+    """Lists the parts of a source (files, row groups, runs of records), always in the same order.
 
     Args:
       source: `pydocs` or `pydocs:PACKAGE,PACKAGE` (docstrings of installed packages); a path
@@ -104,7 +101,7 @@ def open_source(source: str, columns: Columns | None = None) -> list[Part]:
 
 
 def choose_files(paths: Iterable[str]) -> list[str]:
-    """Chooses the files of a folder to read: all ACCEPTED_FILES, or a data set's passages alone."""
+    """Chooses what to read of a folder: all ACCEPTED_FILES, or a data set's passages alone."""
     found = sorted(path for path in paths if _FILE_NAME.fullmatch(path.rpartition("/")[2]))
     # From last to first: a plain file goes before its archive.
     by_name = {plain_name(Path(path)): path for path in reversed(found)}
@@ -115,7 +112,7 @@ def choose_files(paths: Iterable[str]) -> list[str]:
 
 
 def read_file(path: Path, prefix: str) -> Iterator[Document]:
-    """Streams the documents of one of ACCEPTED_FILES; prefixes numbers used as ids."""
+    """Streams the documents of one of ACCEPTED_FILES; `prefix` precedes numbers used as ids."""
     for part in _file_parts(path, prefix, None):
         yield from part()
 
@@ -140,7 +137,6 @@ def _read_objects(path: Path, prefix: str, columns: Columns | None) -> Iterator[
 
 
 def _read_text(path: Path, prefix: str) -> Iterator[Document]:
-    """Yields a document per line, or per block of lines if blank lines separate any."""
     has_blocks = len(list(islice(_blocks(path), 2))) == 2
     for block in _blocks(path):
         if not has_blocks:
@@ -210,7 +206,7 @@ def _record_part(
 
 @contextmanager
 def _named(source: str) -> Iterator[None]:
-    """Names the source in what a library raises."""
+    """Names the source in errors of a library."""
     try:
         yield
     except _DATASET_ERRORS as error:
@@ -252,7 +248,7 @@ def _require_columns(columns: Columns, found: Collection[str], where: str) -> No
 
 
 def _text(value: Any) -> Any:
-    """Decodes text that tensorflow-datasets gives as bytes; what is null is empty."""
+    """Decodes text that tensorflow-datasets gives as bytes; null becomes an empty text."""
     if value is None:
         return ""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

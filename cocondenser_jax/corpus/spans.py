@@ -1,10 +1,7 @@
-"""Documents to non-overlapping spans that end with a sentence wherever they can.
+"""Cuts documents into non-overlapping spans that end with a sentence wherever they can.
 
-A span is cut and tokenised here, once. Nothing later tokenises it again or moves its borders, so
-tokens, word borders and masks always line up.
-
-The text of a span is its sentences joined by one space, white space inside them collapsed. Its
-tokens are the tokenizer's own for that text.
+A span is cut and tokenized here, once, so tokens, word borders and masks always line up. Its text
+is its sentences joined by one space, white space inside them collapsed.
 """
 
 import functools
@@ -20,15 +17,11 @@ from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.corpus.words import Tokens, WordTable, tokenize_words
 
-# A span with fewer content tokens says too little to be recognised: it is dropped.
-MIN_TOKENS = 8
-# Text without any border is cut at this length, so that no call to the tokenizer is unbounded.
-MAX_SENTENCE_CHARACTERS = 10_000
-# Sentences tokenised together: enough to feed many threads, few enough for the memory.
-ENCODE_BATCH = 8192
+MIN_TOKENS = 8  # a span with fewer content tokens says too little: it is dropped
+MAX_SENTENCE_CHARACTERS = 10_000  # text without any border is cut here: bounds tokenizer calls
+ENCODE_BATCH = 8192  # sentences tokenized together: feeds many threads in bounded memory
 STARTS_SENTENCE = 2
-# First words of spans whose tokens are remembered (byte-level BPE).
-KNOWN_WORDS = 100_000
+KNOWN_WORDS = 100_000  # first words of spans whose tokens are remembered (byte-level BPE)
 
 # A line break is a border unless the next line starts with a lower-case letter, as hard-wrapped
 # text does. A blank line always is.
@@ -50,9 +43,7 @@ class Span(NamedTuple):
     """The content tokens of one span, without [CLS] and [SEP]."""
 
     tokens: np.ndarray  # [L] token ids, uint32
-    # [L] uint8: 1 where a token starts a word of the pre-tokenizer, 2 where it starts a sentence
-    # too, else 0
-    starts: np.ndarray
+    starts: np.ndarray  # [L] uint8: 1 where a token starts a word, 2 where a sentence too, else 0
 
 
 def split_sentences(text: str) -> list[str]:
@@ -79,18 +70,17 @@ def cut_documents(
 ) -> list[list[Span]]:
     """Cuts documents into spans.
 
-    Consecutive sentences are packed greedily. A sentence longer than a span is cut between
-    words, and a word longer than a span is truncated. A document that comes as `spans` keeps
-    them, each truncated between words where it is too long.
+    Consecutive sentences are packed greedily. A sentence longer than a span is cut between words,
+    and a word longer than a span is truncated. A document that comes as `spans` keeps them, those
+    that are too long truncated between words.
 
     Args:
       documents: what to cut.
       tokenizer: of the model.
-      max_tokens: of a span, [CLS] and [SEP] included.
-      short_span_prob: with this probability, a span ends at the last sentence border within a
-        length drawn uniformly, as in the preprocessing of Condenser's authors, and the next span
-        goes on from there. What is drawn depends on the document's text alone. It has at least one
-        sentence, and MIN_TOKENS content tokens if the text goes on.
+      max_tokens: longest span, [CLS] and [SEP] included.
+      short_span_prob: share of spans that end early, as in the preprocessing of Condenser's
+        authors: at the last sentence border within a uniformly drawn length, which depends on the
+        document's text alone, but after a whole sentence and, before the last span, MIN_TOKENS.
 
     Returns:
       For each document its spans of at least MIN_TOKENS content tokens, in the order of the text.
@@ -127,7 +117,7 @@ def _bounded(sentence: str) -> list[str]:
 
 
 def _encode(tokenizer: SpanTokenizer, texts: Sequence[str]) -> Iterator[Span]:
-    """Tokenises texts as they read after a space, which byte-level BPE makes part of a token."""
+    """Tokenizes texts as they read after a space, which byte-level BPE makes part of a token."""
     words = _word_table(tokenizer)
     for begin in range(0, len(texts), ENCODE_BATCH):
         ids, starts, ends = words.tokenize(texts[begin : begin + ENCODE_BATCH])
@@ -140,12 +130,11 @@ def _encode(tokenizer: SpanTokenizer, texts: Sequence[str]) -> Iterator[Span]:
 _word_table = functools.lru_cache(maxsize=1)(WordTable)  # its words are kept between calls
 
 
-@functools.lru_cache(maxsize=1)  # for the words it has met
+@functools.lru_cache(maxsize=1)  # for its cache of words
 def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
-    """Makes the function that rewrites tokens after a space as they read at a span's start.
+    """Makes the function that turns tokens read after a space into those of a span's start.
 
-    WordPiece does not see the space before a word. Byte-level BPE has different tokens for " The"
-    and "The", up to the next space.
+    They differ only in byte-level BPE (" The", "The"), up to the next space.
     """
     if not tokenizer.is_byte_level:
         return lambda span: span
@@ -172,7 +161,7 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
 
 
 def _targets(text: str, limit: int, short_span_prob: float) -> Iterator[int]:
-    """Yields the lengths, in content tokens, that the spans of a text are packed to."""
+    """Yields the lengths, in content tokens, up to which the spans of a text are packed."""
     if not short_span_prob:
         yield from repeat(limit)
     rng = np.random.default_rng(zlib.crc32(text.encode()))
@@ -187,7 +176,6 @@ def _pack(
     targets: Iterator[int],
     as_first: Callable[[Span], Span],
 ) -> Iterator[Span]:
-    """Yields the spans of one document."""
     waiting: list[Span] = []
     n_waiting = 0
     target = next(targets)

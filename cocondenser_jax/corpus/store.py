@@ -1,11 +1,8 @@
-"""The token store: a corpus cut and tokenised once, memory-mapped from then on.
+"""The token store: a corpus cut and tokenized once, memory-mapped from then on.
 
-A store is a folder with the flat arrays that `token_files.py` describes, the tokenizer in
-`tokenizer/`, and `manifest.json` with counts, checksums and origin. The manifest is written last:
-a folder without it is unfinished.
-
-A folder of shards, which n machines cut, opens as one store. So do several corpora, each with a
-weight.
+A store is a folder with the arrays of `token_files.py`, the tokenizer in `tokenizer/`, and
+`manifest.json` (counts, checksums, origin), written last: without it, a folder is unfinished.
+A folder of shards, which n machines cut, opens as one store; so do several weighted corpora.
 """
 
 import dataclasses
@@ -71,7 +68,7 @@ class TokenStore:
         return np.flatnonzero(np.diff(self.first_span_D) >= 2)
 
     def document_id(self, index: int) -> str:
-        """Reads the name that the source gave to document `index`."""
+        """Reads the name of document `index` in its source."""
         if not 0 <= index < self.n_documents:
             raise IndexError(f"document {index} of {self.n_documents}")
         for part in self._parts:
@@ -82,7 +79,7 @@ class TokenStore:
         return read_id(part, index)
 
     def token_counts(self, n_spans: int = 100_000) -> np.ndarray:
-        """Counts how often each token id occurs, `counts_V`, in evenly spaced spans."""
+        """Returns `counts_V`, how often each token id occurs in evenly spaced spans."""
         chosen_N = np.linspace(0, self.n_spans - 1, min(n_spans, self.n_spans)).astype(np.int64)
         counts_V = np.zeros(self.vocab_size, np.int64)
         for spans_N in np.array_split(chosen_N, math.ceil(len(chosen_N) / _SPANS_AT_ONCE)):
@@ -98,8 +95,7 @@ class TokenStore:
 
         Args:
           spans_N: span numbers, in any order, with repeats.
-          length: L, the content tokens to return of each; a longer span is cut after its last
-            whole word that fits.
+          length: L, content tokens to return of each; cuts a longer span after its last whole word.
 
         Returns:
           ids_NxL: int32, 0 after a span's end.
@@ -124,12 +120,11 @@ class TokenStore:
 
 
 def open_store(path: Path) -> TokenStore:
-    """Opens a store, all shards in a folder as one, or several stores as one; reads no tokens yet.
+    """Opens a store, all shards in a folder, or several stores, as one; reads no tokens yet.
 
     Args:
-      path: the folder that `build_store` wrote, or that holds the shards it wrote; or several of
-        them, separated by commas, each with the number of passes over it in an epoch before it if
-        that is not 1: `stores/wikipedia,2*stores/books`.
+      path: a folder of `build_store`, or of its shards; or several, separated by commas. Prefix a
+        folder with `N*` to read it N times per epoch: `stores/wikipedia,2*stores/books`.
     """
     path = Path(path)
     sources = []
@@ -191,10 +186,7 @@ def verify_store(path: Path) -> None:
 
 
 def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
-    """Lists (weight, folder) of the stores that a path names; a folder of that name comes first.
-
-    The names of several stores cannot hold a comma.
-    """
+    """Lists (weight, folder) of the stores that a path names: itself, or several, with commas."""
     if path.is_dir():
         return [(1.0, path)]
     parts = str(path).split(",")
@@ -218,7 +210,6 @@ def _map_part(folder: Path, manifest: dict[str, Any]) -> TokenFiles:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of a store, or of one shard, as `build_store` wrote it."""
     if not folder.is_dir():
         raise UserError(f"no store {folder}: expected a folder made by `cocondenser corpus`")
     file = folder / "manifest.json"
@@ -239,6 +230,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:
-    """Hashes what a manifest says, without its `checksum`."""
+    """Hashes a manifest without its `checksum`."""
     content = {key: value for key, value in manifest.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

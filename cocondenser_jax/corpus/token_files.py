@@ -1,4 +1,4 @@
-"""The flat files of a token store: append spans, map them, read spans by number.
+"""Writes, maps and reads the flat files of a token store.
 
   tokens.bin         content tokens of all spans, end to end (no [CLS], no [SEP]); uint16, or
                      uint32 for more than 65,536 entries; then `max_tokens` + 8 zeros, so that
@@ -150,7 +150,7 @@ def _read_bits(packed: np.ndarray, begin_N: np.ndarray, width: int) -> np.ndarra
     n_bytes = -(-width // 8)
     windows = np.lib.stride_tricks.sliding_window_view(packed, n_bytes + 1)
     bytes_NxB = windows[begin_N >> 3].astype(np.uint16)
-    # Neighbouring bytes in one integer, shifted until the first wanted bit leads a byte.
+    # Neighboring bytes in one integer, shifted until the first wanted bit leads a byte.
     pairs_NxB = (bytes_NxB[:, :-1] << 8) | bytes_NxB[:, 1:]
     aligned_NxB = (pairs_NxB >> (8 - (begin_N & 7))[:, None]).astype(np.uint8)
     return np.unpackbits(aligned_NxB, axis=1, count=width).view(bool)

@@ -24,15 +24,14 @@ SPECIAL_TOKENS: dict[Kind, dict[str, str]] = {
     "xlm-roberta": _ROBERTAS,
     "modernbert": _BERTS,
 }
-# A vocabulary learnt from text in many scripts has at most this many single characters.
-ALPHABET_SIZE = 1000
+ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
 _N_BYTES = 256
 _REPEATS = 1000  # of a word in one text: bounds its size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpanTokenizer:
-    """A tokenizer of spans, and what the rest of the package needs to know about it."""
+    """A tokenizer of spans, with the facts that the rest of the package needs."""
 
     backend: Tokenizer  # neither pads nor truncates, and reads "[MASK]" in a text as text
     kind: Kind  # bert is WordPiece, roberta and modernbert byte-level BPE, xlm-roberta unigrams
@@ -42,9 +41,7 @@ class SpanTokenizer:
     pad_id: int
     mask_id: int
     special_ids: tuple[int, ...]  # that stand for no text (and the unknown token), ascending
-    # Equal for two tokenizers exactly when their entries and rules are, however their files are
-    # laid out.
-    sha256: str
+    sha256: str  # of entries and rules, however the files are laid out
 
     @property
     def is_byte_level(self) -> bool:
@@ -83,9 +80,8 @@ def train_tokenizer(
     """Learns BERT's WordPiece or RoBERTa's byte-level BPE; the same texts give the same vocabulary.
 
     Args:
-      texts: the corpus, or a sample of it: read once. Its different words are held in memory.
-      vocab_size: number of entries, special tokens included, which come first; a small corpus
-        gives fewer.
+      texts: the corpus, or a sample of it: read once. Its distinct words are held in memory.
+      vocab_size: entries, special tokens (which come first) included; a small corpus gives fewer.
       kind: see `SpanTokenizer`.
       lowercase: remove capitals and accents, where the kind is `bert`.
     """
@@ -123,14 +119,14 @@ def train_tokenizer(
 
 
 def _repeated(words: Counter[str]) -> Iterator[str]:
-    """Yields texts that have each word as often as it is counted, after a space."""
+    """Yields texts that hold each word as often as it is counted, after a space."""
     for word, count in words.items():
         for first in range(0, count, _REPEATS):
             yield f" {word}" * min(_REPEATS, count - first)
 
 
 def _alphabet(tokenizer: Tokenizer, words: Counter[str], size: int) -> tuple[list[str], list[str]]:
-    """Finds the most frequent characters, and those of them that occur inside words."""
+    """Finds the most frequent characters, and which of them occur inside words."""
     normalize = tokenizer.normalizer.normalize_str
     cut = tokenizer.pre_tokenizer.pre_tokenize_str
     counts: Counter[str] = Counter()
@@ -173,7 +169,7 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
 
 
 def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
-    """Wraps a tokenizer, switching off what would change the tokens of plain text."""
+    """Wraps a tokenizer, switching off whatever would change the tokens of plain text."""
     backend.no_padding()
     backend.no_truncation()
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
@@ -204,7 +200,7 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
 
 
 def _kind(state: dict[str, Any], name: str) -> Kind:
-    """Tells whose tokenizer it is by the types of its parts: many folders have no config.json."""
+    """Identifies a tokenizer by the types of its parts: many folders have no config.json."""
     cutter = state["pre_tokenizer"] or {}
     last_step = cutter.get("pretokenizers", [cutter])[-1]
     found = (state["model"], state["normalizer"] or {}, last_step)
@@ -232,7 +228,7 @@ def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
 
 
 def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
-    """Hashes what decides the ids of a text, which layout, decoder and template do not."""
+    """Hashes what decides the ids of a text; layout, decoder and template do not."""
     state["pre_tokenizer"].pop("trim_offsets", None)  # changes character positions only
     rules = {
         "entries": entries,
@@ -260,7 +256,7 @@ def _read_folder(folder: Path) -> Tokenizer:
 
 
 def _new_tokenizer(kind: Kind, **rules: Any) -> Tokenizer:
-    """Makes transformers' own; the rules are arguments of its class."""
+    """Makes one of transformers' tokenizers; the rules are arguments of its class."""
     from transformers import BertTokenizer, RobertaTokenizer  # slow to import, and seldom needed
 
     class_ = BertTokenizer if kind == "bert" else RobertaTokenizer

@@ -1,8 +1,7 @@
-"""Tokens of texts, looked up word by word: a corpus repeats its words.
+"""Looks up the tokens of texts word by word, several times as fast as tokenizing again.
 
-A word is the text between two spaces. The tokenizers treat each word by itself (byte-level ones
-with the space before it), so the tokens of a text are those of its words, end to end, and looking
-them up is several times as fast as tokenising again.
+The tokenizers treat each word between spaces by itself (byte-level ones with the space before it),
+so the tokens of a text are those of its words, end to end.
 
 What is masked as a whole is a word of the pre-tokenizer: WordPiece's also ends at punctuation and
 at each Chinese character, XLM-R's only at spaces. In scripts without spaces between words (Chinese,
@@ -18,11 +17,9 @@ from tokenizers import Tokenizer
 
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 
-# The table is emptied once its words have more tokens than this: about 50 MB.
-KNOWN_TOKENS = 1_000_000
-# New words are given to the tokenizer in texts of so many: each text costs it an object.
-ENCODE_WORDS = 64
-# Where blocks of Unicode of scripts without spaces between words begin and end, in turn: Thai to
+KNOWN_TOKENS = 1_000_000  # the table is emptied beyond this: about 50 MB
+ENCODE_WORDS = 64  # new words in one text for the tokenizer: each text costs it an object
+# Where Unicode's blocks of scripts without spaces begin and end, in turn: Thai to
 # Burmese, Khmer, East Asian (without Hangul), their compatibility characters, rarer ideographs.
 _UNSPACED = np.array(
     [0x0E00, 0x10A0, 0x1780, 0x1800, 0x2E80, 0xA4D0, 0xF900, 0xFB00, 0x20000, 0x40000]
@@ -55,7 +52,7 @@ class WordTable:
         """Returns the tokens of texts as they read after a space.
 
         Args:
-          texts: at least one, each of words separated by single spaces.
+          texts: at least one, words separated by single spaces.
         """
         if len(self._ids) > KNOWN_TOKENS:
             self._forget()
@@ -81,7 +78,7 @@ class WordTable:
 
 
 def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") -> Tokens:
-    """Returns the tokenizer's own tokens of words, at least one, with `space` before the first."""
+    """Tokenizes words, at least one, with `space` before the first."""
     firsts = range(0, len(words), ENCODE_WORDS)
     texts = [space + " ".join(words[first : first + ENCODE_WORDS]) for first in firsts]
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -90,7 +87,7 @@ def tokenize_words(tokenizer: Tokenizer, words: Sequence[str], space: str = "") 
     ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, n_tokens)
     numbers = np.fromiter(chain.from_iterable(e.word_ids for e in encodings), np.int64, n_tokens)
     offsets = np.fromiter((start for e in encodings for start, _ in e.offsets), np.int64, n_tokens)
-    # Which word a token is of follows from its character, counted through all texts.
+    # The word of a token follows from its character, counted through all texts.
     ends = np.cumsum([len(word) + 1 for word in words])
     text_starts = np.concatenate([[0], ends])[: len(words) : ENCODE_WORDS]
     places = offsets + np.repeat(text_starts, text_lengths)

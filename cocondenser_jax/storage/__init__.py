@@ -1,1 +1,1 @@
-"""What lies under everything: files, folders, locks, the hub, metrics and tables on disk."""
+"""Files, folders, locks, the hub, metrics and tables on disk, for all other packages."""

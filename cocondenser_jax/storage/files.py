@@ -1,4 +1,4 @@
-"""Plain and compressed input; output that is whole or absent."""
+"""Reads plain and compressed files; writes files and folders that are whole or absent."""
 
 import contextlib
 import gzip
@@ -20,8 +20,7 @@ from tqdm import tqdm
 from cocondenser_jax.errors import UserError, escape_control, first_line
 from cocondenser_jax.storage.locks import locked
 
-# A longer line is a mistake, and would fill the memory.
-MAX_LINE_BYTES = 50_000_000
+MAX_LINE_BYTES = 50_000_000  # a longer line is a mistake, and would fill the memory
 # How libraries say that a disk is full: PyTorch by inline_container, NumPy by "requested and".
 _FULL = re.compile(
     "no space left|disk is full|disk quota|file too large|inline_container|requested and",
@@ -32,10 +31,7 @@ _DECOMPRESS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstd.
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Opens a file as it is on disk and, the same or not, its content.
-
-    What cannot be read of it in the block is a UserError.
-    """
+    """Opens a file as it is on disk, and its decompressed content; read errors are UserErrors."""
     decompress = _DECOMPRESS.get(path.suffix, contextlib.nullcontext)
     try:
         with path.open("rb") as raw, decompress(raw) as file:
@@ -48,10 +44,10 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
 def read_lines(
     path: Path, max_bytes: int = MAX_LINE_BYTES, *, show_progress: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Yields number, from 1, and text, without its end, of every line.
+    """Yields (number from 1, text without its end) of every line of a UTF-8 file.
 
-    The file is UTF-8, plain or compressed (.gz, .xz, .zst). A line of more than `max_bytes` is an
-    error, and never held whole. `show_progress` shows how much is read, and the time left.
+    The file may be compressed (.gz, .xz, .zst). A line of more than `max_bytes` is an error, and
+    never held whole. `show_progress` shows how much is read, and the time left.
     """
     bar = tqdm(
         desc=escape_control(path.name),
@@ -79,12 +75,12 @@ def read_lines(
 
 
 def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
-    """Yields what `read_lines` does, without blank lines; raises the same errors."""
+    """Yields what `read_lines` does, without blank lines."""
     return ((number, line) for number, line in read_lines(path, max_bytes) if line.strip())
 
 
 def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
-    """Reads a line of jsonl, an object; an error begins with `where`."""
+    """Parses a line of jsonl, an object; an error begins with `where`."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -98,12 +94,11 @@ def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
 def new_folder(target: Path) -> Iterator[Path]:
     """Yields an empty folder that becomes `target` if the block succeeds.
 
-    A block that fails or is interrupted leaves nothing; one that is killed leaves
-    `<name>.partial` beside `target`, which the next attempt removes.
+    A block that fails leaves nothing; a killed one leaves `<name>.partial` until the next attempt.
 
     Raises:
-      UserError: if `target` exists and is not an empty folder that can be replaced, another
-        process is making it, or it cannot be written, as where the disk is full.
+      UserError: if `target` exists and is not an empty folder, another process is making it, or it
+        cannot be written, as where the disk is full.
     """
     require_absent(target)
     path = Path(os.path.realpath(target))
@@ -129,7 +124,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def full_disk_errors(target: Path) -> Iterator[None]:
-    """Turns what a library raises because the disk is full into a UserError."""
+    """Turns a library's error about a full disk into a UserError."""
     try:
         yield
     except UserError:
@@ -142,13 +137,7 @@ def full_disk_errors(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Yields the path of a new file, locked, that becomes `target` if the block succeeds.
-
-    A block that fails leaves nothing, and an earlier `target` as it was. For arrays:
-
-        with new_file(path) as partial, partial.open("wb") as file:
-            np.savez(file, array)
-    """
+    """Yields the path of a new, locked file; it replaces `target` only if the block succeeds."""
     # A link such as /dev/stdout stays, and the file that it leads to is replaced.
     path = Path(os.path.realpath(target))
     try:
@@ -174,7 +163,7 @@ def require_absent(target: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` to `path` as indented JSON, whole or not at all, with the folders it needs."""
+    """Writes indented JSON, whole or not at all, with the folders it needs."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -191,7 +180,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_items(path: Path) -> Iterator[Any]:
-    """Yields the items of a JSON file that is one list; it may be larger than the memory."""
+    """Yields the items of a JSON file that is one list, which may be larger than the memory."""
     with _open(path) as (_, file):
         if not file.peek(1).lstrip().startswith(b"["):
             raise UserError(f"{path}: expected a list of objects, in JSON")
@@ -202,7 +191,7 @@ def read_json_items(path: Path) -> Iterator[Any]:
 
 
 def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Reads a JSON file that must hold an object; returns `absent`, if given, for no file."""
+    """Reads a JSON file that must hold an object; without a file returns `absent`, if given."""
     if absent is not None and not path.is_file():
         return absent
     value = read_json(path)
@@ -223,8 +212,8 @@ def file_sha256(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file only once the new one is on the disk: a kill or power cut loses neither."""
-    # Lone surrogates, as in names that are not UTF-8, become what JSON calls them.
+    """Replaces a file only once the new one is on disk: a kill or power cut loses neither."""
+    # Lone surrogates, as in names that are not UTF-8, are written as JSON's escapes.
     with new_file(path) as partial, partial.open("w", -1, "utf-8", "backslashreplace") as file:
         file.write(text)
         file.flush()

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, by their names."""
+"""Downloads models of the Hugging Face Hub."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ _FILES = "*.json", "*.txt", "*.model", "[0-9]_*", "condenser_head.safetensors", 
 
 
 def find_folder(name_or_folder: str | Path) -> Path:
-    """Returns the local folder, downloading a model of the hub, as a whole, once."""
+    """Returns the local folder, after downloading a model of the Hub, whole and once."""
     path = Path(name_or_folder)
     name = str(name_or_folder)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Locks on what is being written; the operating system releases those of a process that ends."""
+"""Locks what is being written; the operating system releases the locks of ended processes."""
 
 import contextlib
 import errno
@@ -14,13 +14,13 @@ from cocondenser_jax.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# What a file system answers that has no locks.
+# The errors of a file system that has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
 def locked(lock: Path, what: Path) -> Iterator[None]:
-    """Holds `lock`, a file that exists only that long, for writing to `what`."""
+    """Holds `lock`, a file that exists only meanwhile, for writing to `what`."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(lock)
@@ -46,7 +46,7 @@ def locked(lock: Path, what: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int:
-    """Creates and locks a file, says in it who did, and returns its descriptor."""
+    """Creates and locks a file that names this process, and returns its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:

@@ -1,4 +1,4 @@
-"""The metrics of a run: one JSON line per logged step, and whatever loggers make of it."""
+"""Logs the metrics of a run: one JSON line per logged step, also passed to loggers."""
 
 import contextlib
 import json
@@ -9,14 +9,14 @@ from pathlib import Path
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_text
 
-# What it raises to read as an object of numbers what is none.
+# What reading anything else as an object of numbers may raise.
 _NO_OBJECT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # Logs the metrics of one step; steps count from 1.
 Log = Callable[[int, Mapping[str, float]], None]
 
 
 def load_loggers(names: str) -> list[Log]:
-    """Returns the functions that `config.loggers` names: MODULE:FUNCTION, with commas between."""
+    """Loads the functions that `config.loggers` names: MODULE:FUNCTION, separated by commas."""
     loggers = []
     for name in filter(None, names.split(",")):
         try:
@@ -31,9 +31,9 @@ def load_loggers(names: str) -> list[Log]:
 
 @contextlib.contextmanager
 def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> Iterator[Log]:
-    """Yields a function that appends to `metrics.jsonl` in a run folder; the loggers get the same.
+    """Yields a function that appends a step's metrics to `metrics.jsonl` and calls the loggers.
 
-    A run that resumes after `first_step` steps first drops what was logged of later ones.
+    Lines after `first_step`, from which the run resumes, are dropped first.
     """
     path = workdir / "metrics.jsonl"
     with _log_errors(workdir):
@@ -55,16 +55,13 @@ def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> 
 
 
 def forget_steps_after(path: Path, step: int) -> None:
-    """Cuts a `metrics.jsonl` back to the steps up to `step`, for a run that resumes from there.
-
-    A last line that a kill cut short is dropped too; a missing file becomes an empty one.
-    """
+    """Drops later steps and an unfinished last line; a missing file becomes an empty one."""
     logged = logged_lines(path) if path.exists() else []
     write_text(path, "".join(f"{line}\n" for line, values in logged if values["step"] <= step))
 
 
 def logged_lines(path: Path) -> list[tuple[str, dict[str, float]]]:
-    """Returns the lines of a `metrics.jsonl`, but for an unfinished last one, and their values."""
+    """Returns the lines of a `metrics.jsonl` and their values, without an unfinished last line."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     except OSError as error:

@@ -1,7 +1,4 @@
-"""Folders that grow: their lock, their settings, their numbered checkpoints, their shards.
-
-Shards are the parts that several machines make, each in a folder of its own.
-"""
+"""Folders that grow: their lock, settings, numbered checkpoints, and shards by several machines."""
 
 import contextlib
 import json
@@ -25,10 +22,9 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keeps every other process that calls this out of a folder that grows; creates the folder.
+    """Locks a folder that grows, and creates it; a second process gets a UserError at once.
 
-    Children of the process do not inherit the lock, and the process itself is not kept out. Others
-    get a UserError at once, which names the process that holds the folder.
+    Children of the process do not inherit the lock, and the process itself is not kept out.
     """
     created = not folder.exists()
     try:
@@ -46,15 +42,14 @@ def start_or_compare(path: Path, settings: Mapping[str, Any], free: Collection[s
     Args:
       path: the folder's first file, JSON.
       settings: nested by name, JSON values.
-      free: names, with dots between levels, of what may differ when the work resumes; a name
-        stands for all that is below it, too.
+      free: names, with dots between levels, that may differ when the work resumes, with all below.
 
     Raises:
       UserError: naming each difference, or if the folder holds something else.
     """
     folder = path.parent
     if not path.exists():
-        # Its lock may be there, and what a kill left of the first file.
+        # The lock, and what a killed process left of the first file.
         ours = {LOCK, f"{path.name}.partial", f"{path.name}.partial.lock"}
         if not folder.is_dir() or any(each.name not in ours for each in folder.iterdir()):
             require_absent(folder)
@@ -76,7 +71,7 @@ def start_or_compare(path: Path, settings: Mapping[str, Any], free: Collection[s
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested settings by their names with dots."""
+    """Returns nested settings by their dotted names."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -87,7 +82,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def numbered_folders(parent: Path, prefix: str = "") -> dict[int, Path]:
-    """Returns the folders in `parent` called `prefix` and a number, by number, in order."""
+    """Returns the folders in `parent` named `prefix` and a number, in order, by number."""
     names = [path.name for path in parent.glob("*") if path.name.startswith(prefix)]
     numbers = [name.removeprefix(prefix) for name in names]
     steps = sorted(int(number) for number in numbers if number.isdecimal())
@@ -95,10 +90,10 @@ def numbered_folders(parent: Path, prefix: str = "") -> dict[int, Path]:
 
 
 def newest_intact(folders: Mapping[int, Path], load: Callable[[Path], T]) -> tuple[int, T]:
-    """Loads the newest checkpoint that is intact, with a warning for each later one.
+    """Loads the newest intact checkpoint; warns of each later one, and raises if none is intact.
 
-    `folders` are checkpoints by their steps, at least one; `load` raises a UserError for one that
-    is damaged. Returns the step, and what `load` returned; raises a UserError if none is intact.
+    `folders` maps steps to checkpoints, at least one; `load` raises a UserError for a damaged one.
+    Returns the step and what `load` returned.
     """
     steps = sorted(folders)
     for step in reversed(steps):
@@ -113,10 +108,7 @@ def newest_intact(folders: Mapping[int, Path], load: Callable[[Path], T]) -> tup
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the SHA-256 of every file below `folder` to its `sha256.json`.
-
-    All of them are on the disk when it returns: a later rename of the folder survives a power cut.
-    """
+    """Writes the SHA-256 of every file below `folder` to its `sha256.json`; flushes all to disk."""
     checksums = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
@@ -126,7 +118,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def require_intact(folder: Path) -> None:
-    """Raises a UserError naming a file that changed since `write_checksums`, or has none."""
+    """Raises a UserError if a file changed since `write_checksums`, or the checksums are gone."""
     try:
         checksums = read_object(folder / CHECKSUMS)
     except UserError:
@@ -139,7 +131,7 @@ def require_intact(folder: Path) -> None:
 
 
 def shard_folder(folder: Path, shard: tuple[int, int]) -> Path:
-    """Returns the folder of part i of n, from 0, in the folder of all; the only part has that."""
+    """Returns the folder of part i of n, counted from 0; a single part has the folder itself."""
     index, n_shards = shard
     if not 0 <= index < n_shards:
         raise UserError(f"shard {index}/{n_shards}: expected i/n with 0 <= i < n")
@@ -147,7 +139,7 @@ def shard_folder(folder: Path, shard: tuple[int, int]) -> Path:
 
 
 def shard_folders(folder: Path) -> list[Path]:
-    """Returns the folders of all parts in a folder, in their order; without parts, itself."""
+    """Returns the folders of all parts in order; without parts, the folder itself."""
     present = {path.name for path in folder.glob("shard-*-of-" + "[0-9]" * 5)}
     if not present:
         return [folder]
@@ -164,7 +156,7 @@ def shard_folders(folder: Path) -> list[Path]:
 def require_same(
     folders: Sequence[Path], manifests: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> None:
-    """Raises a UserError for parts of one whole whose manifests differ in what has these names."""
+    """Raises a UserError if the manifests of parts of one whole differ in any of the names."""
     for folder, manifest in zip(folders, manifests, strict=True):
         if differing := [name for name in names if manifest.get(name) != manifests[0].get(name)]:
             raise UserError(f"{folder} differs from {folders[0]} in its {first_three(differing)}")

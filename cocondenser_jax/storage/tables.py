@@ -1,4 +1,4 @@
-"""Tab-separated files, and the passages that are published in them.
+"""Reads tab-separated files, and the layouts in which passages are published.
 
     id, text                MS MARCO passages, collection.tsv
     id, title, text         the same with the titles of RocketQA, corpus.tsv
@@ -7,7 +7,7 @@
                             `title` and `url`, in any order, among other columns; quoted as csv
 
 The first line tells them apart, whatever the file is called: it has the names `id` and `text`, or
-as many columns as one of the others.
+as many columns as one of the other layouts.
 """
 
 import csv
@@ -27,17 +27,17 @@ csv.field_size_limit(MAX_LINE_BYTES)  # of the whole process; else 131,072 chara
 
 
 def plain_name(path: Path) -> str:
-    """Drops the suffix of a compression from the name of a file."""
+    """Drops the suffix of a compression from a file name."""
     return _COMPRESSED.sub("", path.name)
 
 
 def plain_suffix(path: Path) -> str:
-    """Finds the suffix that tells what is in a file, such as .tsv of a.tsv.gz."""
+    """Returns the suffix that shows what a file holds, such as .tsv of a.tsv.gz."""
     return Path(plain_name(path)).suffix
 
 
 def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of every numbered line with text."""
+    """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of each numbered line with text."""
     columns: Sequence[str] = ()
     is_csv = False
     for number, line in lines:
@@ -62,7 +62,7 @@ def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[st
 
 def split_fields(line: str, names: Sequence[str], where: str, is_csv: bool = False) -> list[str]:
     """Splits a line at its tabs; raises a UserError unless it has a field for each name."""
-    # One field too many shows the mistake; a line of tabs alone would make millions.
+    # One field too many shows the mistake; a line of nothing but tabs would make millions.
     fields = line.split("\t", len(names))
     if is_csv:
         try:

@@ -70,7 +70,7 @@ class Comparison(NamedTuple):
     published: float | None
     difference: float | None
     within: bool | None  # the table's tolerance
-    p: float | None  # of the randomisation test against another row
+    p: float | None  # of the randomization test against another row
     corrected_p: float | None = None  # for the number of tests that are compared (Holm)
 
 

@@ -62,7 +62,7 @@ def read_curves(path: Path, label: str, colour: str) -> dict[str, Curve]:
 def plot_svg(curves: Sequence[Curve], title: str) -> str:
     """Draws curves, without title and legend, which are the page's.
 
-    The background is transparent, and text has the colour that the page gives it.
+    The background is transparent, and text has the color that the page gives it.
     """
     buffer = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": title}):

@@ -66,7 +66,7 @@ def vocabulary(source, out, kind, cased, **options):
     JSON_OUT,
 )
 def corpus(json_out, **options):
-    """Cut and tokenise documents into a store that pretrain reads."""
+    """Cut and tokenize documents into a store that pretrain reads."""
     from cocondenser_jax.corpus.build import build_store
 
     manifest = build_store(**options)

@@ -9,7 +9,7 @@ from typing import Any
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import read_lines
 
-LABELS = ("contradiction", "entailment", "neutral")  # of a labelled pair
+LABELS = ("contradiction", "entailment", "neutral")  # of a labeled pair
 _STS_COLUMNS = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
 _TRIPLET_COLUMNS = ("Sentence1", "Sentence2", "Sentence3")
 

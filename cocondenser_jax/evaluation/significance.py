@@ -25,7 +25,7 @@ def compare(
     """Compares two runs on the same queries, metric by metric, by two paired two-sided tests.
 
     Student's t-test asks how many standard errors the mean difference is from 0. Fisher's
-    randomisation test asks how often a difference at least as large arises when each query's two
+    randomization test asks how often a difference at least as large arises when each query's two
     values are assigned to the runs at random (Smucker, Allan & Carterette, *A comparison of
     statistical significance tests for information retrieval evaluation*, CIKM 2007), with a fixed
     seed; with few queries, all assignments are tried. Each run is query → metric → value, as in
@@ -76,7 +76,7 @@ def correct(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def format_p(p: float, n_tests: int = 1) -> str:
-    """Formats a p of the randomisation test, corrected for a number of tests.
+    """Formats a p of the randomization test, corrected for a number of tests.
 
     Where the draws cannot tell how small it is, it is a bound: `≤ 0.0002`.
     """

@@ -41,7 +41,7 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
       softmax:  L = −1/Q Σ_q log( exp s(q, d⁺) / Σ_d exp s(q, d) ),
       binary:   L = −1/(Q·P) Σ_q ( log σ(s(q, d⁺)) + Σ_d⁻ log(1 − σ(s(q, d⁻))) ).
 
-    The first is the localised contrastive loss of Gao et al., "Rethink Training of BERT Rerankers
+    The first is the localized contrastive loss of Gao et al., "Rethink Training of BERT Rerankers
     in Multi-Stage Retrieval Pipeline" (arXiv 2101.08751): it ranks, and a constant added to a
     query's scores changes nothing. With the second, σ(s) is the probability that a passage is
     relevant (Nogueira & Cho, arXiv 1901.04085), by which Qu et al. denoise (RocketQA, arXiv

@@ -33,7 +33,7 @@ class LossSettings(NamedTuple):
 def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
     """Returns scores_QxP, the inner products, in float32 even if the encoder runs in bfloat16.
 
-    Such logits are about 200, where neighbouring bfloat16 numbers are 1.0 apart.
+    Such logits are about 200, where neighboring bfloat16 numbers are 1.0 apart.
     """
     with torch.autocast(queries_QxD.device.type, enabled=False):
         return queries_QxD.float() @ passages_PxD.float().T

@@ -61,7 +61,7 @@ def bm25_run(
       depth: passages per query at most.
       k1: saturation of term frequency. 0.9 and 0.4 are Anserini's defaults; 0.82 and 0.68 are
         tuned on MS MARCO passages.
-      b: strength of length normalisation.
+      b: strength of length normalization.
 
     Returns:
       The run, query → passage → score, best first. A passage that shares no term with the query

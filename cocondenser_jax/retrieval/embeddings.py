@@ -161,7 +161,7 @@ def nearest(
     Args:
       shards: vectors, N x D each.
       queries_QxD: float32.
-      k: neighbours per query, at most as many as there are passages.
+      k: neighbors per query, at most as many as there are passages.
 
     Returns:
       `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.

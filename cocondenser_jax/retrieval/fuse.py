@@ -63,6 +63,6 @@ def _values(scores: Mapping[Name, float], method: Method) -> dict[Name, float]:
         return {p: 1 / (_RRF_K + rank) for rank, (p, _) in enumerate(ranked(scores), start=1)}
     least = min(scores.values(), default=0)
     most = max(scores.values(), default=0)
-    # A written run has equal scores as neighbours in single precision, 2^-23 apart: see `ranked`.
+    # A written run has equal scores as neighbors in single precision, 2^-23 apart: see `ranked`.
     equal = most - least <= len(scores) * 2.0**-23 * abs(most)
     return {p: 1.0 if equal else (s - least) / (most - least) for p, s in scores.items()}

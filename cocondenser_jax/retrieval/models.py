@@ -122,7 +122,7 @@ def load_cross_encoder(
         raise UserError(f"max_length={max_length}: expected 8 to {limit} tokens for {folder}")
     backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
     model = CrossEncoder(modules=[backbone.float()], activation_fn=torch.nn.Identity())
-    # Near 8, neighbouring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
+    # Near 8, neighboring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
     )

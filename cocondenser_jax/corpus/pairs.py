@@ -21,9 +21,8 @@ def split_sentence(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Takes a random sentence out of each span: the inverse cloze task.
 
-    Lee, Chang & Toutanova, *Latent retrieval for weakly supervised open domain question answering*,
-    arXiv 1906.00300, section 4: in a tenth of the examples the sentence also stays where it was. A
-    span that is one sentence gives the words of its first half.
+    As in arXiv 1906.00300, section 4, the sentence also stays in its span in a tenth of the
+    examples. A span of a single sentence gives its first half.
 
     Args:
       ids_IxC: content tokens, 0 after a span's end.

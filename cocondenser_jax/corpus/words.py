@@ -19,8 +19,8 @@ from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 
 KNOWN_TOKENS = 1_000_000  # the table is emptied beyond this: about 50 MB
 ENCODE_WORDS = 64  # new words in one text for the tokenizer: each text costs it an object
-# Where Unicode's blocks of scripts without spaces begin and end, in turn: Thai to
-# Burmese, Khmer, East Asian (without Hangul), their compatibility characters, rarer ideographs.
+# Where Unicode's blocks of scripts without spaces begin and end, in turn: Thai to Burmese, Khmer,
+# East Asian (without Hangul), their compatibility characters, rarer ideographs.
 _UNSPACED = np.array(
     [0x0E00, 0x10A0, 0x1780, 0x1800, 0x2E80, 0xA4D0, 0xF900, 0xFB00, 0x20000, 0x40000]
 )

@@ -42,7 +42,7 @@ from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.evaluation.significance import compare
+from cocondenser_jax.evaluation.significance import compare, format_p
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store, run_tokens
 from cocondenser_jax.pretrain.step import check_batch
@@ -270,7 +270,7 @@ def judge(rows: Sequence[ResultRow], before: str) -> tuple[str, str]:
     compared = f"{best.name} {best.metrics[measure]:.4f}, {before}"
     verdict = f"{word} | {measure} | {compared} {reference.metrics[measure]:.4f}"
     after = best.name if word == "helped" else before
-    return f"{verdict} | {difference:+.4f} | p {p:.2g}", after
+    return f"{verdict} | {difference:+.4f} | p {format_p(p)}", after
 
 
 def _search(folder: Path, data: Path, out: Path) -> None:

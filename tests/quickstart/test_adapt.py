@@ -274,18 +274,18 @@ BEFORE = [row("BM25", 0.3), row("published", 0.4), row("published + BM25", 0.5)]
 
 
 @pytest.mark.parametrize(
-    ("value", "p", "word", "search"),
+    ("value", "p", "shown", "word", "search"),
     [
-        (0.6, 0.049, "helped", "adapted + BM25"),
-        (0.6, 0.05, "no difference", "published + BM25"),
-        (0.45, 0.0002, "harmed", "published + BM25"),
+        (0.6, 0.049, "0.049", "helped", "adapted + BM25"),
+        (0.6, 0.05, "0.05", "no difference", "published + BM25"),
+        (0.45, 0.0001, "≤ 0.0001", "harmed", "published + BM25"),
     ],
 )
-def test_the_verdict_is_about_the_best_before_and_the_best_after(value, p, word, search):
+def test_the_verdict_is_about_the_best_before_and_the_best_after(value, p, shown, word, search):
     rows = [*BEFORE, row("adapted", 0.1, 0.0), row("adapted + BM25", value, p)]
     verdict, after = judge(rows, "published + BM25")
     compared = f"adapted + BM25 {value:.4f}, published + BM25 0.5000"
-    assert verdict == f"{word} | nDCG@10 | {compared} | {value - 0.5:+.4f} | p {p:.2g}"
+    assert verdict == f"{word} | nDCG@10 | {compared} | {value - 0.5:+.4f} | p {shown}"
     assert after == search
 
 

@@ -1,0 +1,76 @@
+"""Agreement with the fused ranking, against sentence-transformers and sets made by hand."""
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.quickstart import agreement as module
+from cocondenser_jax.quickstart.agreement import agreement, fused_ranking, sample_store
+from cocondenser_jax.retrieval.bm25 import bm25_run
+from cocondenser_jax.retrieval.fuse import fuse_runs
+from cocondenser_jax.retrieval.models import load_retriever
+from tests.world import write_records
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, words, model_folder):
+    folder = tmp_path_factory.mktemp("agreement")
+    rng = np.random.default_rng(0)
+    texts = [{"id": str(i), "text": " ".join(rng.choice(words, 14))} for i in range(60)]
+    source = write_records(folder / "texts.jsonl", texts)
+    build_store(str(source), str(model_folder), folder / "store", max_tokens=64)
+    return open_store(folder / "store"), [text["text"] for text in texts]
+
+
+def test_queries_are_words_in_a_row_of_held_out_documents(store, monkeypatch):
+    store, texts = store
+    sample = sample_store(store, 5)
+    assert len(sample.queries) == 5
+    for name, query in sample.queries.items():
+        assert len(query.split()) == 6
+        assert query in sample.passages[name]
+        assert sample.passages[name] in " ".join(texts)
+    assert len(sample.passages) == store.n_spans
+    monkeypatch.setattr(module, "N_PASSAGES", 10)
+    few = sample_store(store, 5)
+    assert few.queries == sample.queries
+    assert few.queries.keys() < few.passages.keys()
+    assert len(few.passages) <= 15
+
+
+def ten_best(folder, sample):
+    encoder = SentenceTransformer(str(folder))
+    queries = encoder.encode([*sample.queries.values()])
+    scores = queries @ encoder.encode([*sample.passages.values()]).T
+    names = np.array([*sample.passages])
+    best = names[np.argsort(-scores, axis=1, kind="stable")]
+    return {query: list(row) for query, row in zip(sample.queries, best, strict=True)}
+
+
+def test_the_agreement_is_the_share_of_the_ten_best_of_bm25_and_the_model(
+    store, make_model, tmp_path
+):
+    sample = sample_store(store[0], 6)
+    folders = []
+    for seed in (0, 1):
+        folders.append(tmp_path / str(seed))
+        load_retriever(make_model(seed=seed)).save_pretrained(str(folders[-1]))
+    before, after = (load_retriever(folder) for folder in folders)
+    order = ten_best(folders[0], sample)
+    dense = {
+        query: {name: -float(rank) for rank, name in enumerate(names)}
+        for query, names in order.items()
+    }
+    passages = [Passage(name, "", text) for name, text in sample.passages.items()]
+    fused = fuse_runs([bm25_run(passages, sample.queries), dense], depth=10)
+    expected = fused_ranking(before, sample)
+    assert expected == {query: set(found) for query, found in fused.items()}
+    for model, folder in ((before, folders[0]), (after, folders[1])):
+        best = ten_best(folder, sample)
+        shares = {q: len(expected[q] & set(names[:10])) / 10 for q, names in best.items()}
+        assert agreement(model, sample, expected) == {
+            query: {"agreement": share} for query, share in shares.items()
+        }

@@ -1,1 +1,1 @@
-"""Arrays in, plots and pages out."""
+"""Draws arrays as plots and pages."""

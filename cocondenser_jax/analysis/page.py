@@ -1,7 +1,4 @@
-"""One HTML page that needs nothing beside itself: a comparison, and the curves and facts of runs.
-
-Its HTML is in page.html; what it shows is escaped.
-"""
+"""Writes one self-contained HTML page: a comparison, and the curves and facts of runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,10 +31,9 @@ def write_page(
     table: Sequence[Sequence[str]] = (),
     note: str = "",
 ) -> None:
-    """Writes the page, whole or not at all; an older one is replaced.
+    """Writes the page, whole or not at all; the table's first line is its head, the note on it.
 
-    The page loads nothing, runs no script, and follows the reader's light or dark setting. The
-    first line of the table has the heads; the note is on the table.
+    The page loads nothing, runs no script, and follows the reader's light or dark setting.
     """
     page = _HTML.get_template("page.html").render(
         title=title, summary=summary, runs=runs, table=table, note=note

@@ -1,4 +1,4 @@
-"""The curves that runs logged, and plots of them for a page."""
+"""Reads the curves that runs logged, and plots them for a page."""
 
 import io
 import math
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from cocondenser_jax.storage.metrics import logged_lines
 
-# Of curves: each can be read on a light and on a dark page.
+# Of curves: all can be read on a light and on a dark page.
 COLOURS = ("#2b83c6", "#d9641e", "#1a9970", "#c4609c", "#95821a", "#8170e0")
 _GREY = "#848a90"
 _MAX_POINTS = 100  # per curve; the noise of single steps would hide it
@@ -43,8 +43,7 @@ class Curve(NamedTuple):
 def read_curves(path: Path, label: str, colour: str) -> dict[str, Curve]:
     """Reads the curve of each key of a `metrics.jsonl` that has a finite value.
 
-    A long curve becomes 100 points, each the mean of a part of it. The run may go on: an incomplete
-    last line is left out.
+    A long curve becomes 100 points, each the mean of a part; an incomplete last line is left out.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for _, values in logged_lines(path):
@@ -60,10 +59,7 @@ def read_curves(path: Path, label: str, colour: str) -> dict[str, Curve]:
 
 
 def plot_svg(curves: Sequence[Curve], title: str) -> str:
-    """Draws curves, without title and legend, which are the page's.
-
-    The background is transparent, and text has the color that the page gives it.
-    """
+    """Draws curves, transparent, in the page's text color; title and legend are the page's."""
     buffer = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(4.6, 2.5), layout="constrained")

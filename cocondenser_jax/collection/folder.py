@@ -1,7 +1,6 @@
-"""The content of a data folder: passages, queries, judgments, and negatives to draw from.
+"""Reads a data folder: passages, queries, judgments, and passages to draw negatives from.
 
-A folder is in the layout of BEIR, MS MARCO or DPR: docs/data.md lists their files. The files that
-are there decide which, one by one, so corpus, queries and judgments may be of several layouts.
+Files are found one by one, so a folder may mix the layouts of docs/data.md (BEIR, MS MARCO, DPR).
 """
 
 import logging
@@ -30,7 +29,7 @@ _QUERIES = (r"queries\.jsonl", r"queries\.SPLIT\.tsv", r"msmarco-docSPLIT-querie
 
 
 def passage_text(passage: Passage) -> str:
-    """Joins what encoders and BM25 read of a passage: the title, a space, the text."""
+    """Joins a passage's title, a space and its text, as encoders and BM25 read it."""
     return f"{passage.title} {passage.text}" if passage.title else passage.text
 
 
@@ -43,7 +42,7 @@ def corpus_file(source: Path) -> Path:
 
 
 def judgments_file(folder: Path, split: str) -> Path:
-    """Finds the file of the judgments of a split: in DPR's layout, the unique end of its name."""
+    """Finds the file of a split's judgments: in DPR's layout, the split is the end of its name."""
     names = f"qrels/{split}.tsv, qrels.{split}.tsv or biencoder-NAME-{split}.json"
     lack = f"has no judgments of split {split!r}: expected {names}"
     return _only(_find(folder, _JUDGMENTS, lack, split), folder)
@@ -59,7 +58,7 @@ def split_files(folder: Path, split: str) -> dict[str, Path]:
 
 
 def read_corpus(source: Path) -> Iterator[Passage]:
-    """Yields the passages of a data folder, or of its file of passages: `layouts.read_passages`."""
+    """Yields the passages of a data folder or of its file (see `layouts.read_passages`)."""
     return layouts.read_passages(corpus_file(source))
 
 
@@ -77,10 +76,7 @@ def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
 
 
 def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
-    """Reads the judgments of a split, and the queries they judge.
-
-    A question file of DPR holds no judgments: its queries come with empty ones.
-    """
+    """Reads the queries and judgments of a split; those of DPR's question files are empty."""
     path = judgments_file(folder, split)
     if plain_suffix(path) == ".json":
         questions = layouts.read_training_file(path)
@@ -106,20 +102,20 @@ def with_positives(qrels: Qrels) -> Qrels:
 
 
 def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list[str]]:
-    """Reads the passages that each query's negatives are among.
+    """Reads the passages from which each query's negatives may come, best first.
 
     Args:
-      source: a TREC run; or published negatives, MS MARCO's triples of ids (`triples` in the name
+      source: a TREC run; or published negatives: MS MARCO's triples of ids (`triples` in the name
         of a .tsv) or a .json file of DPR.
       qrels: the judgments of the queries to read.
       depth: passages per query at most.
 
     Returns:
-      query → its passages, best first; an empty list where the source has none.
+      query → its passages; an empty list where the source has none.
 
     Raises:
-      UserError: also if a file of DPR has a passage as relevant that `qrels` has not: its numbers
-        are those of other questions.
+      UserError: also if a file of DPR has a relevant passage that is not so in `qrels`: it numbers
+        other questions.
     """
     positives: Mapping[str, Iterable[str]] = {}
     if plain_suffix(source) == ".json":
@@ -149,11 +145,7 @@ def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list
 def read_candidates(
     source: Path, qrels: Qrels, passages: Container[str], depth: int
 ) -> dict[str, list[str]]:
-    """Reads the passages from which each query's negatives are drawn.
-
-    Those are its `read_best_passages` that are not judged relevant; the corpus, `passages`, must
-    have them.
-    """
+    """Reads `read_best_passages` without relevant ones; the corpus, `passages`, must have them."""
     best = read_best_passages(source, qrels, depth)
     candidates = {
         query: [passage for passage in best[query] if grades.get(passage, 0) <= 0]
@@ -166,10 +158,9 @@ def read_candidates(
 def read_named(
     corpus: Path, *named: tuple[Path, Mapping[str, Iterable[str]]]
 ) -> dict[str, Passage]:
-    """Reads the passages that runs or judgments name, by their ids; no others are held in memory.
+    """Reads by id the passages that runs or judgments name; no others are held in memory.
 
-    `corpus` is a data folder, or its file of passages, and must have them; `named` are files, and
-    what was read of each: query → passages.
+    `corpus` is a data folder or its file, and must have them; `named` are (file, query → passages).
     """
     wanted = {passage for _, ids in named for results in ids.values() for passage in results}
     passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in wanted}
@@ -179,7 +170,7 @@ def read_named(
 
 
 def require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:
-    """Raises a UserError if a file names queries or passages that are not known, `what`."""
+    """Raises a UserError if a file names ids that are not known; `what`: queries or passages."""
     unknown = list(dict.fromkeys(name for name in ids if name not in known))
     if unknown:
         raise UserError(
@@ -194,7 +185,7 @@ def _queries_file(folder: Path, split: str) -> Path:
 
 
 def _find(folder: Path, patterns: Iterable[str], lack: str, split: str | None = None) -> list[Path]:
-    """Lists the files, of one split or all, that match the first of the patterns that any does."""
+    """Lists the files, of one split or all, that match the first pattern with any match."""
     if not folder.is_dir():
         wrong = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {wrong}: expected a folder of passages, queries and judgments")

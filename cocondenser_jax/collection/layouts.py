@@ -1,4 +1,4 @@
-"""The files in which collections are published: one reader for each kind.
+"""Reads the files in which collections are published, one reader for each kind.
 
 docs/data.md lists their names. `tables` reads passages in .tsv, `trec` judgments. Any file may be
 compressed (.gz, .xz, .zst). A question of DPR has no id: its number in the file, from 0, is its id.
@@ -45,12 +45,9 @@ def read_passages(path: Path) -> Iterator[Passage]:
     """Yields the passages of a file, one at a time.
 
     A .tsv is read as `tables` says, a .csv has the questions of DPR, any other file has one JSON
-    object a line: `_id` (or `id`), `text` and perhaps `title`.
-
-    A document's URL goes before its title: encoders then read URL, title and body in this order,
-    that of Xiong et al., "Approximate Nearest Neighbor Negative Contrastive Learning for Dense Text
-    Retrieval" (arXiv 2007.00808), and of Gao et al., "Rethink Training of BERT Rerankers in
-    Multi-Stage Retrieval Pipeline" (arXiv 2101.08751), who put separators between them.
+    object a line: `_id` (or `id`), `text` and perhaps `title`. A document's URL goes before its
+    title, so encoders read URL, title, body: the order of arXiv 2007.00808 and arXiv 2101.08751,
+    which put separators between them.
     """
     seen: set[str] = set()
     for where, record in _read_records(path):
@@ -63,10 +60,7 @@ def read_passages(path: Path) -> Iterator[Passage]:
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Reads the queries of a file: id → text.
-
-    They are passages without a title (see `read_passages`), or in a .json file of DPR.
-    """
+    """Reads queries, id → text: passages without a title, or the questions of a .json of DPR."""
     if plain_suffix(path) == ".json":
         return read_training_file(path).queries
     return {query.id: query.text for query in read_passages(path)}
@@ -75,9 +69,9 @@ def read_queries(path: Path) -> dict[str, str]:
 def read_answers(path: Path, asked: Mapping[str, str] | None = None) -> dict[str, list[str]]:
     """Reads the answers to questions: id → answers.
 
-    A .csv or .json file is DPR's; the lists of a .csv are as Python or JSON writes them. Any other
-    file has one JSON object a line: `_id` (or `id`, `query_id`), `answers` (or `answer`), a list of
-    strings, and perhaps `question` (or `text`).
+    A .csv or .json file is DPR's; the lists of a .csv may be Python's or JSON's. Any other file has
+    one JSON object a line: `_id` (or `id`, `query_id`), `answers` (or `answer`), a list of strings,
+    and perhaps `question` (or `text`).
 
     Args:
       path: the file.
@@ -104,8 +98,8 @@ def read_answers(path: Path, asked: Mapping[str, str] | None = None) -> dict[str
 def read_training_file(path: Path) -> TrainingFile:
     """Reads a .json file of DPR: a list of questions, perhaps with the ids of their passages.
 
-    As DPR trains: relevant is the first of `positive_ctxs` (the others hold an answer, no more);
-    the negatives are `hard_negative_ctxs`, without any of them `negative_ctxs`, which are random.
+    As in DPR's training, the first of `positive_ctxs` is relevant (the others only hold an answer);
+    the negatives are `hard_negative_ctxs` or, without any, `negative_ctxs`, which are random.
     """
     found = TrainingFile({}, {}, {})
     for where, record in _read_questions(path):
@@ -123,14 +117,9 @@ def read_training_file(path: Path) -> TrainingFile:
 
 
 def read_triples(path: Path, depth: int) -> dict[str, list[str]]:
-    """Reads MS MARCO's triples of ids.
+    """Reads MS MARCO's triples of ids (query, relevant passage, negative): query → negatives.
 
-    Args:
-      path: query, relevant passage and negative, a triple a line.
-      depth: negatives per query to keep, the first ones: the published file has 400 million lines.
-
-    Returns:
-      query → its negatives in their order.
+    Keeps the first `depth` of each query: the published file has 400 million lines.
     """
     negatives: dict[str, dict[str, None]] = {}
     for number, line in numbered_lines(path):
@@ -224,7 +213,7 @@ def _parse_list(text: str) -> Any:
 
 
 def _context_ids(contexts: Any, where: str) -> list[str]:
-    """Reads the ids of passages as DPR lists them; NQ's and TriviaQA's fields differ."""
+    """Reads the ids of DPR's passages; the fields of NQ and TriviaQA differ."""
     if not isinstance(contexts, list) or not all(isinstance(c, dict) for c in contexts):
         raise UserError(f"{where}: expected a list of objects")
     ids = [context.get("passage_id", context.get("psg_id")) for context in contexts]

@@ -1,4 +1,4 @@
-"""Readers of what sentence encoders are trained and evaluated on: pairs and triplets."""
+"""Reads what sentence encoders are trained and evaluated on: pairs and triplets."""
 
 import csv
 import math
@@ -19,10 +19,9 @@ class _Tsv(csv.excel_tab):
 
 
 def read_scored_pairs(path: Path) -> list[tuple[str, str, float]]:
-    """Reads the STS Benchmark: tab-separated genre, file, year, id, score and two sentences.
+    """Reads the STS Benchmark: two sentences, and their similarity from 0 to 5 as judged by people.
 
-    Returns two sentences each, and how similar people find them, 0 to 5. Further columns, which
-    some lines have, are not read.
+    Tab-separated: genre, file, year, id, score, two sentences; further columns are not read.
     """
     pairs = []
     for where, row in _read_rows(path, _Tsv, _STS_COLUMNS):
@@ -45,9 +44,8 @@ def read_scored_pairs(path: Path) -> list[tuple[str, str, float]]:
 def read_triplets(path: Path) -> list[tuple[str, str, str]]:
     """Reads triplets: a sentence, one of the same section, one of another section of the article.
 
-    They are comma-separated, with the header Sentence1,Sentence2,Sentence3, as the Wikipedia
-    sections of Ein Dor et al., *Learning thematic similarity metric using triplet networks* (ACL
-    2018); columns of other names are not read.
+    Comma-separated, with the header Sentence1,Sentence2,Sentence3, as the Wikipedia sections of Ein
+    Dor et al. (ACL 2018); columns of other names are not read.
     """
     triplets = []
     for where, row in _read_rows(path):
@@ -61,13 +59,10 @@ def read_triplets(path: Path) -> list[tuple[str, str, str]]:
 
 
 def read_labelled_pairs(path: Path) -> list[tuple[str, str, int]]:
-    """Reads pairs for natural language inference: the split "train" of AllNLI.tsv.
-
-    sentence-transformers distributes it, SNLI and MultiNLI in one file.
+    """Reads inference pairs: the split "train" of AllNLI.tsv, by sentence-transformers.
 
     Returns:
-      Two sentences (`sentence1`, `sentence2`), and the number in `LABELS` of what the first says
-      about the second (`label`).
+      (`sentence1`, `sentence2`, number in `LABELS` of the first one's relation to the second).
     """
     pairs = []
     for where, row in _read_rows(path, _Tsv):

@@ -12,10 +12,8 @@ from cocondenser_jax.storage.files import new_file, numbered_lines
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
-# A longer line of ids and numbers is a mistake that would fill memory.
-_MAX_FIELDS_BYTES = 1_000_000
-# trec_eval counts the passages of every grade up to the largest.
-_MAX_GRADE = 1_000_000
+_MAX_FIELDS_BYTES = 1_000_000  # a longer line of ids and numbers would fill the memory
+_MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest
 # Judgments give each query its judged passages with a grade; above 0 is relevant.
 Qrels = dict[str, dict[str, int]]
 Name = TypeVar("Name")  # of a passage: its id, or its row in an index
@@ -116,12 +114,12 @@ def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
 
 
 def first_passages(scores: Mapping[str, float], depth: int | None = None) -> list[str]:
-    """Orders one query's passages, best first: all of them, or the first `depth`."""
+    """Orders one query's passages, best first; returns all, or the first `depth`."""
     return [passage for passage, _ in ranked(scores)[:depth]]
 
 
 def require_run_id(name: str, where: str) -> str:
-    """Passes an id on; raises a UserError, with `where`, for one that a TREC run cannot hold."""
+    """Returns an id; raises a UserError, with `where`, for one that a TREC run cannot hold."""
     if len(name.split()) != 1 or "\0" in name:
         raise UserError(
             f"{where}: the id {name!r} has white space or a zero byte, which a TREC run cannot hold"

@@ -1,1 +1,1 @@
-"""Runs and judgments in, metrics out."""
+"""Computes metrics from runs and judgments."""

@@ -1,4 +1,4 @@
-"""Top-k answer accuracy of open-domain question answering: do the passages hold an answer?"""
+"""Top-k answer accuracy of open-domain question answering."""
 
 import functools
 import math
@@ -41,8 +41,7 @@ def answer_accuracy(
 ) -> Metrics:
     """Computes the share of questions with an answer among their first k passages.
 
-    This is the top-k retrieval accuracy of Karpukhin et al., *Dense passage retrieval for
-    open-domain question answering* (arXiv 2004.04906). It is averaged over all questions that have
+    This is the top-k retrieval accuracy of arXiv 2004.04906, averaged over all questions that have
     answers; one without results is a miss.
 
     Args:
@@ -68,19 +67,18 @@ def answer_accuracy(
 
 
 def make_matcher(answers: Sequence[str]) -> Callable[[str], bool]:
-    """Makes the test whether a passage, as `prepare` returns it, holds one of the answers.
+    """Makes a test whether a passage, as `prepare` returns it, holds one of the answers.
 
-    A passage holds an answer if its tokens contain the answer's, in order and without a gap, both
-    in Unicode's NFD form and in lower case. A token is a sequence of letters, digits and marks, or
-    any other single character that is neither white space nor control. No passage holds an answer
-    without a token.
+    It does if its tokens contain the answer's in order and without a gap, both in Unicode's NFD
+    form and in lower case. A token is a sequence of letters, digits and marks, or any other single
+    character that is neither white space nor control. An answer without a token is never found.
     """
     tokens = [answer for answer in map(prepare, answers) if answer.strip()]
     return lambda text: any(answer in text for answer in tokens)
 
 
 def prepare(text: str) -> str:
-    """Brings a text into the form in which answers are searched for."""
+    """Normalizes a text to the form in which answers are searched for."""
     normal = unicodedata.normalize("NFD", text)
     # Tokens hold no space: between spaces, a substring matches whole tokens only.
     return f" {' '.join(_TOKEN.findall(normal))} ".lower()

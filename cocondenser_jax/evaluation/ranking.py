@@ -30,10 +30,8 @@ class Metrics(TypedDict):
 def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = DEFAULT_METRICS) -> Metrics:
     """Computes metrics of retrieval, averaged over all judged queries.
 
-    A judged query without results counts 0, and so does one whose judgments name no relevant
-    passage: this is what trec_eval does when asked (-c) to average over all judged queries. Results
-    of queries that are not judged are ignored. Ties in the run are broken by its own order, as
-    `trec.write_run` would write it.
+    A judged query without results or without a relevant passage counts 0, as with trec_eval -c.
+    Results of other queries are ignored. Ties keep the run's order, as in `trec.write_run`.
 
     Args:
       qrels: the judgments; a grade below 0, as in TREC's for spam, counts as 0.
@@ -71,10 +69,9 @@ def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str,
 def check_results(
     run: Run, queries: Collection[str], having: str, cutoffs: Mapping[str, int]
 ) -> None:
-    """Warns of queries without results, which count as if nothing relevant had been found.
+    """Warns of queries without results, and of metrics (name → cutoff) deeper than any ranking.
 
-    And of metrics (name → cutoff) that look deeper than any ranking of the run reaches. `having`
-    is "judged" or "answered", for the messages.
+    `having` is "judged" or "answered", for the messages.
 
     Raises:
       UserError: if there is no query, or if the run has results for other queries only.

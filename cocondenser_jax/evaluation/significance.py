@@ -1,4 +1,4 @@
-"""Whether two runs differ by more than chance, from their metrics query by query."""
+"""Tests whether two runs differ by more than chance, from their metrics for each query."""
 
 import warnings
 from collections.abc import Hashable, Mapping
@@ -24,12 +24,10 @@ def compare(
 ) -> dict[str, dict[str, Any]]:
     """Compares two runs on the same queries, metric by metric, by two paired two-sided tests.
 
-    Student's t-test asks how many standard errors the mean difference is from 0. Fisher's
-    randomization test asks how often a difference at least as large arises when each query's two
-    values are assigned to the runs at random (Smucker, Allan & Carterette, *A comparison of
-    statistical significance tests for information retrieval evaluation*, CIKM 2007), with a fixed
-    seed; with few queries, all assignments are tried. Each run is query → metric → value, as in
-    `Metrics`.
+    Student's t-test asks how many standard errors the mean difference is from 0; Fisher's
+    randomization test (Smucker, Allan & Carterette, CIKM 2007) how often a difference at least as
+    large arises when each query's values are assigned to the runs at random, by a fixed seed; with
+    few queries, in every way. Each run is query → metric → value, as in `Metrics`.
 
     Returns:
       metric → both means (`mean`, `other_mean`), their `difference`, the p-values (`t_test_p`,
@@ -60,11 +58,10 @@ def compare(
 
 
 def correct(p_values: Mapping[Name, float]) -> dict[Name, float]:
-    """Corrects the p-values of all tests of a table for their number, by name.
+    """Corrects the p-values of all tests of a table for their number, by name (Holm, 1979).
 
-    Holm, *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of
-    Statistics 1979: of m tests, the k-th smallest p is multiplied by m + 1 - k, and is no smaller
-    than the one before it. The chance of any false finding in the table is then p at most.
+    Of m tests, the k-th smallest p is multiplied by m + 1 - k, and is no smaller than the one
+    before it. The chance of any false finding in the table is then p at most.
     """
     corrected: dict[Name, float] = {}
     largest = 0.0
@@ -76,10 +73,7 @@ def correct(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def format_p(p: float, n_tests: int = 1) -> str:
-    """Formats a p of the randomization test, corrected for a number of tests.
-
-    Where the draws cannot tell how small it is, it is a bound: `≤ 0.0002`.
-    """
+    """Formats a randomization p, corrected for `n_tests`; one too small to tell is a bound."""
     bound = "≤ " if p <= n_tests * LEAST_P else ""
     return f"{bound}{p:.2g}"
 

@@ -1,1 +1,1 @@
-"""Training of bi-encoders, cross-encoders and sentence encoders, in PyTorch. Never imports JAX."""
+"""Trains bi-encoders, cross-encoders and sentence encoders, in PyTorch. Never imports JAX."""

@@ -1,4 +1,4 @@
-"""Contrastive fine-tuning of a bi-encoder, on sentence-transformers' trainer."""
+"""Fine-tunes a bi-encoder contrastively, on sentence-transformers' trainer."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ class ModelSettings(NamedTuple):
 
 
 class BiEncoderSettings(NamedTuple):
-    """The fine-tuning of a bi-encoder."""
+    """All settings of the fine-tuning of a bi-encoder."""
 
     data: DataSettings
     teacher_run: str
@@ -56,9 +56,8 @@ class BiEncoderSettings(NamedTuple):
 def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTrainer:
     """Makes the trainer of a bi-encoder on (query, relevant passage) pairs.
 
-    A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: each query has its
-    relevant passage, sampled negatives, and the passages of the other queries. The loss says what
-    is computed from the scores, the batches which pairs share a step.
+    A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: a query's relevant
+    passage, its sampled negatives, and the passages of the other queries.
     """
     is_soft = settings.loss.loss == "soft_labels"
     _require_negatives(settings, is_soft)
@@ -94,8 +93,8 @@ class _Trainer(SentenceTransformerTrainer):
         return self.batches
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        # The evaluator needs none; the library's empty one would draw from the global generator,
-        # and a run that evaluates would have other dropout than one that does not.
+        # The evaluator needs none. The library's empty one would draw from the global generator, so
+        # evaluating would change the dropout of training.
         return []
 
 
@@ -129,7 +128,7 @@ def _load(settings: ModelSettings) -> SentenceTransformer:
 
 
 def _collator(data: TrainingData, model: SentenceTransformer) -> Any:
-    # Which task a column belongs to decides its prompt, and how many tokens of its texts are kept.
+    # A column's task decides its prompt, and how many tokens are kept of its texts.
     tasks = {"query": "query"} | dict.fromkeys(_passage_columns(data.n_negatives + 1), "document")
     prompts = {column: model.prompts.get(task) or "" for column, task in tasks.items()}
     tokenize = SentenceTransformerDataCollator(
@@ -139,7 +138,7 @@ def _collator(data: TrainingData, model: SentenceTransformer) -> Any:
 
 
 def fill_row(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
-    """Makes one row of texts; its `label` are the judgments' numbers of query and passages."""
+    """Makes one row of texts; its `label` holds the judgments' numbers of query and passages."""
     texts = [data.passages[passage] for passage in passages]
     row: dict[str, Any] = {"query": data.queries[query]}
     row.update(zip(_passage_columns(len(texts)), texts, strict=True))

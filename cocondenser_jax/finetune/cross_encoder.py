@@ -1,8 +1,4 @@
-"""Fine-tuning of a cross-encoder, on sentence-transformers' trainer.
-
-A cross-encoder reads a query and a passage together, as Nogueira & Cho, "Passage Re-ranking with
-BERT" (arXiv 1901.04085): slow, but better than a bi-encoder. `rerank` scores passages with it.
-"""
+"""Fine-tunes a cross-encoder, which reads query and passage together (arXiv 1901.04085)."""
 
 import math
 from pathlib import Path
@@ -41,11 +37,9 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
       softmax:  L = −1/Q Σ_q log( exp s(q, d⁺) / Σ_d exp s(q, d) ),
       binary:   L = −1/(Q·P) Σ_q ( log σ(s(q, d⁺)) + Σ_d⁻ log(1 − σ(s(q, d⁻))) ).
 
-    The first is the localized contrastive loss of Gao et al., "Rethink Training of BERT Rerankers
-    in Multi-Stage Retrieval Pipeline" (arXiv 2101.08751): it ranks, and a constant added to a
-    query's scores changes nothing. With the second, σ(s) is the probability that a passage is
-    relevant (Nogueira & Cho, arXiv 1901.04085), by which Qu et al. denoise (RocketQA, arXiv
-    2010.08191).
+    The first is the localized contrastive loss of arXiv 2101.08751: it ranks, and a constant added
+    to a query's scores changes nothing. With the second, σ(s) is the probability that a passage is
+    relevant (arXiv 1901.04085), by which RocketQA denoises (arXiv 2010.08191).
     """
     data = read_training(settings.data)
     model = load_cross_encoder(
@@ -71,10 +65,7 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
 
 
 def fill_group(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
-    """Makes one row of a query and its passages, for `ListNetLoss`.
-
-    It compares the softmax of the scores with that of the labels; of 0, −∞, −∞, … it is 1, 0, 0, ….
-    """
+    """Makes a row for `ListNetLoss`: a query, its passages, labels whose softmax is 1, 0, 0, …."""
     texts = [data.passages[passage] for passage in passages]
     labels = [0.0] + [-math.inf] * (len(texts) - 1)
     return [{"query": data.queries[query], "passages": texts, "label": labels}]

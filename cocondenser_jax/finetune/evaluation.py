@@ -1,4 +1,4 @@
-"""Evaluation during fine-tuning: how the model as it is ranks passages for held-out queries."""
+"""Evaluates how the model in training ranks passages for held-out queries."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -39,11 +39,11 @@ class DevSearch(BaseEvaluator):
 
       −log( exp s(q, d⁺) / (exp s(q, d⁺) + Σ_d exp s(q, d)) ),
 
-    d being the passages ranked that are not judged relevant to q. MRR is the mean of 1 / rank of
-    the best relevant passage, 0 beyond the cutoff; a tie, or a score that is not a number, counts
-    against it. The whole collection is ranked, and the cutoff is 10; or, with an `eval_run`, the
-    relevant passages and all that the run has for the query, and the cutoff is 100. A query that
-    the run does not have is ranked against the passages of all others.
+    d being the ranked passages that are not judged relevant to q. MRR is the mean of 1 / rank of
+    the best relevant passage, 0 beyond the cutoff; ties, and scores that are no numbers, count
+    against it. Without an `eval_run`, the whole collection is ranked and the cutoff is 10; with
+    one, the relevant passages and all that the run has for the query (or, if it has none, for all
+    others), and the cutoff is 100.
     """
 
     # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of
@@ -55,10 +55,7 @@ class DevSearch(BaseEvaluator):
         data: TrainingData,
         score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """Reads the split, and adds its files to those of the run.
-
-        `score` makes scores_QxP of queries_QxD and passages_PxD: `InBatchLoss.score`.
-        """
+        """Reads the split, and adds its files to the data's; `score` is `InBatchLoss.score`."""
         super().__init__()
         folder = Path(settings.data)
         queries, qrels = read_split(folder, settings.eval_split)
@@ -88,7 +85,7 @@ class DevSearch(BaseEvaluator):
         self._every = settings.eval_every
 
     def arguments(self) -> dict[str, Any]:
-        """Makes the training arguments that evaluate during training."""
+        """Returns the training arguments that evaluate during training."""
         return {
             "eval_strategy": "steps",
             "eval_steps": self._every,
@@ -99,7 +96,7 @@ class DevSearch(BaseEvaluator):
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Encodes queries and passages with a model; returns `loss`, and `MRR@10` or `MRR@100`."""
+        """Encodes with a model, and ranks; returns `loss`, and `MRR@10` or `MRR@100`."""
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self._bfloat16):
             queries = model.encode_query(self._queries, show_progress_bar=False)
             passages = model.encode_document(self._passages, show_progress_bar=False)

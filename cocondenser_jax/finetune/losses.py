@@ -1,4 +1,4 @@
-"""Losses of a bi-encoder over the scores of all queries and passages of a step.
+"""Losses of a bi-encoder, computed from the scores of all queries and passages of a step.
 
 Shapes: Q queries, each with its own group of G passages, the positive first, P = Q·G passages in
 all; D, the size of an embedding. A row of scores belongs to a query, a column to a passage;
@@ -31,10 +31,7 @@ class LossSettings(NamedTuple):
 
 
 def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
-    """Returns scores_QxP, the inner products, in float32 even if the encoder runs in bfloat16.
-
-    Such logits are about 200, where neighboring bfloat16 numbers are 1.0 apart.
-    """
+    """Returns scores_QxP, inner products, in float32: near 200, bfloat16 numbers are 1.0 apart."""
     with torch.autocast(queries_QxD.device.type, enabled=False):
         return queries_QxD.float() @ passages_PxD.float().T
 
@@ -44,15 +41,14 @@ def learned_scores(
 ) -> torch.Tensor:
     """Returns scores_QxP, σ(W{q, d} + b), {q, d} being the two vectors side by side.
 
-    With `contrastive`, this is the learning-to-rank loss (equation 14) of the study of Condenser
-    with adaptive batches. The text does not define σ; here it is ReLU, as in the authors' code.
-    With a sigmoid, scores lie between 0 and 1, so the loss over 7 negatives could not fall below
-    log(1 + 7/e) = 1.27. Where ReLU makes all scores 0 from the start, which the seed decides,
-    nothing is learned. W{q, d} is the sum of a number of q and one of d, so all queries rank
-    passages in the same order, ties apart.
+    With `contrastive`, this is equation 14 of the study of Condenser with adaptive batches, which
+    does not define σ: here it is ReLU, as in the authors' code. (With a sigmoid, the loss over 7
+    negatives could not fall below log(1 + 7/e) = 1.27.) Where ReLU makes all scores 0 from the
+    start, which the seed decides, nothing is learned. W{q, d} is the sum of a number of q and one
+    of d, so all queries rank passages in the same order, ties apart.
 
-    The scorer, W and b, is trained with the model, and discarded: what is exported scores by the
-    inner product. The scores are on the vectors' device, the scorer may be on another.
+    The scorer, W and b, is trained with the model, and discarded: exported models score by the
+    inner product. It may be on another device than the vectors, where the scores are.
     """
     with torch.autocast(queries_QxD.device.type, enabled=False):
         of_query_D, of_passage_D = scorer.weight[0].to(queries_QxD.device).chunk(2)
@@ -73,11 +69,10 @@ def soft_labels(
 ) -> torch.Tensor:
     """Returns 1/Q Σ_q KL(T_q ‖ S_q), the distillation of a cross-encoder.
 
-    T_q is the softmax of the teacher's scores over the query's own group, 0 elsewhere; S_q is the
-    softmax of s over all passages of the step, so that passages the teacher has not scored are
-    pushed away like negatives. It is not KL(S_q ‖ T_q), as equation 16 of Gao & Callan, arXiv
-    2108.05540, prints it: S_q is nowhere 0, so that diverges wherever T_q is. The scores of a
-    query's group, s and `teacher_QxG`, must be finite.
+    T_q is the softmax of the teacher's scores over the query's own group, 0 elsewhere; S_q is that
+    of s over all passages of the step, so passages that the teacher has not scored are pushed away
+    like negatives. Equation 16 of arXiv 2108.05540 prints KL(S_q ‖ T_q), which diverges where T_q
+    is 0. The scores of a query's group, s and `teacher_QxG`, must be finite.
     """
     log_S_QxG = scores_QxP.log_softmax(1).gather(1, own_QxG)
     log_T_QxG = teacher_QxG.log_softmax(1)
@@ -95,10 +90,9 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     def __init__(
         self, model: SentenceTransformer, judgments: Judgments, settings: LossSettings
     ) -> None:
-        """Makes the loss; labels number queries and passages as the judgments do.
+        """Makes the loss; `judgments` number the labels, and hold a teacher's scores for soft ones.
 
-        For soft labels, these have the teacher's scores of every group. With a `chunk_size`, the
-        embeddings have a gradient cache (Gao et al., arXiv 2101.06983).
+        With a `chunk_size`, there is a gradient cache (Gao et al., arXiv 2101.06983).
         """
         super().__init__()
         self.model = model
@@ -163,6 +157,6 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
 def _look_up(
     matrix: scipy.sparse.csr_array, queries_Q: torch.Tensor, passages_P: torch.Tensor
 ) -> torch.Tensor:
-    """Returns values_QxP, the matrix's for each of the queries with each of the passages."""
+    """Returns values_QxP, the matrix's for each query with each passage."""
     rows_QxN = matrix[queries_Q.cpu().numpy()]
     return torch.from_numpy(rows_QxN[:, passages_P.cpu().numpy()].toarray()).to(queries_Q.device)

@@ -1,4 +1,4 @@
-"""Batches of an epoch's plan; plans of batches that are hard for the encoder as it is then."""
+"""Batches that follow an epoch's plan, and plans that are hard for the current encoder."""
 
 import functools
 import logging
@@ -75,9 +75,9 @@ def hard_plans(
     """Returns the function that plans an epoch's hard batches: adaptive batch scheduling.
 
     To be called before the first batch of each epoch. The first epoch's hardness is that of BM25;
-    for the others, the encoder as it is then scores all pairs, unless BM25 is to do so throughout.
-    A plan is saved, so a run that resumes within the epoch has the same batches; a lost one is made
-    again. Pairs that would be false negatives of each other are kept apart where possible.
+    later, the current encoder scores all pairs, unless BM25 is to do so throughout. Plans are
+    saved, so a resumed epoch has the same batches; a lost one is made again. Pairs that would be
+    false negatives of each other are kept apart where possible.
     """
     query_ids = data.pairs["query_id"][:]
     passage_ids = data.pairs["positive_id"][:]
@@ -109,7 +109,7 @@ def hard_plans(
 def bm25_candidates(
     queries: Sequence[str], passages: Sequence[str], depth: int
 ) -> scipy.sparse.csr_array:
-    """Returns the scores of the best of the pairs' passages for each query, by BM25."""
+    """Returns BM25's scores of the best of the pairs' passages for each query."""
     corpus = (Passage(str(i), "", text) for i, text in enumerate(passages))
     run = bm25_run(corpus, {str(i): text for i, text in enumerate(queries)}, depth)
     ends = np.cumsum([0, *map(len, run.values())])
@@ -121,7 +121,7 @@ def bm25_candidates(
 def encoder_candidates(
     model: SentenceTransformer, queries: Sequence[str], passages: Sequence[str], depth: int
 ) -> scipy.sparse.csr_array:
-    """Returns the scores of the best of the pairs' passages for each query, by inner product."""
+    """Returns the encoder's scores (inner products) of the best of the passages for each query."""
     logger.info("scoring all pairs for the batches of an epoch")
     training = model.training
     queries_NxD = model.encode_query(list(queries), show_progress_bar=False)

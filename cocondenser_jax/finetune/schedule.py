@@ -1,4 +1,4 @@
-"""Batches of training pairs that are hard for each other: adaptive batch scheduling.
+"""Plans batches of training pairs that are hard for each other: adaptive batch scheduling.
 
 With in-batch negatives, the passage p_j of a pair is a negative of the query q_i of each other pair
 in its batch. A batch B teaches more the larger its hardness

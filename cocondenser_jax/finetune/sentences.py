@@ -1,4 +1,4 @@
-"""Sentence encoders: fine-tuning on scored pairs or triplets."""
+"""Fine-tunes sentence encoders on scored pairs or triplets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ from cocondenser_jax.retrieval.models import load_retriever, new_parameters
 
 
 class SentencesSettings(NamedTuple):
-    """The fine-tuning of a sentence encoder; see configs/sentences.py."""
+    """All settings of the fine-tuning of a sentence encoder; see configs/sentences.py."""
 
     model: str
     pooling: str
@@ -75,7 +75,7 @@ def _make_loss(settings: SentencesSettings, model: SentenceTransformer) -> torch
 
 
 def _read_rows(path: Path, loss: str, n_rows: int, seed: int) -> datasets.Dataset:
-    """Returns a sample of `n_rows` rows to train on, all for 0; the first columns are the texts."""
+    """Returns a sample of `n_rows` training rows, all for 0; the first columns are the texts."""
     found: Sequence[tuple[Any, ...]]
     if loss == "cosine":
         names = ("first", "second", "score")

@@ -1,4 +1,4 @@
-"""The entry to fine-tuning."""
+"""Fine-tunes what a config names."""
 
 import contextlib
 import os
@@ -45,8 +45,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
     Returns:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
-      seconds, the number of pairs or rows trained on, and of the best evaluation step, measure and
-      loss.
+      seconds, pairs or rows trained on, and the best evaluation's step, measure and loss.
     """
     task = _TASKS[config.task]
     settings = resolve(config, workdir)
@@ -65,7 +64,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
 
 
 def resolve(config: ConfigDict, workdir: Path) -> Settings:
-    """Makes the settings of the config's task: nothing below reads a config."""
+    """Makes the settings of the config's task, so that nothing below reads a config."""
     record = config.to_dict()
     settings: Settings = _take(
         _TASKS[config.task].settings, record | {"workdir": workdir, "record": record}
@@ -74,7 +73,7 @@ def resolve(config: ConfigDict, workdir: Path) -> Settings:
 
 
 def _take(part: Any, values: Mapping[str, Any]) -> Any:
-    """Makes a named tuple, and those that are its fields, of the values that they declare."""
+    """Makes a named tuple, and the named tuples that are its fields, from values by name."""
     taken = {}
     for name, kind in get_type_hints(part).items():
         taken[name] = _take(kind, values) if hasattr(kind, "_fields") else values[name]

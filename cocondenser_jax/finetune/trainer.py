@@ -1,7 +1,4 @@
-"""What all fine-tuning shares: training arguments, resuming, metrics, a result whole or absent.
-
-The loop itself is transformers' Trainer, as sentence-transformers extends it.
-"""
+"""Runs any fine-tuning on transformers' Trainer: arguments, resuming, metrics, the result."""
 
 import contextlib
 import logging
@@ -42,8 +39,7 @@ logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
 _FREE = ("model", "data", "negatives_run", "teacher_run", "loggers")
-# Parameters of the loss itself, in a checkpoint: sentence-transformers (6.2.0) does not save them.
-_LOSS = "loss.safetensors"
+_LOSS = "loss.safetensors"  # the own parameters of a loss: sentence-transformers 6.2.0 saves none
 
 
 class TrainerSettings(NamedTuple):
@@ -66,10 +62,9 @@ class TrainerSettings(NamedTuple):
 
 
 def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, Path]) -> None:
-    """Prepares the workdir, or makes sure that the run started there has these settings and data.
+    """Prepares the workdir, or checks that the run started there has these settings and data.
 
-    What the paths lead to may have moved since then. `files` is what the run reads beside the
-    model, by what it is. There must be as many rows to train on as a batch has.
+    `files` is what the run reads beside the model, by kind; it may have moved since then.
     """
     record = settings.record
     if n_rows < settings.batch_size:
@@ -85,10 +80,7 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, 
 
 
 def arguments(settings: TrainerSettings) -> dict[str, Any]:
-    """Makes the training arguments that all tasks share.
-
-    A step is `batch_size` rows however many processes share it: each takes its slice of them.
-    """
+    """Makes the training arguments of all tasks; processes share the `batch_size` rows of steps."""
     on_gpu = torch.cuda.is_available()
     return {
         "output_dir": str(settings.workdir / "checkpoints"),
@@ -117,7 +109,7 @@ def arguments(settings: TrainerSettings) -> dict[str, Any]:
 
 
 def is_main_process() -> bool:
-    """Returns whether this process is the one that writes and prints."""
+    """Returns whether this is the process that writes and prints."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -129,7 +121,7 @@ def run(
 ) -> dict[str, Any]:
     """Trains to the end, from the newest intact checkpoint if there is one, and saves the model.
 
-    With an evaluator, that is the model of the best evaluation. `result` is its folder in the
+    With an evaluator, that is the model of the best evaluation, in the folder `result` of the
     workdir. Returns what `tasks.finetune` does, without the number of rows.
     """
     start = time.perf_counter()
@@ -169,7 +161,7 @@ def run(
 def _prepare_resume(checkpoints: Path) -> int:
     """Returns the step of the newest intact checkpoint, 0 for none, and deletes later ones.
 
-    If all that were completed are damaged, they stay as they are, and this raises a UserError.
+    If every completed one is damaged, they stay as they are, and this raises a UserError.
     """
     # transformers (5.23) would take the newest, also one that a kill cut short:
     # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.
@@ -245,7 +237,7 @@ class _Control(TrainerCallback):
         self._loss = loss
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # They are not part of the model, so DistributedDataParallel does not average them.
+        # They are not part of the model: DistributedDataParallel does not average them.
         for parameter in _own_parameters(dict(self._loss.named_parameters())).values():
             parameter.grad = reduce(parameter.grad, "mean")
 
@@ -257,7 +249,6 @@ class _Control(TrainerCallback):
             control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Completes a checkpoint."""
         PartialState().wait_for_everyone()  # each writes a part of it
         if not is_main_process():
             return
@@ -268,5 +259,5 @@ class _Control(TrainerCallback):
 
 
 def _own_parameters(of_loss: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Leaves the model's parameters out of a loss's."""
+    """Returns those of a loss's parameters that are not the model's."""
     return {name: value for name, value in of_loss.items() if not name.startswith("model.")}

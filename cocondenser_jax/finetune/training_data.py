@@ -1,4 +1,4 @@
-"""Training data of rankers: (query, relevant passage) pairs, negatives, judgments by number."""
+"""Reads what rankers train on: (query, relevant passage) pairs, negatives, judgments by number."""
 
 import dataclasses
 import zlib
@@ -67,9 +67,9 @@ class TrainingData:
 
 
 class Rows:
-    """A data collator: turns pairs of ids into rows of texts before another one collates those.
+    """A data collator that turns pairs of ids into rows of texts before another collates those.
 
-    The dataset itself keeps ids alone, so nothing copies or hashes the texts of a collection.
+    The dataset keeps ids alone, so nothing copies or hashes the texts of a collection.
     """
 
     def __init__(
@@ -111,11 +111,7 @@ class EachEpoch(TrainerCallback):
 
 
 def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]:
-    """Draws the numbers of `n` of `n_rows` rows, ascending; 0 keeps all of them.
-
-    With the same seed, a larger sample holds the smaller one. The name of the setting and what the
-    rows are, are for the message.
-    """
+    """Draws `n` row numbers, ascending; 0: all. With one seed, larger samples hold smaller ones."""
     if not 0 <= n <= n_rows:
         raise UserError(f"{setting} is {n}: expected 1 to {n_rows}, {what}, or 0 for all of them")
     order = np.random.default_rng(seed).permutation(n_rows)
@@ -146,10 +142,7 @@ def training_pairs(relevant: Qrels) -> datasets.Dataset:
 
 
 def draw_negatives(data: TrainingData, query: str, positive: str) -> list[str]:
-    """Draws the ids of a pair's negatives, which depend on (seed, epoch, pair) only.
-
-    Where a query has fewer candidates than `n_negatives`, some are drawn more than once.
-    """
+    """Draws ids of negatives by (seed, epoch, pair), some repeatedly if the query has too few."""
     if not data.n_negatives:
         return []
     found = data.candidates[query]
@@ -204,7 +197,7 @@ def read_training(settings: DataSettings, teacher_run: Path | None = None) -> Tr
 def _scored_candidates(
     candidates: Mapping[str, Sequence[str]], relevant: Qrels, teacher: Run, source: Path
 ) -> dict[str, list[str]]:
-    """Keeps the candidates that the teacher has scored; it must have scored every positive."""
+    """Keeps the candidates that the teacher has scored; it must have scored all positives."""
     if without := [
         f"{query} {passage}"
         for query, passages in relevant.items()

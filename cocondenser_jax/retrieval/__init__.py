@@ -1,1 +1,1 @@
-"""Encoding, indexing, search and reranking, in PyTorch. Never imports JAX."""
+"""Encodes, indexes, searches and reranks, in PyTorch. Never imports JAX."""

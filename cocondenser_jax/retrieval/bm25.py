@@ -27,12 +27,10 @@ _WORTH_COMPILING = 50_000_000
 def write_bm25_run(
     data_folder: Path, run_out: Path, split: str | None = None, **options: Any
 ) -> dict[str, float]:
-    """Ranks the passages of a data folder for its queries, or a split's, and writes a TREC run.
+    """Ranks a data folder's passages for its queries, or those of a split; writes a TREC run.
 
-    Options are those of `bm25_run`.
-
-    Returns:
-      How many queries there are, and how long indexing and searching took.
+    Options are those of `bm25_run`. Returns the number of queries, and the seconds that indexing
+    and searching took.
     """
     queries = read_queries(data_folder, split)
     start = time.perf_counter()
@@ -64,8 +62,7 @@ def bm25_run(
       b: strength of length normalization.
 
     Returns:
-      The run, query → passage → score, best first. A passage that shares no term with the query
-      is not in it.
+      query → passage → score, best first, without passages that share no term with the query.
     """
     if depth < 1:
         raise UserError(f"depth={depth}: expected at least 1")
@@ -85,11 +82,7 @@ def bm25_run(
 
 
 def open_word_index(folder: Path, passages: pyarrow.Table) -> Any:
-    """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it.
-
-    Raises:
-      UserError: if it is damaged or of other passages.
-    """
+    """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it."""
     place = folder / "bm25"
     if not place.exists():
         with new_folder(place) as partial:
@@ -107,7 +100,7 @@ def open_word_index(folder: Path, passages: pyarrow.Table) -> Any:
 
 
 def rank_by_words(index: Any, queries: list[str], depth: int) -> list[dict[int, float]]:
-    """Ranks by BM25: row → score of the passages found for each query, best first."""
+    """Ranks by BM25; returns row → score of each query's passages, best first."""
     n_passages = index.scores["num_docs"]
     index.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
     terms_Q = [index.get_tokens_ids(words) for words in _tokenize(queries, return_ids=False)]

@@ -1,9 +1,8 @@
-"""A folder of embeddings: its shards, whether they are whole, and searching them all.
+"""A folder of embeddings: writes and maps its shards, and searches them all.
 
 Shard i is `embeddings-<i>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
-`vector`. Files are memory-mapped: a folder may be larger than memory. Of n machines that encode
-together, machine m writes the shards m, n + m, 2n + m and so on to a folder of its own, see
-`runs.shard_folder`; the folder of all of them is read as one.
+`vector`. Files are memory-mapped: a folder may be larger than memory. Machine m of n writes the
+shards m, n + m, 2n + m and so on to its own `runs.shard_folder`; they are read as one folder.
 """
 
 import math
@@ -33,18 +32,18 @@ PASSAGES = pyarrow.schema([(name, pyarrow.large_string()) for name in Passage._f
 
 
 def shard_file(folder: Path, number: int) -> Path:
-    """Names the file of a shard."""
+    """Returns the path of a shard."""
     return folder / f"embeddings-{number:05d}.arrow"
 
 
 def shard_rows(manifest: Mapping[str, Any], number: int) -> int:
-    """Counts the rows of a shard: all have the same number but the last."""
+    """Returns the number of rows of a shard, which is the same in all but the last."""
     size: int = manifest["shard_size"]
     return min(size, manifest["passages"] - number * size)
 
 
 def machine_shards(manifest: Mapping[str, Any], machine: tuple[int, int]) -> range:
-    """Lists the shards that machine i of n encodes, from 0."""
+    """Returns the numbers, from 0, of the shards that machine i of n encodes."""
     index, n_machines = machine
     return range(index, manifest["shards"], n_machines)
 
@@ -96,7 +95,7 @@ def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table 
 def open_shards(
     folder: Path, manifest: Mapping[str, Any], numbers: Iterable[int] | None = None
 ) -> pyarrow.Table:
-    """Maps shards of the folder of all machines; None stands for the numbers of all shards."""
+    """Maps the shards with these numbers, None: all, of the folder of all machines."""
     parts = shard_folders(folder)
     tables = []
     for number in range(manifest["shards"]) if numbers is None else numbers:
@@ -122,7 +121,7 @@ def shard_vectors(table: pyarrow.Table) -> list[np.ndarray]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of an index, or of embeddings, whose parts on several machines agree."""
+    """Reads the manifest of an index or of embeddings; those of several machines must agree."""
     parts = shard_folders(folder)
     manifests = [_read_manifest(part) for part in parts]
     require_same(parts, manifests, [name for name in manifests[0] if name not in MOVED])
@@ -182,8 +181,8 @@ def nearest(
 def write_parquet(folder: Path, out: Path, machine: tuple[int, int] = (0, 1)) -> None:
     """Writes ids and vectors as one Parquet file, for vector databases, whole or not at all.
 
-    Its columns are `id` (string) and `vector` (a list of float32, all of one length). `folder` is
-    that of all machines; the shards of machine i of n become a row group each.
+    Its columns are `id` (string) and `vector` (float32, one length). `folder` is that of all
+    machines; the shards of machine i of n become a row group each.
     """
     folder = shard_folder(folder, machine)
     manifest = read_manifest(folder)

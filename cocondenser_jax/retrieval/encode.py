@@ -1,4 +1,4 @@
-"""Texts to vectors: a corpus into shards on disk."""
+"""Encodes a corpus into vectors, in shards on disk."""
 
 import hashlib
 import json
@@ -38,12 +38,10 @@ from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_com
 
 logger = logging.getLogger(__name__)
 
-# Replaces what computes the transformer of a retriever: of a folder, for batches of a size, with
-# matrix products of a precision.
+# Replaces the transformer of a retriever: given its folder, a batch size and a precision.
 Backend = Callable[[SentenceTransformer, Path, int, str], None]
 
-# Above it, a shard would not fit in memory.
-_LARGEST = 10_000_000
+_LARGEST = 10_000_000  # a larger shard would not fit in memory
 
 
 def encode_corpus(
@@ -68,7 +66,7 @@ def encode_corpus(
     Args:
       model_folder: see `models.load_retriever`.
       corpus: a data folder, or its file of passages.
-      out: the folder for the shards; of several machines, for their folders.
+      out: the folder for the shards; with several machines, for their folders.
       batch_size: passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
       passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
@@ -80,8 +78,8 @@ def encode_corpus(
       backend: what runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
 
     Returns:
-      The manifest: model, its hash, dimension, number of passages and the settings above. On n
-      machines, it is each time that of all.
+      The manifest: model, its hash, dimension, number of passages and the settings above. With
+      several machines, each returns that of the whole corpus.
     """
     for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
         if value is not None and not 1 <= value <= _LARGEST:
@@ -128,15 +126,13 @@ def encode_corpus(
 def default_shard_size(n_passages: int) -> int:
     """Returns passages per shard: a twentieth of the corpus, within 500 to 5,000.
 
-    A kill loses the shard in progress. 500 passages are 11 TFLOP with BERT-base and 128 tokens,
-    half a minute of a CPU, and batches enough to sort by length; with 5,000, MS MARCO's 8.8 million
-    passages are only 1,769 shards.
+    A kill loses the shard in progress. 500 passages are half a minute of a CPU (11 TFLOP with
+    BERT-base and 128 tokens), and enough to sort by length; with 5,000, MS MARCO has 1,769 shards.
     """
     return min(max(n_passages // 20, 500), 5_000)
 
 
 def _count_and_hash(corpus: Path) -> tuple[int, str]:
-    """Returns how many passages a corpus has, and one hash of all of them."""
     digest = hashlib.sha256()
     n_passages = 0
     for passage in read_corpus(corpus):
@@ -153,7 +149,7 @@ def _encode_shards(
     machine: tuple[int, int],
     batch_size: int,
 ) -> None:
-    """Writes the shards of a machine that are not in its folder, or are damaged."""
+    """Writes the shards of a machine that are missing from its folder or damaged."""
     own = machine_shards(manifest, machine)
     n_own = sum(shard_rows(manifest, number) for number in own)
     with tqdm(total=n_own, desc="encode", unit=" passages") as progress:

@@ -1,4 +1,4 @@
-"""Several runs made into one, by ranks or by scores."""
+"""Fuses several runs into one, by ranks or by scores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,12 @@ def fuse_runs(
     weights: Sequence[float] | None = None,
     depth: int = 100,
 ) -> Run:
-    """Sums a passage's values in several runs, times their weights; 0 where a run has it not.
+    """Sums each passage's weighted values in several runs; 0 where a run does not have it.
 
     Args:
       runs: two or more; a query need not be in all of them.
-      method: `rrf`: 1 / (60 + rank), of Cormack, Clarke & Büttcher, "Reciprocal Rank Fusion
-        outperforms Condorcet and Individual Rank Learning Methods" (SIGIR 2009); `min_max`: (score
-        - least) / (most - least) of a query's scores in the run, 1 where all are equal.
+      method: `rrf`: 1 / (60 + rank) (Cormack, Clarke & Büttcher, SIGIR 2009); `min_max`: (score -
+        least) / (most - least) of a query's scores in the run, 1 where all are equal.
       weights: of the runs; None: 1 each.
       depth: passages kept of a query, the best; of equal ones those of the first run.
     """
@@ -49,7 +48,7 @@ def fuse_scores(
     weights: Sequence[float],
     depth: int,
 ) -> dict[Name, float]:
-    """Fuses one query's scores, as `fuse_runs` does; best first."""
+    """Fuses one query's scores as `fuse_runs` does; best first."""
     sums: dict[Name, float] = {}
     for scores, weight in zip(rankings, weights, strict=True):
         for passage, value in _values(scores, method).items():

@@ -1,4 +1,4 @@
-"""Vectors to a faiss index.
+"""Builds and reads faiss indexes.
 
 An index folder holds everything that search needs beside the model: `index.faiss`,
 `passages.arrow` (id, title and text of each row of the index) and `manifest.json` (of the
@@ -66,7 +66,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
 def read_index(
     folder: Path, manifest: Mapping[str, Any], parameters: str
 ) -> tuple[faiss.Index, pyarrow.Table]:
-    """Reads an index that is as `build_index` wrote it, and maps the passages of its rows."""
+    """Reads an index as `build_index` wrote it, and maps the passages of its rows."""
     path = folder / "index.faiss"
     # faiss trusts what it reads: of a damaged file it may allocate any amount of memory, search
     # endlessly, or give wrong results.

@@ -1,8 +1,7 @@
-"""Hard negatives: passages that retrievers rank high for a query and that do not answer it.
+"""Mines hard negatives: passages that retrievers rank high for a query and that do not answer it.
 
-A pool of negatives joins one run or several: in the second round of Gao & Callan, "Unsupervised
-Corpus Aware Language Model Pre-training for Dense Passage Retrieval" (arXiv 2108.05540), those of
-BM25 and of the first round's retriever.
+A pool joins one run or several: in the second round of arXiv 2108.05540, those of BM25 and of the
+first round's retriever.
 """
 
 import math
@@ -39,8 +38,6 @@ def mine(
 ) -> dict[str, Any]:
     """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
 
-    A passage judged relevant is never in it.
-
     Args:
       sources: runs, or published negatives: see `folder.read_best_passages`.
       data_folder: holds queries and judgments, and with `answers` the passages.
@@ -50,9 +47,8 @@ def mine(
       answers: answers to the queries of the split, see `layouts.read_answers`. A passage whose text
         holds an answer to the query is left out.
       denoise_run: logits of a cross-encoder, of `rerank.rerank`. A passage without one, or whose
-        probability σ(logit) is not below `denoise_below`, is left out: denoised hard negatives of
-        Qu et al., "RocketQA: An Optimized Training Approach to Dense Passage Retrieval for
-        Open-Domain Question Answering" (arXiv 2010.08191).
+        probability σ(logit) is not below `denoise_below`, is left out: the denoised hard negatives
+        of RocketQA (arXiv 2010.08191).
       denoise_below: a probability; 0.1 is the paper's.
 
     Returns:
@@ -92,9 +88,8 @@ def make_pool(
 ) -> tuple[Run, dict[str, int]]:
     """Joins what several sources rank high for the same queries.
 
-    Scores of different engines cannot be compared, ranks can: a passage's score is 1 / r, r being
-    the best of its ranks, so that the sources take turns. Passages of the same rank are in the
-    order of the sources.
+    Scores of different engines cannot be compared, so a passage's score is 1 / r, r its best rank.
+    Passages of the same rank are in the order of the sources.
 
     Args:
       best: of each source, query → passages, best first.
@@ -125,7 +120,7 @@ def _answer_test(
     corpus: Path,
     best: Mapping[Path, Mapping[str, Sequence[str]]],
 ) -> Excludes:
-    """Returns the test whether a passage that a source names holds an answer."""
+    """Makes a test whether a passage that a source names holds an answer."""
     matchers = {query: make_matcher(found) for query, found in answers.items()}
     texts = {name: prepare(p.text) for name, p in read_named(corpus, *best.items()).items()}
     return lambda query, passage: query in matchers and matchers[query](texts[passage])

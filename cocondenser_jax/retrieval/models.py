@@ -1,4 +1,4 @@
-"""Bi-encoders and cross-encoders as sentence-transformers."""
+"""Loads bi-encoders and cross-encoders as sentence-transformers."""
 
 import contextlib
 import copy
@@ -24,12 +24,11 @@ from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Without it, the libraries would ask on the terminal whether to run a folder's code.
+# Without it, the libraries would ask on the terminal whether to run the code of a folder.
 _NO_CODE = {"trust_remote_code": False}
 _NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": _NO_CODE, "processor_kwargs": _NO_CODE}
 _MOST_LAYERS = 1_000  # more would fill the memory
-# What vectors depend on beside the weights.
-_SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")
+_SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")  # what vectors depend on, too
 
 
 def load_retriever(
@@ -44,10 +43,9 @@ def load_retriever(
 ) -> SentenceTransformer:
     """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
 
-    A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score. A
-    sentence-transformers folder (one with `modules.json`) keeps its own modules, unless `pooling`
-    replaces them. There is no pooler: it is not part of the embedding, and would be random in a
-    pre-trained retriever.
+    A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score. One
+    of sentence-transformers (with `modules.json`) keeps its modules, unless `pooling` replaces
+    them. A pooler is left out: in a pre-trained retriever it would be random.
 
     Args:
       folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
@@ -135,8 +133,7 @@ def load_cross_encoder(
 def blend(model: SentenceTransformer, other: SentenceTransformer, share: float) -> None:
     """Moves a model's weights by a share, 0 to 1, of the way to those of one of the same shape.
 
-    Weights between those of a model and of its fine-tuned successor lose less of what the first was
-    good at (Wortsman et al., arXiv 2109.01903).
+    A model averaged with its fine-tuned successor forgets less (Wortsman et al., arXiv 2109.01903).
     """
     weights = other.state_dict()
     for name, value in model.state_dict().items():
@@ -146,20 +143,20 @@ def blend(model: SentenceTransformer, other: SentenceTransformer, share: float) 
 
 @contextlib.contextmanager
 def new_parameters(seed: int) -> Iterator[None]:
-    """Draws what the block adds to a model by seed; torch's global generator stays as it was."""
+    """Seeds what the block adds to a model; torch's global generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def uses_bfloat16(precision: str) -> bool:
-    """Returns whether matrix products are to be in bfloat16: "auto" means on a GPU that has it."""
+    """Returns whether matrix products are in bfloat16; "auto" means on a GPU that has it."""
     on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return precision == "bfloat16" or (precision == "auto" and on_gpu)
 
 
 def towers(model: SentenceTransformer) -> dict[str, Transformer]:
-    """Returns the transformers of "query" and "document", or that of both under "", if any."""
+    """Returns the transformers of "query" and "document", or a single one under "", if any."""
     first: dict[str, Any] = {"": model[0]}
     if isinstance(model[0], Router):
         routes: dict[str, Any] = dict(model[0].sub_modules)
@@ -168,7 +165,7 @@ def towers(model: SentenceTransformer) -> dict[str, Transformer]:
 
 
 def tower_folder(folder: Path, name: str) -> Path:
-    """Returns where the weights of an encoder that `towers` names are."""
+    """Returns the folder of the weights of an encoder that `towers` names."""
     return folder / f"{name}_0_Transformer" if name else folder
 
 
@@ -179,7 +176,7 @@ def pooling_of(model: SentenceTransformer) -> str | None:
 
 
 def passage_tokens(model: SentenceTransformer) -> int | None:
-    """Returns how many tokens are kept of a passage; None: the tokenizer does not limit them."""
+    """Returns the number of tokens kept of a passage; None: the tokenizer does not limit it."""
     found = towers(model)
     tower = found.get("document", found.get(""))
     length: int | None = tower.document_length or tower.max_seq_length if tower else None
@@ -187,7 +184,7 @@ def passage_tokens(model: SentenceTransformer) -> int | None:
 
 
 def model_sha256(folder: Path) -> str:
-    """Returns one hash of everything in a model folder that its vectors depend on."""
+    """Returns a hash of everything in a model folder that its vectors depend on."""
     folder = find_folder(folder)
     paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
     digest = hashlib.sha256()
@@ -225,7 +222,7 @@ def _project(model: SentenceTransformer, size: int, seed: int, folder: Path) -> 
 
 
 def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
-    """Stops training from looking for a model card's content, on the hub and among the texts."""
+    """Keeps training from looking up what a model card says, on the hub and among the texts."""
     model.model_card_data.local_files_only = True
     model.model_card_data.generate_widget_examples = False
 
@@ -245,10 +242,9 @@ def _limit_tokens(
 
 @contextlib.contextmanager
 def _loading(folder: Path, kind: str, drawn: str | None = None) -> Iterator[None]:
-    """Keeps the libraries quiet, and turns what they raise into one line.
+    """Silences the libraries, and turns what they raise into one line.
 
-    Parameters left at random, which they only log, are an error too, unless `drawn` matches their
-    names.
+    Parameters left at random are an error too, unless `drawn` matches their names.
     """
     missing: list[str] = []
     models: Any = transformers.PreTrainedModel
@@ -259,11 +255,11 @@ def _loading(folder: Path, kind: str, drawn: str | None = None) -> Iterator[None
         missing.extend(name for name in info["missing_keys"] if not re.search(drawn or "$^", name))
         return model
 
-    # Bars for an instant's work, and a report of every unused head, would hide what matters.
+    # Progress bars for an instant's work, and a report of unused heads, would hide what matters.
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
-    # sentence-transformers (6.2.0) does not pass on what transformers says of loading.
+    # sentence-transformers (6.2.0) does not pass on what transformers reports about loading.
     models.from_pretrained = classmethod(load_and_note)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Scores of a cross-encoder for what a first stage found."""
+"""Scores a first stage's passages with a cross-encoder."""
 
 import time
 from collections.abc import Sequence
@@ -92,7 +92,6 @@ def rerank(
 
 
 def _relevant_passages(data_folder: Path, split: str) -> dict[str, list[str]]:
-    """Returns query → its relevant passages, for the queries of a split that have some."""
     _, qrels = read_split(data_folder, split)
     relevant = {query: [p for p, grade in qrels[query].items() if grade > 0] for query in qrels}
     return {query: found for query, found in relevant.items() if found}
@@ -104,7 +103,7 @@ def score_pairs(
     batch_size: int = 64,
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> np.ndarray:
-    """Returns `scores_N`, float32: the logit of each pair of texts (query, passage)."""
+    """Returns `scores_N`, float32: the logit of each (query, passage)."""
     with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)):
         scores_N = model.predict(pairs, batch_size=batch_size, show_progress_bar=True)
     if not np.isfinite(scores_N).all():

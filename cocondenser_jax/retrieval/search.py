@@ -1,4 +1,4 @@
-"""Queries to passages, by inner products of vectors, in an index or in embeddings; and by BM25."""
+"""Searches an index or embeddings by inner products of vectors, and by BM25."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.storage.files import without_surrogates
 
 _QUERIES_AT_ONCE = 256
-# Passages of each side that are fused, or more where more are asked for.
+# How many passages of each side are fused, or more where more are asked for.
 _FUSED_DEPTH = 100
 
 
@@ -58,8 +58,7 @@ def open_index(
 ) -> OpenIndex:
     """Opens an index, or embeddings as they are, with the model that encoded them.
 
-    Every search of embeddings reads all of them, a block at a time, and is exact, as in a "Flat"
-    index.
+    A search of embeddings reads all of them, block by block, and is exact, as with "Flat".
 
     Args:
       folder: of `index.build_index` or `encode.encode_corpus`.
@@ -103,12 +102,10 @@ def retrieve(
     depth: int = 100,
     **options: Any,
 ) -> dict[str, float]:
-    """Searches for the queries of a data folder, or of a split of it, and writes a TREC run.
+    """Searches for the queries of a data folder, or of a split, and writes a TREC run.
 
-    `open_index` describes what is searched, and its options.
-
-    Returns:
-      How many queries and passages there are, and how long encoding the queries and searching took.
+    The options are those of `open_index`. Returns the numbers of queries and passages, and the
+    seconds that encoding the queries and searching took.
     """
     queries = read_queries(data_folder, split)
     index = open_index(folder, model_folder, **options)
@@ -145,7 +142,7 @@ def search_text(index: OpenIndex, query: str, k: int = 10) -> list[FoundPassage]
 
 
 def _find(index: OpenIndex, texts: list[str], k: int) -> list[dict[int, float]]:
-    """Returns row → score of what was found for each text, best first."""
+    """Returns row → score of each text's passages, best first."""
     if index.hybrid is None:
         return _find_by_vectors(index, texts, k)
     depth = max(k, _FUSED_DEPTH)
@@ -177,7 +174,7 @@ def _find_by_vectors(index: OpenIndex, texts: list[str], k: int) -> list[dict[in
 def _nearest_in_index(
     index: faiss.Index, queries_QxD: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Searches for some queries at a time, so that the bar moves."""
+    """Searches for some queries at a time, to move the progress bar."""
     n_queries = len(queries_QxD)
     starts = trange(0, n_queries, _QUERIES_AT_ONCE, desc="search", disable=n_queries == 1)
     found = [index.search(queries_QxD[i : i + _QUERIES_AT_ONCE], k) for i in starts]

@@ -1,4 +1,4 @@
-"""Metrics of sentence encoders: correlation with human scores, and accuracy on triplets."""
+"""Evaluates sentence encoders: correlation with human scores, and accuracy on triplets."""
 
 import math
 import warnings
@@ -41,8 +41,8 @@ def evaluate_scored_pairs(path: Path, folder: Path, pooling: str | None = None) 
 def evaluate_triplets(path: Path, folder: Path, pooling: str | None = None) -> dict[str, float]:
     """Computes the share of anchors nearer to their positive than to their negative.
 
-    In Euclidean distance, as Reimers & Gurevych (arXiv 1908.10084) train and evaluate. The
-    arguments are those of `evaluate_scored_pairs`; `path` is a file of triplets.
+    In Euclidean distance, as in arXiv 1908.10084. `path` is a file of triplets, the other arguments
+    are those of `evaluate_scored_pairs`.
     """
     anchors, positives, negatives = map(list, zip(*read_triplets(path), strict=True))
     evaluator = TripletEvaluator(

@@ -22,10 +22,9 @@ from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.cli.output import LogFormatter
 from cocondenser_jax.errors import UserError, name_extra
 
-# Libraries whose INFO messages no user asked for.
-_QUIET = "datasets faiss httpx jax sentence_transformers".split()
+_QUIET = "datasets faiss httpx jax sentence_transformers".split()  # their INFO is not shown
 
-# What an operating system answers that its user can change.
+# Errors of the operating system that the user can mend.
 _FIXABLE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EMFILE),
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
@@ -92,13 +91,13 @@ def _run(words: list[str]) -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Ends the command as an exception does, so that nothing half-made stays."""
+    """Ends the command by an exception, so that nothing half-made stays."""
     signal.signal(number, signal.SIG_DFL)  # the next signal ends it at once
     raise SystemExit(128 + number)
 
 
 def _report_usage(error: click.UsageError) -> int:
-    """Prints the help where nothing was asked for, and one line for a mistake."""
+    """Prints help for a call without arguments, and one line for a mistake."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         print(error.format_message(), file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Commands that turn results into metrics: `evaluate run`, `answers` and `sentences`."""
+"""Commands that compute metrics: `evaluate run`, `answers` and `sentences`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
 
 _RUN = required("--run", Path, "TREC run")
-_COMPARE_WITH = flag("--compare_with", Path, "another TREC run: print both, and two paired tests")
+_COMPARE_WITH = flag("--compare_with", Path, "another TREC run: compare both by two paired tests")
 
 
 @command(
     "evaluate run --run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
     _RUN,
     required("--qrels", Path, "TREC or BEIR judgments"),
-    flag("--metrics", "MRR@10,Recall@100,nDCG@10", "separated by commas"),
+    flag("--metrics", "MRR@10,Recall@100,nDCG@10", "metrics, separated by commas"),
     _COMPARE_WITH,
     JSON_OUT,
 )
@@ -35,9 +35,9 @@ def evaluate_judgments(run, qrels, metrics, compare_with, json_out):
 @command(
     "evaluate answers --run=runs/test.trec --answers=data/nq-test.qa.csv --corpus=data",
     _RUN,
-    required("--answers", Path, "to the questions, .jsonl (_id, answers) or DPR's .csv"),
+    required("--answers", Path, "answers to the questions: .jsonl (_id, answers) or DPR's .csv"),
     required("--corpus", Path, "the passages, a data folder or its file of passages"),
-    flag("--top_k", "1,5,20,100", "numbers of passages, separated by commas"),
+    flag("--top_k", "1,5,20,100", "values of k, separated by commas"),
     _COMPARE_WITH,
     JSON_OUT,
 )
@@ -75,9 +75,9 @@ def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:
 
 @command(
     "evaluate sentences --model=runs/stsb/encoder --sts=sts-test.csv",
-    required("--model", Path, "the sentence encoder: a folder or hub name"),
-    flag("--sts", Path, "pairs with human scores, as in the STS Benchmark: gives correlations"),
-    flag("--triplets", Path, "a .csv of Sentence1, Sentence2, Sentence3: gives Accuracy"),
+    required("--model", Path, "the sentence encoder: a folder or Hub name"),
+    flag("--sts", Path, "pairs with human scores, as in the STS Benchmark: correlations"),
+    flag("--triplets", Path, "a .csv of Sentence1, Sentence2, Sentence3: accuracy"),
     POOLING,
     JSON_OUT,
 )

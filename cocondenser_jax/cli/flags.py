@@ -1,4 +1,4 @@
-"""What the commands share: how they and their flags are declared, with click."""
+"""Declares commands and their flags, with click."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ _GROUPS = {
 def command(
     example: str, *flags: click.Parameter
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds a function to the program, as a command that passes the flags by their names.
+    """Adds a function to the program as a command, called with the flags by name.
 
     Its help is the function's docstring, the flags, and an example, which begins with its name.
     """
@@ -70,10 +70,9 @@ class _Flag(click.Option):
 def flag(
     name: str, kind: Any, meaning: str, *, goes_with: str | None = None, **options: Any
 ) -> click.Option:
-    """Declares a flag.
+    """Declares a flag, by its type, its default, or its choices (the first is the default).
 
-    Its kind is its type; or its default; or its choices, of which the first is the default. It is
-    refused without the flag that it goes with. The options are those of click.Option.
+    It is refused without the flag that it goes with. The options are those of click.Option.
     """
     if kind is False:
         options["is_flag"] = True
@@ -126,6 +125,6 @@ EXPERIMENT = (
     OVERRIDES,
 )
 JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
-POOLING = flag("--pooling", click.Choice(("cls", "mean")), "instead of the model folder's own")
-_MACHINE = "part i of n, from 0, on n machines"
+POOLING = flag("--pooling", click.Choice(("cls", "mean")), "pooling other than the model's own")
+_MACHINE = "process part I, from 0, of N: one part per machine"
 SHARD = flag("--shard", _parse_shard, _MACHINE, default="0/1", metavar="I/N")

@@ -1,4 +1,4 @@
-"""How results are printed: control characters, which a file may hold, are escaped."""
+"""Prints results, escaping control characters that a file may hold."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
-    """Prints one name and value per line, and writes them all where asked."""
+    """Prints one name and value per line; also writes them to `json_out`, if any."""
     width = max(map(len, metrics))
     for name, value in metrics.items():
         shown = value

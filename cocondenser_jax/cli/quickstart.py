@@ -1,4 +1,4 @@
-"""Commands that run whole pipelines, and the page on what runs logged."""
+"""Commands that run whole pipelines, or report on runs."""
 
 import shlex
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from cocondenser_jax.cli.flags import OVERRIDES, command, flag, required
 from cocondenser_jax.cli.output import print_table, print_text
 
-_WORKDIR = required("--workdir", Path, "the folder to work in")
+_WORKDIR = required("--workdir", Path, "output folder; finished steps found there are skipped")
 
 
 @command("quickstart --workdir=runs/quickstart", _WORKDIR)
@@ -23,7 +23,7 @@ def quickstart(workdir):
 @command(
     "adapt --corpus=articles.jsonl.xz --model=models/minilm --workdir=runs/adapted --data=data",
     required("--corpus", str, "your documents: whatever corpus --source takes"),
-    required("--model", str, "to adapt (docs/backbones.md): a folder or hub name"),
+    required("--model", str, "the model to adapt (docs/backbones.md): a folder or Hub name"),
     _WORKDIR,
     flag("--data", Path, "passages, queries and judgments to test on (default: no test)"),
     OVERRIDES,
@@ -36,7 +36,7 @@ def adapt(workdir, **options):
 
 
 def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:
-    """Prints the rows, if there are some, what they say, and how to search."""
+    """Prints the rows, if any, their summary, and how to search."""
     from cocondenser_jax.quickstart.report import comparison_table
 
     if rows:
@@ -55,7 +55,7 @@ def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Seq
 @command(
     "report --workdir=runs/condenser --workdir=runs/cocondenser",
     required("--workdir", Path, "a run folder; may be repeated", multiple=True),
-    flag("--out", Path, "the page", default="report.html"),
+    flag("--out", Path, "HTML file to write", default="report.html"),
 )
 def report(workdir, out):
     """Show what runs logged, their settings, data and versions, on one HTML page."""

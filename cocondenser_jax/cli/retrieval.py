@@ -1,4 +1,4 @@
-"""Commands of retrieval: encode, index, search, retrieve, bm25, fuse, rerank, mine."""
+"""Commands of retrieval, from encode to mine."""
 
 import sys
 from collections.abc import Iterator
@@ -12,35 +12,35 @@ from cocondenser_jax.storage.files import write_json
 _FUSIONS = ("rrf", "min_max")
 _DENSE_INDEX = (
     flag("--index", Path, "the folder that index wrote"),
-    flag("--embeddings", Path, "or the folder that encode wrote: exact, in little memory"),
-    required("--model", Path, "the retriever that encoded the passages: a folder or hub name"),
-    flag("--parameters", "", "of the index, as faiss writes them: nprobe=16, efSearch=64"),
-    flag("--hybrid", _FUSIONS, "also by BM25, fused as by --method of fuse", default=None),
+    flag("--embeddings", Path, "or the folder that encode wrote: exact search, in little memory"),
+    required("--model", Path, "the retriever that encoded the passages: a folder or Hub name"),
+    flag("--parameters", "", "faiss search parameters, such as nprobe=16 or efSearch=64"),
+    flag("--hybrid", _FUSIONS, "also search by BM25, and fuse as fuse --method", default=None),
 )
 _RUN_OF_DATA = (
     required("--data", Path, "the folder of the queries"),
-    flag("--split", str, "the judgments whose queries to search for (default: all queries)"),
+    flag("--split", str, "use the queries of this split, such as test (default: all queries)"),
     required("--run_out", Path, "TREC run to write"),
     flag("--depth", 100, "passages per query"),
     JSON_OUT,
 )
 _PRECISIONS = ("auto", "float32", "bfloat16")
-_PRECISION = flag("--precision", _PRECISIONS, "auto: bfloat16 on a GPU that has it")
+_PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on a GPU that has it")
 
 
 @command(
     "encode --model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
-    required("--model", Path, "the retriever: a folder or hub name"),
+    required("--model", Path, "the retriever: a folder or Hub name"),
     required("--corpus", Path, "a folder in BEIR, MS MARCO or DPR layout, or its file of passages"),
     required("--out", Path, "the folder for the embeddings, in shards"),
     flag("--batch_size", int, "passages per forward pass (default: 128; on a CPU 32)"),
-    flag("--passage_length", int, "tokens of a passage (default: as the retriever was trained)"),
-    flag("--shard_size", int, "passages that a kill may cost (default: a twentieth, 500 to 5000)"),
+    flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
+    flag("--shard_size", int, "passages per shard (default: a twentieth, 500 to 5000)"),
     SHARD,
-    flag("--dtype", ("float32", "float16"), "of the numbers in the shards"),
+    flag("--dtype", ("float32", "float16"), "number format in the shards"),
     _PRECISION,
     POOLING,
-    flag("--backend", ("torch", "jax"), "of the transformer; jax: on a TPU, all of this host"),
+    flag("--backend", ("torch", "jax"), "library to run the model; jax: on a host's TPU cores"),
     flag("--parquet", Path, "also write ids and vectors to this file, for a vector database"),
     JSON_OUT,
 )
@@ -76,7 +76,7 @@ def index(json_out, **places):
 @command(
     'search --index=runs/index --model=runs/finetune/retriever --query="oscar winners in 1953"',
     *_DENSE_INDEX,
-    flag("--query", str, "to search for (default: every line of standard input, until Ctrl-D)"),
+    flag("--query", str, "query text (default: every line of standard input, until Ctrl-D)"),
     flag("--top_k", 10, "passages printed"),
     JSON_OUT,
 )
@@ -99,7 +99,7 @@ def search(model, parameters, hybrid, query, top_k, json_out, **place):
 
 
 def _typed_queries() -> Iterator[str]:
-    """Yields the lines of standard input that are not blank; prompts where it is a terminal."""
+    """Yields the lines of standard input that are not blank; prompts on a terminal."""
     prompt = "query: " if sys.stdin.isatty() else ""
     try:
         while True:
@@ -146,8 +146,8 @@ def _parse_weights(text: str) -> list[float]:
     "fuse --run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec",
     required("--run", Path, "TREC run; two or more", multiple=True),
     required("--run_out", Path, "TREC run to write"),
-    flag("--method", _FUSIONS, "by 1 / (60 + rank); by scores moved to 0 to 1"),
-    flag("--weights", _parse_weights, "of the runs, in order (default: 1 each)", metavar="W,W"),
+    flag("--method", _FUSIONS, "by ranks, as 1 / (60 + rank); or by scores scaled to 0 to 1"),
+    flag("--weights", _parse_weights, "one per run, in order (default: 1 each)", metavar="W,W"),
     flag("--depth", 100, "passages per query"),
     JSON_OUT,
 )
@@ -165,12 +165,12 @@ def fuse(run, run_out, json_out, **options):
 
 @command(
     "rerank --model=runs/ce/cross_encoder --data=data --run=test.trec --run_out=reranked.trec",
-    required("--model", Path, "the cross-encoder: a folder or hub name"),
+    required("--model", Path, "the cross-encoder: a folder or Hub name"),
     required("--run", Path, "TREC run to score"),
     *_RUN_OF_DATA,
-    flag("--batch_size", 64, "pairs"),
+    flag("--batch_size", 64, "pairs per forward pass"),
     _PRECISION,
-    flag("--with_positives", False, "also score what --split judges relevant, to teach and mine"),
+    flag("--with_positives", False, "also score passages relevant in --split, to teach or mine"),
 )
 def rerank(model, data, run, run_out, json_out, **options):
     """Score the passages of a run with a cross-encoder; write them in the new order."""
@@ -183,20 +183,16 @@ def rerank(model, data, run, run_out, json_out, **options):
     "mine --run=runs/bm25.trec --run=runs/round1.trec --data=data --out=runs/negatives.trec",
     required("--run", Path, "TREC run, or published negatives; may be repeated", multiple=True),
     required("--data", Path, "the folder of queries and qrels"),
-    flag("--split", "train", "of the queries"),
+    flag("--split", "train", "mine for the queries of this split"),
     required("--out", Path, "TREC run to write"),
     flag("--depth", 200, "rank, in each run, of the last passage taken"),
     flag("--answers", Path, "answers, .jsonl or DPR's: leave out passages that hold one"),
-    flag(
-        "--denoise_run",
-        Path,
-        "run of rerank, its model trained with loss=binary: drop the relevant",
-    ),
+    flag("--denoise_run", Path, "run of rerank (loss=binary): drop passages it finds relevant"),
     flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),
     JSON_OUT,
 )
 def mine(run, data, split, out, json_out, **options):
-    """Make the pool of negatives that finetune draws from, of one run or several."""
+    """Make the pool of negatives that finetune draws from, out of one or several runs."""
     from cocondenser_jax.retrieval.mine import mine
 
     print_metrics(mine(run, data, split, out, **options), json_out)

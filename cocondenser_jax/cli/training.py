@@ -1,4 +1,4 @@
-"""Commands from a corpus to a checkpoint, its PyTorch folder, and what is fine-tuned of it."""
+"""Commands that prepare a corpus, pre-train, convert, verify and fine-tune."""
 
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ def _parse_columns(text: str) -> dict[str, str]:
 
 
 _COLUMNS = flag(
-    "--columns", _parse_columns, "the names of columns", metavar="text=NAME,title=NAME,..."
+    "--columns", _parse_columns, "names of the source's columns", metavar="text=NAME,title=NAME,..."
 )
 
 
@@ -41,7 +41,7 @@ _COLUMNS = flag(
     flag("--size", 30522, "entries, special tokens included"),
     flag("--kind", ("bert", "roberta"), "WordPiece; or byte-level BPE, which is always cased"),
     flag("--cased", False, "keep capitals and accents"),
-    required("--out", Path, "the tokenizer's folder to make, for corpus --tokenizer"),
+    required("--out", Path, "output folder of the tokenizer, for corpus --tokenizer"),
 )
 def vocabulary(source, out, kind, cased, **options):
     """Learn a tokenizer from documents, for a model from scratch."""
@@ -58,10 +58,10 @@ def vocabulary(source, out, kind, cased, **options):
     "corpus --source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
     required("--source", str, _SOURCE),
     _COLUMNS,
-    required("--tokenizer", str, "of the model: a folder or hub name"),
-    required("--out", Path, "the store to make"),
-    flag("--max_tokens", 128, "of a span"),
-    flag("--short_span_prob", 0.0, "share of spans that end early, at a length drawn at random"),
+    required("--tokenizer", str, "the model's tokenizer: a folder or Hub name"),
+    required("--out", Path, "output folder of the store"),
+    flag("--max_tokens", 128, "tokens per span, special tokens included"),
+    flag("--short_span_prob", 0.0, "share of spans that end early, at a random length"),
     SHARD,
     JSON_OUT,
 )
@@ -80,9 +80,9 @@ def corpus(json_out, **options):
     *EXPERIMENT,
     required("--workdir", Path, "the run folder: checkpoints, metrics, what the run decided"),
     flag("--coordinator", str, "HOST:PORT of the first of several hosts; auto: ask the TPU pod"),
-    flag("--num_hosts", int, "with HOST:PORT: how many"),
-    flag("--host", int, "with HOST:PORT: which, from 0"),
-    flag("--profile_dir", Path, "gets a trace of steps 2 to 5, for TensorBoard or Perfetto"),
+    flag("--num_hosts", int, "with HOST:PORT: number of hosts"),
+    flag("--host", int, "with HOST:PORT: number of this host, from 0"),
+    flag("--profile_dir", Path, "folder for a trace of steps 2 to 5 (TensorBoard, Perfetto)"),
 )
 def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir):
     """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
@@ -100,11 +100,11 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 @command(
     "plan --config=configs/cocondenser.py --topology=v3-8",
     *EXPERIMENT,
-    required("--topology", str, "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8, or of more hosts, v3:4x4"),
+    required("--topology", str, "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8; with more hosts, v3:4x4"),
     JSON_OUT,
 )
 def plan(config, overrides, topology, json_out):
-    """Compile the training step for a TPU, on any machine, and say what it needs."""
+    """Compile the training step for a TPU, on any machine, and report what it needs."""
     from cocondenser_jax.pretrain.plan import plan
     from cocondenser_jax.settings import load_config
 
@@ -122,11 +122,11 @@ _to_pytorch = partial(flag, goes_with="checkpoint")
 @command(
     "convert --checkpoint=runs/cocondenser --out=runs/model",
     flag("--checkpoint", Path, "a run folder of pretrain"),
-    flag("--pytorch_folder", str, "a Hugging Face folder or hub name"),
-    required("--out", Path, "the folder to make"),
-    _to_pytorch("--step", _parse_step, "which, or best: of the best probe (default: the latest)"),
+    flag("--pytorch_folder", str, "a Hugging Face folder or Hub name"),
+    required("--out", Path, "output folder"),
+    _to_pytorch("--step", _parse_step, "step, or best: of the best probe (default: the latest)"),
     _to_pytorch("--research_layout", False, "put the Condenser head into model.pt"),
-    flag("--init_head", False, "draw a head where there is none", goes_with="pytorch_folder"),
+    flag("--init_head", False, "add a random head if there is none", goes_with="pytorch_folder"),
 )
 def convert(checkpoint, pytorch_folder, out, init_head, **options):
     """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
@@ -145,10 +145,10 @@ def convert(checkpoint, pytorch_folder, out, init_head, **options):
 @command(
     "verify checkpoint --checkpoint=runs/cocondenser --pytorch_folder=runs/model",
     required("--checkpoint", Path, "a run folder of pretrain"),
-    flag("--step", int, "which checkpoint (default: the latest)"),
-    flag("--pytorch_folder", Path, "the same, converted (default: converts it for the occasion)"),
-    flag("--store", Path, "the token store (default: where the run had it)"),
-    flag("--documents", 8, "size of the batch"),
+    flag("--step", int, "step of the checkpoint (default: the latest)"),
+    flag("--pytorch_folder", Path, "the same checkpoint, already converted (default: convert it)"),
+    flag("--store", Path, "token store (default: where the run had it)"),
+    flag("--documents", 8, "documents in the batch"),
     JSON_OUT,
 )
 def verify_checkpoint(checkpoint, documents, json_out, **options):

@@ -36,6 +36,7 @@ from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.configs import adapt as settings
 from cocondenser_jax.convert.from_torch import read_shape
+from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
@@ -46,7 +47,12 @@ from cocondenser_jax.evaluation.significance import compare, format_p
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store, run_tokens
 from cocondenser_jax.pretrain.step import check_batch
-from cocondenser_jax.quickstart.agreement import agreement, fused_ranking, sample_store
+from cocondenser_jax.quickstart.agreement import (
+    agreement,
+    dense_run,
+    fused_ranking,
+    sample_store,
+)
 from cocondenser_jax.quickstart.pipeline import DEPTH, pretrain_once, result_rows
 from cocondenser_jax.quickstart.report import NOTE, ResultRow, comparison_table, read_runs
 from cocondenser_jax.quickstart.steps import make_once
@@ -115,12 +121,15 @@ def adapt(
         published = once(workdir / "published" / "model", partial(_save_published, start))
         tokenize = partial(build_store, corpus, str(start), max_tokens=expected.data.length)
         store = open_store(once(workdir / "store", tokenize))
+        n_held_out = expected.probe.documents
+        if len(held_out_documents(store, n_held_out, of_one_span=True)) < 2:
+            raise UserError(f"{corpus} has {store.n_documents} documents: expected 20 or more")
         config = override(propose(store.n_spans, propose_pairs(store)), overrides).unlock()
         config.warm_start = str(start)
         config.data.store = str(store.path)
         run = workdir / "pretraining"
         trained = pretrain_once(workdir, config, run, workdir / "model")
-        choose = partial(_choose_share, store, config.probe.documents, published, trained)
+        choose = partial(_choose_share, store, n_held_out, published, trained)
         share = read_object(once(workdir / "agreement.json", choose))["share"]
         kept = published
         if share:
@@ -135,7 +144,7 @@ def adapt(
                 kept = published
             outcome.search.append(f"--embeddings={kept.parent / 'embeddings'}")
             write_json(workdir / "results.json", [row._asdict() for row in outcome.rows])
-        once(workdir / "retriever", partial(shutil.copytree, kept))
+        once(workdir / "retriever", partial(_copy, kept))
         summary = f"VERDICT: {outcome.summary} | retriever/ is {kept.parent.name}"
         table = comparison_table(outcome.rows) if outcome.rows else ()
         title = f"{model}, adapted to {corpus}"
@@ -200,21 +209,26 @@ def _save(model: SentenceTransformer, out: Path) -> None:
         model.save_pretrained(str(folder), create_model_card=False)
 
 
+def _copy(folder: Path, out: Path) -> None:
+    with new_folder(out) as new:
+        shutil.copytree(folder, new, dirs_exist_ok=True)
+
+
 def _choose_share(
     store: TokenStore, n_held_out: int, published: Path, trained: Path, out: Path
 ) -> None:
     """Writes the largest of SHARES with which the model agrees no less than as published, or 0."""
     sample = sample_store(store, n_held_out)
-    model = load_retriever(published)
-    expected = fused_ranking(model, sample)
-    before = agreement(model, sample, expected)
+    found = dense_run(load_retriever(published), sample)
+    expected = fused_ranking(found, sample)
+    before = agreement(found, expected)
     changed = load_retriever(trained)
     kept = 0.0
     tried: dict[str, Any] = {}
     for share in SHARES:
         model = load_retriever(published)
         blend(model, changed, share)
-        test = compare(agreement(model, sample, expected), before)["agreement"]
+        test = compare(agreement(dense_run(model, sample), expected), before)["agreement"]
         tried[f"{share:g}"] = test
         if test["difference"] >= 0 or test["randomisation_p"] >= CHANCE:
             kept = share

@@ -14,6 +14,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.collection.trec import Run, first_passages
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
@@ -49,36 +50,33 @@ def sample_store(store: TokenStore, held_out: int, seed: int = 0) -> Sample:
     return Sample(_texts(store, np.concatenate([own_H, others_N])), queries)
 
 
-def fused_ranking(model: SentenceTransformer, sample: Sample) -> dict[str, set[str]]:
-    """Returns the ten best passages of each query by BM25 and a model, fused by ranks."""
-    passages = (Passage(name, "", text) for name, text in sample.passages.items())
-    lexical = bm25_run(passages, sample.queries, FUSED_DEPTH)
-    dense = _dense_run(model, sample, FUSED_DEPTH)
-    fused = fuse_runs([lexical, dense], depth=DEPTH)
-    return {query: set(found) for query, found in fused.items()}
-
-
-def agreement(
-    model: SentenceTransformer, sample: Sample, expected: Mapping[str, set[str]]
-) -> dict[str, dict[str, float]]:
-    """Returns, for each query, the share of a model's ten best that are expected."""
-    found = _dense_run(model, sample, DEPTH)
-    return {
-        query: {"agreement": len(expected[query] & found[query].keys()) / DEPTH}
-        for query in sample.queries
-    }
-
-
-def _dense_run(
-    model: SentenceTransformer, sample: Sample, depth: int
-) -> dict[str, dict[str, float]]:
+def dense_run(model: SentenceTransformer, sample: Sample) -> Run:
+    """Finds the best passages of each query by the inner products of a model's vectors."""
     vectors_NxD = model.encode_document(list(sample.passages.values()), show_progress_bar=True)
     queries_QxD = model.encode_query(list(sample.queries.values()), show_progress_bar=False)
-    scores_QxK, rows_QxK = nearest([vectors_NxD], queries_QxD, min(depth, len(vectors_NxD)))
+    scores_QxK, rows_QxK = nearest([vectors_NxD], queries_QxD, min(FUSED_DEPTH, len(vectors_NxD)))
     names = list(sample.passages)
     return {
         query: {names[row]: float(score) for row, score in zip(rows_K, scores_K, strict=True)}
         for query, rows_K, scores_K in zip(sample.queries, rows_QxK, scores_QxK, strict=True)
+    }
+
+
+def fused_ranking(dense: Run, sample: Sample) -> dict[str, set[str]]:
+    """Returns the ten best passages of each query by BM25 and a dense run, fused by ranks."""
+    passages = (Passage(name, "", text) for name, text in sample.passages.items())
+    lexical = bm25_run(passages, sample.queries, FUSED_DEPTH)
+    fused = fuse_runs([lexical, dense], depth=DEPTH)
+    return {query: set(found) for query, found in fused.items()}
+
+
+def agreement(dense: Run, expected: Mapping[str, set[str]]) -> dict[str, dict[str, float]]:
+    """Returns, for each query, the share of its ten best passages that are expected."""
+    return {
+        query: {
+            "agreement": len(expected[query].intersection(first_passages(found, DEPTH))) / DEPTH
+        }
+        for query, found in dense.items()
     }
 
 

@@ -266,6 +266,20 @@ def test_another_corpus_is_refused(finished, capsys):
     assert f"{finished.unlabelled} was started with corpus=" in capsys.readouterr().err
 
 
+def test_a_corpus_too_small_to_hold_documents_out_is_refused(
+    model_folder, corpus, tmp_path, capsys
+):
+    few = tmp_path / "few"
+    few.mkdir()
+    for number in range(19):
+        shutil.copy(corpus / f"{number}.txt", few)
+    words = [f"--corpus={few}", f"--model={model_folder}", "--config.data.length=64"]
+    assert main(["adapt", *words, f"--workdir={tmp_path / 'new'}"]) == 2
+    said = f"{few} has 19 documents: expected 20 or more"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new" / "pretraining").exists()
+
+
 def row(name, value, p=1.0):
     return ResultRow(name, {"nDCG@10": value}, {"nDCG@10": p}, 0.0, 1.0)
 

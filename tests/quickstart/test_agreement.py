@@ -8,7 +8,7 @@ from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.quickstart import agreement as module
-from cocondenser_jax.quickstart.agreement import agreement, fused_ranking, sample_store
+from cocondenser_jax.quickstart.agreement import agreement, dense_run, fused_ranking, sample_store
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import load_retriever
@@ -66,11 +66,11 @@ def test_the_agreement_is_the_share_of_the_ten_best_of_bm25_and_the_model(
     }
     passages = [Passage(name, "", text) for name, text in sample.passages.items()]
     fused = fuse_runs([bm25_run(passages, sample.queries), dense], depth=10)
-    expected = fused_ranking(before, sample)
+    expected = fused_ranking(dense_run(before, sample), sample)
     assert expected == {query: set(found) for query, found in fused.items()}
     for model, folder in ((before, folders[0]), (after, folders[1])):
         best = ten_best(folder, sample)
         shares = {q: len(expected[q] & set(names[:10])) / 10 for q, names in best.items()}
-        assert agreement(model, sample, expected) == {
+        assert agreement(dense_run(model, sample), expected) == {
             query: {"agreement": share} for query, share in shares.items()
         }

@@ -42,7 +42,7 @@ def beam_plan(
     Args:
       candidates: as for `schedule.greedy_plan`, like the rest.
       batch_size: pairs per batch.
-      seed: of the random order, like `epoch`.
+      seed: decides the random order, with `epoch`.
       epoch: from 0.
       conflicts: pairs that should not meet.
 

@@ -101,8 +101,8 @@ def resolve_rows(
 ) -> tuple[list[Goal], dict[Path, Step]]:
     """Finds what rows of a table measure (all, if none is named), and the unfinished steps.
 
-    Everything is made in `workdir`, from what people have put into `data`. The steps are in the
-    order to run them, by the file or folder that exists once they are finished.
+    Everything is made in `workdir` from the user's `data`. The steps are in the order in which to
+    run them, each by the file or folder that exists once it is finished.
     """
     goals: list[Goal] = []
     steps: dict[Path, Step] = {}
@@ -244,7 +244,6 @@ def _randomisation_p(own: Sequence[Any], others: Sequence[Any]) -> dict[str, flo
 
 
 def _average_seeds(results: Sequence[Any]) -> dict[str, dict[str, float]]:
-    """Averages each query's metrics over the results of several seeds."""
     by_seed = [result["per_query"] for result in results]
     return {
         query: {name: statistics.fmean(one[query][name] for one in by_seed) for name in metrics}

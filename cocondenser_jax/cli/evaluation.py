@@ -53,7 +53,6 @@ def evaluate_by_answers(run, answers, corpus, top_k, compare_with, json_out):
 
 
 def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:
-    """Prints the metrics of a run, or compares them with those of a second one."""
     from cocondenser_jax.evaluation.significance import compare, format_p
 
     result = dict(evaluated[0])

@@ -36,7 +36,6 @@ def adapt(workdir, **options):
 
 
 def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:
-    """Prints the rows, if any, their summary, and how to search."""
     from cocondenser_jax.quickstart.report import comparison_table
 
     if rows:

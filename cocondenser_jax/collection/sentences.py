@@ -82,10 +82,7 @@ def read_labelled_pairs(path: Path) -> list[tuple[str, str, int]]:
 def _read_rows(
     path: Path, dialect: type[csv.Dialect] = csv.excel, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields "FILE:LINE" and the fields of each row; without `columns`, the first line is a header.
-
-    Fields that a row lacks are None.
-    """
+    """Yields "FILE:LINE" and each row's fields, None where missing; `columns`: without a header."""
     lines = (f"{line}\n" for _, line in read_lines(path))
     rows = csv.DictReader(lines, columns, dialect=dialect, strict=True)
     try:

@@ -21,7 +21,7 @@ from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import Source, TokenStore
 from cocondenser_jax.errors import UserError
 
-_DOCUMENTS_AT_ONCE = 10_000  # hashed to choose those to hold out
+_DOCUMENTS_AT_ONCE = 10_000  # documents hashed together, to choose the held-out ones
 MIN_WORDS = 5  # of the sentence of a pair: a shorter one says too little to be searched for
 # Of the examples that are a sentence and the rest: the arguments of `split_sentence`.
 _SENTENCES: dict[str, dict[str, Any]] = {
@@ -78,10 +78,10 @@ class BatchSpec(NamedTuple):
 class _Pool(NamedTuple):
     """Examples that are shuffled together: runs of numbers, without those held out."""
 
-    path: Path  # of the store that they come from
+    path: Path  # the store of the examples
     weight: float  # passes over them in an epoch
     ends_R: np.ndarray  # the number after the last example of each run
-    totals_R: np.ndarray  # how many examples there are up to the end of each run
+    totals_R: np.ndarray  # the number of examples up to the end of each run
 
     @property
     def size(self) -> int:
@@ -134,7 +134,6 @@ def batch_examples(
 
 
 def _documents_of(store: TokenStore, spec: BatchSpec, examples_I: np.ndarray) -> np.ndarray:
-    """Returns the number of the document that each example comes from."""
     if spec.example in ("pair", "title"):
         return examples_I
     return np.searchsorted(store.first_span_D, examples_I, side="right") - 1
@@ -199,7 +198,6 @@ def held_out_documents(store: TokenStore, n: int, of_one_span: bool = False) -> 
 
 
 def _hashes(store: TokenStore, documents_D: np.ndarray) -> np.ndarray:
-    """Returns the hash of each document's first and last spans."""
     ends = store.first_span_D[documents_D], store.first_span_D[documents_D + 1] - 1
     ids = [store.read_spans(spans_D, store.max_tokens - 2)[0] for spans_D in ends]
     return _hash_rows(np.concatenate(ids, axis=1))
@@ -327,7 +325,6 @@ def _pool(store: TokenStore, spec: BatchSpec, source: Source) -> _Pool:
 
 
 def _two_spans(store: TokenStore, documents_I: np.ndarray, draws_Ix2: np.ndarray) -> np.ndarray:
-    """Returns `spans_Ix2`: two different spans of each document."""
     first_span_I = store.first_span_D[documents_I]
     n_spans_I = (store.first_span_D[documents_I + 1] - first_span_I).astype(np.uint64)
     left_I = draws_Ix2[:, 0] % n_spans_I

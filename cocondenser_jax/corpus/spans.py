@@ -76,7 +76,7 @@ def cut_documents(
 
     Args:
       documents: what to cut.
-      tokenizer: of the model.
+      tokenizer: the model's.
       max_tokens: longest span, [CLS] and [SEP] included.
       short_span_prob: share of spans that end early, as in the preprocessing of Condenser's
         authors: at the last sentence border within a uniformly drawn length, which depends on the
@@ -132,10 +132,7 @@ _word_table = functools.lru_cache(maxsize=1)(WordTable)  # its words are kept be
 
 @functools.lru_cache(maxsize=1)  # for its cache of words
 def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
-    """Makes the function that turns tokens read after a space into those of a span's start.
-
-    They differ only in byte-level BPE (" The", "The"), up to the next space.
-    """
+    """Makes a function that turns byte-level tokens after a space into those of a span's start."""
     if not tokenizer.is_byte_level:
         return lambda span: span
     backend = tokenizer.backend

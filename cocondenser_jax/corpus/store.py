@@ -23,7 +23,7 @@ from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.runs import require_same, shard_folders
 
 FORMAT_VERSION = 3
-_SPANS_AT_ONCE = 10_000  # read to count their tokens
+_SPANS_AT_ONCE = 10_000  # spans read together to count their tokens
 
 
 class Source(NamedTuple):
@@ -53,7 +53,7 @@ class TokenStore:
     sep_id: int
     pad_id: int
     mask_id: int
-    special_ids: tuple[int, ...]  # that stand for no text
+    special_ids: tuple[int, ...]  # ids that stand for no text
     tokenizer_sha256: str  # `SpanTokenizer.sha256` of the tokenizer that made it
     sha256: str  # identifies the data: a hash of the checksums of all files
     tokenizer_folder: Path  # the tokenizer, as transformers loads it

@@ -26,7 +26,7 @@ SPECIAL_TOKENS: dict[Kind, dict[str, str]] = {
 }
 ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
 _N_BYTES = 256
-_REPEATS = 1000  # of a word in one text: bounds its size
+_REPEATS = 1000  # of a word in one text, at most
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class SpanTokenizer:
     sep_id: int
     pad_id: int
     mask_id: int
-    special_ids: tuple[int, ...]  # that stand for no text (and the unknown token), ascending
+    special_ids: tuple[int, ...]  # ids that stand for no text (and the unknown token), ascending
     sha256: str  # of entries and rules, however the files are laid out
 
     @property

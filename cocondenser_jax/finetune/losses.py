@@ -157,6 +157,5 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
 def _look_up(
     matrix: scipy.sparse.csr_array, queries_Q: torch.Tensor, passages_P: torch.Tensor
 ) -> torch.Tensor:
-    """Returns values_QxP, the matrix's for each query with each passage."""
     rows_QxN = matrix[queries_Q.cpu().numpy()]
     return torch.from_numpy(rows_QxN[:, passages_P.cpu().numpy()].toarray()).to(queries_Q.device)

@@ -81,7 +81,7 @@ def greedy_plan(
     Args:
       candidates: [N, N], the scores of the best passages of each query, numbered as their pairs.
       batch_size: B, pairs per batch.
-      seed: of the random order, like `epoch`.
+      seed: decides the random order, with `epoch`.
       epoch: from 0.
       conflicts: symmetric; pairs that should not meet, as `false_negatives` returns. A replacement
         that leaves fewer conflicts always counts as harder. Some may remain, mostly in the last

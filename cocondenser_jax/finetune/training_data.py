@@ -61,9 +61,9 @@ class TrainingData:
     passages: Mapping[str, str]  # id → text as encoders read it, of the whole collection
     candidates: Mapping[str, Sequence[str]]  # query id → ids of passages to draw negatives from
     n_negatives: int  # per pair
-    seed: int  # of the draw
-    files: dict[str, Path]  # what was read, by what it is
-    epoch: int = 0  # of the draw, too
+    seed: int  # for drawing negatives
+    files: dict[str, Path]  # kind → the file that was read
+    epoch: int = 0  # for the draw, too
 
 
 class Rows:

@@ -71,11 +71,10 @@ def encode_corpus(
       passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       shard: (i, n): what machine i of n is to encode, from 0: see `embeddings.py`.
-      dtype: of the numbers on disk.
-      precision: of the matrix products, see `models.uses_bfloat16`; bfloat16 changes a vector by
-        about 0.4 % of its length.
+      dtype: number format on disk.
+      precision: see `models.uses_bfloat16`; bfloat16 changes a vector by 0.4 % of its length.
       pooling: see `models.load_retriever`.
-      backend: what runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
+      backend: runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
 
     Returns:
       The manifest: model, its hash, dimension, number of passages and the settings above. With
@@ -172,7 +171,6 @@ def _encode_shards(
 def _encode(
     model: SentenceTransformer, passages: list[Passage], batch_size: int, show_bar: bool
 ) -> np.ndarray:
-    """Returns `vectors_NxD` of a shard."""
     texts = [passage_text(passage) for passage in passages]
     vectors_NxD = model.encode_document(texts, batch_size=batch_size, show_progress_bar=show_bar)
     return np.asarray(vectors_NxD)

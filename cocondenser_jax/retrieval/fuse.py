@@ -26,7 +26,7 @@ def fuse_runs(
       runs: two or more; a query need not be in all of them.
       method: `rrf`: 1 / (60 + rank) (Cormack, Clarke & Büttcher, SIGIR 2009); `min_max`: (score -
         least) / (most - least) of a query's scores in the run, 1 where all are equal.
-      weights: of the runs; None: 1 each.
+      weights: one per run; None: 1 each.
       depth: passages kept of a query, the best; of equal ones those of the first run.
     """
     weights = [1.0] * len(runs) if weights is None else weights

@@ -41,14 +41,12 @@ def mine(
     Args:
       sources: runs, or published negatives: see `folder.read_best_passages`.
       data_folder: holds queries and judgments, and with `answers` the passages.
-      split: of the queries.
+      split: the one whose queries get negatives.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
-      answers: answers to the queries of the split, see `layouts.read_answers`. A passage whose text
-        holds an answer to the query is left out.
-      denoise_run: logits of a cross-encoder, of `rerank.rerank`. A passage without one, or whose
-        probability σ(logit) is not below `denoise_below`, is left out: the denoised hard negatives
-        of RocketQA (arXiv 2010.08191).
+      answers: a file of `layouts.read_answers`: passages that hold an answer are left out.
+      denoise_run: logits by `rerank.rerank`. A passage without one, or whose probability σ(logit)
+        is not below `denoise_below`, is left out, as in RocketQA (arXiv 2010.08191).
       denoise_below: a probability; 0.1 is the paper's.
 
     Returns:
@@ -120,7 +118,6 @@ def _answer_test(
     corpus: Path,
     best: Mapping[Path, Mapping[str, Sequence[str]]],
 ) -> Excludes:
-    """Makes a test whether a passage that a source names holds an answer."""
     matchers = {query: make_matcher(found) for query, found in answers.items()}
     texts = {name: prepare(p.text) for name, p in read_named(corpus, *best.items()).items()}
     return lambda query, passage: query in matchers and matchers[query](texts[passage])

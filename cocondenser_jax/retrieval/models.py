@@ -52,10 +52,9 @@ def load_retriever(
       query_length: tokens kept of a query; None: what the folder says, else the model's limit.
       passage_length: tokens kept of a passage (`folder.passage_text`); None likewise.
       pooling: "cls" or "mean", instead of the folder's own.
-      two_towers: give queries and passages a copy each of the folder's encoder, in a
-        sentence-transformers Router. A folder that has two keeps them.
+      two_towers: copy the encoder into a Router, for queries and passages, unless there are two.
       projection: size of the vectors A·h that a new matrix A makes of the pooled ones, h; 0: none.
-      seed: of A.
+      seed: for A's random numbers.
     """
     folder = find_folder(folder)
     model = _open_bi_encoder(folder, pooling)
@@ -93,9 +92,8 @@ def load_cross_encoder(
 
     Args:
       folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
-      max_length: tokens kept of a pair, including the three or four separators; None: what the
-        folder says, else the model's limit.
-      head_seed: of a random head for a folder that has none; None: such a folder is refused.
+      max_length: tokens kept of a pair, separators included; None: what the folder says.
+      head_seed: for a random head where the folder has none; None: such a folder is refused.
     """
     folder = find_folder(folder)
     architectures = _read_config(folder).get("architectures")

@@ -45,11 +45,11 @@ def rerank(
       data_folder: holds queries and passages.
       run_file: the first stage's TREC run.
       out: the run to write.
-      split: the judgments whose queries the run has; None: it may have any query of the folder.
+      split: the one with the run's queries; None: the run may have any query of the folder.
       depth: passages of the run, per query, to score. Those below are not in the new run.
       batch_size: pairs per forward pass.
       with_positives: score each query's relevant passages too, though the run may not have them.
-      precision: of the matrix products except the head's, see `models.uses_bfloat16`.
+      precision: see `models.uses_bfloat16`; the head is always in float32.
 
     Returns:
       How many queries and pairs there are, and how long scoring took.

@@ -48,7 +48,7 @@ class OpenIndex(NamedTuple):
     # vectors_QxD and k to scores_QxK, decreasing, and rows_QxK
     nearest: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
     passages: pyarrow.Table  # `id`, `title` and `text` of the rows
-    seconds: dict[str, float]  # of `encoding`, `search` and `bm25`, in the last call
+    seconds: dict[str, float]  # that `encoding`, `search` and `bm25` took in the last call
     words: Any  # the BM25 index of a hybrid search
     hybrid: Method | None
 

@@ -1,7 +1,4 @@
-"""BERT's masking in whole words, for many spans at once.
-
-Sorting one integer per token shuffles the words of all spans in a few array operations.
-"""
+"""BERT's masking in whole words, for many spans in the same few array operations."""
 
 import math
 from typing import NamedTuple

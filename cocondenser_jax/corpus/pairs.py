@@ -1,4 +1,4 @@
-"""Two texts made of one span, for a contrastive loss: a sentence and the rest, or two crops.
+"""Makes two texts of one span, for a contrastive loss: a sentence and the rest, or two crops.
 
 All spans of a batch are cut in the same few array operations, at the borders of words.
 """
@@ -29,7 +29,7 @@ def split_sentence(
       starts_IxC: 2 where a sentence starts, 1 where another word does.
       n_tokens_I: content tokens of each span, at least 1.
       draws_Ix2: independent uniform uint64.
-      min_words: of the sentence, where the span has one of so many.
+      min_words: the least length of the sentence, where the span has such a one.
       is_first: take the first sentence, and never leave it where it was.
 
     Returns:
@@ -69,11 +69,10 @@ def split_sentence(
 def split_crops(
     ids_IxC: np.ndarray, starts_IxC: np.ndarray, n_tokens_I: np.ndarray, draws_I: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts each span in two, uniformly between words of its middle half.
+    """Cuts each span in two, at a random border of words in its middle half.
 
-    Two texts of one document are a pair in Contriever (Izacard et al., arXiv 2112.09118), whose
-    crops may overlap; these do not, so that no words need to be shared. The arguments and the
-    result are those of `split_sentence`: rows 2i and 2i + 1 are the left and the right part.
+    Unlike Contriever's crops (arXiv 2112.09118), the parts do not overlap. Arguments and result are
+    as for `split_sentence`: rows 2i and 2i + 1 are the left and the right part.
     """
     column_C = np.arange(ids_IxC.shape[1])
     n_tokens_Ix1 = n_tokens_I[:, None]
@@ -97,7 +96,7 @@ def _choose_column(is_candidate_IxC: np.ndarray, draws_I: np.ndarray) -> np.ndar
 def _two_parts(
     ids_IxC: np.ndarray, starts_IxC: np.ndarray, first_IxC: np.ndarray, second_IxC: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns what `split_sentence` does: of each span the tokens of the one mask and the other."""
+    """Returns, as `split_sentence` does, the tokens of each span under either mask."""
     column_C = np.arange(ids_IxC.shape[1])
     keep_SxC = np.stack([first_IxC, second_IxC], axis=1).reshape(-1, len(column_C))
     order_SxC = np.argsort(~keep_SxC, axis=1, stable=True)

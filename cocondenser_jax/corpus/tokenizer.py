@@ -53,8 +53,7 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
     """Loads a tokenizer of BERT, RoBERTa, XLM-R or ModernBERT.
 
     Args:
-      name_or_folder: a folder with `tokenizer.json`, or with files from which transformers makes
-        it; or a name on the Hugging Face hub.
+      name_or_folder: a folder with `tokenizer.json` or its sources, or a Hugging Face Hub name.
     """
     folder = Path(name_or_folder)
     if folder.is_dir():

@@ -10,11 +10,8 @@ from scipy import stats
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import mean_over_queries
 
-# Random assignments where there are too many to try them all: p-values near 0.05 are then within
-# 0.01 of the exact ones.
-_ASSIGNMENTS = 10_000
-# No assignment drawn is as extreme: p is at most this, 2 / 10,001 rounded up.
-LEAST_P = 2 / _ASSIGNMENTS
+_ASSIGNMENTS = 10_000  # drawn where there are more: p-values near 0.05 are then within 0.01
+LEAST_P = 2 / _ASSIGNMENTS  # the bound, 2 / 10,001 rounded up, where none drawn is as extreme
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -13,8 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import CachedLossMixin
 
-# Of no public module (6.2.0), but it embeds all columns in one forward pass, as the library's own
-# losses do.
+# Not public (6.2.0), but it embeds all columns in one forward pass, as the library's losses do.
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch.nn import functional

@@ -68,8 +68,7 @@ def read_index(
 ) -> tuple[faiss.Index, pyarrow.Table]:
     """Reads an index as `build_index` wrote it, and maps the passages of its rows."""
     path = folder / "index.faiss"
-    # faiss trusts what it reads: of a damaged file it may allocate any amount of memory, search
-    # endlessly, or give wrong results.
+    # With a damaged file, faiss may allocate any memory, search endlessly, or give wrong results.
     try:
         if file_sha256(path) != manifest.get("index_sha256"):
             raise UserError(f"{path} is damaged, or its manifest is another's: build it again")

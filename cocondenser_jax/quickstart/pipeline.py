@@ -114,7 +114,9 @@ def result_rows(
     rows = []
     for name, metrics in tested.items():
         tests = compare(tested[against]["per_query"], metrics["per_query"])
-        p_values = {measure: test["randomisation_p"] for measure, test in tests.items()}
+        p_values = {}
+        if name != against:
+            p_values = {measure: test["randomisation_p"] for measure, test in tests.items()}
         spent = sum(seconds[path.relative_to(workdir).as_posix()] for path in made[name])
         rows.append(ResultRow(name, metrics["mean"], p_values, tokens.get(name, 0.0), spent))
     return rows

@@ -14,8 +14,8 @@ from cocondenser_jax.storage.runs import flatten
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
-NOTE = """p: randomisation test of the first measure against the last row, corrected for the
-number of rows (Holm). Tokens: read in pre-training. Seconds: pre-training, fine-tuning, encoding
+NOTE = """p: randomisation test of the first measure against the row without a p, corrected for
+the number of tests (Holm). Tokens: read in pre-training. Seconds: pre-training, fine-tuning, encoding
 and search."""
 
 
@@ -24,7 +24,7 @@ class ResultRow(NamedTuple):
 
     name: str
     metrics: Mapping[str, float]  # means, in [0, 1]
-    p_values: Mapping[str, float]  # of the randomisation test against the comparison's last row
+    p_values: Mapping[str, float]  # of the randomisation test; none in the row tested against
     tokens: float
     seconds: float
 
@@ -33,7 +33,7 @@ def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
     """Returns the cells of a comparison: the heads first, then a line for each row."""
     measures = list(rows[0].metrics)
     table = [["", *measures, "p", "tokens", "seconds"]]
-    tested = correct({row.name: row.p_values[measures[0]] for row in rows[:-1]})
+    tested = correct({row.name: row.p_values[measures[0]] for row in rows if row.p_values})
     for row in rows:
         metrics = [f"{row.metrics[name]:.3f}" for name in measures]
         p_value = format_p(tested[row.name], len(tested)) if row.name in tested else ""

@@ -78,10 +78,10 @@ def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):
 
 
 def test_p_of_a_comparison_is_corrected_for_its_rows():
-    measured = {"BM25": 2 / 10_001, "worse": 0.02, "alike": 0.03, "last": 1.0}
-    rows = [
-        ResultRow(name, {"MRR@10": 0.5, "nDCG@10": 0.6}, {"MRR@10": p, "nDCG@10": 0.9}, 0.0, 1.0)
-        for name, p in measured.items()
-    ]
+    measured = {"BM25": 2 / 10_001, "worse": 0.02, "against": None, "alike": 0.03}
+    rows = []
+    for name, p in measured.items():
+        p_values = {"MRR@10": p, "nDCG@10": 0.9} if p else {}
+        rows.append(ResultRow(name, {"MRR@10": 0.5, "nDCG@10": 0.6}, p_values, 0.0, 1.0))
     header, *lines = comparison_table(rows)
-    assert [line[header.index("p")] for line in lines] == ["≤ 0.0006", "0.04", "0.04", ""]
+    assert [line[header.index("p")] for line in lines] == ["≤ 0.0006", "0.04", "", "0.04"]

@@ -14,9 +14,9 @@ from cocondenser_jax.storage.runs import flatten
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
-NOTE = """p: randomisation test of the first measure against the row without a p, corrected for
-the number of tests (Holm). Tokens: read in pre-training. Seconds: pre-training, fine-tuning, encoding
-and search."""
+NOTE = """p: randomization test of the first measure against the row without a p, corrected for
+the number of tests (Holm). Tokens: read in pre-training. Seconds: pre-training, fine-tuning,
+encoding and search."""
 
 
 class ResultRow(NamedTuple):

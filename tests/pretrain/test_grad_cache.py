@@ -12,7 +12,10 @@ from cocondenser_jax.pretrain.objectives import corpus_contrastive_sum
 
 
 def contrast(reps):
-    return jax.vmap(lambda x: corpus_contrastive_sum(x, "d"), axis_name="d")(reps[None])[0]
+    rows = jnp.arange(len(reps))
+    origins = jnp.stack([rows // 2, rows], axis=1)  # of each pair a document, and all texts differ
+    loss = jax.vmap(lambda x: corpus_contrastive_sum(x, origins, "d"), axis_name="d")
+    return loss(reps[None])[0]
 
 
 def encode(params, chunk):

@@ -160,7 +160,7 @@ def test_every_objective_goes_through_the_cache_and_over_devices(config, objecti
     assert ("head_0" in direct.params) == (objective == "condenser")
 
 
-@pytest.mark.effect("model.representation", "data.pairs")
+@pytest.mark.effect("pretrain model.representation", "pretrain data.pairs")
 @pytest.mark.parametrize(
     ("objective", "representation", "pairs"),
     [

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import random
 import resource
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # On a busy machine, one of eight devices may wait for the others for more than XLA's 40 seconds.
@@ -81,18 +83,26 @@ def _escaped(value):
 
 
 def pytest_configure(config):
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup; tests send it
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Ignored under nohup, and in the background of a shell script; tests send both.
+    defaults = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    for number, handler in defaults.items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
     # pytest-randomly chooses the order of the tests, not what they draw.
     config.option.randomly_reset_seed = False
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Puts the files first that took longest the last time: no worker begins one at the end."""
+    """Puts the files first that took longest the last time: no worker begins one at the end.
+
+    Before the first run that is what another machine measured: `tests/seconds.json`, a copy of
+    `.pytest_cache/v/seconds_of_files`.
+    """
+    seconds = json.loads(Path(__file__).with_name("seconds.json").read_text())
     if config.pluginmanager.hasplugin("cacheprovider"):
-        seconds = config.cache.get(_DURATIONS, {})
-        items.sort(key=lambda item: -seconds.get(item.location[0], 0))
+        seconds |= config.cache.get(_DURATIONS, {})
+    items.sort(key=lambda item: -seconds.get(item.location[0], 0))
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -218,6 +218,7 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     changed = [name for name, x in flatten(unusual.config.to_dict()).items() if x != defaults[name]]
     assert set(defaults) - set(changed) == {
         *("warm_start", "init_head", "train.objective", "train.epochs", "train.skip_nonfinite"),
+        *("model.representation", "data.pairs"),  # tests/pretrain/test_step.py
         *(f"probe.{name}" for name in ("documents", "data", "split", "passages", "metric")),
     }
     store = open_store(Path(unusual.config.data.store))

@@ -206,6 +206,9 @@ def test_the_loss_without_tokens_is_the_mean_of_the_contrastive_one(config, obje
     logits = cls_SxD @ cls_SxD.T
     if objective == "ict":
         logits, partner = logits[::2, 1::2], np.arange(16)
+        documents = batch.origins_Sx2[::2, 0]
+        is_same = (documents[:, None] == documents) & ~np.eye(16, dtype=bool)
+        logits[is_same] = -np.inf  # texts of one document are no negatives
     else:
         np.fill_diagonal(logits, -np.inf)
         partner = np.arange(32) ^ 1

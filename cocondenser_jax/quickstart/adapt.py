@@ -73,7 +73,7 @@ CHANCE = 0.05  # a difference whose p-value is not below it counts as none
 MEASURES = ("nDCG@10", "MRR@10", "Recall@100")  # the first decides
 ADAPTED = "adapted"  # the folder and the row of the model with the share that is kept
 FUSED = " + BM25"  # what the name of a fused row ends with
-FUSION: Method = "min_max"  # the better one on every collection of docs/adapt.md
+FUSION: Method = "min_max"  # ahead of rrf in docs/results.md, "Hybrid search"
 _SPANS_LOOKED_AT = 1_000
 
 

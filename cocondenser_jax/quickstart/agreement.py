@@ -2,9 +2,9 @@
 
 Queries are a few words in a row of documents that were not trained on. What was there before is the
 fused ranking of BM25 and the model as published, and agreement is the share of the changed model's
-ten best passages that are among its ten best. Finding the document itself would prove nothing: it
-improved on collections where the results for real queries got worse. docs/adapt.md shows on which
-collections this test was right.
+ten best passages that are among its ten best. Finding the document itself would prove little: it is
+what training on pairs of its text improves, whatever happens to real queries. docs/adapt.md shows
+the test on two collections.
 """
 
 from collections.abc import Mapping

@@ -27,16 +27,17 @@ def test_list_names_tables_rows_and_what_is_left_out(capsys):
         assert not rows or f"\n  {', '.join(rows)}\n" in printed
     lines = printed.splitlines()
     for line in (
-        "  not repeated: GloVe, InferSent, USE: sentence encoders of others, quoted from "
+        "  not repeated: GloVe, InferSent, USE: other sentence encoders, quoted from "
         "Reimers & Gurevych",
         "  not repeated: figure 1: a drawing of the architecture",
-        "  ours: mlm-500: MLM without the Condenser head, on the same text for as many steps",
+        "  ours: mlm-500: MLM without the Condenser head, on the same text for the same number of "
+        "steps",
         "  no figures: the figure prints no numbers",
     ):
         assert line in lines
     start = lines.index("condenser: Gao & Callan, Condenser: a pre-training architecture for dense "
                         "retrieval")  # fmt: skip
-    assert lines[start + 1] == "  All figures are those of the text of version 2 (EMNLP 2021)."
+    assert lines[start + 1] == "  All figures come from the text of version 2 (EMNLP 2021)."
 
 
 def test_dry_run_prints_what_is_missing(tmp_path, capsys):

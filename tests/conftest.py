@@ -31,6 +31,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # PyTorch's models are tiny too, and threads that wait for each other steal from the other worker.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The same numbers on every machine: no bfloat16 where it is not asked for.
+os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx2")
 
 
 import jax

@@ -25,6 +25,9 @@ _RUN_OF_DATA = (
     JSON_OUT,
 )
 _PRECISIONS = ("auto", "float32", "bfloat16")
+_PRECISION_ON_CPU = flag(
+    "--precision", _PRECISIONS, "number format; auto: bfloat16 on a GPU or CPU that has it"
+)
 _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on a GPU that has it")
 
 
@@ -38,7 +41,7 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
     flag("--shard_size", int, "passages per shard (default: a twentieth, 500 to 5000)"),
     SHARD,
     flag("--dtype", ("float32", "float16"), "number format in the shards"),
-    _PRECISION,
+    _PRECISION_ON_CPU,
     POOLING,
     flag("--backend", ("torch", "jax"), "library to run the model; jax: on a host's TPU cores"),
     flag("--parquet", Path, "also write ids and vectors to this file, for a vector database"),

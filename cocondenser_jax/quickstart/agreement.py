@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.layouts import Passage
@@ -21,6 +22,7 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.embeddings import nearest
 from cocondenser_jax.retrieval.fuse import fuse_runs
+from cocondenser_jax.retrieval.models import uses_bfloat16
 
 N_PASSAGES = 2_000
 N_WORDS = 6
@@ -52,7 +54,9 @@ def sample_store(store: TokenStore, held_out: int, seed: int = 0) -> Sample:
 
 def dense_run(model: SentenceTransformer, sample: Sample) -> Run:
     """Finds the best passages of each query by the inner products of a model's vectors."""
-    vectors_NxD = model.encode_document(list(sample.passages.values()), show_progress_bar=True)
+    halved = uses_bfloat16("auto", on_cpu=True)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=halved):
+        vectors_NxD = model.encode_document(list(sample.passages.values()), show_progress_bar=True)
     queries_QxD = model.encode_query(list(sample.queries.values()), show_progress_bar=False)
     scores_QxK, rows_QxK = nearest([vectors_NxD], queries_QxD, min(FUSED_DEPTH, len(vectors_NxD)))
     names = list(sample.passages)

@@ -165,7 +165,8 @@ def _search(candidate: Candidate, data: Path, finetuning: ConfigDict, out: Path)
         _make_retriever(candidate, data, finetuning, retriever)
     if not index.exists():
         embeddings = candidate.folder / "embeddings"
-        encode_corpus(retriever, data, embeddings)
+        # On every machine alike: the figures are compared with those of the README.
+        encode_corpus(retriever, data, embeddings, precision="float32")
         build_index(embeddings, index)
         shutil.rmtree(embeddings)
     retrieve(index, retriever, data, out, split="test", depth=DEPTH)

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +147,26 @@ def new_parameters(seed: int) -> Iterator[None]:
         yield
 
 
-def uses_bfloat16(precision: str) -> bool:
-    """Returns whether matrix products are in bfloat16; "auto" means on a GPU that has it."""
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return precision == "bfloat16" or (precision == "auto" and on_gpu)
+def uses_bfloat16(precision: str, *, on_cpu: bool = False) -> bool:
+    """Returns whether matrix products are in bfloat16.
+
+    Args:
+      precision: "auto" means on a GPU that has it.
+      on_cpu: whether "auto" means on such a CPU too, where PyTorch encodes twice as fast by it.
+    """
+    if precision != "auto":
+        return precision == "bfloat16"
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    return on_cpu and _cpu_has_bfloat16()
+
+
+def _cpu_has_bfloat16() -> bool:
+    """Returns whether the CPU multiplies in bfloat16, and ATEN_CPU_CAPABILITY lets it."""
+    # Older versions of PyTorch cannot tell.
+    units: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    may = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return may and bool(units.get("avx512_bf16") or units.get("amx_bf16"))
 
 
 def towers(model: SentenceTransformer) -> dict[str, Transformer]:

@@ -9,6 +9,7 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.quickstart import agreement as module
 from cocondenser_jax.quickstart.agreement import agreement, dense_run, fused_ranking, sample_store
+from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import load_retriever
@@ -74,3 +75,13 @@ def test_the_agreement_is_the_share_of_the_ten_best_of_bm25_and_the_model(
         assert agreement(dense_run(model, sample), expected) == {
             query: {"agreement": share} for query, share in shares.items()
         }
+
+
+def test_passages_are_encoded_in_bfloat16_where_that_is_faster(store, make_model, monkeypatch):
+    sample = sample_store(store[0], 6)
+    single = dense_run(load_retriever(make_model()), sample)
+    monkeypatch.setattr(models, "_cpu_has_bfloat16", lambda: True)
+    half = dense_run(load_retriever(make_model()), sample)
+    assert single != half
+    for query, found in half.items():
+        assert found == pytest.approx(single[query], rel=0.02)

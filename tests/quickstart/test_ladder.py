@@ -245,6 +245,20 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
         assert old[:-1] == new[:-1]
 
 
+def test_passages_are_encoded_in_float32_on_every_machine(finished, tmp_path, monkeypatch):
+    def refuse(*_, precision):
+        raise UserError(f"asked for {precision}")
+
+    monkeypatch.setattr(pipeline, "encode_corpus", refuse)
+    made = [finished.workdir / "index", finished.workdir / "test.trec"]
+    for path in made:
+        path.rename(tmp_path / path.name)
+    with pytest.raises(UserError, match="asked for float32"):
+        quickstart(finished.workdir)
+    for path in made:
+        (tmp_path / path.name).rename(path)
+
+
 def test_a_second_process_is_refused(tmp_path, hold):
     first = hold(tmp_path / "quickstart")
     with pytest.raises(UserError, match=f"quickstart is in use by process {first.pid} on "):

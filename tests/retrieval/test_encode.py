@@ -140,6 +140,17 @@ def test_products_in_half_precision(model_folder, beir, tmp_path):
     assert (errors_N < 0.02).all()
 
 
+def test_a_cpu_with_bfloat16_is_used_by_default(model_folder, beir, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "_cpu_has_bfloat16", lambda: True)
+    manifest = encode.encode_corpus(model_folder, beir, tmp_path / "auto")
+    assert manifest["precision"] == "bfloat16"
+    encode.encode_corpus(model_folder, beir, tmp_path / "half", precision="bfloat16")
+    np.testing.assert_array_equal(read_vectors(tmp_path / "auto"), read_vectors(tmp_path / "half"))
+    # XLA has no such products on a CPU.
+    manifest = encode.encode_corpus(model_folder, beir, tmp_path / "jax", backend=lambda *_: None)
+    assert manifest["precision"] == "float32"
+
+
 def test_an_interrupted_run_resumes_with_the_missing_shards(
     model_folder, beir, tmp_path, monkeypatch
 ):

@@ -254,3 +254,11 @@ def test_rows_of_bm25_are_those_of_anserini(table, settings):
     found = [dict(flags(command)) for command in commands if command[1] == "bm25"]
     marco = [given for given in found if "msmarco" in given["--data"]]
     assert {(g["--data"], g["--k1"], g["--b"]) for g in marco} == {settings}
+
+
+def test_objectives_are_continued_from_the_same_stage_1():
+    steps = steps_of("mini/objectives")
+    commands = [c for step in steps.values() for c in step.commands if c[1] == "pretrain"]
+    first, *further = (dict(flags(command)) for command in commands)
+    assert first["--config.train.objective"] == "condenser"
+    assert {given["--config.warm_start"] + ".run" for given in further} == {first["--workdir"]}

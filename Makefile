@@ -4,6 +4,7 @@
 # make wheel        install the wheel with each extra into an empty environment, and use it
 # make oldest       the tests of the core with the oldest versions that setup.py allows
 # make gather       the test of examples/gather.py, in an environment with Apache Beam
+# make databases    the tests of the examples that search in a database, with LanceDB and Qdrant
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
 # make reproduce    run the commands of every row of the papers' tables on tiny data (20 minutes)
@@ -12,7 +13,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimised wheel oldest gather bench soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimised wheel oldest gather databases bench soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -45,6 +46,9 @@ oldest: .venv-oldest/installed
 
 gather: .venv/tools .venv-beam/installed
 	$(BIN)/python -m pytest tests/test_gather.py
+
+databases: .venv/databases
+	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py
 
 bench: .venv/tools
 	for name in step memory input convert corpus schedule; do \
@@ -84,6 +88,10 @@ mutants: .venv/mutants
 
 .venv/mutants: .venv/tools
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,mutants]'
+	touch $@
+
+.venv/databases: .venv/tools
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,databases]'
 	touch $@
 
 # uv finds the oldest version of each requirement; pip finds the newest alone.

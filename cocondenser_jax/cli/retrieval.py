@@ -44,7 +44,7 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
     _PRECISION_ON_CPU,
     POOLING,
     flag("--backend", ("torch", "jax"), "library to run the model; jax: on a host's TPU cores"),
-    flag("--parquet", Path, "also write ids and vectors to this file, for a vector database"),
+    flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
 def encode(model, corpus, out, shard, backend, parquet, json_out, **options):

@@ -179,22 +179,22 @@ def nearest(
 
 
 def write_parquet(folder: Path, out: Path, machine: tuple[int, int] = (0, 1)) -> None:
-    """Writes ids and vectors as one Parquet file, for vector databases, whole or not at all.
+    """Writes passages and vectors as one Parquet file, for vector databases, whole or not at all.
 
-    Its columns are `id` (string) and `vector` (float32, one length). `folder` is that of all
-    machines; the shards of machine i of n become a row group each.
+    Its columns are `id`, `title`, `text` and `vector` (float32, one length). `folder` is that of
+    all machines; the shards of machine i of n become a row group each.
     """
     folder = shard_folder(folder, machine)
     manifest = read_manifest(folder)
     table = open_shards(folder, manifest, machine_shards(manifest, machine))
     vector = pyarrow.list_(pyarrow.float32(), manifest["dimension"])
-    schema = pyarrow.schema([("id", pyarrow.string()), ("vector", vector)])
+    schema = PASSAGES.append(pyarrow.field("vector", vector))
     with (
         new_file(out) as partial,
         partial.open("wb") as file,
         pyarrow.parquet.ParquetWriter(file, schema) as writer,
     ):
-        for batch in table.select(schema.names).to_batches():
+        for batch in table.to_batches():
             writer.write_table(pyarrow.table(batch).cast(schema))
 
 

@@ -103,12 +103,13 @@ def test_more_files_than_a_process_may_open(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_parquet_holds_ids_and_vectors_in_order(model_folder, beir, tmp_path, dtype):
+def test_parquet_holds_passages_and_vectors_in_order(model_folder, beir, tmp_path, dtype):
     encode.encode_corpus(model_folder, beir, tmp_path / "e", shard_size=25, dtype=dtype)
     embeddings_module.write_parquet(tmp_path / "e", tmp_path / "new" / "vectors.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "new" / "vectors.parquet")
-    assert table.column_names == ["id", "vector"]
-    assert table["id"].to_pylist() == [passage.id for passage in read_corpus(beir)]
+    assert table.column_names == ["id", "title", "text", "vector"]
+    rows = [tuple(row.values())[:3] for row in table.to_pylist()]
+    assert rows == [tuple(passage) for passage in read_corpus(beir)]
     assert table["vector"].type.value_type == pyarrow.float32()
     np.testing.assert_array_equal(table["vector"].to_pylist(), read_vectors(tmp_path / "e"))
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["vectors.parquet"]

@@ -1,0 +1,43 @@
+r"""Searches in LanceDB, which runs embedded and needs no server, instead of a faiss index.
+
+pip install lancedb
+cocondenser encode --model=MODEL --corpus=DATA --out=runs/embeddings --parquet=passages.parquet
+python examples/search_lancedb.py --parquet=passages.parquet --model=MODEL \
+    --database=runs/lancedb --query="oscar winners in 1953"
+"""
+
+import argparse
+from pathlib import Path
+
+import lancedb
+import pyarrow.parquet
+
+import cocondenser_jax as cj
+from cocondenser_jax.cli.output import print_search
+
+
+def main() -> None:
+    """Loads the passages the first time, and prints the best for a query."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parquet", type=Path, required=True)
+    parser.add_argument("--database", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--query", required=True)
+    parser.add_argument("--top_k", type=int, default=10)
+    arguments = parser.parse_args()
+    vector_D = cj.load_retriever(arguments.model).encode_query(arguments.query)
+
+    database = lancedb.connect(arguments.database)
+    if "passages" in database.list_tables().tables:
+        table = database.open_table("passages")
+    else:
+        file = pyarrow.parquet.ParquetFile(arguments.parquet)
+        table = database.create_table("passages", file.iter_batches(), file.schema_arrow)
+    # Exact until there is an index: table.create_index(metric="dot") builds an approximate one.
+    rows = table.search(vector_D).distance_type("dot").limit(arguments.top_k).to_list()
+    hits = [(1 - r["_distance"], f"{r['id']}  {r['title']}".rstrip(), r["text"]) for r in rows]
+    print_search(arguments.query, hits)
+
+
+if __name__ == "__main__":
+    main()

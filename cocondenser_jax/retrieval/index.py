@@ -30,15 +30,18 @@ from cocondenser_jax.retrieval.embeddings import (
 from cocondenser_jax.storage.files import file_sha256, new_folder, write_json
 
 _PASSAGES_FILE = "passages.arrow"
-# Vectors to train a compressed index on; faiss takes at most 256 of them per centroid.
-_TRAINING_ROWS = 1_000_000
+# Vectors to train a compressed index on: at least so many, and so many for each list of an IVF.
+# faiss takes at most 256 for each centroid, and warns below 39.
+_TRAINING_ROWS = 262_144
+_ROWS_PER_LIST = 64
 
 
 def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str, Any]:
     """Builds an inner-product index from the shards of `encode.encode_corpus`.
 
     `factory` is faiss' index string: "Flat" is exact; "IVF1024,Flat", "HNSW32" or "IVF1024,PQ32"
-    trade exactness for speed or memory.
+    trade exactness for speed or memory. Memory holds the index itself, and before that the vectors
+    that `_train` draws, as float32; all others are added from the mapped shards, block by block.
 
     Raises:
       UserError: also if `out` exists, or faiss does not know the string or needs more passages.
@@ -107,10 +110,12 @@ def _set_parameters(index: faiss.Index, parameters: str, factory: str | None) ->
 
 def _train(index: faiss.Index, vectors: Sequence[np.ndarray], factory: str) -> None:
     """Trains a compressed index on every n-th vector of each shard."""
+    lists = faiss.try_extract_index_ivf(index)
+    wanted = max(_TRAINING_ROWS, _ROWS_PER_LIST * lists.nlist if lists else 0)
     n_rows = sum(map(len, vectors))
-    step = math.ceil(n_rows / _TRAINING_ROWS)
-    sample_NxD = np.concatenate([vectors_NxD[::step] for vectors_NxD in vectors])
+    step = math.ceil(n_rows / wanted)
+    sample = [vectors_NxD[::step] for vectors_NxD in vectors]
     try:
-        index.train(sample_NxD.astype(np.float32))
+        index.train(np.concatenate(sample, dtype=np.float32))
     except RuntimeError as error:
         raise UserError(f"{n_rows} passages are too few to train the index {factory!r}") from error

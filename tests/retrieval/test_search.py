@@ -109,19 +109,28 @@ def test_blocks_of_vectors_and_of_queries_do_not_matter(
     assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
 
 
+@pytest.mark.parametrize(
+    ("kind", "factory", "sizes"),
+    [
+        (faiss.IndexPQ, "PQ8x4", [13, 13, 5]),  # every second of 25, 25 and 10: 30 are wanted
+        (faiss.IndexIVFPQ, "IVF12,PQ8x4", [25, 25, 10]),  # 5 for each list are wanted
+        (faiss.IndexIVFPQ, "IVF2,PQ8x4", [13, 13, 5]),
+    ],
+)
 def test_a_compressed_index_is_trained_on_a_sample_of_every_shard(
-    embeddings, tmp_path, monkeypatch
+    embeddings, tmp_path, monkeypatch, kind, factory, sizes
 ):
-    sizes = []
-    train = faiss.IndexPQ.train
+    samples = []
+    train = kind.train
     monkeypatch.setattr(index_module, "_TRAINING_ROWS", 30)
-    monkeypatch.setattr(faiss.IndexPQ, "train", lambda i, x: (sizes.append(x), train(i, x)))
-    build_index(embeddings, tmp_path / "index", "PQ8x4")
-    (sample,) = sizes
+    monkeypatch.setattr(index_module, "_ROWS_PER_LIST", 5)
+    monkeypatch.setattr(kind, "train", lambda i, x: (samples.append(x), train(i, x)))
+    build_index(embeddings, tmp_path / "index", factory)
+    (sample,) = samples
     rows = read_vectors(embeddings)
     (places,) = zip(*(np.flatnonzero((rows == x).all(1)) for x in sample), strict=True)
-    assert len(set(places)) == len(places) == 13 + 13 + 5  # of 25, 25 and 10
-    assert [sum(low <= p < low + 25 for p in places) for low in (0, 25, 50)] == [13, 13, 5]
+    assert len(set(places)) == len(places)
+    assert [sum(low <= p < low + 25 for p in places) for low in (0, 25, 50)] == sizes
 
 
 def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):

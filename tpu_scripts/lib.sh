@@ -107,6 +107,9 @@ is_queued() { [[ $PROVISIONING == queued* ]]; }
 
 # The folder of this project on the VM: stores/, runs/ and jobs/ lie in it too.
 VM_FOLDER=cocondenser_jax
+# What of the project a VM needs.
+# shellcheck disable=SC2034 # it is used in other files
+PROJECT_FILES=(cocondenser_jax configs tpu_scripts setup.py constraints.txt README.md LICENSE)
 
 # job WORKERS ACTION NAME ...: see on_vm/job.sh.
 job() {

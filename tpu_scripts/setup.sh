@@ -14,8 +14,7 @@ take_no_arguments "$@"
 
 archive=$(mktemp -d)/$VM_FOLDER.tar.gz
 trap 'rm -r "${archive%/*}"' EXIT
-run tar -czf "$archive" --exclude=__pycache__ -C "$here/.." \
-  cocondenser_jax configs tpu_scripts setup.py constraints.txt README.md LICENSE
+run tar -czf "$archive" --exclude=__pycache__ -C "$here/.." "${PROJECT_FILES[@]}"
 tpu tpu-vm scp "$archive" "$TPU_NAME:" --worker=all
 on_vm all mkdir -p "$VM_FOLDER"
 on_vm all tar -xzf "$VM_FOLDER.tar.gz" -C "$VM_FOLDER"

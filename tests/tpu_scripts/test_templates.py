@@ -1,0 +1,127 @@
+"""What SkyPilot and xpk are given, run on a worker of the simulated cloud."""
+
+import shlex
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from cocondenser_jax.cli import main
+from tests.tpu_scripts.cloud import PROGRAM, SCRIPTS, set_up
+
+PRETRAIN = ["--config=configs/condenser.py", "--config.data.store=stores/wiki"]
+
+MACHINE = {"CLUSTER": "c", "TPU_TYPE": "v5litepod-8", "HOSTS": "2", "PROJECT": "p"}
+# Writes its arguments, and what lies in the folder that goes into the image.
+XPK = """#!/bin/sh
+printf '%s\\n' "$@" >"$CLOUD/xpk"
+for word; do
+  case $word in --script-dir=*) ls "${word#*=}" >"$CLOUD/copied" ;; esac
+done
+"""
+
+
+@pytest.fixture
+def worker(cloud):
+    """Gives a function that runs bash in the project's folder on a new worker.
+
+    There, `cocondenser` stops after its first call and ends after its second.
+    """
+    (home,) = set_up(cloud, f'echo "$@" >>arguments\n{PROGRAM}')
+    folder = home / "cocondenser_jax"
+    shutil.rmtree(folder / ".venv")
+    store = cloud.folder / "buckets" / "b" / "stores" / "wiki"
+    store.mkdir(parents=True)
+    (store / "manifest.json").write_text("a whole store")
+    # As root in a container.
+    (cloud.bin / "apt-get").write_text('#!/bin/sh\necho "apt-get $*"\n')
+    (cloud.bin / "apt-get").chmod(0o755)
+
+    def run(command, **settings):
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=cloud.environment | {"HOME": str(home)} | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=100,
+        )
+
+    run.folder = folder
+    return run
+
+
+def require_trained(cloud, worker, command, **settings):
+    """Runs what is started again after a failure, and looks at what it leaves in the bucket."""
+    stopped = worker(command, **settings)
+    assert stopped.returncode == 143, stopped.stdout
+    done = worker(command, **settings)
+    assert done.returncode == 0, done.stdout
+    saved = cloud.folder / "buckets" / "b" / "runs" / "first"
+    assert {path.name for path in saved.iterdir()} == {"9.tar", "10.tar", "command.txt", "logs"}
+    assert any((saved / "logs").iterdir())
+    verify, first, second = (worker.folder / "arguments").read_text().splitlines()
+    assert verify == "verify store --store=stores/wiki.partial"
+    assert first == second
+    return shlex.split(first)
+
+
+def require_ours(arguments, folder, monkeypatch, capfd):
+    """The command line reads these arguments, and lacks nothing but the store."""
+    monkeypatch.chdir(folder)
+    assert main(arguments) == 2
+    assert "stores/wiki" in capfd.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+def test_what_skypilot_is_given(cloud, worker, tmp_path, monkeypatch, capfd):
+    task = yaml.safe_load((SCRIPTS / "skypilot.yaml").read_text())
+    assert set(task) == {"name", "workdir", "resources", "envs", "run"}
+    assert task["envs"]["BUCKET"] is None  # SkyPilot asks for it
+    settings = {name: str(value) for name, value in task["envs"].items()}
+    settings |= {"BUCKET": "gs://b", "RUN": "first"}
+    quick = task["run"].replace(" 60 ", " 0.2 ")
+    arguments = require_trained(cloud, worker, quick, **settings)
+    assert arguments == ["pretrain", "--workdir=runs/first", *PRETRAIN]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    require_ours(arguments, empty, monkeypatch, capfd)
+
+
+def test_what_xpk_is_given(cloud, worker, tmp_path):
+    look = (
+        'for word; do case $word in --script-dir=*) ls "${word#*=}" ;; esac; done >"$CLOUD/copied"'
+    )
+    (cloud.bin / "xpk").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"$CLOUD/xpk"\n{look}\n')
+    (cloud.bin / "xpk").chmod(0o755)
+    cloud.run("xpk", "first", *PRETRAIN, "--config.seed=7", settings=MACHINE)
+    *words, command = (cloud.folder / "xpk").read_text().splitlines()
+    assert words[:7] == [
+        "workload", "create", "--cluster=c", "--workload=first", "--tpu-type=v5litepod-8",
+        "--zone=europe-west4-a", "--project=p",
+    ]  # fmt: skip
+    copied = (cloud.folder / "copied").read_text().split()
+    assert {"cocondenser_jax", "configs", "constraints.txt", "setup.py", "tpu_scripts"} <= {*copied}
+    assert not {"tests", "docs", ".venv", ".git"} & {*copied}
+    arguments = require_trained(cloud, worker, command.removeprefix("--command="))
+    assert arguments == [
+        "pretrain", "--workdir=runs/first", "--coordinator=auto", *PRETRAIN, "--config.seed=7"
+    ]  # fmt: skip
+
+
+def test_xpk_is_given_a_cluster(cloud):
+    printed = cloud.run("xpk", "first", *PRETRAIN, status=2)
+    assert printed == "xpk.sh: expected CLUSTER and TPU_TYPE (see --help)\n"
+    printed = cloud.run("xpk", "--config=x", status=2)
+    assert "expected the run's name first" in printed
+
+
+def test_xpk_is_explained_and_shown_without_being_run(cloud):
+    printed = cloud.run("xpk", "--help")
+    assert " xpk.sh condenser " in printed
+    assert "set -euo" not in printed
+    printed = cloud.run("xpk", "first", *PRETRAIN, "--dry-run", settings=MACHINE)
+    assert printed.startswith("xpk workload create --cluster=c --workload=first ")
+    assert cloud.calls() == []

@@ -6,6 +6,8 @@
 # make gather       the test of examples/gather.py, in an environment with Apache Beam
 # make databases    the tests of the examples that search in a database, with LanceDB and Qdrant
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
+# make bench-gpu    measure everything on a GPU, in ten minutes, without a network (make gpu-wheels before)
+# make gpu-wheels   fill .wheels with what a machine with JAX and PyTorch may lack
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
 # make reproduce    run the commands of every row of the papers' tables on tiny data (20 minutes)
 # make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
@@ -13,7 +15,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimised wheel oldest gather databases bench soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimised wheel oldest gather databases bench bench-gpu gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -55,6 +57,17 @@ bench: .venv/tools
 	  $(BIN)/python -m benchmarks.$$name --json_out=benchmarks/results/$$name.json || exit 1; \
 	done
 	$(BIN)/python -m benchmarks.results
+
+# With the Python of the machine, which has JAX and PyTorch for its GPU.
+bench-gpu:
+	$(PYTHON) -m benchmarks.gpu --json_out=benchmarks/results/gpu.json
+
+gpu-wheels:
+	$(PYTHON) -m pip download --quiet --constraint constraints.txt --no-deps --dest .wheels \
+	  --only-binary=:all: --python-version $(or $(GPU_PYTHON),3.12) --implementation cp \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+	  --platform manylinux2014_x86_64 array_record backports.zstd faiss-cpu grain ijson \
+	  importlib_resources ml_collections more_itertools portpicker psutil
 
 soak: .venv/tools
 	$(BIN)/python -m benchmarks.soak --quickstart=runs/quickstart --kills=$(or $(KILLS),200) \

@@ -82,8 +82,8 @@ def main() -> None:
 def _compare(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), size)
-        ours = _alone(flax_side, Path(folder), size, arguments.dtype, arguments.steps)
-        theirs = _alone(torch_side, Path(folder), size, arguments.dtype, arguments.steps)
+        ours = alone(flax_side, Path(folder), size, arguments.dtype, arguments.steps)
+        theirs = alone(torch_side, Path(folder), size, arguments.dtype, arguments.steps)
     tolerance = LOSS_TOLERANCE[arguments.dtype]
     if abs(ours.loss - theirs.loss) > tolerance * abs(theirs.loss):
         raise SystemExit(f"{name}: the losses differ: {ours.loss} and {theirs.loss}")
@@ -116,7 +116,7 @@ def _sweep(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[st
             tried = size._replace(documents=documents, chunk_size=chunk_size)
             with tempfile.TemporaryDirectory() as folder:
                 write_model(Path(folder), tried)
-                ours = _alone(flax_side, Path(folder), tried, arguments.dtype, arguments.steps)
+                ours = alone(flax_side, Path(folder), tried, arguments.dtype, arguments.steps)
             rows.append(
                 {
                     "size": name,
@@ -129,8 +129,8 @@ def _sweep(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[st
     return rows
 
 
-def _alone(side: Callable[..., Measured], *arguments: Any) -> Measured:
-    """Runs one side in a new process, which shares neither memory nor threads with the other."""
+def alone(side: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function in a new process, which shares neither memory nor threads with this one."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(side, *arguments).result()
@@ -200,13 +200,13 @@ def write_model(folder: Path, size: Size) -> None:
         masked_positions_SxM=np.where(used_SxM, positions_SxM, 0).astype(np.int32),
         labels_SxM=rng.integers(1000, config.vocab_size, used_SxM.shape, np.int32) * used_SxM,
         weights_SxM=used_SxM.astype(np.float32),
+        origins_Sx2=np.stack([np.arange(n_spans) // 2, np.arange(n_spans)], 1).astype(np.int32),
     )
 
 
 def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     """Times our step on one device."""
     import jax
-    import jax.numpy as jnp
 
     from cocondenser_jax.configs import default
     from cocondenser_jax.convert.from_torch import load_folder
@@ -236,17 +236,24 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     on_gpu = device.platform == "gpu"
     used = device.memory_stats()["peak_bytes_in_use"] if on_gpu else _resident_bytes() - before
 
-    width = 8192 if on_gpu else 2048
+    peak = matmul_flops(8192 if on_gpu else 2048, dtype)
+    return Measured(losses[0], statistics.median(seconds[1:]), used, device_name(), peak)
+
+
+def matmul_flops(width: int, dtype: str) -> float:
+    """Returns the FLOP/s of the fastest of ten products of square matrices."""
+    import jax
+    import jax.numpy as jnp
+
     square = jnp.ones((width, width), dtype)
     multiply = jax.jit(lambda x: x @ x)
     times = timeit.repeat(lambda: multiply(square).block_until_ready(), number=1, repeat=11)
-    best = min(times[1:])  # the first compiles
-    return Measured(
-        losses[0], statistics.median(seconds[1:]), used, _device_name(), 2 * width**3 / best
-    )
+    return 2 * width**3 / min(times[1:])  # the first compiles
 
 
-def torch_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
+def torch_side(
+    folder: Path, size: Size, dtype: str, n_steps: int, compiled: bool = False
+) -> Measured:
     """Times the plain PyTorch implementation."""
     import torch
 
@@ -269,19 +276,21 @@ def torch_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     )
     batch = Batch(**np.load(folder / "batch.npz"))
     ids, mask = torch.from_numpy(batch.input_ids_SxL), torch.from_numpy(batch.attention_mask_SxL)
+    forward = torch.compile(model) if compiled else model
+    encode = torch.compile(model.encode) if compiled else model.encode
     inputs = [x.to(device).split(size.chunk_size) for x in (ids, mask, full_labels(batch))]
     n_masked = int(batch.weights_SxM.sum())
 
     def train_step() -> float:
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             with torch.no_grad():
-                cls = torch.cat([model.encode(x, m) for x, m, _ in zip(*inputs, strict=True)])
+                cls = torch.cat([encode(x, m) for x, m, _ in zip(*inputs, strict=True)])
             with torch.autocast(device, enabled=False):
                 contrast = contrastive_loss(cls.requires_grad_())
                 cotangents = torch.autograd.grad(contrast, cls)[0].split(size.chunk_size)
             value = contrast.item()
             for x, m, y, cotangent in zip(*inputs, cotangents, strict=True):
-                out = model(x, m)
+                out = forward(x, m)
                 mlm = mlm_sum(out.head_logits_BxLxV, y) + mlm_sum(out.late_logits_BxLxV, y)
                 surrogate = (out.late_BxLxD[:, 0].float() * cotangent).sum()
                 (mlm / n_masked + surrogate).backward()
@@ -298,7 +307,7 @@ def torch_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
         seconds.append(time.perf_counter() - start)
     on_gpu = device == "cuda"
     used = torch.cuda.max_memory_allocated() if on_gpu else _resident_bytes() - before
-    return Measured(losses[0], statistics.median(seconds[1:]), used, _device_name(), 0.0)
+    return Measured(losses[0], statistics.median(seconds[1:]), used, device_name(), 0.0)
 
 
 def _resident_bytes() -> int:
@@ -306,7 +315,8 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _device_name() -> str:
+def device_name() -> str:
+    """Returns the name of the GPU, else of the CPU."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,0 +1,335 @@
+"""All that is worth measuring on a GPU, in ten minutes: `make bench-gpu`.
+
+  python -m benchmarks.gpu --json_out=benchmarks/results/gpu.json
+
+In this order, each part in a process of its own, and its rows written when they are there:
+
+  peak          the fastest of several large matrix products
+  step          stage 2 with BERT-base and 2,048 documents, by chunk size
+  PyTorch       the same in plain PyTorch (`benchmarks.step`), compiled
+  exactness     the gradient by chunks against the one of a single pass, without dropout
+  encode        passages per second: `encode` in PyTorch and in JAX, sentence-transformers
+  pretraining   coCondenser from scratch on the docstrings of this machine, with the probe
+
+Text and weights are made here: the docstrings of installed packages, and random numbers. What a
+machine without a network lacks, `make gpu-wheels` puts into a folder to take along:
+
+  pip install --no-index --no-deps --target=SITE .wheels/*.whl && PYTHONPATH=SITE make bench-gpu
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.results import report
+from benchmarks.step import (
+    LENGTH,
+    Size,
+    alone,
+    device_name,
+    flax_side,
+    matmul_flops,
+    model_flops,
+    torch_side,
+    write_model,
+)
+
+Row = dict[str, Any]
+
+
+class Scale(NamedTuple):
+    """How much is measured."""
+
+    matrix: int  # rows and columns of the matrices that are multiplied
+    size: Size
+    chunk_sizes: tuple[int, ...]
+    steps: int  # timed on each side
+    exact_documents: int
+    passages: int
+    texts: str  # a source of `corpus`
+    documents: int  # a step of pre-training
+    seconds: float  # of pre-training, if its steps take longer
+    pretraining_steps: int
+
+
+FULL = Scale(
+    matrix=8192,
+    size=Size(12, 768, 2048, 128),
+    chunk_sizes=(64, 128, 256, 512),
+    steps=5,
+    exact_documents=64,
+    passages=5_000,
+    texts="pydocs",
+    documents=256,
+    seconds=300.0,
+    pretraining_steps=5_000,
+)
+# Everything once, where there is no GPU.
+TINY = Scale(
+    matrix=64,
+    size=Size(2, 64, 4, 4),
+    chunk_sizes=(4,),
+    steps=1,
+    exact_documents=4,
+    passages=10,
+    texts="pydocs:click",
+    documents=16,  # the tests have eight devices
+    seconds=600.0,
+    pretraining_steps=2,
+)
+
+
+def peak(scale: Scale, dtype: str) -> Iterator[Row]:
+    """Times matrix products of one device, and names it."""
+    flops = alone(matmul_flops, scale.matrix, dtype)
+    yield _row("peak", f"{scale.matrix} x {scale.matrix}, {dtype}", "FLOP/s", flops)
+    yield _row("peak", "", "device", alone(device_name))
+
+
+def step(scale: Scale, dtype: str) -> Iterator[Row]:
+    """Times our training step at each chunk size."""
+    for chunk_size in scale.chunk_sizes:
+        size = scale.size._replace(chunk_size=chunk_size)
+        yield from _side("step", flax_side, size, dtype, scale.steps)
+
+
+def plain_pytorch(scale: Scale, dtype: str) -> Iterator[Row]:
+    """Times plain PyTorch at the chunk size of `scale`, as it is and compiled on a GPU."""
+    yield from _side("PyTorch", torch_side, scale.size, dtype, scale.steps)
+    if alone(has_gpu):
+        yield from _side("PyTorch, compiled", compiled_side, scale.size, dtype, scale.steps)
+
+
+def has_gpu() -> bool:
+    """Returns whether PyTorch has a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def compiled_side(folder: Path, size: Size, dtype: str, steps: int) -> Any:
+    """Times PyTorch with `torch.compile`."""
+    return torch_side(folder, size, dtype, steps, compiled=True)
+
+
+def _side(part: str, side: Callable[..., Any], size: Size, dtype: str, steps: int) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), size)
+        measured = alone(side, Path(folder), size, dtype, steps)
+    setting = f"chunks of {size.chunk_size}, {dtype}"
+    yield _row(part, setting, "spans/s", 2 * size.documents / measured.seconds)
+    yield _row(part, setting, "model FLOP/s", model_flops(size) / measured.seconds)
+    yield _row(part, setting, "peak MiB", round(measured.peak_bytes / 2**20))
+    yield _row(part, setting, "loss", measured.loss)
+
+
+def exactness(scale: Scale, dtype: str) -> Iterator[Row]:
+    """Compares the gradient of two passes with that of one."""
+    size = scale.size._replace(documents=scale.exact_documents)
+    for name in dict.fromkeys(("float32", dtype)):
+        yield _row("exactness", name, "relative error", alone(gradient_error, size, name))
+
+
+def gradient_error(size: Size, dtype: str) -> float:
+    """Returns |g - g'| / |g'| of the gradients by four chunks and by one."""
+    import jax
+    import optax
+
+    from cocondenser_jax.convert.from_torch import load_folder
+    from cocondenser_jax.corpus.batches import Batch
+    from cocondenser_jax.pretrain.devices import batch_gradient
+    from cocondenser_jax.pretrain.step import LossSettings
+
+    # By default a GPU multiplies float32 with 10 bits of precision.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), size)
+        config, params = load_folder(folder, skip_from=size.layers // 2)
+        batch = Batch(**np.load(Path(folder) / "batch.npz"))
+    whole = LossSettings(dtype=dtype)
+    chunked = whole._replace(chunk_size=size.documents // 2)
+    _, expected = batch_gradient(config, whole, params, batch)
+    _, found = batch_gradient(config, chunked, params, batch)
+    difference = jax.tree.map(lambda a, b: a - b, found, expected)
+    return float(optax.global_norm(difference) / optax.global_norm(expected))
+
+
+def encode(scale: Scale, dtype: str) -> Iterator[Row]:
+    """Times the encoders on docstrings."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_encoder(Path(folder), scale)
+        for side in ("torch", "jax", "sentence-transformers"):
+            seconds = alone(encode_seconds, Path(folder), side, dtype)
+            yield _row("encode", f"{side}, {dtype}", "passages/s", scale.passages / seconds)
+
+
+def _write_encoder(folder: Path, scale: Scale) -> None:
+    """Writes a random model with a vocabulary of the docstrings, and passages of them."""
+    from cocondenser_jax.corpus.pydocs import read_docstrings
+    from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
+
+    texts = [text for _, text in islice(read_docstrings(), scale.passages)]
+    texts = [texts[i % len(texts)] for i in range(scale.passages)]
+    write_model(folder, scale.size._replace(documents=4))
+    save_tokenizer(train_tokenizer(texts, 8_000), folder)
+    lines = (json.dumps({"_id": str(i), "text": text}) for i, text in enumerate(texts))
+    (folder / "corpus.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def encode_seconds(folder: Path, side: str, dtype: str) -> float:
+    """Returns the seconds of encoding the passages of a folder a second time."""
+    import torch
+
+    from cocondenser_jax.collection.folder import passage_text, read_corpus
+    from cocondenser_jax.flax_encoder import run_in_flax
+    from cocondenser_jax.retrieval.encode import encode_corpus
+    from cocondenser_jax.retrieval.models import load_retriever
+
+    def ours(out: Path) -> None:
+        backend = run_in_flax if side == "jax" else None
+        encode_corpus(
+            folder,
+            folder / "corpus.jsonl",
+            out,
+            passage_length=LENGTH,
+            precision=dtype,  # type: ignore[arg-type]
+            backend=backend,
+        )
+
+    def theirs(_: Path) -> None:
+        model = load_retriever(folder, passage_length=LENGTH)
+        model.to(getattr(torch, dtype))
+        texts = [passage_text(passage) for passage in read_corpus(folder / "corpus.jsonl")]
+        model.encode_document(texts, batch_size=128)
+
+    seconds = []
+    for turn in range(2):  # the first one compiles
+        start = time.perf_counter()
+        (theirs if side == "sentence-transformers" else ours)(folder / f"{side}{turn}")
+        seconds.append(time.perf_counter() - start)
+    return seconds[1]
+
+
+def pretraining(scale: Scale, dtype: str) -> Iterator[Row]:
+    """Pre-trains from scratch for some minutes, and reads the log."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        command = [sys.executable, "-m", "cocondenser_jax.cli"]
+        texts = [f"--source={scale.texts}"]
+        words = [f"--out={folder / 'words'}", "--size=16000"]
+        subprocess.run([*command, "vocabulary", *texts, *words], check=True)
+        store = [f"--out={folder / 'store'}", f"--max_tokens={LENGTH}"]
+        tokenizer = f"--tokenizer={folder / 'words'}"
+        subprocess.run([*command, "corpus", *texts, *store, tokenizer], check=True)
+        run_for([*command, "pretrain", *_flags(scale, dtype, folder)], scale.seconds)
+        log = folder / "run" / "metrics.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+    last: Row = {}  # of each metric
+    for line in lines:
+        last |= line
+    for name in ("step", "loss", "tokens_per_second", "mfu", "probe/partner_mrr"):
+        if name in last:
+            yield _row("pretraining", f"{scale.documents} documents, {dtype}", name, last[name])
+
+
+def run_for(command: list[str], seconds: float) -> None:
+    """Runs a command, and ends it by SIGTERM after some seconds; raises where it fails before."""
+    with subprocess.Popen(command) as process:
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            return
+    if status:
+        raise subprocess.CalledProcessError(status, command)
+
+
+def _flags(scale: Scale, dtype: str, folder: Path) -> list[str]:
+    size = scale.size
+    settings = {
+        "data.store": folder / "store",
+        "data.length": LENGTH,
+        "data.batch_size": scale.documents,
+        "model.hidden_size": size.hidden,
+        "model.num_hidden_layers": size.layers,
+        "model.num_attention_heads": size.hidden // 64,
+        "model.intermediate_size": 4 * size.hidden,
+        "model.max_position_embeddings": LENGTH,
+        "model.skip_from": size.layers // 2,
+        "train.objective": "cocondenser",
+        "train.steps": scale.pretraining_steps,
+        "train.chunk_size": min(size.chunk_size, 2 * scale.documents),
+        "train.dtype": dtype,
+        "optimizer.learning_rate": 3e-4,
+        "probe.every": min(100, scale.pretraining_steps),
+        "probe.documents": 20,
+        "log_every": 1,
+    }
+    overrides = [f"--config.{name}={value}" for name, value in settings.items()]
+    return ["--config=configs/default.py", f"--workdir={folder / 'run'}", *overrides]
+
+
+def _row(part: str, setting: str, measure: str, value: float | str) -> Row:
+    return {"part": part, "setting": setting, "measure": measure, "value": value}
+
+
+PARTS: dict[str, Callable[[Scale, str], Any]] = {
+    "peak": peak,
+    "step": step,
+    "PyTorch": plain_pytorch,
+    "exactness": exactness,
+    "encode": encode,
+    "pretraining": pretraining,
+}
+
+
+def measure(parts: list[str], scale: Scale, dtype: str, json_out: Path | None) -> list[Row]:
+    """Runs some parts, and writes what there is after each row; a part that fails is a row too."""
+    rows: list[Row] = []
+    for part in parts:
+        start = time.perf_counter()
+        try:
+            for row in PARTS[part](scale, dtype):
+                rows.append(row)
+                report(rows[-1:], None)
+                if json_out:
+                    json_out.write_text(json.dumps(rows, indent=1) + "\n")
+        except Exception as error:  # the next part may still be measured
+            rows.append(_row(part, dtype, "failed", f"{type(error).__name__}: {error}"[:300]))
+        rows.append(_row(part, dtype, "seconds in all", time.perf_counter() - start))
+    report(rows, json_out)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures, and returns the exit status: 1 if a part failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
+    parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
+    parser.add_argument("--tiny", action="store_true", help="two layers, a few texts, 20 seconds")
+    parser.add_argument("--json_out", type=Path)
+    given = parser.parse_args(arguments)
+    parts = given.parts.split(",")
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        parser.error(f"no part {unknown[0]!r}: expected some of {', '.join(PARTS)}")
+    if given.json_out:
+        given.json_out.parent.mkdir(parents=True, exist_ok=True)
+    rows = measure(parts, TINY if given.tiny else FULL, given.dtype, given.json_out)
+    return int(any(row["measure"] == "failed" for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,7 +1,7 @@
 """The settings of experiments: how one is declared, and how experiment files are read and checked.
 
-The declarations are in `configs/`: `default.py` for pre-training, `finetune.py`,
-`cross_encoder.py` and `sentences.py` for fine-tuning. docs/settings.py prints them as a page.
+The declarations are in `configs/`: `default.py` for pre-training, `finetune.py` and
+`cross_encoder.py` for fine-tuning. docs/settings.py prints them as a page.
 """
 
 import importlib
@@ -16,13 +16,12 @@ from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.storage.runs import flatten
 
 PRETRAINING = "pretrain"
-FINE_TUNING = ("retriever", "cross_encoder", "sentences")
+FINE_TUNING = ("retriever", "cross_encoder")
 # The file of configs/ that declares the settings of a task; `config.task` names the task.
 DECLARED_IN = {
     PRETRAINING: "default",
     "retriever": "finetune",
     "cross_encoder": "cross_encoder",
-    "sentences": "sentences",
 }
 GIVEN = "given"  # a text that must not be empty
 

@@ -50,7 +50,7 @@ from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 # What every fine-tuning has, whatever its task.
 TRAINING = {
     "model": Setting("", GIVEN, "", "transformer or retriever: a folder or hub name"),
-    "data": Setting("", GIVEN, "", "folder in BEIR, MS MARCO or DPR layout; sentences: a file"),
+    "data": Setting("", GIVEN, "", "folder in BEIR, MS MARCO or DPR layout"),
     "batch_size": Setting(32, Interval(1), "rows", "per step, over all processes"),
     "epochs": Setting(1, Interval(1), "epochs", "passes over the training rows"),
     "max_steps": Setting(0, Interval(0), "steps", "ends the run earlier; 0: epochs decide"),

@@ -17,9 +17,8 @@ from tests.world import batches_of
 # The variants of a file.
 ARGUMENTS = dict.fromkeys(("quickstart", "small"), ("condenser", "cocondenser"))
 ARGUMENTS["minilm"] = ("mlm", "condenser", "contrastive", "cocondenser")
-ARGUMENTS["sentences"] = ("stsb", "triplets", "nli")
 ARGUMENTS["finetune"] = tuple(finetune.VARIANTS)
-FINE_TUNING = {"cross_encoder", "finetune", "quickstart_finetune", "sentences"}
+FINE_TUNING = {"cross_encoder", "finetune", "quickstart_finetune"}
 FOR_A_TPU = ["default", "condenser", "cocondenser"]
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[1] / "configs").glob("[!_]*.py"))

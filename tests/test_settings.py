@@ -27,7 +27,6 @@ FILES = {
     PRETRAINING: "default",
     "retriever": "finetune",
     "cross_encoder": "cross_encoder",
-    "sentences": "sentences",
 }
 ROWS = [
     pytest.param(task, name, setting, id=f"{task}-{name}")

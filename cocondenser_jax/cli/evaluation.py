@@ -1,10 +1,10 @@
-"""Commands that compute metrics: `evaluate run`, `answers` and `sentences`."""
+"""Commands that compute metrics: `evaluate run` and `evaluate answers`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import JSON_OUT, POOLING, command, flag, only_one, required
+from cocondenser_jax.cli.flags import JSON_OUT, command, flag, required
 from cocondenser_jax.cli.output import print_metrics, print_table
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
@@ -70,20 +70,3 @@ def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:
         print_table(head, rows)
     if json_out:
         write_json(json_out, result)
-
-
-@command(
-    "evaluate sentences --model=runs/stsb/encoder --sts=sts-test.csv",
-    required("--model", Path, "the sentence encoder: a folder or Hub name"),
-    flag("--sts", Path, "pairs with human scores, as in the STS Benchmark: correlations"),
-    flag("--triplets", Path, "a .csv of Sentence1, Sentence2, Sentence3: accuracy"),
-    POOLING,
-    JSON_OUT,
-)
-def evaluate_sentences(model, sts, triplets, pooling, json_out):
-    """Compute the metrics of a sentence encoder, by scored pairs or by triplets."""
-    from cocondenser_jax.retrieval.sentences import evaluate_scored_pairs, evaluate_triplets
-
-    file = only_one(sts=sts, triplets=triplets)
-    evaluate = evaluate_scored_pairs if sts else evaluate_triplets
-    print_metrics(evaluate(file, model, pooling), json_out)

@@ -23,7 +23,7 @@ PROGRAM = _Group(
 )
 _GROUPS = {
     "verify": _Group("verify", help="Check a checkpoint or a token store."),
-    "evaluate": _Group("evaluate", help="Compute the metrics of a run or of a sentence encoder."),
+    "evaluate": _Group("evaluate", help="Compute the metrics of a run."),
 }
 
 
@@ -125,6 +125,5 @@ EXPERIMENT = (
     OVERRIDES,
 )
 JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
-POOLING = flag("--pooling", click.Choice(("cls", "mean")), "pooling other than the model's own")
 _MACHINE = "process part I, from 0, of N: one part per machine"
 SHARD = flag("--shard", _parse_shard, _MACHINE, default="0/1", metavar="I/N")

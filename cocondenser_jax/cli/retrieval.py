@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cocondenser_jax.cli.flags import JSON_OUT, POOLING, SHARD, command, flag, only_one, required
+from cocondenser_jax.cli.flags import JSON_OUT, SHARD, command, flag, only_one, required
 from cocondenser_jax.cli.output import print_metrics, print_search
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
@@ -42,7 +42,7 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
     SHARD,
     flag("--dtype", ("float32", "float16"), "number format in the shards"),
     _PRECISION_ON_CPU,
-    POOLING,
+    flag("--pooling", ("cls", "mean"), "pooling other than the model's own", default=None),
     flag("--backend", ("torch", "jax"), "library to run the model; jax: on a host's TPU cores"),
     flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,

@@ -182,7 +182,7 @@ def verify_a_store(store):
     JSON_OUT,
 )
 def finetune(config, overrides, workdir, json_out):
-    """Fine-tune a retriever, a cross-encoder or a sentence encoder."""
+    """Fine-tune a retriever or a cross-encoder."""
     from cocondenser_jax.finetune.tasks import finetune
     from cocondenser_jax.finetune.trainer import is_main_process
     from cocondenser_jax.settings import FINE_TUNING, load_config

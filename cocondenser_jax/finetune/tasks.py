@@ -12,25 +12,22 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.bi_encoder import BiEncoderSettings, bi_encoder_trainer
 from cocondenser_jax.finetune.cross_encoder import CrossEncoderSettings, cross_encoder_trainer
-from cocondenser_jax.finetune.sentences import SentencesSettings, sentences_trainer
 from cocondenser_jax.storage.files import require_absent
 from cocondenser_jax.storage.metrics import load_loggers
 from cocondenser_jax.storage.runs import lock_folder
 
-Settings = BiEncoderSettings | CrossEncoderSettings | SentencesSettings
+Settings = BiEncoderSettings | CrossEncoderSettings
 
 
 class _Task(NamedTuple):
     settings: type[Any]
     make_trainer: Callable[[Any], Any]
     result: str  # the folder of what is trained
-    rows: str  # what it is trained on
 
 
 _TASKS = {
-    "retriever": _Task(BiEncoderSettings, bi_encoder_trainer, "retriever", "pairs"),
-    "cross_encoder": _Task(CrossEncoderSettings, cross_encoder_trainer, "cross_encoder", "pairs"),
-    "sentences": _Task(SentencesSettings, sentences_trainer, "encoder", "rows"),
+    "retriever": _Task(BiEncoderSettings, bi_encoder_trainer, "retriever"),
+    "cross_encoder": _Task(CrossEncoderSettings, cross_encoder_trainer, "cross_encoder"),
 }
 
 
@@ -38,14 +35,14 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """Trains what `config.task` names; resumes an interrupted run.
 
     Args:
-      config: see configs/finetune.py, configs/cross_encoder.py and configs/sentences.py.
-      workdir: gets the trained model (`retriever/`, `cross_encoder/` or `encoder/`: a folder for
+      config: see configs/finetune.py and configs/cross_encoder.py.
+      workdir: gets the trained model (`retriever/` or `cross_encoder/`: a folder for
         sentence-transformers, whole or absent), `metrics.jsonl`, the plans of hard batches, and
         checkpoints until the run ends.
 
     Returns:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
-      seconds, pairs or rows trained on, and the best evaluation's step, measure and loss.
+      seconds, pairs trained on, and the best evaluation's step, measure and loss.
     """
     task = _TASKS[config.task]
     settings = resolve(config, workdir)
@@ -60,7 +57,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         loggers = load_loggers(settings.trainer.loggers) if trainer.is_main_process() else []
         hf_trainer = task.make_trainer(settings)
         outcome = trainer.run(hf_trainer, settings.trainer, task.result, loggers)
-        return outcome | {task.rows: len(hf_trainer.train_dataset)}
+        return outcome | {"pairs": len(hf_trainer.train_dataset)}
 
 
 def resolve(config: ConfigDict, workdir: Path) -> Settings:

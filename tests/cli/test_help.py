@@ -39,7 +39,7 @@ def listed(text):
 
 def test_commands_are_listed_in_the_order_of_the_pipeline(help_of):
     assert [name for name in listed(help_of("")) if name in PIPELINE] == PIPELINE
-    assert listed(help_of("evaluate")) == ["run", "answers", "sentences"]
+    assert listed(help_of("evaluate")) == ["run", "answers"]
 
 
 @pytest.mark.parametrize("words", [[], ["evaluate"]])

@@ -12,11 +12,6 @@ from cocondenser_jax.collection.layouts import (
     read_training_file,
     read_triples,
 )
-from cocondenser_jax.collection.sentences import (
-    read_labelled_pairs,
-    read_scored_pairs,
-    read_triplets,
-)
 from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
 from cocondenser_jax.errors import UserError
 from tests.mutations import fuzz_content, fuzz_record, jsonl
@@ -58,18 +53,6 @@ READERS = {
     "train2.json": (_DPR, read_training_file),
     "triples.tsv": (b"1\t2\t3\n1\t2\t4\n", lambda path: read_triples(path, 5)),
     "run.trec": (b"q1 Q0 d1 1 2.5 t\nq1 Q0 d2 2 1.5 t\n", _run),
-    "sts.csv": (
-        b"g\tf\t2012\t1\t2.5\tone\ttwo\ng\tf\t2012\t2\t5\tone\tone\textra\n",
-        read_scored_pairs,
-    ),
-    "triplets.csv": (
-        b'Id,Sentence1,Sentence2,Sentence3\n1,one,"two, ""2""",three\n2,a,"b\nc",d\n',
-        read_triplets,
-    ),
-    "AllNLI.tsv": (
-        b"split\tdataset\tfilename\tsentence1\tsentence2\tlabel\ntrain\ta\tb\tone\ttwo\tneutral\n",
-        read_labelled_pairs,
-    ),
 }
 
 

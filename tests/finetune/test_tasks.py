@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.trec import write_run
-from cocondenser_jax.configs import cross_encoder, sentences
+from cocondenser_jax.configs import cross_encoder
 from cocondenser_jax.configs import finetune as retriever
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
@@ -21,8 +21,7 @@ from cocondenser_jax.retrieval.search import open_index, search_run
 from tests.retrieval_data import read_vectors
 from tests.world import read_metrics, write_qrels
 
-CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder, "sentences": sentences}
-FOLDERS = {"retriever": "retriever", "cross_encoder": "cross_encoder", "sentences": "encoder"}
+CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder}
 RECORDED = []
 UNUSUAL = {
     "batch_size": 6,
@@ -41,7 +40,6 @@ UNUSUAL = {
 OWN = {
     "retriever": {"query_length": 8, "passage_length": 12, "pooling": "mean", "chunk_size": 4},
     "cross_encoder": {"max_length": 12},
-    "sentences": {"length": 12, "pooling": "mean", "train_rows": 24},
 }
 
 
@@ -50,16 +48,14 @@ def record(step, values):
 
 
 @pytest.fixture(scope="module")
-def data(beir, tmp_path_factory, words):
-    """A folder with a split of its own, whose last query has no positive, a run, and a file."""
+def data(beir, tmp_path_factory):
+    """A folder with a split of its own, whose last query has no positive, and a run."""
     folder = tmp_path_factory.mktemp("tasks")
     shutil.copytree(beir, folder / "data")
     judgments = {f"q{i}": {f"d{i}": int(i < 10)} for i in range(11)}
     write_qrels(folder / "data" / "qrels" / "other.tsv", judgments)
     run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
     write_run(folder / "run.trec", run)
-    pairs = [f"g\tf\t2012\t{i}\t{i % 6}\t{words[i]} {i}\t{words[i + 1]}\n" for i in range(30)]
-    (folder / "sts.csv").write_text("".join(pairs))
     return folder
 
 
@@ -71,10 +67,7 @@ def config(request, model_folder, data):
     config.update(UNUSUAL | OWN[task])
     assert all(config[name] != defaults[name] for name in UNUSUAL | OWN[task])
     config.update(model=str(model_folder), data=str(data / "data"))
-    if task == "sentences":
-        config.data = str(data / "sts.csv")
-    else:
-        config.update(negatives_run=str(data / "run.trec"), negatives_per_query=2)
+    config.update(negatives_run=str(data / "run.trec"), negatives_per_query=2)
     return config
 
 
@@ -138,17 +131,6 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("cross_encoder loader_workers"),
             ],
         ),
-        pytest.param(
-            "sentences",
-            marks=[
-                pytest.mark.effect("sentences task", "sentences batch_size", "sentences epochs"),
-                pytest.mark.effect("sentences learning_rate", "sentences warmup_ratio"),
-                pytest.mark.effect("sentences weight_decay", "sentences precision"),
-                pytest.mark.effect("sentences seed", "sentences log_every", "sentences loggers"),
-                pytest.mark.effect("sentences checkpoint_every", "sentences loader_workers"),
-                pytest.mark.effect("sentences pooling", "sentences train_rows"),
-            ],
-        ),
     ],
 )
 def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
@@ -193,12 +175,11 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
     assert rates == pytest.approx([1e-3 * left / 6 for left in (6, 4, 3, 1)])
     assert saved == {5: {0.3, 0.0}, 8: {0.3, 0.0}}
     assert torch.bfloat16 in dtypes
-    assert set(result) & set(FOLDERS.values()) == {FOLDERS[task]}
-    assert result["rows" if task == "sentences" else "pairs"] == 24
+    assert set(result) & set(CONFIGS) == {task}
+    assert result["pairs"] == 24
     if task == "retriever":  # six queries, six of each passage's column, in chunks of four
         assert {4, 2} <= n_texts <= {4, 2, 1}
-    if task != "cross_encoder":
-        assert SentenceTransformer(result[FOLDERS[task]])[1].pooling_mode == "mean"
+        assert SentenceTransformer(result[task])[1].pooling_mode == "mean"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from transformers import trainer_utils
 
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.configs import finetune as finetune_config
-from cocondenser_jax.configs import sentences as sentences_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune, resolve
@@ -128,19 +127,6 @@ def test_a_run_resumes_with_the_same_kinds_of_files_only(inputs, tmp_path, first
     trainer.start_or_resume(settings, 9, first)
     with pytest.raises(UserError, match=r"was started with(out)? sha256\.negatives_run"):
         trainer.start_or_resume(settings, 9, second)
-
-
-def test_a_sentence_encoder_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer, "run", kill)
-    data = tmp_path / "sts.csv"
-    data.write_text("".join(f"g\tf\t2012\t{i}\t{i % 6}\ta word\tanother {i}\n" for i in range(8)))
-    config = sentences_config.get_config("stsb")
-    config.update(model=str(inputs / "model"), data=str(data), batch_size=4, length=8)
-    with pytest.raises(Killed):
-        finetune(config, tmp_path / "run")
-    data.write_text(data.read_text().replace("another 7", "another 8"))
-    with pytest.raises(UserError, match=r"was started with sha256\.data=.*: choose a new"):
-        finetune(config, tmp_path / "run")
 
 
 def end_at(monkeypatch, step):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.settings import FINE_TUNING, load_config
-from papers import reproduce
+from papers import reproduce, sentences
 from papers.reproduce import Grid, Step, load_manifest, resolve_rows, run_steps
 
 TABLES, _ = load_manifest()
@@ -41,7 +41,7 @@ ELSEWHERE = ["*-rocketqa/*", "*/judge", "*-reranker*", "msmarco/*-binary"]
 GRIDS = {
     "stsb/*-best": ["4", "8"],
     "sections/*-best": ["1", "4", "8"],
-    "msmarco/*/round1-best": ["5", "10", "40"],
+    "msmarco/*/round1-best*": ["5", "10", "40"],
 }
 
 
@@ -62,12 +62,24 @@ def config_of(command):
 
 
 def trainings():
-    """Yields every command of fine-tuning, after its --workdir below W."""
+    """Yields every command of fine-tuning, after its --workdir or --out below W."""
     for step in STEPS.values():
         for command in step.commands:
-            if command[1] == "finetune":
+            if command[1] == "finetune" or command[2:4] == ["papers.sentences", "train"]:
                 found = dict(flags(command))
-                yield Path(found["--workdir"]).relative_to("W").as_posix(), command
+                workdir = found.get("--workdir") or found["--out"]
+                yield Path(workdir).relative_to("W").as_posix(), command
+
+
+def settings_of(command):
+    """Returns epochs, rows of a batch, rate and negatives of a command of fine-tuning."""
+    if command[1] == "finetune":
+        config = config_of(command)
+        values = (config.epochs, config.batch_size, config.learning_rate)
+        return (*values, config.get("negatives_per_query"))
+    given = sentences.make_parser().parse_args(command[3:])
+    epochs = given.epochs or sentences.TASKS[given.task].epochs
+    return epochs, sentences.BATCH_SIZE, sentences.LEARNING_RATE, None
 
 
 def test_epochs_batches_and_negatives_are_the_papers():
@@ -76,9 +88,7 @@ def test_epochs_batches_and_negatives_are_the_papers():
         if any(fnmatch.fnmatch(workdir, pattern) for pattern in [*ELSEWHERE, *GRIDS]):
             continue
         pattern = next(p for p in SETTINGS if fnmatch.fnmatch(workdir, p))
-        config = config_of(command)
-        values = (config.epochs, config.batch_size, config.learning_rate)
-        assert (*values, config.get("negatives_per_query")) == SETTINGS[pattern], workdir
+        assert settings_of(command) == SETTINGS[pattern], workdir
         seen.add(pattern)
     assert seen == SETTINGS.keys()
 
@@ -119,7 +129,7 @@ def test_few_rows_are_trained_as_long_as_is_best_for_bert():
     seen = set()
     for path, step in STEPS.items():
         if step.grid:
-            (pattern,) = [p for p in GRIDS if fnmatch.fnmatch(str(path.parent), f"W/{p}")]
+            (pattern,) = [p for p in GRIDS if fnmatch.fnmatch(str(path), f"W/{p}")]
             assert list(step.grid.files) == GRIDS[pattern]
             for epochs, file in step.grid.files.items():
                 # Of BERT, of the same number of rows, on what is not tested.
@@ -157,7 +167,7 @@ def test_the_number_of_epochs_is_chosen_when_the_step_runs(tmp_path, monkeypatch
         ran.append(command[1:-1])
         scores = {"5": 0.1, "10": 0.3, "40": 0.2}
         score = {"M": scores[command[3]]} if command[1] == "try" else {}
-        # As `evaluate run` writes it, or `evaluate sentences`.
+        # As `evaluate run` writes it, or `papers.sentences`.
         result = {"mean": score, "per_query": {}} if command[3] == "10" else score
         Path(command[-1]).write_text(json.dumps(result))
         return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from papers import abs_beam, abs_data
+from papers import abs_beam, abs_data, sentences
 from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -36,8 +36,7 @@ SMALLER = {
     " --config.train_queries=12 --config.query_length=8 --config.passage_length=16",
     "finetune configs/cross_encoder.py": "--config.max_steps=2 --config.batch_size=2"
     " --config.train_queries=12 --config.max_length=32",
-    "finetune configs/sentences.py": "--config.max_steps=2 --config.batch_size=4"
-    " --config.train_rows=8 --config.length=16",
+    "papers.sentences train": "--train_rows=16 --length=16",
     "papers.abs_data": "--dev=3 --test=4",
     "papers.figures.attention": "--n_texts=8 --passage_length=16",
     "papers.figures.neighbourhood": "--n=5,10",
@@ -48,6 +47,7 @@ SCRIPTS = {
     "papers.figures.curves": curves,
     "papers.figures.neighbourhood": neighbourhood,
     "papers.figures.sizes": sizes,
+    "papers.sentences": sentences,
 }
 
 
@@ -56,7 +56,7 @@ def execute(command):
     if command[:3] == ["python", "-m", "papers.abs_beam"]:
         return abs_beam.main([*command[3:], *_smaller(["finetune", *command[3:]])])
     if command[:2] == ["python", "-m"]:
-        SCRIPTS[command[2]].main([*command[3:], *SMALLER.get(command[2], "").split()])
+        SCRIPTS[command[2]].main([*command[3:], *_smaller(command[2:])])
         return 0
     return main([*command[1:], *_smaller(command[1:])])
 

@@ -100,9 +100,9 @@ SETTINGS = {
     "passage_prompt": Setting("", None, "", "stands before a passage; '': the folder's own"),
     "loss": Setting(
         "contrastive",
-        ("contrastive", "learning_to_rank", "soft_labels"),
+        ("contrastive", "soft_labels"),
         "",
-        "learning_to_rank: of learned scores; soft labels need a teacher",
+        "soft labels need a teacher",
     ),
     "teacher_run": Setting("", None, "", "TREC run of a cross-encoder's scores, for soft labels"),
     "scale": Setting(1.0, Interval(1e-6), "", "factor of the scores: 1 / temperature"),

@@ -16,7 +16,7 @@ import scipy.sparse
 
 from cocondenser_jax import cli
 from cocondenser_jax.finetune import samplers
-from cocondenser_jax.finetune.schedule import pair_scores
+from cocondenser_jax.finetune.schedule import pair_scores, separate
 
 BEAM = 3  # the study's k
 
@@ -49,27 +49,23 @@ def beam_plan(
     Returns:
       batches_MxB.
     """
-    scores = pair_scores(candidates)
-    penalty = batch_size**2 * (scores.data.max(initial=0) or 1)  # more than any batch's hardness
-    if conflicts is not None:
-        above = scipy.sparse.triu(conflicts, 1)  # without the diagonal
-        scores = scipy.sparse.csr_array(scores - penalty * (above + above.T))
+    scores, least_gain = separate(pair_scores(candidates), batch_size, conflicts)
     n_pairs = candidates.shape[0]
     order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
     is_left_N = np.ones(n_pairs, bool)
     batches_MxB = np.empty((n_pairs // batch_size, batch_size), int)
     for batch_B in batches_MxB:
         batch_B[:] = order_N[is_left_N[order_N]][:batch_size]
-        while _make_harder(batch_B, scores, is_left_N, least=1e-12 * penalty):
+        while _make_harder(batch_B, scores, is_left_N, least_gain):
             pass
         is_left_N[batch_B] = False
     return batches_MxB
 
 
 def _make_harder(
-    batch_B: np.ndarray, scores: scipy.sparse.csr_array, is_left_N: np.ndarray, least: float
+    batch_B: np.ndarray, scores: scipy.sparse.csr_array, is_left_N: np.ndarray, least_gain: float
 ) -> bool:
-    """Replaces a pair of a batch; returns whether that made it harder by more than `least`."""
+    """Replaces a pair of a batch; returns whether that made it harder by more than `least_gain`."""
     rows_BxN = scores[batch_B]
     share_B = rows_BxN[:, batch_B].sum(axis=1)  # what h(B) loses without a pair
     near_C = np.setdiff1d(rows_BxN.indices, batch_B)
@@ -81,7 +77,7 @@ def _make_harder(
     # Of the k pairs d_a for a d_r, only the first can be the hardest of all.
     gain_KxC = with_pair_BxC.sum(axis=0) - with_pair_BxC[removed_K] - share_B[removed_K, None]
     place, best = np.unravel_index(gain_KxC.argmax(), gain_KxC.shape)
-    if gain_KxC[place, best] <= least:
+    if gain_KxC[place, best] <= least_gain:
         return False
     batch_B[removed_K[place]] = near_C[best]
     return True

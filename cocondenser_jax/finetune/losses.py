@@ -35,27 +35,6 @@ def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> tor
         return queries_QxD.float() @ passages_PxD.float().T
 
 
-def learned_scores(
-    queries_QxD: torch.Tensor, passages_PxD: torch.Tensor, scorer: torch.nn.Linear
-) -> torch.Tensor:
-    """Returns scores_QxP, σ(W{q, d} + b), {q, d} being the two vectors side by side.
-
-    With `contrastive`, this is equation 14 of the study of Condenser with adaptive batches, which
-    does not define σ: here it is ReLU, as in the authors' code. (With a sigmoid, the loss over 7
-    negatives could not fall below log(1 + 7/e) = 1.27.) Where ReLU makes all scores 0 from the
-    start, which the seed decides, nothing is learned. W{q, d} is the sum of a number of q and one
-    of d, so all queries rank passages in the same order, ties apart.
-
-    The scorer, W and b, is trained with the model, and discarded: exported models score by the
-    inner product. It may be on another device than the vectors, where the scores are.
-    """
-    with torch.autocast(queries_QxD.device.type, enabled=False):
-        of_query_D, of_passage_D = scorer.weight[0].to(queries_QxD.device).chunk(2)
-        bias = scorer.bias.to(queries_QxD.device)
-        from_query_Qx1 = (queries_QxD.float() @ of_query_D + bias)[:, None]
-        return torch.relu(from_query_Qx1 + passages_PxD.float() @ of_passage_D)
-
-
 def contrastive(scores_QxP: torch.Tensor, own_QxG: torch.Tensor) -> torch.Tensor:
     """Returns −1/Q Σ_q log( exp s(q, d⁺_q) / Σ_d exp s(q, d) ): arXiv 2108.05540, equation 14."""
     return functional.cross_entropy(scores_QxP, own_QxG[:, 0])
@@ -99,17 +78,10 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         self._judgments = judgments
         self._name = settings.loss
         self._scale = settings.scale
-        self.scorer = None
-        if settings.loss == "learning_to_rank":
-            self.scorer = torch.nn.Linear(2 * (model.get_embedding_dimension() or 0), 1)
 
     def score(self, queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
-        """Returns scores_QxP that the loss is computed from: scaled inner products, or learned."""
-        if self.scorer:
-            scores_QxP = learned_scores(queries_QxD, passages_PxD, self.scorer)
-        else:
-            scores_QxP = inner_products(queries_QxD, passages_PxD)
-        return self._scale * scores_QxP
+        """Returns scores_QxP that the loss is computed from: scaled inner products."""
+        return self._scale * inner_products(queries_QxD, passages_PxD)
 
     def forward(
         self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor

@@ -52,6 +52,22 @@ def false_negatives(queries: Sequence[str], passages: Sequence[str]) -> scipy.sp
     return scipy.sparse.csr_array(answers + answers.T)
 
 
+def separate(
+    scores: scipy.sparse.csr_array, batch_size: int, conflicts: scipy.sparse.csr_array | None
+) -> tuple[scipy.sparse.csr_array, float]:
+    """Lowers the scores of pairs that should not meet by more than any batch's hardness.
+
+    Returns:
+      The scores, and how much harder a batch must become for that to be more than the rounding of
+      sums.
+    """
+    penalty = batch_size**2 * (scores.data.max(initial=0) or 1)
+    if conflicts is not None:
+        above = scipy.sparse.triu(conflicts, 1)  # without the diagonal
+        scores = scipy.sparse.csr_array(scores - penalty * (above + above.T))
+    return scores, 1e-12 * penalty
+
+
 def random_plan(n_pairs: int, batch_size: int, seed: int, epoch: int = 0) -> np.ndarray:
     """Plans batches at random, by seed and epoch."""
     order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
@@ -90,11 +106,7 @@ def greedy_plan(
     Returns:
       batches_MxB.
     """
-    scores = pair_scores(candidates)
-    penalty = batch_size**2 * (scores.data.max(initial=0) or 1)  # more than any batch's hardness
-    if conflicts is not None:
-        above = scipy.sparse.triu(conflicts, 1)  # without the diagonal
-        scores = scipy.sparse.csr_array(scores - penalty * (above + above.T))
+    scores, least_gain = separate(pair_scores(candidates), batch_size, conflicts)
 
     def add(sums_N: np.ndarray, pair: int, sign: int) -> None:
         row = slice(scores.indptr[pair], scores.indptr[pair + 1])
@@ -114,7 +126,7 @@ def greedy_plan(
             add(to_batch_N, batch_B[place], -1)
             left_N = to_batch_N + taken_N
             best = left_N.argmax()
-            if left_N[best] <= least + 1e-12 * penalty:  # above the rounding of sums
+            if left_N[best] <= least + least_gain:
                 break
             add(to_batch_N, best, 1)
             taken_N[batch_B[place]] = 0

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import reduce
-from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -39,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
 _FREE = ("model", "data", "negatives_run", "teacher_run", "loggers")
-_LOSS = "loss.safetensors"  # the own parameters of a loss: sentence-transformers 6.2.0 saves none
 
 
 class TrainerSettings(NamedTuple):
@@ -128,11 +125,8 @@ def run(
     checkpoints = settings.workdir / "checkpoints"
     with trainer.accelerator.main_process_first():  # the others then find no damaged one
         step = _prepare_resume(checkpoints)
-    loss: Any = trainer.loss
-    if (parameters := checkpoints / f"checkpoint-{step}" / _LOSS).exists():
-        loss.load_state_dict(load_file(parameters), strict=False)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_Control(loss))
+    trainer.add_callback(_Control())
     with contextlib.ExitStack() as stack:
         if is_main_process():
             log = metrics_log(settings.workdir, step, loggers)
@@ -231,15 +225,7 @@ class _Metrics(ProgressCallback):
 
 
 class _Control(TrainerCallback):
-    """Logs where a run may resume; trains and saves the loss's own parameters, too."""
-
-    def __init__(self, loss: torch.nn.Module) -> None:
-        self._loss = loss
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # They are not part of the model: DistributedDataParallel does not average them.
-        for parameter in _own_parameters(dict(self._loss.named_parameters())).values():
-            parameter.grad = reduce(parameter.grad, "mean")
+    """Logs where a run may resume, and completes checkpoints by their checksums."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # A resumed run restarts the running mean of the loss, so restart it wherever one may
@@ -250,14 +236,5 @@ class _Control(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         PartialState().wait_for_everyone()  # each writes a part of it
-        if not is_main_process():
-            return
-        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        if own := _own_parameters(self._loss.state_dict()):
-            save_file(own, folder / _LOSS)
-        write_checksums(folder)
-
-
-def _own_parameters(of_loss: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns those of a loss's parameters that are not the model's."""
-    return {name: value for name, value in of_loss.items() if not name.startswith("model.")}
+        if is_main_process():
+            write_checksums(Path(args.output_dir, f"checkpoint-{state.global_step}"))

@@ -14,7 +14,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.evaluation import DevSearch
-from cocondenser_jax.finetune.losses import InBatchLoss, LossSettings
+from cocondenser_jax.finetune.losses import InBatchLoss
 from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval import models
@@ -76,11 +76,11 @@ def make_config(model_folder, data, **settings):
     return config
 
 
-def make_search(model_folder, data, loss=None, **settings):
+def make_search(model_folder, data, **settings):
     resolved = resolve(make_config(model_folder, data, **settings), None)
     training = read_training(resolved.data)
     model = models.load_retriever(model_folder, 8, 16)
-    loss = loss or InBatchLoss(model, training.judgments, resolved.loss)
+    loss = InBatchLoss(model, training.judgments, resolved.loss)
     return DevSearch(resolved.dev, training, loss.score)
 
 
@@ -126,23 +126,6 @@ def test_the_passages_of_a_run_are_ranked(model_folder, data, texts, dev_run):
     (data / "unknown.trec").write_text("q1 Q0 nowhere 1 1.0 x\n")
     with pytest.raises(UserError, match="names 1 passages that the data does not"):
         make_search(model_folder, data, eval_run=str(data / "unknown.trec"))
-
-
-def test_a_learned_scorer_ranks_where_it_is_trained(model_folder, data, texts, dev_run):
-    model = models.load_retriever(model_folder, 8, 16)
-    path, run = dev_run
-    judged = read_training(resolve(make_config(model_folder, data), None).data).judgments
-    loss = InBatchLoss(model, judged, LossSettings("learning_to_rank", 2.0, 0))
-    weights, bias = loss.scorer.weight[0].tolist(), loss.scorer.bias.item()
-
-    def score(query_D, passage_D):
-        both = zip(weights, [*query_D, *passage_D], strict=True)
-        return 2 * max(sum(w * x for w, x in both) + bias, 0.0)
-
-    expected, mrr = evaluate_by_hand(model, *texts, QRELS, candidates_of(run), 100, score)
-    found = make_search(model_folder, data, loss, eval_run=str(path))(model)
-    assert found == {"loss": pytest.approx(expected, rel=1e-5), "MRR@100": pytest.approx(mrr)}
-    assert found != make_search(model_folder, data, eval_run=str(path))(model)
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
@@ -215,15 +198,13 @@ def kill(*args, **kwargs):
     raise Killed
 
 
-@pytest.mark.effect("retriever loss")
 def test_a_killed_run_ends_as_if_it_had_not_been(
     model_folder, data, dev_run, tmp_path, monkeypatch
 ):
-    """With all that evaluating, the loss and the plans add to what is restored."""
+    """With all that evaluating and the plans add to what is restored."""
     config = make_config(
         model_folder,
         data,
-        loss="learning_to_rank",
         projection=12,
         batches="hard",
         batch_scores="bm25",
@@ -251,9 +232,6 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
             patch.setattr(trainer._Metrics, "on_step_end", end)
             with pytest.raises(Killed):
                 finetune(config, run)
-        if killed == best + 1:
-            # The loss's own parameters are part of a checkpoint, and of what is checked.
-            (run / "checkpoints" / f"checkpoint-{best}" / "loss.safetensors").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "new_folder", kill)
         with pytest.raises(Killed):

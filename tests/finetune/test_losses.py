@@ -13,7 +13,7 @@ from cocondenser_jax.finetune.training_data import to_judgments
 from cocondenser_jax.retrieval import models
 
 Q, G = 4, 3
-NAMES = ("contrastive", "learning_to_rank", "soft_labels")
+NAMES = ("contrastive", "soft_labels")
 OWN_QxG = torch.arange(Q * G).view(Q, G)  # the columns of each query's group
 
 
@@ -28,17 +28,6 @@ def softmax(row):
 
 def contrastive_by_hand(scores_QxP):
     return np.mean([-math.log(softmax(row)[q * G]) for q, row in enumerate(scores_QxP)])
-
-
-def learning_to_rank_by_hand(queries_QxD, passages_PxD, weights, bias):
-    total = 0.0
-    for q, query in enumerate(queries_QxD):
-        exps = []
-        for passage in passages_PxD:
-            logit = sum(w * x for w, x in zip(weights, [*query, *passage], strict=True)) + bias
-            exps.append(math.exp(max(logit, 0.0)))
-        total -= math.log(exps[q * G] / sum(exps))
-    return total / len(queries_QxD)
 
 
 def soft_labels_by_hand(scores_QxP, teacher_QxG):
@@ -59,18 +48,6 @@ def test_contrastive_is_its_formula(scores_QxP):
     halves = (slice(2), slice(2, 4))
     found = [losses.contrastive(scores[half], OWN_QxG[half]).item() for half in halves]
     assert np.mean(found) == expected
-
-
-def test_learning_to_rank_is_its_formula():
-    rng = np.random.default_rng(2)
-    queries, passages = rng.normal(size=(Q, 5)), rng.normal(size=(Q * G, 5))
-    scorer = torch.nn.Linear(10, 1)
-    weights, bias = scorer.weight[0].tolist(), scorer.bias.item()
-    with torch.autocast("cpu", torch.bfloat16):
-        scores = losses.learned_scores(torch.tensor(queries), torch.tensor(passages), scorer)
-    expected = learning_to_rank_by_hand(queries, passages, weights, bias)
-    assert losses.contrastive(scores, OWN_QxG).item() == pytest.approx(expected, rel=1e-6)
-    assert scores.min() == 0
 
 
 def test_soft_labels_are_their_formula(scores_QxP):
@@ -148,18 +125,11 @@ def test_a_relevant_passage_is_never_a_negative(step, name, scale):
         model.encode_document([columns[1 + i][q]])[0] for q in range(Q) for i in range(G)
     ]
     scores_QxP = queries_QxD @ np.array(passages_PxD, np.float64).T
-    if loss.scorer:
-        w_2D, b = loss.scorer.weight[0].detach().numpy(), loss.scorer.bias.item()
-        logits_QxP = [
-            [w_2D @ np.concatenate([q, p]) + b for p in passages_PxD] for q in queries_QxD
-        ]
-        scores_QxP = np.maximum(logits_QxP, 0)
     scores_QxP *= scale
     scores_QxP[1, 1] = -np.inf  # d1, in the group of q0
     teacher_QxG = np.array([[q - 2.0 * i for i in range(G)] for q in range(Q)])
     expected = {
         "contrastive": lambda: contrastive_by_hand(scores_QxP),
-        "learning_to_rank": lambda: contrastive_by_hand(scores_QxP),
         "soft_labels": lambda: soft_labels_by_hand(scores_QxP, teacher_QxG),
     }[name]()
     assert value == pytest.approx(expected, rel=1e-5)

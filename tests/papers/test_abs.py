@@ -1,16 +1,18 @@
-"""The study of adaptive batches: its beam search against a transcription, its splits."""
+"""The study of adaptive batches: its beam search and its loss by hand, its splits."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 
-from cocondenser_jax.collection.folder import read_corpus, read_split
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.collection.trec import read_run, write_run
-from cocondenser_jax.finetune import samplers, schedule
-from papers import abs_beam, abs_data
-from tests.world import as_flags
+from cocondenser_jax.finetune import bi_encoder, losses, samplers, schedule
+from papers import abs_beam, abs_data, abs_rank
+from tests.world import as_flags, read_metrics
 
 
 def make_candidates(n, k, seed):
@@ -92,6 +94,74 @@ def test_a_run_has_the_plans_of_the_script(model_folder, beir, tmp_path, monkeyp
         path = tmp_path / "run" / "plans" / f"epoch-{epoch:04d}.npz"
         assert schedule.load_plan(path).tolist() == batches_MxB.tolist()
     assert samplers.greedy_plan is schedule.greedy_plan
+
+
+def ranking_loss(queries_QxD, passages_PxD, positives, weights, bias):
+    """Equation 14: the mean over queries; positives are rows of the passages."""
+    total = 0.0
+    for query, positive in zip(queries_QxD, positives, strict=True):
+        logits = [
+            sum(w * x for w, x in zip(weights, [*query, *passage], strict=True)) + bias
+            for passage in passages_PxD
+        ]
+        exps = [math.exp(max(logit, 0.0)) for logit in logits]
+        total -= math.log(exps[positive] / sum(exps))
+    return total / len(queries_QxD)
+
+
+def test_learned_scores_are_their_formula():
+    rng = np.random.default_rng(2)
+    queries, passages = rng.normal(size=(4, 5)), rng.normal(size=(12, 5))
+    scorer = torch.nn.Linear(10, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = abs_rank.learned_scores(torch.tensor(queries), torch.tensor(passages), scorer)
+    expected = ranking_loss(
+        queries, passages, range(0, 12, 3), scorer.weight[0].tolist(), scorer.bias.item()
+    )
+    own_QxG = torch.arange(12).view(4, 3)
+    assert losses.contrastive(scores, own_QxG).item() == pytest.approx(expected, rel=1e-6)
+    assert scores.min() == 0
+
+
+def test_a_run_is_taught_and_evaluated_by_learned_scores(
+    model_folder, beir, tmp_path, monkeypatch, capsys
+):
+    made = []
+
+    class Noted(abs_rank.LearnedScores):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append((self, self.scorer.weight.detach().clone()))
+
+    monkeypatch.setattr(abs_rank, "LearnedScores", Noted)
+    config = {
+        **{"model": model_folder, "data": beir, "batch_size": 4, "learning_rate": 1e-3},
+        **{"max_steps": 2, "eval_every": 2, "eval_split": "train", "negatives_per_query": 0},
+        "passage_length": 16,
+    }
+    words = ["--config=configs/finetune.py", f"--workdir={tmp_path}/run", *as_flags(config)]
+    assert abs_rank.main(words) == 0
+    ((loss, before),) = made
+    assert not torch.allclose(loss.scorer.weight, before, atol=1e-5)
+    assert bi_encoder.InBatchLoss is losses.InBatchLoss
+    queries, qrels = read_split(beir, "train")
+    passages = {p.id: passage_text(p) for p in read_corpus(beir)}
+    expected = ranking_loss(
+        loss.model.encode_query(list(queries.values())),
+        loss.model.encode_document(list(passages.values())),
+        [list(passages).index(next(iter(qrels[query]))) for query in queries],
+        loss.scorer.weight[0].tolist(),
+        loss.scorer.bias.item(),
+    )
+    found = [line["eval_loss"] for line in read_metrics(tmp_path / "run") if "eval_loss" in line]
+    assert found == [pytest.approx(expected, rel=1e-4)]
+    with pytest.raises(SystemExit, match="2"):
+        abs_rank.main(words)
+    assert "run already exists, and cannot be resumed" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="2"):
+        abs_rank.main([*words, f"--workdir={tmp_path}/other"])
+    assert "expected one process" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from papers.reproduce import (
     resolve_rows,
     run_steps,
 )
+from tests.papers import tiny_data
 from tests.papers.tiny_data import SCRIPTS, execute, expected_pool, read_pool, write_data
 
 TABLES, RECIPES = load_manifest()
@@ -38,6 +39,7 @@ ROWS_OF_EACH_KIND = [
     ("co/figure3", "cocondenser"),
     ("draft/figure5", "loss"),
     ("abs/table4", "beam"),
+    ("abs/section4.3", "learning-to-rank"),
     ("proof/scratch", "none-100"),
 ]
 ALL_ROWS = [(name, row) for name, table in TABLES.items() for row in table["rows"]]
@@ -73,7 +75,7 @@ def test_every_command_of_every_row_can_be_typed():
         command = [word.replace("{epochs}", "4") for word in command]
         if command[0] == "python":
             assert command[1] == "-m"
-            if command[2] == "papers.abs_beam":
+            if command[2] in tiny_data.FINE_TUNING:
                 flags = parse(PROGRAM, ["finetune", *command[3:]])
                 load_config(flags["config"], flags["overrides"], tasks=FINE_TUNING)
                 continue

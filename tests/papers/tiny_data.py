@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from papers import abs_beam, abs_data, sentences
+from papers import abs_beam, abs_data, abs_rank, sentences
 from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -41,6 +41,8 @@ SMALLER = {
     "papers.figures.attention": "--n_texts=8 --passage_length=16",
     "papers.figures.neighbourhood": "--n=5,10",
 }
+# Scripts with the flags of `finetune`, and with flags of their own.
+FINE_TUNING = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
 SCRIPTS = {
     "papers.abs_data": abs_data,
     "papers.figures.attention": attention,
@@ -53,8 +55,9 @@ SCRIPTS = {
 
 def execute(command):
     """Runs a command of a recipe in this process, made tiny."""
-    if command[:3] == ["python", "-m", "papers.abs_beam"]:
-        return abs_beam.main([*command[3:], *_smaller(["finetune", *command[3:]])])
+    if command[2] in FINE_TUNING:
+        main_of = FINE_TUNING[command[2]].main
+        return main_of([*command[3:], *_smaller(["finetune", *command[3:]])])
     if command[:2] == ["python", "-m"]:
         SCRIPTS[command[2]].main([*command[3:], *_smaller(command[2:])])
         return 0

@@ -76,9 +76,7 @@ TRAINING = {
 RANKING = {
     "split": Setting("train", GIVEN, "", "the judgments: qrels/SPLIT.tsv and the like"),
     "train_queries": Setting(0, Interval(0), "queries", "drawn from the split by seed; 0: all"),
-    "negatives_run": Setting(
-        "", None, "", "TREC run, MS MARCO's triples of ids or DPR's biencoder file"
-    ),
+    "negatives_run": Setting("", None, "", "TREC run, or DPR's biencoder file"),
     "negatives_per_query": Setting(7, Interval(0), "passages", "drawn anew every epoch"),
     "negatives_depth": Setting(200, Interval(1), "passages", "per query, to draw negatives from"),
 }

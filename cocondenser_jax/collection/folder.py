@@ -105,8 +105,7 @@ def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list
     """Reads the passages from which each query's negatives may come, best first.
 
     Args:
-      source: a TREC run; or published negatives: MS MARCO's triples of ids (`triples` in the name
-        of a .tsv) or a .json file of DPR.
+      source: a TREC run; or published negatives, a .json file of DPR.
       qrels: the judgments of the queries to read.
       depth: passages per query at most.
 
@@ -120,8 +119,6 @@ def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list
     positives: Mapping[str, Iterable[str]] = {}
     if plain_suffix(source) == ".json":
         _, positives, best = layouts.read_training_file(source)
-    elif plain_suffix(source) == ".tsv" and "triples" in source.name:
-        best = layouts.read_triples(source, depth)
     else:
         run = read_run(source)
         best = {query: first_passages(run[query]) for query in qrels if query in run}

@@ -6,7 +6,6 @@ compressed (.gz, .xz, .zst). A question of DPR has no id: its number in the file
 
 import ast
 import json
-import sys
 import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -114,27 +113,6 @@ def read_training_file(path: Path) -> TrainingFile:
     if not found.queries:
         raise UserError(f"{path}: expected a list of objects with a `question`")
     return found
-
-
-def read_triples(path: Path, depth: int) -> dict[str, list[str]]:
-    """Reads MS MARCO's triples of ids (query, relevant passage, negative): query → negatives.
-
-    Keeps the first `depth` of each query: the published file has 400 million lines.
-    """
-    negatives: dict[str, dict[str, None]] = {}
-    for number, line in numbered_lines(path):
-        where = f"{path}:{number}"
-        ids = split_fields(line, ("query", "relevant passage", "negative"), where)
-        if any(len(name.split()) != 1 for name in ids):
-            raise UserError(
-                f"{where}: expected three ids; triples of texts are not read, "
-                "use qidpidtriples.train.full.2.tsv"
-            )
-        query, _, negative = map(sys.intern, ids)
-        listed = negatives.setdefault(query, {})
-        if len(listed) < depth:
-            listed[negative] = None
-    return {query: list(listed) for query, listed in negatives.items()}
 
 
 def _read_questions(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -202,8 +202,8 @@ def test_finetuning_reads_the_layout_and_its_negatives(folders, tmp_path, layout
     transformers.BertModel(config, add_pooling_layer=False).save_pretrained(model)
     negatives = data / "biencoder-nq-train.json"
     if layout == "msmarco":
-        negatives = data / "qidpidtriples.train.full.2.tsv"
-        write_lines(negatives, (f"{i}\t{i}\t{i + 1}" for i in range(N_QUERIES)))
+        negatives = tmp_path / "negatives.trec"
+        write_lines(negatives, (f"{i} Q0 {i + 1} 1 1.0 t" for i in range(N_QUERIES)))
     metrics = tmp_path / "metrics.json"
     command = [
         "finetune",

@@ -10,7 +10,6 @@ from cocondenser_jax.collection.layouts import (
     read_passages,
     read_queries,
     read_training_file,
-    read_triples,
 )
 from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
 from cocondenser_jax.errors import UserError
@@ -51,7 +50,6 @@ READERS = {
     "nq.qa.csv": (b'who\t[\'a\', "b"]\nwhen\t["c"]\n', _queries),
     "train.json": (_DPR, _queries),
     "train2.json": (_DPR, read_training_file),
-    "triples.tsv": (b"1\t2\t3\n1\t2\t4\n", lambda path: read_triples(path, 5)),
     "run.trec": (b"q1 Q0 d1 1 2.5 t\nq1 Q0 d2 2 1.5 t\n", _run),
 }
 

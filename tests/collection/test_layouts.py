@@ -46,15 +46,6 @@ def write_msmarco(folder, passages, separator="\t", files="queries.train qrels.t
     queries.write_text("".join(f"{q}\t{t}\n" for q, t in QUERIES.items()))
     judged = (separator.join((q, "0", p, "1")) for q, grades in QRELS.items() for p in grades)
     qrels.write_text("".join(f"{line}\n" for line in judged))
-    triples = [
-        (query, positive, negative)
-        for query in QUERIES
-        for positive in QRELS[query]
-        for negative in NEGATIVES[query]
-    ]
-    (folder / "qidpidtriples.train.full.2.tsv").write_text(
-        "".join("\t".join(triple) + "\n" for triple in triples)
-    )
 
 
 def write_titled(folder, passages):
@@ -121,12 +112,9 @@ def test_every_layout_reads_alike(tmp_path, layout, suffix):
     assert read_split(tmp_path, "train") == (QUERIES, QRELS)
 
 
-@pytest.mark.parametrize(
-    ("write", "name"),
-    [(write_msmarco, "qidpidtriples.train.full.2.tsv"), (write_dpr, "biencoder-nq-train.json")],
-)
-def test_published_negatives_are_candidates(tmp_path, write, name):
-    write(tmp_path, PASSAGES)
+def test_published_negatives_are_candidates(tmp_path):
+    write_dpr(tmp_path, PASSAGES)
+    name = "biencoder-nq-train.json"
     source = tmp_path / name
     ids = [passage.id for passage in PASSAGES]
     assert read_candidates(source, QRELS, ids, 10) == NEGATIVES
@@ -136,9 +124,9 @@ def test_published_negatives_are_candidates(tmp_path, write, name):
     assert read_candidates(source, fewer, ids, 10) == {"0": ["d1"]}
     with pytest.raises(UserError, match=rf"{name} names 1 passages .*: d1$"):
         read_candidates(source, QRELS, ["d0", "d2"], 10)
-    if write is write_dpr:  # the numbers of other questions would pass for ids
-        with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d2$"):
-            read_candidates(source, {"0": {"d0": 0}, "1": {"d1": 1}}, ids, 10)
+    # The numbers of other questions would pass for ids.
+    with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d2$"):
+        read_candidates(source, {"0": {"d0": 0}, "1": {"d1": 1}}, ids, 10)
 
 
 def test_the_document_task_reads_url_title_and_body_and_its_own_runs(tmp_path):
@@ -251,29 +239,6 @@ def test_bad_queries_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
         read_queries(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("q\td", r":2: expected 3 .* \(query, relevant passage, negative\), found 2"),
-        ("a query\ta text\ta text", ":2: expected three ids; triples of texts are not read"),
-        ("q\td\t", ":2: expected three ids"),
-    ],
-)
-def test_bad_triples_are_named(tmp_path, line, message):
-    path = tmp_path / "triples.tsv"
-    path.write_text(f"q\td1\td2\n{line}\n")
-    with pytest.raises(UserError, match=message):
-        layouts.read_triples(path, 10)
-
-
-def test_triples_are_kept_to_the_depth(tmp_path):
-    path = tmp_path / "triples.tsv"
-    triples = ("q1 a x", "q2 c x", "q1 b x", "q1 a y", "q1 b z")
-    path.write_text("".join(triple.replace(" ", "\t") + "\n" for triple in triples))
-    assert layouts.read_triples(path, 9) == {"q1": ["x", "y", "z"], "q2": ["x"]}
-    assert layouts.read_triples(path, 2) == {"q1": ["x", "y"], "q2": ["x"]}
 
 
 def test_a_plain_file_goes_before_its_archive(tmp_path):

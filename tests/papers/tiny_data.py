@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from papers import abs_beam, abs_data, abs_rank, sentences
+from papers import abs_beam, abs_data, abs_rank, sentences, triples
 from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -50,6 +50,7 @@ SCRIPTS = {
     "papers.figures.neighbourhood": neighbourhood,
     "papers.figures.sizes": sizes,
     "papers.sentences": sentences,
+    "papers.triples": triples,
 }
 
 
@@ -91,9 +92,6 @@ def expected_pool(command):
         if source.endswith(".json"):
             for i, question in enumerate(json.loads(Path(source).read_text())):
                 pool |= {(str(i), c["passage_id"]) for c in question["hard_negative_ctxs"]}
-        elif source.endswith(".tsv"):
-            triples = map(str.split, Path(source).read_text().splitlines())
-            pool |= {(query, negative) for query, _, negative in triples}
         else:
             pool |= _pairs(source)
     for denoised in _values(command, "--denoise_run"):

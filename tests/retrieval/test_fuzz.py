@@ -108,7 +108,7 @@ LAYOUTS = {
         "queries.dev.tsv": "1\twho\n2\twhen\n",
         "queries.train.tsv": "1\twho\n",
         "qrels.dev.tsv": "1\t0\t1\t1\n2\t0\t1\t1\n",
-        "negatives.triples.tsv": "1\t1\t2\n2\t1\t2\n",
+        "negatives.trec": "1 Q0 2 1 2.5 t\n2 Q0 2 1 1.5 t\n",
     },
     "DPR": {
         "psgs_w100.tsv": 'id\ttext\ttitle\n1\t"one ""two"""\tT\n2\tthree\tU\n',

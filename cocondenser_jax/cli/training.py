@@ -3,8 +3,6 @@
 from functools import partial
 from pathlib import Path
 
-import click
-
 from cocondenser_jax.cli.flags import EXPERIMENT, JSON_OUT, SHARD, command, flag, only_one, required
 from cocondenser_jax.cli.output import print_metrics, print_table, print_text
 from cocondenser_jax.errors import UserError
@@ -16,28 +14,9 @@ _SOURCE = (
 )
 
 
-def _parse_columns(text: str) -> dict[str, str]:
-    from cocondenser_jax.corpus.sources import FIELDS
-
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    columns = {field: name for field, _, name in pairs if field in FIELDS and name}
-    if len(columns) < len(pairs) or columns.keys().isdisjoint(("text", "spans")):
-        raise click.BadParameter(
-            f"{text!r}: expected text=NAME or spans=NAME, and perhaps title=NAME and id=NAME,"
-            " separated by commas"
-        )
-    return columns
-
-
-_COLUMNS = flag(
-    "--columns", _parse_columns, "names of the source's columns", metavar="text=NAME,title=NAME,..."
-)
-
-
 @command(
     "vocabulary --source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine",
     required("--source", str, f"{_SOURCE}; may be repeated", multiple=True),
-    _COLUMNS,
     flag("--size", 30522, "entries, special tokens included"),
     flag("--kind", ("bert", "roberta"), "WordPiece; or byte-level BPE, which is always cased"),
     flag("--cased", False, "keep capitals and accents"),
@@ -57,7 +36,6 @@ def vocabulary(source, out, kind, cased, **options):
 @command(
     "corpus --source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
     required("--source", str, _SOURCE),
-    _COLUMNS,
     required("--tokenizer", str, "the model's tokenizer: a folder or Hub name"),
     required("--out", Path, "output folder of the store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from cocondenser_jax.corpus.sources import (
-    Columns,
     Document,
     Part,
     open_source,
@@ -48,7 +47,6 @@ def build_store(
     max_tokens: int = 128,
     short_span_prob: float = 0.0,
     shard: tuple[int, int] = (0, 1),
-    columns: Columns | None = None,
 ) -> dict[str, Any]:
     """Cuts and tokenizes a corpus into a store; returns its manifest.
 
@@ -64,7 +62,6 @@ def build_store(
       shard: (i, n): read every nth part of the source, from part i; copies in other shards stay.
         A source of fewer than n parts is read whole, and the documents whose hash is i modulo n
         are kept, so copies fall into the same shard.
-      columns: see `sources.open_source`.
     """
     if max_tokens < MIN_MAX_TOKENS:
         raise UserError(f"max_tokens is {max_tokens}: expected at least {MIN_MAX_TOKENS}")
@@ -73,7 +70,7 @@ def build_store(
     loaded = load_tokenizer(tokenizer)
     target = shard_folder(out, shard)
     with new_folder(target) as folder:
-        parts = open_source(source, columns)
+        parts = open_source(source)
         dropped: Counter[str] = Counter(empty=0, duplicate=0, too_short=0)
         n_single = 0
         with TokenWriter(folder, loaded.vocab_size, max_tokens) as writer:
@@ -121,11 +118,10 @@ def build_vocabulary(
     *,
     kind: Literal["bert", "roberta"] = "bert",
     lowercase: bool = True,
-    columns: Columns | None = None,
 ) -> SpanTokenizer:
     """Learns a tokenizer as `train_tokenizer` from sources (`open_source`); writes a new folder."""
     with new_folder(out) as folder:
-        opened = [read_documents(name, columns) for name in sources]
+        opened = [read_documents(name) for name in sources]
         bars = (tqdm(documents, "vocabulary", unit=" documents") for documents in opened)
         texts = (document.text for document in chain.from_iterable(bars))
         tokenizer = train_tokenizer(texts, size, kind, lowercase=lowercase)

@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -19,10 +19,8 @@ from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, plain_suff
 
 logger = logging.getLogger(__name__)
 
-Columns = Mapping[str, str]  # field of a record -> the name that a source has for it
-
 MAX_DOCUMENT_BYTES = 50_000_000
-FIELDS = ("id", "title", "text", "spans")
+_FIELDS = ("_id", "id", "title", "text", "spans")
 ACCEPTED_FILES = "a .txt, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder of them"
 ACCEPTED = (
     f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
@@ -47,9 +45,9 @@ class Document(NamedTuple):
 Part = Callable[[], Iterator[Document]]
 
 
-def read_documents(source: str, columns: Columns | None = None) -> Iterator[Document]:
+def read_documents(source: str) -> Iterator[Document]:
     """Streams the documents of a source (see `open_source`)."""
-    return read_parts(source, open_source(source, columns))
+    return read_parts(source, open_source(source))
 
 
 def read_parts(source: str, parts: Sequence[Part]) -> Iterator[Document]:
@@ -62,7 +60,7 @@ def read_parts(source: str, parts: Sequence[Part]) -> Iterator[Document]:
         raise UserError(f"{source} holds no documents")
 
 
-def open_source(source: str, columns: Columns | None = None) -> list[Part]:
+def open_source(source: str) -> list[Part]:
     """Lists the parts of a source (files, row groups, runs of records), always in the same order.
 
     Args:
@@ -72,16 +70,14 @@ def open_source(source: str, columns: Columns | None = None) -> list[Part]:
         `_id` or `id`, else the number of line or row) or `.tsv` (see `tables`; URLs are not read),
         each but Parquet also compressed; a folder (see `choose_files`);
         `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`, which is streamed; `tfds:NAME_OR_FOLDER[:SPLIT]`.
-      columns: what records call the FIELDS; others than these are then not read.
     """
     scheme, _, name = source.partition(":")
     if scheme == "pydocs":
-        _require_records(source, columns)
         packages = [package for package in name.split(",") if package] or None
         return [lambda: (Document(*d) for d in read_docstrings(packages))]
     if scheme in _DATASETS:
         with _named(source):
-            return _DATASETS[scheme](source, name, columns)
+            return _DATASETS[scheme](source, name)
     path = Path(source)
     files = [path]
     if path.is_dir():
@@ -93,10 +89,10 @@ def open_source(source: str, columns: Columns | None = None) -> list[Part]:
     elif not path.is_file():
         raise UserError(f"no file {path}")
     if len(files) == 1:
-        return _file_parts(files[0], "", columns)
+        return _file_parts(files[0], "")
     logger.info("%s: reading %s", source, first_three([file.name for file in files]))
     # Line numbers are unique within a file only.
-    parts = (_file_parts(file, f"{escape_control(file.name)}:", columns) for file in files)
+    parts = (_file_parts(file, f"{escape_control(file.name)}:") for file in files)
     return list(chain.from_iterable(parts))
 
 
@@ -113,27 +109,26 @@ def choose_files(paths: Iterable[str]) -> list[str]:
 
 def read_file(path: Path, prefix: str) -> Iterator[Document]:
     """Streams the documents of one of ACCEPTED_FILES; `prefix` precedes numbers used as ids."""
-    for part in _file_parts(path, prefix, None):
+    for part in _file_parts(path, prefix):
         yield from part()
 
 
-def _file_parts(path: Path, prefix: str, columns: Columns | None) -> list[Part]:
+def _file_parts(path: Path, prefix: str) -> list[Part]:
     suffix = plain_suffix(path)
     if suffix == ".parquet":
-        return _parquet_parts(path, prefix, columns)
+        return _parquet_parts(path, prefix)
     if suffix == ".jsonl":
-        return [functools.partial(_read_objects, path, prefix, columns)]
-    _require_records(str(path), columns)
+        return [functools.partial(_read_objects, path, prefix)]
     if suffix == ".txt":
         return [functools.partial(_read_text, path, prefix)]
     return [lambda: (_to_document(row, "", where) for where, row in read_rows(path, _lines(path)))]
 
 
-def _read_objects(path: Path, prefix: str, columns: Columns | None) -> Iterator[Document]:
+def _read_objects(path: Path, prefix: str) -> Iterator[Document]:
     for number, line in _lines(path):
         if line.strip():
             where = f"{path}:{number}"
-            yield _to_document(parse_object(line, where), f"{prefix}{number}", where, columns)
+            yield _to_document(parse_object(line, where), f"{prefix}{number}", where)
 
 
 def _read_text(path: Path, prefix: str) -> Iterator[Document]:
@@ -161,17 +156,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     return read_lines(path, MAX_DOCUMENT_BYTES, show_progress=True)
 
 
-def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Part]:
+def _parquet_parts(path: Path, prefix: str) -> list[Part]:
     import pyarrow.dataset  # type: ignore[import-untyped]  # for this source only
 
     with _named(str(path)):
         data = pyarrow.dataset.dataset(path)
         groups = [g for file in data.get_fragments() for g in file.split_by_row_group()]
-    found = data.schema.names
-    wanted = ("_id", *FIELDS) if columns is None else columns.values()
-    names = [name for name in found if name in wanted]
-    if columns is not None:
-        _require_columns(columns, found, str(path))
+    names = [name for name in data.schema.names if name in _FIELDS]
 
     def rows(group: Any) -> Iterator[dict[str, Any]]:
         for batch in group.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
@@ -181,7 +172,7 @@ def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Par
     first = 1
     for group in groups:
         read = functools.partial(rows, group)
-        parts.append(_record_part(str(path), read, columns, prefix, first))
+        parts.append(_record_part(str(path), read, prefix, first))
         first += group.row_groups[0].num_rows
     return parts
 
@@ -189,7 +180,6 @@ def _parquet_parts(path: Path, prefix: str, columns: Columns | None) -> list[Par
 def _record_part(
     source: str,
     records: Callable[[], Iterable[dict[str, Any]]],
-    columns: Columns | None,
     prefix: str = "",
     first: int = 1,
 ) -> Part:
@@ -199,7 +189,7 @@ def _record_part(
         with _named(source):
             for number, record in enumerate(records(), start=first):
                 name = f"{prefix}{number}"
-                yield _to_document(record, name, f"{source}, record {name}", columns)
+                yield _to_document(record, name, f"{source}, record {name}")
 
     return read
 
@@ -214,12 +204,7 @@ def _named(source: str) -> Iterator[None]:
         raise missing or UserError(f"{source}: {first_line(error)}") from error
 
 
-def _to_document(
-    record: dict[str, Any], default_id: str, where: str, columns: Columns | None = None
-) -> Document:
-    if columns is not None:
-        _require_columns(columns, record, where)
-        record = {field: record[name] for field, name in columns.items()}
+def _to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
     names = (_text(record[key]) for key in ("_id", "id") if record.get(key) is not None)
     name = without_surrogates(str(next(names, default_id)))
     spans = record.get("spans")
@@ -242,11 +227,6 @@ def _to_document(
     return document
 
 
-def _require_columns(columns: Columns, found: Collection[str], where: str) -> None:
-    if missing := [name for name in columns.values() if name not in found]:
-        raise UserError(f"{where} has no {missing[0]!r}: it has {', '.join(found)}")
-
-
 def _text(value: Any) -> Any:
     """Decodes text that tensorflow-datasets gives as bytes; null becomes an empty text."""
     if value is None:
@@ -260,12 +240,7 @@ def _check_size(n_bytes: int, where: str) -> None:
         raise UserError(f"{where}: a document is larger than {limit} MB; split it first")
 
 
-def _require_records(source: str, columns: Columns | None) -> None:
-    if columns is not None:
-        raise UserError(f"{source} has no columns to name: .jsonl, .parquet, hf: and tfds: have")
-
-
-def _huggingface_parts(source: str, name: str, columns: Columns | None) -> list[Part]:
+def _huggingface_parts(source: str, name: str) -> list[Part]:
     path, config, split = (*name.split(":", 2), "", "")[:3]
     if not path:
         raise UserError("hf: expected a dataset's name or folder, as in hf:ag_news::train")
@@ -275,11 +250,11 @@ def _huggingface_parts(source: str, name: str, columns: Columns | None) -> list[
     data = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
     shards = [functools.partial(data.shard, data.num_shards, k) for k in range(data.num_shards)]
     if len(shards) == 1:
-        return [_record_part(source, shards[0], columns)]
-    return [_record_part(source, shard, columns, f"{k}:") for k, shard in enumerate(shards)]
+        return [_record_part(source, shards[0])]
+    return [_record_part(source, shard, f"{k}:") for k, shard in enumerate(shards)]
 
 
-def _tensorflow_parts(source: str, name: str, columns: Columns | None) -> list[Part]:
+def _tensorflow_parts(source: str, name: str) -> list[Part]:
     # "wikipedia/20230601.en:1.0.0" names a version, "lm1b:test" a split.
     parts = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name)
     if parts is None:
@@ -294,7 +269,7 @@ def _tensorflow_parts(source: str, name: str, columns: Columns | None) -> list[P
     numbers = range(len(data))  # records are read by number
     slices = [numbers[k : k + _RECORDS_PER_PART] for k in numbers[::_RECORDS_PER_PART]]
     return [
-        _record_part(source, functools.partial(map, data.__getitem__, k), columns, first=k[0] + 1)
+        _record_part(source, functools.partial(map, data.__getitem__, k), first=k[0] + 1)
         for k in slices
     ]
 

@@ -54,14 +54,17 @@ def test_spans_that_end_early_lose_no_text(tmp_path):
 
 
 @pytest.mark.effect("vocabulary --source", "vocabulary --size", "vocabulary --kind")
-@pytest.mark.effect("vocabulary --cased", "vocabulary --columns", "vocabulary --out")
-@pytest.mark.effect("corpus --columns")
+@pytest.mark.effect("vocabulary --cased", "vocabulary --out")
 def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     place = make_workplace(tmp_path)
-    rows = {"text": ["none of these"] * 40, "body": ["Ärger Über " * 9] * 40, "key": [*range(40)]}
+    rows = {
+        "body": ["none of these"] * 40,
+        "text": ["Ärger Über these " * 9] * 40,
+        "id": [*range(40)],
+    }
     pq.write_table(pa.table(rows), place / "a.parquet")
-    command = ["vocabulary", f"--source={place}/a.parquet", "--columns=text=body"]
-    assert main([*command, "--size=60", f"--out={place}/lower"]) == 0
+    command = ["vocabulary", f"--source={place}/a.parquet"]
+    assert main([*command, "--size=80", f"--out={place}/lower"]) == 0
     assert capsys.readouterr().out.startswith(f"{place}/lower: ")
     entries = load_tokenizer(f"{place}/lower").backend.get_vocab()
     assert {"arger", "uber"} < entries.keys()
@@ -78,7 +81,7 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     # Learnt from both sources, and good for `corpus`.
     assert {"Ġthese", "Ġriver"} < tokenizer.backend.get_vocab().keys()
     words = ["corpus", f"--source={place}/a.parquet", f"--tokenizer={place}/cased"]
-    assert main([*words, f"--out={place}/store", "--columns=text=body,id=key"]) == 0
+    assert main([*words, f"--out={place}/store"]) == 0
     found = open_store(place / "store")
     assert found.n_documents == 1  # forty copies of one text
     assert found.document_id(0) == "0"
@@ -96,8 +99,6 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
         ("vocabulary --source=x --out=out --kind=roberta --cased", "--cased goes with --kind=bert"),
         ("vocabulary --source=none.txt --out=out", "no file none.txt"),
         ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),
-        ("vocabulary --source=x --out=out --columns=title=x", "expected text=NAME or spans=NAME"),
-        ("corpus --source=x --tokenizer=x --out=out --columns=txt=x", "expected text=NAME"),
         ("verify --store=store --step=7", "cocondenser verify --help"),
         ("verify store --store=store --step=7", "(see cocondenser verify store --help)"),
     ],

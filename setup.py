@@ -28,6 +28,7 @@ RETRIEVAL = [
     "PyStemmer>=2.2.0.3",
 ]
 REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5"]
+PAPERS = ["ijson>=3.5", "PyYAML>=6.0.2"]  # what papers/ reads, in the repository only
 TFDS = [
     "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
     "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
@@ -82,7 +83,6 @@ setup(
         "click>=8.4",
         "datasets>=5",
         "huggingface_hub>=1.31",
-        "ijson>=3.5",
         "ir-measures>=0.4",
         "ml_collections>=1.1",
         "pyarrow>=24",
@@ -98,7 +98,7 @@ setup(
         "retrieval": RETRIEVAL,
         "report": REPORT,
         "tfds": TFDS,
-        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, "PyYAML>=6.0.2"],  # papers/ is YAML
+        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, *PAPERS],
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],
         "test": [

@@ -114,9 +114,7 @@ SETTINGS = {
     "probe.documents": Setting(
         512, Interval(0), "documents", "never trained on, for the probe; a tenth of all at most"
     ),
-    "probe.data": Setting(
-        "", None, "", "a BEIR, MS MARCO or DPR folder that the probe searches, too"
-    ),
+    "probe.data": Setting("", None, "", "a BEIR or MS MARCO folder that the probe searches, too"),
     "probe.split": Setting("test", None, "", "of probe.data: the queries and their judgments"),
     "probe.passages": Setting(
         5_000, Interval(0), "passages", "sample of probe.data, all relevant ones in it; 0: all"

@@ -21,8 +21,8 @@ query 63 negatives.
                    steps. The author's command (Tevatron, examples/coCondenser-marco) has 2 epochs
                    of two files, each of one of the runs: about 225,000 steps.
   marco_documents  data of MS MARCO documents, the first 512 tokens; run of BM25.
-  nq, trivia       DPR's files (Karpukhin et al., arXiv 2004.04906), --config.split=train where one
-                   set is in the folder, and --config.negatives_run=DATA/biencoder-nq-train.json:
+  nq, trivia       data that papers/dpr.py makes of DPR's files (Karpukhin et al., arXiv
+                   2004.04906), and --config.negatives_run=DATA/negatives.trec:
                    128 questions × (1 positive + 1 negative) = 256 passages of 256 tokens, 40
                    epochs, 1e-5. Two towers, as the author's command has (coCondenser-nq there; its
                    rate is 5e-6), and its 32 tokens of a question, where DPR has 256.
@@ -50,7 +50,7 @@ from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 # What every fine-tuning has, whatever its task.
 TRAINING = {
     "model": Setting("", GIVEN, "", "transformer or retriever: a folder or hub name"),
-    "data": Setting("", GIVEN, "", "folder in BEIR, MS MARCO or DPR layout"),
+    "data": Setting("", GIVEN, "", "folder in BEIR or MS MARCO layout"),
     "batch_size": Setting(32, Interval(1), "rows", "per step, over all processes"),
     "epochs": Setting(1, Interval(1), "epochs", "passes over the training rows"),
     "max_steps": Setting(0, Interval(0), "steps", "ends the run earlier; 0: epochs decide"),
@@ -76,7 +76,7 @@ TRAINING = {
 RANKING = {
     "split": Setting("train", GIVEN, "", "the judgments: qrels/SPLIT.tsv and the like"),
     "train_queries": Setting(0, Interval(0), "queries", "drawn from the split by seed; 0: all"),
-    "negatives_run": Setting("", None, "", "TREC run, or DPR's biencoder file"),
+    "negatives_run": Setting("", None, "", "TREC run"),
     "negatives_per_query": Setting(7, Interval(0), "passages", "drawn anew every epoch"),
     "negatives_depth": Setting(200, Interval(1), "passages", "per query, to draw negatives from"),
 }

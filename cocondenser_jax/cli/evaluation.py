@@ -33,9 +33,9 @@ def evaluate_judgments(run, qrels, metrics, compare_with, json_out):
 
 
 @command(
-    "evaluate answers --run=runs/test.trec --answers=data/nq-test.qa.csv --corpus=data",
+    "evaluate answers --run=runs/test.trec --answers=data/answers.jsonl --corpus=data",
     _RUN,
-    required("--answers", Path, "answers to the questions: .jsonl (_id, answers) or DPR's .csv"),
+    required("--answers", Path, "answers to the questions: .jsonl (_id, answers)"),
     required("--corpus", Path, "the passages, a data folder or its file of passages"),
     flag("--top_k", "1,5,20,100", "values of k, separated by commas"),
     _COMPARE_WITH,

@@ -34,7 +34,7 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
 @command(
     "encode --model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
     required("--model", Path, "the retriever: a folder or Hub name"),
-    required("--corpus", Path, "a folder in BEIR, MS MARCO or DPR layout, or its file of passages"),
+    required("--corpus", Path, "a folder in BEIR or MS MARCO layout, or its file of passages"),
     required("--out", Path, "the folder for the embeddings, in shards"),
     flag("--batch_size", int, "passages per forward pass (default: 128; on a CPU 32)"),
     flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
@@ -184,12 +184,12 @@ def rerank(model, data, run, run_out, json_out, **options):
 
 @command(
     "mine --run=runs/bm25.trec --run=runs/round1.trec --data=data --out=runs/negatives.trec",
-    required("--run", Path, "TREC run, or published negatives; may be repeated", multiple=True),
+    required("--run", Path, "TREC run; may be repeated", multiple=True),
     required("--data", Path, "the folder of queries and qrels"),
     flag("--split", "train", "mine for the queries of this split"),
     required("--out", Path, "TREC run to write"),
     flag("--depth", 200, "rank, in each run, of the last passage taken"),
-    flag("--answers", Path, "answers, .jsonl or DPR's: leave out passages that hold one"),
+    flag("--answers", Path, "answers (.jsonl): leave out passages that hold one"),
     flag("--denoise_run", Path, "run of rerank (loss=binary): drop passages it finds relevant"),
     flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),
     JSON_OUT,

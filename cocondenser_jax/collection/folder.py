@@ -1,11 +1,11 @@
 """Reads a data folder: passages, queries, judgments, and passages to draw negatives from.
 
-Files are found one by one, so a folder may mix the layouts of docs/data.md (BEIR, MS MARCO, DPR).
+Files are found one by one, so a folder may mix the layouts of docs/data.md (BEIR, MS MARCO).
 """
 
 import logging
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -13,18 +13,12 @@ from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_run
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, plain_suffix
+from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name
 
 logger = logging.getLogger(__name__)
 
 # Names of files, compressed or not, in the order in which they are looked for.
-_QUESTIONS = r"([^/]*-)?SPLIT(\.qa)?\.(csv|json)"
-_JUDGMENTS = (
-    r"qrels/SPLIT\.tsv",
-    r"qrels\.SPLIT\.tsv",
-    r"msmarco-docSPLIT-qrels\.tsv",
-    _QUESTIONS,
-)
+_JUDGMENTS = (r"qrels/SPLIT\.tsv", r"qrels\.SPLIT\.tsv", r"msmarco-docSPLIT-qrels\.tsv")
 _QUERIES = (r"queries\.jsonl", r"queries\.SPLIT\.tsv", r"msmarco-docSPLIT-queries\.tsv")
 
 
@@ -42,19 +36,19 @@ def corpus_file(source: Path) -> Path:
 
 
 def judgments_file(folder: Path, split: str) -> Path:
-    """Finds the file of a split's judgments: in DPR's layout, the split is the end of its name."""
-    names = f"qrels/{split}.tsv, qrels.{split}.tsv or biencoder-NAME-{split}.json"
+    """Finds the file of a split's judgments."""
+    names = f"qrels/{split}.tsv, qrels.{split}.tsv or msmarco-doc{split}-qrels.tsv"
     lack = f"has no judgments of split {split!r}: expected {names}"
-    return _only(_find(folder, _JUDGMENTS, lack, split), folder)
+    return _find(folder, _JUDGMENTS, lack, split)[0]
 
 
 def split_files(folder: Path, split: str) -> dict[str, Path]:
     """Finds the files that `read_corpus` and `read_split` read: corpus, judgments, queries."""
-    judgments = judgments_file(folder, split)
-    files = {"corpus": corpus_file(folder), "judgments": judgments}
-    if plain_suffix(judgments) == ".tsv":  # other files hold their queries
-        files["queries"] = _queries_file(folder, split)
-    return files
+    return {
+        "corpus": corpus_file(folder),
+        "judgments": judgments_file(folder, split),
+        "queries": _queries_file(folder, split),
+    }
 
 
 def read_corpus(source: Path) -> Iterator[Passage]:
@@ -68,22 +62,12 @@ def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
         return read_split(source, split)[0]
     if source.is_file():
         return layouts.read_queries(source)
-    lack = "holds no queries.jsonl, queries.SPLIT.tsv or NAME-SPLIT.qa.csv"
-    found = _find(source, (*_QUERIES, _QUESTIONS), lack)
-    if plain_suffix(found[0]) in (".csv", ".json"):
-        found = [_only(found, source)]
-    return _joined_queries(found)
+    return _joined_queries(_find(source, _QUERIES, "holds no queries.jsonl or queries.SPLIT.tsv"))
 
 
 def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
-    """Reads the queries and judgments of a split; those of DPR's question files are empty."""
+    """Reads the queries and judgments of a split."""
     path = judgments_file(folder, split)
-    if plain_suffix(path) == ".json":
-        questions = layouts.read_training_file(path)
-        return questions.queries, questions.qrels
-    if plain_suffix(path) == ".csv":
-        queries = layouts.read_queries(path)
-        return queries, {query: {} for query in queries}
     qrels = read_qrels(path)
     queries = layouts.read_queries(_queries_file(folder, split))
     require_known(qrels, queries, "queries", path)
@@ -101,42 +85,14 @@ def with_positives(qrels: Qrels) -> Qrels:
     return kept
 
 
-def read_best_passages(source: Path, qrels: Qrels, depth: int) -> dict[str, list[str]]:
-    """Reads the passages from which each query's negatives may come, best first.
-
-    Args:
-      source: a TREC run; or published negatives, a .json file of DPR.
-      qrels: the judgments of the queries to read.
-      depth: passages per query at most.
-
-    Returns:
-      query → its passages; an empty list where the source has none.
-
-    Raises:
-      UserError: also if a file of DPR has a relevant passage that is not so in `qrels`: it numbers
-        other questions.
-    """
-    positives: Mapping[str, Iterable[str]] = {}
-    if plain_suffix(source) == ".json":
-        _, positives, best = layouts.read_training_file(source)
-    else:
-        run = read_run(source)
-        best = {query: first_passages(run[query]) for query in qrels if query in run}
-    unknown = [
-        f"{query} {passage}"
-        for query, grades in qrels.items()
-        for passage in positives.get(query, ())
-        if grades.get(passage, 0) <= 0
-    ]
-    if unknown:
+def read_best_passages(source: Path, queries: Collection[str], depth: int) -> dict[str, list[str]]:
+    """Reads the first `depth` passages that a TREC run has for each query; [] where it has none."""
+    run = read_run(source)
+    if not any(run.get(query) for query in queries):
         raise UserError(
-            f"{source} has {len(unknown)} passages as relevant that the split does not judge "
-            f"relevant (query, passage): {first_three(unknown)}"
+            f"{source} has no passage for any of the {len(queries)} queries of the split"
         )
-    best = {query: best.get(query, [])[:depth] for query in qrels}
-    if not any(best.values()):
-        raise UserError(f"{source} has no passage for any of the {len(qrels)} queries of the split")
-    return best
+    return {query: first_passages(run.get(query, {}), depth) for query in queries}
 
 
 def read_candidates(
@@ -197,16 +153,6 @@ def _find(folder: Path, patterns: Iterable[str], lack: str, split: str | None = 
         if found:
             return list(found.values())
     raise UserError(f"{folder} {lack} (plain, .gz, .xz or .zst)")
-
-
-def _only(found: Sequence[Path], folder: Path) -> Path:
-    if len(found) > 1:
-        splits = [plain_name(path).rpartition(".")[0] for path in found]
-        raise UserError(
-            f"{folder} holds several files of questions: name one of the splits "
-            f"{first_three(splits)}"
-        )
-    return found[0]
 
 
 def _joined_queries(paths: Sequence[Path]) -> dict[str, str]:

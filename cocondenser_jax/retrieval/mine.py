@@ -39,7 +39,7 @@ def mine(
     """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
 
     Args:
-      sources: runs, or published negatives: see `folder.read_best_passages`.
+      sources: TREC runs.
       data_folder: holds queries and judgments, and with `answers` the passages.
       split: the one whose queries get negatives.
       out: the run to write; see `make_pool` for its scores.
@@ -58,12 +58,11 @@ def mine(
         raise UserError(f"denoise_below={denoise_below}: expected a probability above 0, below 1")
     least = math.log(denoise_below / (1 - denoise_below))
     logits = read_run(denoise_run) if denoise_run else {}
-    queries, qrels = read_split(data_folder, split)
-    qrels = with_positives(qrels)
+    qrels = with_positives(read_split(data_folder, split)[1])
     best = {source: read_best_passages(source, qrels, depth) for source in sources}
     exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
     if answers:
-        found = read_answers(answers, queries)
+        found = read_answers(answers)
         exclusions["with an answer"] = _answer_test(found, data_folder, best)
     if denoise_run:
         exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ijson
 from backports import zstd
 from tqdm import tqdm
 
@@ -177,17 +176,6 @@ def read_json(path: Path) -> Any:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from error
-
-
-def read_json_items(path: Path) -> Iterator[Any]:
-    """Yields the items of a JSON file that is one list, which may be larger than the memory."""
-    with _open(path) as (_, file):
-        if not file.peek(1).lstrip().startswith(b"["):
-            raise UserError(f"{path}: expected a list of objects, in JSON")
-        try:
-            yield from ijson.items(file, "item", use_float=True)
-        except (ijson.JSONError, ValueError, RecursionError) as error:
-            raise UserError(f"{path} is not valid JSON: {error}") from error
 
 
 def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ OTHER = ["q1 d1 d2 d3", "q2 d2 d1", "q3 d4 d2 d3"]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Two runs, judgments, answers of two kinds, and a corpus; the working directory."""
+    """Two runs, judgments, answers, and a corpus; the working directory."""
     (tmp_path / "data").mkdir()
     records = [{"_id": id, "title": "white sheet", "text": text} for id, text in TEXTS.items()]
     write_lines(tmp_path / "data" / "corpus.jsonl", map(json.dumps, records))
@@ -23,8 +23,6 @@ def folder(tmp_path, monkeypatch):
     answers = {"q1": ["Stone"], "q2": ["river"], "q3": ["1953", "white"], "q4": ["red"]}
     lines = [json.dumps({"_id": question, "answers": a}) for question, a in answers.items()]
     write_lines(tmp_path / "answers.jsonl", lines)
-    write_lines(tmp_path / "answers.csv", ["?\t['red']", "?\t['1953']", '?\t["stone"]'])
-    write_lines(tmp_path / "by_line.trec", run_lines(["0 d4 d3 d2", "1 d2 d1 d3", "2 d2 d1"]))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -77,12 +75,6 @@ def test_metrics_by_answers(folder, capsys):
         question: {f"Accuracy@{k}": float(rank <= k) for k in (1, 2, 3)}
         for question, rank in ranks.items()
     }
-
-
-def test_answers_by_line(folder, capsys):
-    command = "evaluate answers --run=by_line.trec --answers=answers.csv --corpus=data/corpus.jsonl"
-    assert main([*command.split(), "--top_k=1,3"]) == 0
-    assert printed(capsys) == [["Accuracy@1", "0.3333"], ["Accuracy@3", "0.6667"]]
 
 
 @pytest.mark.effect("evaluate run --compare_with")

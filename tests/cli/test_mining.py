@@ -1,6 +1,5 @@
 """From BM25 to negatives and a step of fine-tuning by the command line, in each layout."""
 
-import csv
 import json
 import re
 import shutil
@@ -22,7 +21,7 @@ def folders(tmp_path_factory):
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, 12)) for _ in range(N_PASSAGES)]
     queries = [" ".join(rng.choice(texts[i].split(), 4)) for i in range(N_QUERIES)]
-    made = {name: tmp_path_factory.mktemp(name) for name in ("beir", "msmarco", "dpr")}
+    made = {name: tmp_path_factory.mktemp(name) for name in ("beir", "msmarco")}
 
     write_beir(made["beir"], texts, queries, {"train": range(N_QUERIES)}, prefixes=("", ""))
 
@@ -31,20 +30,6 @@ def folders(tmp_path_factory):
     numbered = (f"{i}\t{text}" for i, text in enumerate(queries))
     write_lines(made["msmarco"] / "queries.train.tsv", numbered)
     write_lines(made["msmarco"] / "qrels.train.tsv", (f"{i} 0 {i} 1" for i in range(N_QUERIES)))
-
-    with (made["dpr"] / "psgs_w100.tsv").open("w", newline="") as file:
-        rows = csv.writer(file, delimiter="\t", quoting=csv.QUOTE_ALL)
-        rows.writerow(["id", "text", "title"])
-        rows.writerows((i, text, "") for i, text in enumerate(texts))
-    questions = [
-        {
-            "question": query,
-            "positive_ctxs": [{"passage_id": f"{i}"}],
-            "hard_negative_ctxs": [{"passage_id": f"{i + 1}"}, {"passage_id": f"{i + 2}"}],
-        }
-        for i, query in enumerate(queries)
-    ]
-    (made["dpr"] / "biencoder-nq-train.json").write_text(json.dumps(questions))
     return made
 
 
@@ -62,7 +47,6 @@ def test_every_layout_gives_the_same_run(folders):
     runs = {name: bm25(folder).read_text() for name, folder in folders.items()}
     assert len(runs["beir"].splitlines()) > N_QUERIES
     assert runs["msmarco"] == runs["beir"]
-    assert runs["dpr"] == runs["beir"]
 
 
 @pytest.mark.effect("mine --answers")
@@ -92,36 +76,6 @@ def test_passages_with_an_answer_are_no_negatives(folders, tmp_path, capsys):
     assert f"{run} names 1 passages that the data does not have: nobody" in capsys.readouterr().err
 
 
-@pytest.mark.effect("mine --answers")
-def test_answers_are_those_of_the_splits_own_questions(folders, tmp_path, capsys):
-    """DPR's .csv numbers all questions, its .json only those that it has passages for."""
-    data = Path(shutil.copytree(folders["dpr"], tmp_path / "data"))
-    training, out = data / "biencoder-nq-train.json", tmp_path / "pool.trec"
-    questions = json.loads(training.read_text())
-    with (data / "psgs_w100.tsv").open() as file:
-        words = [row[1].split()[0] for row in list(csv.reader(file, delimiter="\t"))[1:]]
-    # The answer to question i is a word of its first published negative, passage i + 1.
-    answers = [[words[i + 1]] for i in range(N_QUERIES)]
-    records = [question | {"answers": a} for question, a in zip(questions, answers, strict=True)]
-    training.write_text(json.dumps(records))
-    command = ["mine", f"--run={training}", f"--data={data}", "--split=biencoder-nq-train"]
-    assert main([*command, f"--out={out}", f"--answers={training}"]) == 0
-    pool = {(query, p) for query, _, p, *_ in map(str.split, out.read_text().splitlines())}
-    assert not pool & {(str(i), str(i + 1)) for i in range(N_QUERIES)}
-    assert pool & {(str(i), str(i + 2)) for i in range(N_QUERIES)}
-
-    # The same questions, of which the training file has all but the first.
-    everything = data / "nq-train.qa.csv"
-    asked = ["who is first", *(question["question"] for question in questions)]
-    write_lines(everything, (f"{q}\t{a}" for q, a in zip(asked, [["x"], *answers], strict=True)))
-    out.unlink()
-    capsys.readouterr()
-    assert main([*command, f"--out={out}", f"--answers={everything}"]) == 2
-    expected = f"{everything}:1: expected the question {asked[1]!r}, found 'who is first'"
-    assert capsys.readouterr().err.strip().endswith(expected)
-    assert not out.exists()
-
-
 @pytest.mark.effect("mine --data", "mine --split", "mine --depth")
 def test_ranks_of_a_split(folders, tmp_path):
     data = Path(shutil.copytree(folders["beir"], tmp_path / "data"))
@@ -140,14 +94,16 @@ def test_ranks_of_a_split(folders, tmp_path):
 
 @pytest.mark.effect("mine --run", "mine --out", "mine --denoise_run", "mine --json_out")
 def test_mine_prints_what_it_wrote(folders, tmp_path, capsys):
-    data, out, metrics = folders["dpr"], tmp_path / "pool.trec", tmp_path / "metrics.json"
+    data, out, metrics = folders["beir"], tmp_path / "pool.trec", tmp_path / "metrics.json"
     run = bm25(data)
+    other = tmp_path / "other.trec"
+    write_lines(other, (f"{i} Q0 {i + k} {k} {-k} t" for i in range(N_QUERIES) for k in (1, 2)))
     teacher = tmp_path / "teacher.trec"
     # The teacher doubts every second passage of the run.
     lines = [line.split() for line in run.read_text().splitlines()]
     write_lines(teacher, (f"{q} Q0 {p} 0 {10 * (int(p) % 2) - 5} t" for q, _, p, *_ in lines))
     capsys.readouterr()
-    sources = [f"--run={run}", f"--run={data}/biencoder-nq-train.json"]
+    sources = [f"--run={run}", f"--run={other}"]
     command = ["mine", *sources, f"--data={data}", f"--out={out}", f"--json_out={metrics}"]
     assert main([*command, "--depth=5", f"--denoise_run={teacher}"]) == 0
     printed = capsys.readouterr().out
@@ -156,7 +112,7 @@ def test_mine_prints_what_it_wrote(folders, tmp_path, capsys):
     assert json.loads(metrics.read_text())["negatives"] == len(mined) > 0
     assert {int(passage) % 2 for _, _, passage, *_ in mined} == {0}
     assert not [query for query, _, passage, *_ in mined if query == passage]
-    # Both sources are in the pool: the file of negatives has i + 1 and i + 2, of which one is even.
+    # Both sources are in the pool: the other has i + 1 and i + 2, of which one is even.
     found = {(query, passage) for query, _, passage, *_ in lines}
     even = {(str(i), str(i + 2 - i % 2)) for i in range(N_QUERIES)}
     assert even & found
@@ -185,11 +141,10 @@ def test_mistakes_get_one_line(folders, tmp_path, capsys):
 
 
 @pytest.mark.effect("finetune --json_out")
-@pytest.mark.parametrize("layout", ["msmarco", "dpr"])
-def test_finetuning_reads_the_layout_and_its_negatives(folders, tmp_path, layout):
+def test_finetuning_reads_the_layout_and_its_negatives(folders, tmp_path):
     import transformers
 
-    data = folders[layout]
+    data = folders["msmarco"]
     model = write_tokenizer(tmp_path / "model", WORDS * 9)
     config = transformers.BertConfig(
         vocab_size=80,
@@ -200,10 +155,8 @@ def test_finetuning_reads_the_layout_and_its_negatives(folders, tmp_path, layout
         max_position_embeddings=32,
     )
     transformers.BertModel(config, add_pooling_layer=False).save_pretrained(model)
-    negatives = data / "biencoder-nq-train.json"
-    if layout == "msmarco":
-        negatives = tmp_path / "negatives.trec"
-        write_lines(negatives, (f"{i} Q0 {i + 1} 1 1.0 t" for i in range(N_QUERIES)))
+    negatives = tmp_path / "negatives.trec"
+    write_lines(negatives, (f"{i} Q0 {i + 1} 1 1.0 t" for i in range(N_QUERIES)))
     metrics = tmp_path / "metrics.json"
     command = [
         "finetune",

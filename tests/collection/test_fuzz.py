@@ -9,7 +9,6 @@ from cocondenser_jax.collection.layouts import (
     read_answers,
     read_passages,
     read_queries,
-    read_training_file,
 )
 from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
 from cocondenser_jax.errors import UserError
@@ -30,16 +29,6 @@ def _run(path):
     write_run(path.with_suffix(".again"), read_run(path))
 
 
-_DPR = json.dumps(
-    [
-        {
-            "question": "who",
-            "positive_ctxs": [{"passage_id": "1", "title": "T", "text": "x"}],
-            "hard_negative_ctxs": [{"psg_id": 2}],
-            "negative_ctxs": [],
-        }
-    ]
-).encode()
 READERS = {
     "corpus.jsonl": (jsonl({"_id": "d1", "title": "T", "text": "x"}), _passages),
     "collection.tsv": (b"0\tone two\n1\tthree\n", _passages),
@@ -47,9 +36,6 @@ READERS = {
     "docs.tsv": (b"D1\thttp://x\tT\tone two\nD2\t\t\t\n", _passages),
     "queries.jsonl": (jsonl({"_id": "q1", "text": "x"}), _queries),
     "queries.dev.tsv": (b"1\twho\n2\twhen\n", _queries),
-    "nq.qa.csv": (b'who\t[\'a\', "b"]\nwhen\t["c"]\n', _queries),
-    "train.json": (_DPR, _queries),
-    "train2.json": (_DPR, read_training_file),
     "run.trec": (b"q1 Q0 d1 1 2.5 t\nq1 Q0 d2 2 1.5 t\n", _run),
 }
 
@@ -64,7 +50,6 @@ def test_a_broken_file_is_read_or_refused(name, tmp_path):
     [
         ("corpus.jsonl", {"_id": "d1", "title": "T", "text": "x"}, _passages),
         ("queries.jsonl", {"_id": "q1", "text": "x"}, _queries),
-        ("train.json", json.loads(_DPR), read_training_file),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,9 +1,6 @@
 """The same data in every published layout reads alike; what is broken is named."""
 
-import csv
 import gzip
-import json
-import tracemalloc
 
 import pytest
 
@@ -29,7 +26,6 @@ PASSAGES = [
 ]
 QUERIES = {"0": '"who" asks?', "1": "it's what"}
 QRELS = {"0": {"d0": 1}, "1": {"d2": 1}}
-NEGATIVES = {"0": ["d2", "d1"], "1": ["d0"]}
 
 
 def write_beir(folder, passages):
@@ -62,36 +58,12 @@ def write_documents(folder, passages):
     (folder / "msmarco-docs.tsv").write_text("".join(rows))
 
 
-def contexts(ids, field="passage_id"):
-    return [{"title": "not read", "text": "not read", field: name} for name in ids]
-
-
-def write_dpr(folder, passages):
-    with (folder / "psgs_w100.tsv").open("w", newline="") as file:
-        writer = csv.writer(file, delimiter="\t")
-        writer.writerow(["id", "text", "title"])
-        writer.writerows((p.id, p.text, p.title) for p in passages)
-    records = [
-        {
-            "question": text,
-            "answers": ["not read"],
-            # DPR trains on the first positive, and on no random negative where there are hard ones.
-            "positive_ctxs": contexts([*QRELS[query], "d1"]),
-            "negative_ctxs": contexts(NEGATIVES[query] if query == "1" else ["d9"]),
-            "hard_negative_ctxs": contexts(NEGATIVES[query] if query == "0" else [], "psg_id"),
-        }
-        for query, text in QUERIES.items()
-    ]
-    (folder / "biencoder-nq-train.json").write_text(json.dumps(records))
-
-
 LAYOUTS = {
     "BEIR": write_beir,
     "MS MARCO": write_msmarco,
     "RocketQA": write_titled,
     "documents": write_documents,
     "MS MARCO, spaces": lambda folder, passages: write_msmarco(folder, passages, " "),
-    "DPR": write_dpr,
 }
 
 
@@ -110,23 +82,6 @@ def test_every_layout_reads_alike(tmp_path, layout, suffix):
     assert list(read_corpus(corpus_file(tmp_path))) == passages
     assert read_queries(tmp_path) == QUERIES
     assert read_split(tmp_path, "train") == (QUERIES, QRELS)
-
-
-def test_published_negatives_are_candidates(tmp_path):
-    write_dpr(tmp_path, PASSAGES)
-    name = "biencoder-nq-train.json"
-    source = tmp_path / name
-    ids = [passage.id for passage in PASSAGES]
-    assert read_candidates(source, QRELS, ids, 10) == NEGATIVES
-    assert read_candidates(source, QRELS, ids, 1) == {"0": ["d2"], "1": ["d0"]}
-    # Fewer queries than the file has; one of them lists a relevant passage among its negatives.
-    fewer = {"0": {"d0": 1, "d2": 1}}
-    assert read_candidates(source, fewer, ids, 10) == {"0": ["d1"]}
-    with pytest.raises(UserError, match=rf"{name} names 1 passages .*: d1$"):
-        read_candidates(source, QRELS, ["d0", "d2"], 10)
-    # The numbers of other questions would pass for ids.
-    with pytest.raises(UserError, match=rf"{name} has 2 passages as relevant .*: 0 d0, 1 d2$"):
-        read_candidates(source, {"0": {"d0": 0}, "1": {"d1": 1}}, ids, 10)
 
 
 def test_the_document_task_reads_url_title_and_body_and_its_own_runs(tmp_path):
@@ -148,33 +103,6 @@ def test_the_document_task_reads_url_title_and_body_and_its_own_runs(tmp_path):
     assert [path.name for path in split_files(tmp_path, "train").values()] == [
         *("collection.tsv", "qrels.train.tsv", "queries.train.tsv"),
     ]
-
-
-def test_question_files_judge_nothing(tmp_path):
-    (tmp_path / "nq-test.qa.csv").write_text(
-        "who asks\t['a', 'b']\n\n\"who \"\"really\"\" asks\"\t\"['it''s']\"\n"
-    )
-    # The number of the line, which the blank one has too.
-    expected = {"0": "who asks", "2": 'who "really" asks'}
-    assert read_split(tmp_path, "test") == (expected, {"0": {}, "2": {}})
-    assert read_queries(tmp_path / "nq-test.qa.csv") == expected
-    (tmp_path / "nq-dev.json").write_text('[{"question": "who", "answers": ["a"]}]')
-    assert read_split(tmp_path, "dev") == ({"0": "who"}, {"0": {}})
-
-
-def test_a_split_of_dpr_is_named_as_far_as_needed(tmp_path):
-    write_dpr(tmp_path, PASSAGES)
-    (tmp_path / "nq-train.qa.csv").write_text("another question\t['a']\n")
-    for split in ("train", "nq-train"):
-        with pytest.raises(UserError, match=r"splits biencoder-nq-train, nq-train\.qa$"):
-            read_split(tmp_path, split)
-    with pytest.raises(UserError, match="several files of questions"):
-        read_queries(tmp_path)
-    assert read_split(tmp_path, "biencoder-nq-train")[0] == QUERIES
-    assert read_split(tmp_path, "nq-train.qa")[0] == {"0": "another question"}
-    # "train" is a word of the name, "rain" only some of its letters.
-    with pytest.raises(UserError, match="no judgments of split 'rain'"):
-        read_split(tmp_path, "rain")
 
 
 def test_queries_of_all_splits_are_joined(tmp_path):
@@ -220,19 +148,6 @@ def test_bad_passages_are_named(tmp_path, name, content, message):
         ("queries.a.tsv", "1\tx\n2\n", r":2: expected 2 .* \(id, text\), found 1"),
         ("queries.a.tsv", "1\tx\n1\tx\n", ":2: the id '1' occurs twice"),
         ("queries.a.tsv", "\n", "queries.a.tsv is empty"),
-        ("nq-a.qa.csv", "who\n", r":1: expected 2 .* \(question, list of answers\), found 1"),
-        ("nq-a.qa.csv", "\"who\" is\t['x']\n", ":1: wrong quoting"),
-        ("nq-a.qa.csv", "", "nq-a.qa.csv is empty"),
-        ("a.json", "[]", "expected a list of objects"),
-        ("a.json", '{"question": "who"}', "expected a list of objects"),
-        ("a.json", '[{"question": "who"}, {"query": "who"}]', "question 1: expected an object"),
-        ("a.json", '[{"question": "who", "positive_ctxs": {}}]', "0, positive_ctxs: .* a list"),
-        (
-            "a.json",
-            '[{"question": "who", "negative_ctxs": [{"passage_id": 7}, {"text": "x"}]}]',
-            "question 0, negative_ctxs: a passage has no `passage_id`",
-        ),
-        ("a.json", '[{"question": "who"}', "a.json is not valid JSON"),
     ],
 )
 def test_bad_queries_are_named(tmp_path, name, content, message):
@@ -242,11 +157,11 @@ def test_bad_queries_are_named(tmp_path, name, content, message):
 
 
 def test_a_plain_file_goes_before_its_archive(tmp_path):
-    for name in ("collection.tsv", "nq-test.qa.csv"):
-        (tmp_path / name).write_text("plain\t['x']\n")
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"archive\t['x']\n"))
+    for name in ("collection.tsv", "queries.test.tsv"):
+        (tmp_path / name).write_text("plain\tx\n")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"archive\tx\n"))
     assert [passage.id for passage in read_corpus(tmp_path)] == ["plain"]
-    assert read_queries(tmp_path) == {"0": "plain"}
+    assert read_queries(tmp_path) == {"plain": "x"}
 
 
 def test_ids_that_are_integers_are_taken_as_strings(tmp_path):
@@ -272,7 +187,6 @@ def test_queries_are_read_as_passages_are(tmp_path):
         ("queries.jsonl", '{"_id": "q 1", "text": "x"}'),
         ("queries.train.tsv", "q 1\tx"),
         ("collection.tsv", "d\u00a01\tx"),
-        ("a.json", '[{"question": "x", "positive_ctxs": [{"passage_id": "d 1"}]}]'),
     ],
 )
 def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, content):
@@ -280,14 +194,3 @@ def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, c
     read = layouts.read_passages if name == "collection.tsv" else layouts.read_queries
     with pytest.raises(UserError, match=r"the id .* has white space"):
         list(read(tmp_path / name))
-
-
-def test_a_training_file_is_read_question_by_question(tmp_path):
-    record = {"question": "who", "positive_ctxs": [{"passage_id": "1", "text": "x" * 4_000}]}
-    (tmp_path / "a.json").write_text(json.dumps([record] * 5_000, indent=2))
-    tracemalloc.start()
-    questions = layouts.read_training_file(tmp_path / "a.json")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(questions.queries) == 5_000
-    assert peak < 10_000_000

@@ -21,7 +21,6 @@ READERS = {
     "test.tsv": (b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td1\t2\n", _judgments),
     "qrels.trec": (b"q1 0 d1 1\nq2 0 d2 0\n", _judgments),
     "answers.jsonl": (jsonl({"_id": "1", "answers": ["a", "b"]}), _answers),
-    "answers.csv": (b'who\t[\'a\', "b"]\nwhen\t["c"]\n', _answers),
 }
 
 

@@ -225,11 +225,14 @@ def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
                     assert given["--out"] == "W/msmarco/negatives.trec"
                     continue
                 lexical, dense = (value for flag, value in found if flag == "--run")
-                training = f"D/dpr/{given['--split']}.json"
-                assert given.get("--answers") == (training if "qa/" in dense else None)
-                expected = (training, "W/msmarco/negatives.trec", "W/msmarco-docs/bm25.train.trec")
-                assert lexical in expected
-                assert Path(dense).stem == given["--split"]
+                data = given["--data"]
+                of_qa = data in ("W/qa/nq/train", "W/qa/trivia/train")
+                assert of_qa == ("qa/" in dense)
+                assert given.get("--answers") == (f"{data}/answers.jsonl" if of_qa else None)
+                others = ("W/msmarco/negatives.trec", "W/msmarco-docs/bm25.train.trec")
+                assert lexical in ((f"{data}/negatives.trec",) if of_qa else others)
+                assert given["--split"] == "train"
+                assert Path(dense).stem == ("qa_train" if of_qa else "train")
                 mined.add(Path(dense).parent.relative_to("W").as_posix())
     assert mined == retrievers
 
@@ -244,8 +247,10 @@ def test_natural_questions_has_the_negatives_that_dpr_published():
             if "round2-dpr" in str(command) and command[1] == "finetune"
         ]
         given = dict(flags(command))
-        assert given["--config.split"] == "biencoder-nq-hard-train"
-        assert given["--config.negatives_run"] == "D/dpr/biencoder-nq-hard-train.json"
+        assert given["--config.data"] == "W/qa/nq/hard"
+        assert given["--config.negatives_run"] == "W/qa/nq/hard/negatives.trec"
+        (made,) = steps[Path("W/qa/nq/hard")].commands
+        assert "--questions=D/dpr/biencoder-nq-hard-train.json" in made
         assert "nq-adv-hn" in steps[Path("D/dpr/biencoder-nq-hard-train.json")].get
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from papers import abs_beam, abs_data, abs_rank, sentences, triples
+from papers import abs_beam, abs_data, abs_rank, dpr, sentences, triples
 from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -45,6 +45,7 @@ SMALLER = {
 FINE_TUNING = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
 SCRIPTS = {
     "papers.abs_data": abs_data,
+    "papers.dpr": dpr,
     "papers.figures.attention": attention,
     "papers.figures.curves": curves,
     "papers.figures.neighbourhood": neighbourhood,
@@ -89,22 +90,18 @@ def expected_pool(command):
     data, split = Path(_values(command, "--data")[0]), _values(command, "--split")[0]
     pool = set()
     for source in _values(command, "--run"):
-        if source.endswith(".json"):
-            for i, question in enumerate(json.loads(Path(source).read_text())):
-                pool |= {(str(i), c["passage_id"]) for c in question["hard_negative_ctxs"]}
-        else:
-            pool |= _pairs(source)
+        pool |= _pairs(source)
     for denoised in _values(command, "--denoise_run"):
         pool &= _pairs(denoised, below=math.log(0.99 / 0.01))
-    if data.name != "dpr":
+    if not _values(command, "--answers"):
         qrels = [*data.glob(f"qrels.{split}.tsv"), *data.glob(f"msmarco-doc{split}-qrels.tsv")]
         judged = [line.split() for line in qrels[0].read_text().splitlines()]
         return pool - {(query, passage) for query, _, passage, _ in judged}
-    # In DPR's layout, no negative may hold an answer to the question, as the relevant passages do.
+    # No negative may hold an answer to the question, as the relevant passages do.
     rows = [row.split("\t") for row in (data / "psgs_w100.tsv").read_text().splitlines()]
     texts = {name: text.replace(".", " .").split() for name, text, _ in rows}
-    questions = json.loads((data / f"{split}.json").read_text())
-    answers = {str(i): tuple(asked["answers"][0].split()) for i, asked in enumerate(questions)}
+    lines = map(json.loads, (data / "answers.jsonl").read_text().splitlines())
+    answers = {line["_id"]: tuple(line["answers"][0].split()) for line in lines}
     return {(q, p) for q, p in pool if answers[q] not in itertools.pairwise(texts[p])}
 
 

@@ -110,19 +110,11 @@ LAYOUTS = {
         "qrels.dev.tsv": "1\t0\t1\t1\n2\t0\t1\t1\n",
         "negatives.trec": "1 Q0 2 1 2.5 t\n2 Q0 2 1 1.5 t\n",
     },
-    "DPR": {
+    "header": {
         "psgs_w100.tsv": 'id\ttext\ttitle\n1\t"one ""two"""\tT\n2\tthree\tU\n',
-        "biencoder-nq-dev.json": json.dumps(
-            [{"question": "who", "positive_ctxs": [{"passage_id": "1"}], "negative_ctxs": []}]
-        ),
-        "negatives.json": json.dumps(
-            [{"question": "who", "positive_ctxs": [], "hard_negative_ctxs": [{"psg_id": 2}]}]
-        ),
-    },
-    "DPR's questions": {
-        "psgs_w100.tsv": "id\ttext\ttitle\n1\tone\tT\n",
-        "nq-dev.qa.csv": 'who\t[\'a\', "b"]\nwhen\t["c"]\n',
-        "negatives.trec": "0 Q0 2 1 2.5 t\n",
+        "queries.dev.tsv": "1\twho\n",
+        "qrels.dev.tsv": "1\t0\t1\t1\n",
+        "negatives.trec": "1 Q0 2 1 2.5 t\n",
     },
 }
 

@@ -184,29 +184,6 @@ def test_json_that_would_fill_the_memory_is_refused(tmp_path, suffix):
         read_json(path)
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_a_list_is_read_item_by_item(tmp_path, suffix):
-    values = [{"é]": [1, '"']}, 1234567, "a,b]", [], -0.5e3, None, {}]
-    path = tmp_path / f"a.json{suffix}"
-    texts = [json.dumps(values), json.dumps(values, indent=2, ensure_ascii=False), " [ 12 ]\n"]
-    for text in (*texts, "[]", "\n[\t]"):
-        path.write_bytes(COMPRESSIONS[suffix](text.encode()))
-        assert list(files.read_json_items(path)) == json.loads(text)
-    outside = ("", "{}", '{"item": 1}', "12")
-    broken = ("[", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "[1]]", '["a', "[1], 2", "[NaN]")
-    for text in (*outside, *broken):
-        path.write_bytes(COMPRESSIONS[suffix](text.encode()))
-        says = "expected a list" if text in outside else "not valid JSON"
-        with pytest.raises(UserError, match=rf"a\.json.*{says}"):
-            list(files.read_json_items(path))
-    assert type(next(read_items_of(path, suffix, "[1.5]"))) is float
-
-
-def read_items_of(path, suffix, text):
-    path.write_bytes(COMPRESSIONS[suffix](text.encode()))
-    return files.read_json_items(path)
-
-
 def test_json_is_written_into_new_folders_and_not_into_files(tmp_path):
     write_json(tmp_path / "new" / "folder" / "a.json", [1])
     assert read_json(tmp_path / "new" / "folder" / "a.json") == [1]

@@ -1,0 +1,123 @@
+"""Make a data folder of DPR's questions: with answers, and those to train on with negatives.
+
+python -m papers.dpr --passages=psgs_w100.tsv --questions=biencoder-nq-train.json --out=data/train
+python -m papers.dpr --passages=psgs_w100.tsv --questions=nq-test.qa.csv --out=data/test
+
+OUT gets a link to the passages, `queries.jsonl`, `answers.jsonl` and, of a .json file, the split
+train (`qrels/train.tsv`) and `negatives.trec`. A question's id is its number in the file, from 0.
+
+As in DPR's training, the first of `positive_ctxs` is relevant (the others only hold an answer); the
+negatives are `hard_negative_ctxs` or, without any, `negative_ctxs`, which are random.
+"""
+
+import argparse
+import ast
+import csv
+import gzip
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ijson
+
+from cocondenser_jax.collection.trec import write_run
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage.files import new_folder, write_text
+from papers.figures.output import run_script
+
+
+class Question(NamedTuple):
+    """A question, its answers, and the ids of passages."""
+
+    text: str
+    answers: list[str]
+    positives: list[str]
+    negatives: list[str]
+
+
+def read_questions(path: Path) -> Iterator[Question]:
+    """Reads a .json file of training questions, or a .csv of questions and lists of answers."""
+    is_json = ".json" in path.suffixes
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            if is_json:  # may be larger than the memory
+                yield from map(_training_question, ijson.items(file, "item"))
+                return
+            lines = (line.decode() for line in file)
+            for row in csv.reader(lines, delimiter="\t"):
+                text, answers = row
+                yield Question(text, _parse_list(answers), [], [])
+    except (OSError, EOFError, ValueError, LookupError, TypeError, ijson.JSONError) as error:
+        raise UserError(f"{path}: expected questions as DPR publishes them: {error!r}") from error
+
+
+def _training_question(record: Mapping[str, Any]) -> Question:
+    positives, hard, random = (
+        [str(context.get("passage_id") or context["psg_id"]) for context in record[field]]
+        for field in ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
+    )
+    return Question(record["question"], record["answers"], positives[:1], hard or random)
+
+
+def _parse_list(text: str) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the backslashes of regular expressions
+        try:
+            return [str(answer) for answer in ast.literal_eval(text)]
+        except SyntaxError as error:
+            raise ValueError(f"no list: {text}") from error
+
+
+def write_folder(questions: Path, passages: Path, out: Path) -> None:
+    """Writes the data folder, whole or not at all: see the module."""
+    found = {str(number): question for number, question in enumerate(read_questions(questions))}
+    if not found:
+        raise UserError(f"{questions} holds no questions")
+    with new_folder(out) as folder:
+        (folder / passages.name).symlink_to(passages.resolve())
+        queries = [{"_id": name, "text": question.text} for name, question in found.items()]
+        _write_lines(folder / "queries.jsonl", queries)
+        answers = [{"_id": name, "answers": question.answers} for name, question in found.items()]
+        _write_lines(folder / "answers.jsonl", answers)
+        judged = [f"{name}\t{p}\t1\n" for name, q in found.items() for p in q.positives]
+        if not judged:
+            return
+        (folder / "qrels").mkdir()
+        write_text(folder / "qrels" / "train.tsv", "".join(judged))
+        run = {
+            name: {passage: float(-rank) for rank, passage in enumerate(question.negatives)}
+            for name, question in found.items()
+        }
+        write_run(folder / "negatives.trec", run, tag="dpr")
+
+
+def _write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    write_text(path, "".join(f"{json.dumps(record)}\n" for record in records))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the script."""
+    run_script(make_parser(), _write, argv)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Declares the flags."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="dpr", description=__doc__, formatter_class=plain, allow_abbrev=False
+    )
+    parser.add_argument("--passages", type=Path, required=True, help="psgs_w100.tsv")
+    questions = "biencoder-NAME-train.json or NAME-test.qa.csv, plain or .gz"
+    parser.add_argument("--questions", type=Path, required=True, help=questions)
+    parser.add_argument("--out", type=Path, required=True, help="the folder to make")
+    return parser
+
+
+def _write(arguments: argparse.Namespace) -> None:
+    write_folder(arguments.questions, arguments.passages, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

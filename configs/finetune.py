@@ -89,9 +89,6 @@ SETTINGS = {
     "learning_rate": TRAINING["learning_rate"]._replace(default=5e-6),
     "pooling": Setting("", ("", "cls", "mean"), "", "'': the folder's own; a plain folder has cls"),
     "two_towers": Setting(False, None, "", "an encoder each for queries and passages"),
-    "projection": Setting(
-        0, Interval(0), "dimensions", "of the vectors, by a new matrix without bias; 0: none"
-    ),
     "query_length": Setting(32, Interval(3), "tokens", "kept of prompt and query"),
     "passage_length": Setting(128, Interval(3), "tokens", "kept of prompt, title and text"),
     "query_prompt": Setting("", None, "", "stands before a query; '': the folder's own"),

@@ -20,6 +20,9 @@ import torch
 from cocondenser_jax import cli
 from cocondenser_jax.finetune import bi_encoder
 from cocondenser_jax.finetune.losses import InBatchLoss
+from cocondenser_jax.retrieval.models import new_parameters
+
+SEED = 42  # of the scorer
 
 
 def learned_scores(
@@ -29,7 +32,7 @@ def learned_scores(
 
     The study does not define σ: here it is ReLU, as in the authors' code. (With a sigmoid, the loss
     over 7 negatives could not fall below log(1 + 7/e) = 1.27.) Where ReLU makes all scores 0 from
-    the start, which the seed decides, nothing is learned. W{q, d} is the sum of a number of q and
+    the start, which SEED decides, nothing is learned. W{q, d} is the sum of a number of q and
     one of d, so all queries rank passages in the same order, ties apart.
 
     The scorer may be on another device than the vectors, where the scores are.
@@ -47,7 +50,8 @@ class LearnedScores(InBatchLoss):
     def __init__(self, model: Any, *arguments: Any) -> None:
         """Takes the arguments of `InBatchLoss`, whose scale has no effect."""
         super().__init__(model, *arguments)
-        self.scorer = torch.nn.Linear(2 * model.get_embedding_dimension(), 1)
+        with new_parameters(SEED):
+            self.scorer = torch.nn.Linear(2 * model.get_embedding_dimension(), 1)
 
     def score(self, queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
         """Returns scores_QxP, which rank passages during training, too."""

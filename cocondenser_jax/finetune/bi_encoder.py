@@ -24,7 +24,7 @@ from cocondenser_jax.finetune.training_data import (
     TrainingData,
     read_training,
 )
-from cocondenser_jax.retrieval.models import load_retriever, new_parameters
+from cocondenser_jax.retrieval.models import load_retriever
 
 
 class ModelSettings(NamedTuple):
@@ -33,12 +33,10 @@ class ModelSettings(NamedTuple):
     model: str
     pooling: str
     two_towers: bool
-    projection: int
     query_length: int
     passage_length: int
     query_prompt: str
     passage_prompt: str
-    seed: int
 
 
 class BiEncoderSettings(NamedTuple):
@@ -63,8 +61,7 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     _require_negatives(settings, is_soft)
     data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
     model = _load(settings.model)
-    with new_parameters(settings.trainer.seed):
-        loss = InBatchLoss(model, data.judgments, settings.loss)
+    loss = InBatchLoss(model, data.judgments, settings.loss)
     evaluator = DevSearch(settings.dev, data, loss.score) if settings.dev.eval_every else None
     trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
     plan = epoch_plans(settings.batches, data, model, settings.trainer.workdir / "plans")
@@ -119,8 +116,6 @@ def _load(settings: ModelSettings) -> SentenceTransformer:
         settings.passage_length,
         settings.pooling or None,
         two_towers=settings.two_towers,
-        projection=settings.projection,
-        seed=settings.seed,
     )
     prompts = {"query": settings.query_prompt, "document": settings.passage_prompt}
     model.prompts.update({task: prompt for task, prompt in prompts.items() if prompt})

@@ -12,7 +12,6 @@ import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
-    Dense,
     Normalize,
     Pooling,
     Router,
@@ -38,8 +37,6 @@ def load_retriever(
     pooling: str | None = None,
     *,
     two_towers: bool = False,
-    projection: int = 0,
-    seed: int = 0,
 ) -> SentenceTransformer:
     """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
 
@@ -53,13 +50,9 @@ def load_retriever(
       passage_length: tokens kept of a passage (`folder.passage_text`); None likewise.
       pooling: "cls" or "mean", instead of the folder's own.
       two_towers: copy the encoder into a Router, for queries and passages, unless there are two.
-      projection: size of the vectors A·h that a new matrix A makes of the pooled ones, h; 0: none.
-      seed: for A's random numbers.
     """
     folder = find_folder(folder)
     model = _open_bi_encoder(folder, pooling)
-    if projection:
-        _project(model, projection, seed, folder)
     found: dict[str, Any] = dict(towers(model))
     if not found:
         raise UserError(f"{folder} does not start with a transformer: expected BERT or the like")
@@ -224,15 +217,6 @@ def _open_bi_encoder(folder: Path, pooling: str | None) -> SentenceTransformer:
             prompts=settings.get("prompts"),
             similarity_fn_name="dot",
         )
-
-
-def _project(model: SentenceTransformer, size: int, seed: int, folder: Path) -> None:
-    if any(isinstance(layer, Dense) for layer in model.modules()):
-        raise UserError(f"{folder} has a projection already: leave config.projection at 0")
-    n_inputs = model.get_embedding_dimension() or 0
-    with new_parameters(seed):
-        dense = Dense(n_inputs, size, bias=False, activation_function=torch.nn.Identity())
-    model.append(dense.to(model.device))
 
 
 def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:

@@ -376,6 +376,6 @@ def test_those_rows_run_every_command():
     def kinds(rows):
         return {command[2 if command[0] == "python" else 1] for command in commands_of(rows)}
 
-    # tests/quickstart and test_figures.py have the others.
-    elsewhere = {"quickstart", "papers.figures.sizes"}
+    # tests/quickstart, test_figures.py and test_project.py have the others.
+    elsewhere = {"quickstart", "papers.figures.sizes", "papers.project"}
     assert kinds(ALL_ROWS) - kinds(ROWS_OF_EACH_KIND) == elsewhere

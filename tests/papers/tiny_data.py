@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from papers import abs_beam, abs_data, abs_rank, dpr, sentences, triples
+from papers import abs_beam, abs_data, abs_rank, dpr, project, sentences, triples
 from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -50,6 +50,7 @@ SCRIPTS = {
     "papers.figures.curves": curves,
     "papers.figures.neighbourhood": neighbourhood,
     "papers.figures.sizes": sizes,
+    "papers.project": project,
     "papers.sentences": sentences,
     "papers.triples": triples,
 }

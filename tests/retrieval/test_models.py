@@ -63,27 +63,6 @@ def test_a_folder_that_compares_by_cosine_gets_vectors_of_length_one(model_folde
     np.testing.assert_allclose(again.encode_document(TEXTS), expected, atol=1e-6)
 
 
-@pytest.mark.effect("retriever projection")
-@pytest.mark.parametrize("two_towers", [False, True])
-def test_a_projection_is_a_matrix_that_everyone_applies(model_folder, tmp_path, two_towers):
-    before = torch.random.get_rng_state()
-    model = models.load_retriever(model_folder, two_towers=two_towers, projection=5, seed=3)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    torch.manual_seed(3)
-    matrix = torch.nn.Linear(32, 5, bias=False).weight.detach().numpy()
-    hidden, _ = hidden_states(model_folder, TEXTS, 64)
-    saved = tmp_path / "saved"
-    model.save_pretrained(str(saved))
-    for again in (model, SentenceTransformer(str(saved)), models.load_retriever(saved)):
-        for encode in (again.encode_document, again.encode_query):
-            np.testing.assert_allclose(encode(TEXTS), hidden[:, 0] @ matrix.T, atol=2e-6)
-        assert again.get_embedding_dimension() == 5
-    other = models.load_retriever(model_folder, projection=5, seed=4)
-    assert not np.allclose(other.encode_query(TEXTS), model.encode_query(TEXTS), atol=1e-3)
-    with pytest.raises(UserError, match="has a projection already: leave"):
-        models.load_retriever(saved, projection=5)
-
-
 def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder, tmp_path):
     saved = tmp_path / "mean"
     SentenceTransformer(

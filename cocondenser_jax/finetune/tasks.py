@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 from ml_collections import ConfigDict
 
@@ -19,15 +19,13 @@ from cocondenser_jax.storage.runs import lock_folder
 Settings = BiEncoderSettings | CrossEncoderSettings
 
 
-class _Task(NamedTuple):
-    settings: type[Any]
-    make_trainer: Callable[[Any], Any]
-    result: str  # the folder of what is trained
-
-
-_TASKS = {
-    "retriever": _Task(BiEncoderSettings, bi_encoder_trainer, "retriever"),
-    "cross_encoder": _Task(CrossEncoderSettings, cross_encoder_trainer, "cross_encoder"),
+_SETTINGS: dict[str, type[Any]] = {
+    "retriever": BiEncoderSettings,
+    "cross_encoder": CrossEncoderSettings,
+}
+_TRAINERS: dict[str, Callable[[Any], Any]] = {
+    "retriever": bi_encoder_trainer,
+    "cross_encoder": cross_encoder_trainer,
 }
 
 
@@ -44,7 +42,6 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
       seconds, pairs trained on, and the best evaluation's step, measure and loss.
     """
-    task = _TASKS[config.task]
     settings = resolve(config, workdir)
     n_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if settings.trainer.batch_size % n_processes:
@@ -53,19 +50,18 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
             f"{n_processes} processes that share it"
         )
     with lock_folder(workdir) if trainer.is_main_process() else contextlib.nullcontext():
-        require_absent(workdir / task.result)
+        require_absent(workdir / config.task)
         loggers = load_loggers(settings.trainer.loggers) if trainer.is_main_process() else []
-        hf_trainer = task.make_trainer(settings)
-        outcome = trainer.run(hf_trainer, settings.trainer, task.result, loggers)
+        hf_trainer = _TRAINERS[config.task](settings)
+        outcome = trainer.run(hf_trainer, settings.trainer, config.task, loggers)
         return outcome | {"pairs": len(hf_trainer.train_dataset)}
 
 
 def resolve(config: ConfigDict, workdir: Path) -> Settings:
     """Makes the settings of the config's task, so that nothing below reads a config."""
     record = config.to_dict()
-    settings: Settings = _take(
-        _TASKS[config.task].settings, record | {"workdir": workdir, "record": record}
-    )
+    values = record | {"workdir": workdir, "record": record}
+    settings: Settings = _take(_SETTINGS[config.task], values)
     return settings
 
 

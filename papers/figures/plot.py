@@ -10,10 +10,14 @@ from matplotlib.figure import Figure
 
 from cocondenser_jax.storage.files import new_file
 
-_DASHES = ("-", "--", ":")  # for lines beyond the colours
-_N_COLOURS = 10  # of matplotlib's
+_DASHES = ("-", "--", ":")  # for lines beyond the colors
+_N_COLORS = 10  # of matplotlib's
 _MARKED_UP_TO = 40  # points; more would hide the line
 _TWO_COLUMNS_UP_TO = 32  # characters of the longest name in the legend
+# Dark pages get the same plot with dark and light exchanged, the hues kept.
+_DARK = b"""<style>@media (prefers-color-scheme: dark)
+ { svg { filter: invert(1) hue-rotate(180deg) } }</style>
+"""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "cocondenser",
@@ -44,7 +48,7 @@ def write_plot(
     """Writes a plot as .png or .svg; equal numbers give equal files.
 
     Args:
-      out: the file, whose ending says which.
+      out: the file, whose ending is its format.
       title: what is plotted, with its unit.
       lines: name → place on the horizontal axis → value.
       x_label: the name of the horizontal axis.
@@ -59,9 +63,9 @@ def write_plot(
             axes.plot(
                 list(values.keys()),
                 list(values.values()),
-                _DASHES[index // _N_COLOURS % len(_DASHES)],
+                _DASHES[index // _N_COLORS % len(_DASHES)],
                 label=name,
-                color=f"C{index % _N_COLOURS}",
+                color=f"C{index % _N_COLORS}",
                 marker="o" if len(values) <= _MARKED_UP_TO else "",
                 markersize=4,
             )
@@ -93,5 +97,8 @@ def write_plot(
         buffer = io.BytesIO()
         metadata = {"Date": None} if kind == "svg" else None
         figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
+    content = buffer.getvalue()
+    if kind == "svg":
+        content = content.replace(b"</svg>", _DARK + b"</svg>")
     with new_file(out) as partial:
-        partial.write_bytes(buffer.getvalue())
+        partial.write_bytes(content)

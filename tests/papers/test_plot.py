@@ -41,6 +41,7 @@ def test_every_point_is_drawn_to_scale_and_named(tmp_path):
         np.testing.assert_allclose(points[:, 0], first[0, 0] + per_decade * np.log10(k), atol=1e-4)
         expected = first[0, 1] + per_unit * (heights - jagged[0])
         np.testing.assert_allclose(points[:, 1], expected, atol=1e-4)
+    assert svg.count("prefers-color-scheme: dark") == 1
     shown = "".join(ElementTree.fromstring(svg).itertext())
     for text in ("recall", "<jagged>", "other", "level", "depth", "20", "50"):
         assert text in shown

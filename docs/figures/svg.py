@@ -1,0 +1,148 @@
+"""Shapes of SVG, in colors for light and dark pages. A picture is a string of them."""
+
+from collections.abc import Sequence
+from html import escape
+
+# Class → fill and stroke in light mode, and in dark mode. "ink" is text, "paper" the ground.
+LIGHT = {
+    "paper": ("#fcfcfa", "none"),
+    "ink": ("#1d1f21", "none"),
+    "faint": ("#5c6166", "none"),
+    "jax": ("#e8f2fa", "#0067a5"),
+    "torch": ("#fdeee6", "#c94f00"),
+    "data": ("#f1f1ee", "#5c6166"),
+    "off": ("#d9d9d6", "none"),
+    "one": ("#8a8f94", "none"),
+    "two": ("#0067a5", "none"),
+    "three": ("#c94f00", "none"),
+    "line": ("none", "#5c6166"),
+    "grid": ("none", "#d0d0cc"),
+    "head": ("#5c6166", "none"),
+}
+DARK = {
+    "paper": ("#17191c", "none"),
+    "ink": ("#e8e8e6", "none"),
+    "faint": ("#a8adb2", "none"),
+    "jax": ("#14344a", "#6db3e8"),
+    "torch": ("#472414", "#f59b62"),
+    "data": ("#2a2d30", "#a8adb2"),
+    "off": ("#3a3d40", "none"),
+    "one": ("#858a8f", "none"),
+    "two": ("#6db3e8", "none"),
+    "three": ("#f59b62", "none"),
+    "line": ("none", "#a8adb2"),
+    "grid": ("none", "#3a3d40"),
+    "head": ("#a8adb2", "none"),
+}
+
+
+def picture(width: int, height: int, title: str, shapes: Sequence[str]) -> str:
+    """Returns the text of an SVG file; the title is read out to those who cannot see it."""
+    dark = "".join(_rules(DARK))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
+        f' height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="14"'
+        f' role="img" aria-labelledby="title">\n<title id="title">{escape(title)}</title>\n'
+        f"<style>\n{''.join(_rules(LIGHT))}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
+        "</style>\n"
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
+        ' markerHeight="7" orient="auto"><path class="head" d="M0 0 L8 4 L0 8 z"/></marker>'
+        "</defs>\n"
+        f'<rect class="paper" width="{width}" height="{height}" rx="8"/>\n'
+        + "".join(f"{shape}\n" for shape in shapes)
+        + "</svg>\n"
+    )
+
+
+def _rules(colors: dict[str, tuple[str, str]]) -> list[str]:
+    return [
+        f".{name} {{ fill: {fill}; stroke: {stroke} }}\n" for name, (fill, stroke) in colors.items()
+    ]
+
+
+def text(
+    x: float, y: float, words: str, *, kind: str = "ink", size: int = 14, at: str = "middle"
+) -> str:
+    """Returns a line of text: `at` is its start, middle or end."""
+    return (
+        f'<text class="{kind}" x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{at}">'
+        f"{escape(words)}</text>"
+    )
+
+
+def box(x: float, y: float, width: float, height: float, lines: str, *, kind: str = "data") -> str:
+    """Returns a box with its lines of text, separated by |."""
+    shapes = [
+        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>'
+    ]
+    words = lines.split("|")
+    first = y + height / 2 + 5 - 9 * (len(words) - 1)
+    shapes += [text(x + width / 2, first + 18 * i, line) for i, line in enumerate(words)]
+    return "\n".join(shapes)
+
+
+def arrow(path: str, *, dashed: bool = False) -> str:
+    """Returns an arrow along an SVG path."""
+    dash = ' stroke-dasharray="5 4"' if dashed else ""
+    return f'<path class="line" d="{path}" stroke-width="1.5"{dash} marker-end="url(#head)"/>'
+
+
+def line(path: str, *, kind: str = "grid") -> str:
+    """Returns a line along an SVG path."""
+    return f'<path class="{kind}" d="{path}"/>'
+
+
+def bar(x: float, y: float, width: float, height: float, kind: str) -> str:
+    """Returns a bar of a chart."""
+    return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
+
+
+def bar_chart(
+    title: str,
+    unit: str,
+    groups: dict[str, dict[str, float]],
+    kinds: Sequence[str],
+    note: str,
+    top: float,
+) -> str:
+    """Returns a chart of vertical bars that begin at 0.
+
+    Args:
+      title: the chart's.
+      unit: what the vertical axis shows.
+      groups: name of a group on the horizontal axis → name of a bar → its height.
+      kinds: the color of each bar of a group.
+      note: a line under the chart.
+      top: the highest value of the axis.
+    """
+    left = 70
+    base = 312
+    height = 210
+    room = 150
+    width = left + room * len(groups) + 20
+    shapes = [
+        text(20, 28, title, size=16, at="start"),
+        text(20, 80, unit, kind="faint", size=12, at="start"),
+    ]
+    for i in range(round(top * 10) + 1):
+        y = base - height * i / (top * 10)
+        shapes.append(line(f"M{left} {y:g} H{width - 20}"))
+        shapes.append(text(left - 8, y + 4, f"{i / 10:.1f}", kind="faint", size=12, at="end"))
+    for i, (name, values) in enumerate(groups.items()):
+        thick = min(54, (room - 30) / len(values))
+        start = left + room * i + (room - thick * len(values)) / 2
+        for j, value in enumerate(values.values()):
+            tall = height * value / top
+            x = start + thick * j
+            shapes.append(bar(x + 2, base - tall, thick - 4, tall, kinds[j]))
+            shapes.append(text(x + thick / 2, base - tall - 5, f"{value:.3f}", size=12))
+        shapes += [
+            text(left + room * (i + 0.5), base + 20 + 17 * n, words)
+            for n, words in enumerate(name.split("|"))
+        ]
+    x = 20
+    for name, kind in zip(next(iter(groups.values())), kinds, strict=True):
+        shapes += [bar(x, 43, 12, 12, kind), text(x + 18, 54, name, size=13, at="start")]
+        x += 40 + 7 * len(name)
+    shapes.append(text(20, base + 64, note, kind="faint", size=12, at="start"))
+    return picture(max(width, x), base + 80, title, shapes)

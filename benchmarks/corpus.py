@@ -27,7 +27,7 @@ def main() -> None:
     texts = docstrings()
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_tokenizer(texts, Path(temporary) / "tokenizer")
-        # One for each round: a tokenizer remembers the words that it has tokenised.
+        # One for each round: a tokenizer remembers the words that it has tokenized.
         tokenizers = [load_tokenizer(str(folder)) for _ in range(arguments.rounds)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
     ours, raw = [], []

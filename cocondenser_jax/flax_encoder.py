@@ -1,6 +1,6 @@
 """Encoding where JAX has the accelerator: a retriever whose transformer runs in Flax.
 
-sentence-transformers still tokenises, sorts by length and applies what follows the pooling, so the
+sentence-transformers still tokenizes, sorts by length and applies what follows the pooling, so the
 vectors are those of PyTorch but for rounding.
 """
 

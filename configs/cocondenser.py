@@ -1,4 +1,4 @@
-r"""coCondenser: a Condenser goes on with MLM and the contrastive loss over the target corpus.
+r"""coCondenser: a Condenser continues with MLM and the contrastive loss over the target corpus.
 
 Gao & Callan, *Unsupervised corpus aware language model pre-training for dense passage retrieval*,
 arXiv 2108.05540, section 4.1: batch of 2,048 documents, two spans each, AdamW, learning rate 1e-4;

@@ -1,4 +1,4 @@
-r"""Condenser: BERT-base goes on with MLM through the Condenser head, on general text.
+r"""Condenser: BERT-base continues with MLM through the Condenser head, on general text.
 
 Gao & Callan, *Condenser: a pre-training architecture for dense retrieval*, arXiv 2104.08253:
 English Wikipedia and BookCorpus, 8 epochs, AdamW, learning rate 1e-4; the batch of 1,024 spans of

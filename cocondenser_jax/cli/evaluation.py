@@ -61,7 +61,7 @@ def _print_evaluation(evaluated: Sequence[Any], json_out: Path | None) -> None:
     else:
         result["compared_with"] = evaluated[1]
         result["comparisons"] = compare(result["per_query"], evaluated[1]["per_query"])
-        head = "|run|other|difference|p (t-test)|p (randomisation)|better|worse|equal".split("|")
+        head = "|run|other|difference|p (t-test)|p (randomization)|better|worse|equal".split("|")
         forms = (".4f", ".4f", "+.4f", ".3g", "", ",", ",", ",")
         rows = []
         for name, row in result["comparisons"].items():

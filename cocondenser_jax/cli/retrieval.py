@@ -132,7 +132,7 @@ def retrieve(index, embeddings, model, data, run_out, json_out, **options):
     "bm25 --data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
     *_RUN_OF_DATA,
     flag("--k1", 0.9, "saturation of term frequency; tuned on MS MARCO: 0.82"),
-    flag("--b", 0.4, "length normalisation; tuned on MS MARCO: 0.68"),
+    flag("--b", 0.4, "length normalization; tuned on MS MARCO: 0.68"),
 )
 def bm25(data, run_out, json_out, **options):
     """Rank the passages of a data set by BM25 and write a TREC run."""

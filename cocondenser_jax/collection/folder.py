@@ -161,5 +161,5 @@ def _joined_queries(paths: Sequence[Path]) -> dict[str, str]:
     for path in paths:
         for query, text in layouts.read_queries(path).items():
             if joined.setdefault(query, text) != text:
-                raise UserError(f"{path}: query {query} has another text in another file")
+                raise UserError(f"{path}: another file has another text for query {query}")
     return joined

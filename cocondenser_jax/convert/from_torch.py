@@ -112,7 +112,7 @@ def read_representation(folder: Path) -> str:
     """Returns what a model folder's vectors are, as in `ModelConfig`.
 
     `modules.json` says it, of sentence-transformers; without that file they are those of [CLS].
-    Cosines are the folder's similarity where it names them, or where a module normalises.
+    Cosines are the folder's similarity where it names them, or where a module normalizes.
 
     Raises:
       UserError: for another pooling, or modules that pre-training would lose.

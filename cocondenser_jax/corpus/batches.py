@@ -34,13 +34,13 @@ _SENTENCES: dict[str, dict[str, Any]] = {
 class Batch(NamedTuple):
     """S rows of L tokens; where examples are pairs, rows 2i and 2i + 1 are one."""
 
-    input_ids_SxL: np.ndarray  # int32, masked: [CLS] tokens [SEP] padding
-    attention_mask_SxL: np.ndarray  # bool
-    masked_positions_SxM: np.ndarray  # int32
-    labels_SxM: np.ndarray  # int32
-    weights_SxM: np.ndarray  # float32, 1 where a slot is used; a span's used slots come first
-    # int32: the number of a row's document, and a hash of its text. Rows that share either are no
-    # negatives of each other.
+    input_ids_SxL: np.ndarray  #: int32; [CLS], tokens, [SEP], padding; some are masked
+    attention_mask_SxL: np.ndarray  #: bool
+    masked_positions_SxM: np.ndarray  #: int32
+    labels_SxM: np.ndarray  #: int32
+    weights_SxM: np.ndarray  #: float32, 1 where a slot is used; a span's used slots come first
+    #: int32; the number of a row's document, and a hash of its text. Rows that share either are no
+    #: negatives of each other.
     origins_Sx2: np.ndarray
 
 
@@ -58,11 +58,11 @@ class BatchSpec(NamedTuple):
     """
 
     seed: int
-    batch_size: int  # examples
-    length: int  # tokens of a row, specials included
-    example: str = "pair"  # one of those above
-    masked: bool = True  # whether tokens are masked and to be predicted
-    held_out: int = 0  # documents that are never drawn, as `held_out_documents` chooses them
+    batch_size: int  #: examples
+    length: int  #: tokens of a row, specials included
+    example: str = "pair"  #: one of those above
+    masked: bool = True  #: whether tokens are masked and to be predicted
+    held_out: int = 0  #: documents that are never drawn, as `held_out_documents` chooses them
 
     @property
     def n_rows(self) -> int:

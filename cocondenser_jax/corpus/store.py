@@ -39,24 +39,24 @@ class Source(NamedTuple):
 class TokenStore:
     """An open store. Pickles as its path, so worker processes map the same files."""
 
-    path: Path  # as given to `open_store`
-    manifests: tuple[dict[str, Any], ...]  # one per shard, in their order
-    sources: tuple[Source, ...]  # the corpora, in their order
-    n_documents: int  # D
-    n_spans: int  # N
-    n_tokens: int  # content tokens of all spans
-    # [D + 1] int64; document i is spans first_span_D[i] to first_span_D[i + 1] - 1.
+    path: Path  #: as given to `open_store`
+    manifests: tuple[dict[str, Any], ...]  #: one per shard, in their order
+    sources: tuple[Source, ...]  #: the corpora, in their order
+    n_documents: int  #: D
+    n_spans: int  #: N
+    n_tokens: int  #: content tokens of all spans
+    #: [D + 1] int64; document i is spans first_span_D[i] to first_span_D[i + 1] - 1.
     first_span_D: np.ndarray
-    max_tokens: int  # longest span in tokens, [CLS] and [SEP] included
-    vocab_size: int  # highest token id + 1
+    max_tokens: int  #: longest span in tokens, [CLS] and [SEP] included
+    vocab_size: int  #: highest token id + 1
     cls_id: int
     sep_id: int
     pad_id: int
     mask_id: int
-    special_ids: tuple[int, ...]  # ids that stand for no text
-    tokenizer_sha256: str  # `SpanTokenizer.sha256` of the tokenizer that made it
-    sha256: str  # identifies the data: a hash of the checksums of all files
-    tokenizer_folder: Path  # the tokenizer, as transformers loads it
+    special_ids: tuple[int, ...]  #: ids that stand for no text
+    tokenizer_sha256: str  #: `SpanTokenizer.sha256` of the tokenizer that made it
+    sha256: str  #: identifies the data; a hash of the checksums of all files
+    tokenizer_folder: Path  #: the tokenizer, as transformers loads it
     _parts: tuple[TokenFiles, ...] = dataclasses.field(repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:

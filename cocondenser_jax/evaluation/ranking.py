@@ -80,8 +80,8 @@ def check_results(
     without = sum(not run.get(query) for query in queries)
     if without == len(queries) and any(run.values()):
         raise UserError(
-            f"the run has no result for any of the {len(queries)} {having} queries: it names "
-            f"{next(iter(run))}, they are {next(iter(queries))} and so on"
+            f"the run has no result for any of the {len(queries)} {having} queries: its ids look "
+            f"like {next(iter(run))}, theirs like {next(iter(queries))}; is this the right split?"
         )
     if without:
         logger.warning(

@@ -168,7 +168,7 @@ class Condenser(nn.Module):
         return self._final(early_BxLxD), self._final(late_BxQxD)
 
     def _final(self, hidden_BxSxD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-        """Normalises what layers without a LayerNorm at their end give: ModernBERT's."""
+        """Normalizes what layers without a LayerNorm at their end give: ModernBERT's."""
         return self.final_norm(hidden_BxSxD) if self.config.is_modern else hidden_BxSxD
 
 

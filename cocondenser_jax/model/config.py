@@ -36,7 +36,7 @@ class ModelConfig:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    max_position_embeddings: int = 512  # RoBERTa: 514, of which the first two are never used
+    max_position_embeddings: int = 512  #: 514 for RoBERTa, whose first two are never used
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
     hidden_dropout_prob: float = 0.1
@@ -51,8 +51,8 @@ class ModelConfig:
     local_rope_theta: float = 10_000.0
     # The Condenser head (Gao & Callan, arXiv 2104.08253, section 3.2).
     n_head_layers: int = 2
-    skip_from: int = 6  # the backbone layer whose output is the head's "early" text, 1-based
-    late_mlm: bool = True  # also predict the masked tokens from the backbone's own output
+    skip_from: int = 6  #: the backbone layer whose output is the head's "early" text, 1-based
+    late_mlm: bool = True  #: also predict the masked tokens from the backbone's own output
     representation: Literal["cls", "mean", "cls-cosine", "mean-cosine"] = "cls"
 
     def __post_init__(self) -> None:

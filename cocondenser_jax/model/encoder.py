@@ -31,7 +31,7 @@ def take_rows(
 def dense(
     config: ModelConfig, features: int, dtype: jnp.dtype, name: str
 ) -> Callable[[jax.Array], jax.Array]:
-    """A linear map with BERT's initialisation, to be called on arrays of any rank.
+    """A linear map with BERT's initialization, to be called on arrays of any rank.
 
     It multiplies flat matrices: on CPU the gradient of a batched product is slower, and on a TPU
     the reshapes cost nothing where none to heads follows.
@@ -81,7 +81,7 @@ def rotate(
 
 
 class Embeddings(nn.Module):
-    """Word + position + token type 0, normalised; ModernBERT's have no positions and types."""
+    """Word + position + token type 0, normalized; ModernBERT's have no positions and types."""
 
     config: ModelConfig
     dtype: jnp.dtype
@@ -120,7 +120,7 @@ class TransformerLayer(nn.Module):
 
     `number` is that of a layer of the backbone, from 0, and None in the head. It says, in
     ModernBERT, which layers see only what is near, and that the first reads what the embeddings
-    have normalised.
+    have normalized.
     """
 
     config: ModelConfig

@@ -90,5 +90,6 @@ def broadcast_and_compare(mine: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(bytes(text.astype(np.uint8)))
     for name, value in mine.items():
         if value is not None and value != facts[name]:
-            raise UserError(f"host {jax.process_index()} has another {name} than host 0")
+            host = jax.process_index()
+            raise UserError(f"host {host} and host 0 differ in {name}: use the same on every host")
     return facts

@@ -1,4 +1,4 @@
-"""What a training step will need on a TPU, found out without one.
+"""Estimates what a training step needs on a TPU, without having one.
 
 libtpu compiles for TPUs that are not there. The step compiled here is the one that training runs,
 so its memory and its collectives are as the compiler says. Time is not measured: the roofline is
@@ -78,7 +78,8 @@ GPUS = {
     "NVIDIA H100 80GB HBM3": 989,
     "NVIDIA H200": 989,
 }
-# The machines that are rented as one VM, by the names they are rented under, and their chips.
+# Machines by the names they are rented under, and their chips; libtpu describes v5e-8 and v6e-8 as
+# two hosts.
 _CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
 MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
 
@@ -87,7 +88,7 @@ def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
     """Compiles the training step of an experiment for a TPU and says what it needs.
 
     Args:
-      config: the experiment. The whole run is reckoned if it names its store, or its steps.
+      config: the experiment. The whole run is estimated if it names its store, or its steps.
       topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
 
     Returns:

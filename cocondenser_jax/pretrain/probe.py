@@ -120,7 +120,7 @@ def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
     The rank of a partner is that of its inner product among those of all other spans; what is as
     near as the partner counts as nearer. `alignment` (α = 2) and `uniformity` (t = 2) are equations
     1 and 2 of Wang & Isola, arXiv 2005.10242. `effective_rank` is exp of the entropy of the
-    normalised singular values (Roy & Vetterli, "The effective rank", EUSIPCO 2007).
+    normalized singular values (Roy & Vetterli, "The effective rank", EUSIPCO 2007).
     """
     vectors_SxD = vectors_SxD.astype(np.float64)
     unit_SxD = vectors_SxD / np.maximum(np.linalg.norm(vectors_SxD, axis=1), 1e-12)[:, None]

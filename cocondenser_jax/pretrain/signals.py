@@ -10,7 +10,7 @@ HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def between_steps(run: Callable[[Callable[[int], bool]], None]) -> None:
-    """Calls `run` with a function, to be called with each step after it, that says whether to stop.
+    """Calls `run(should_stop)`; `run` calls `should_stop(step)` after each step, to ask whether to.
 
     Until its first call there is nothing to save, and a signal ends the process at once; so does
     the next after one that was answered. Under `nohup`, SIGHUP stays ignored. Only the main thread

@@ -33,12 +33,12 @@ LENGTH_SHARES = (7 / 8, 1)
 class LossSettings(NamedTuple):
     """What the loss of a batch depends on, besides the network; see `configs/default.py`."""
 
-    seed: int = 0  # of dropout
+    seed: int = 0  #: of dropout
     objective: str = "cocondenser"
     mlm_weight: float = 1.0
-    mlm_reduction: str = "token_mean"  # or "span_sum"
+    mlm_reduction: str = "token_mean"  #: or "span_sum"
     bow_weight: float = 0.0
-    chunk_size: int = 0  # spans; 0: all that a device has
+    chunk_size: int = 0  #: spans; 0 for all that a device has
     dtype: str = "float32"
     remat: bool = False
 
@@ -68,9 +68,9 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Makes one step on a device's part of the batch; to be mapped with the axis name `AXIS`.
 
-    A step whose loss or gradient is not finite changes neither parameters nor optimizer. One more
-    of them than `skip_nonfinite`, and nothing changes any more: the host learns of it one step
-    later, and still finds the state from before the first step too many.
+    A step whose loss or gradient is not finite changes neither parameters nor optimizer. After more
+    than `skip_nonfinite` of them the state is frozen: the host finds out one step later and still
+    has the state from before the step that exceeded the limit.
     """
     losses, grads = loss_and_gradient(model_config, settings.loss, state.params, state.step, batch)
     gradient_norm = optax.global_norm(grads)

@@ -24,7 +24,7 @@ class ResultRow(NamedTuple):
 
     name: str
     metrics: Mapping[str, float]  # means, in [0, 1]
-    p_values: Mapping[str, float]  # of the randomisation test; none in the row tested against
+    p_values: Mapping[str, float]  # of the randomization test; none in the row tested against
     tokens: float
     seconds: float
 
@@ -63,7 +63,7 @@ def read_runs(folders: Mapping[str, Path]) -> list[Runs]:
 
 
 def _plots(runs: Mapping[str, Path]) -> dict[str, list[Curve]]:
-    """Returns the curves of each key that was logged; a run has the same colour in all."""
+    """Returns the curves of each key that was logged; a run has the same color in all."""
     plots: dict[str, list[Curve]] = {}
     for number, (name, folder) in enumerate(runs.items()):
         colour = COLOURS[number % len(COLOURS)]

@@ -1,6 +1,6 @@
 r"""Plot how much of the top n of a run lies in the top k of others, by k.
 
-python -m papers.figures.neighbourhood --stage1=runs/bm25.trec --stage1=runs/round1.trec \
+python -m papers.figures.neighborhood --stage1=runs/bm25.trec --stage1=runs/round1.trec \
       --stage2=runs/round2.trec --n=10,50 --out=neighbourhood.svg
 """
 
@@ -25,7 +25,7 @@ Rankings = Mapping[str, Sequence[str]]  # query -> passages, best first, none tw
 def measure_runs(stage1: Sequence[Path], stage2: Path, sizes: Sequence[int]) -> dict[str, Any]:
     """Measures how much of the top n of a TREC run lies in the top k of others, for every k.
 
-    The neighbourhoods are of `stage2`, the sizes the values of n.
+    The neighborhoods are of `stage2`, the sizes the values of n.
 
     Returns:
       {stage2: file, queries: their number, stage1: {file: {recall: {n: values by k}}}}.
@@ -49,7 +49,7 @@ def neighbourhood_recall(stage1: Rankings, stage2: Rankings, n: int) -> np.ndarr
     The mean is over the queries of stage 2. A query that stage 1 lacks, or the part of its ranking
     that is missing at depth k, counts as not found; queries of stage 1 alone take no part. Where
     stage 2 has fewer than n passages for a query, their number takes the place of n: 1.0 means that
-    its whole neighbourhood was found. K is the length of the longest ranking of stage 1.
+    its whole neighborhood was found. K is the length of the longest ranking of stage 1.
 
     Raises:
       UserError: if no query has n passages in stage 2, or none is in both stages.

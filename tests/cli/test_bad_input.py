@@ -63,7 +63,7 @@ def bad_inputs(folder):
         "mistyped flag": (pretrain("--workdri=x"), "'--workdri'. Did you mean --workdir?"),
         "no store": (
             pretrain("--config.data.store="),
-            "expected the folder of `corpus`",
+            "expected a store made by `corpus`",
         ),
         "not a store": (pretrain(f"--config.data.store={folder}/data"), "data"),
         "tokenizer of another model": (

@@ -147,7 +147,7 @@ def test_a_cutoff_beyond_every_ranking_is_said_so(caplog):
 def test_what_cannot_be_evaluated():
     with pytest.raises(UserError, match="no judged queries"):
         evaluate_run({}, {"q": {"a": 1.0}})
-    with pytest.raises(UserError, match="any of the 1 judged queries: it names r, they are q"):
+    with pytest.raises(UserError, match="its ids look like r, theirs like q; is"):
         evaluate_run({"q": {"a": 1}}, {"r": {"a": 1.0}})
 
 

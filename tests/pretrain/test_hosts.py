@@ -124,7 +124,7 @@ def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
     # One that does not fit is refused with a message; the other ends with it.
     (first, _), (second, printed) = run_two_hosts(tmp_path, OTHER_SEED)
     assert (first, second) == (-signal.SIGABRT, 2)
-    assert "cocondenser: host 1 has another config than host 0" in printed
+    assert "cocondenser: host 1 and host 0 differ in config: use the same" in printed
 
     (first, printed), (second, _) = run_two_hosts(tmp_path, STOPPED)
     assert (first, second) == (0, 0), printed

@@ -5,6 +5,7 @@
 # make oldest       the tests of the core with the oldest versions that setup.py allows
 # make gather       the test of examples/gather.py, in an environment with Apache Beam
 # make databases    the tests of the examples that search in a database, with LanceDB and Qdrant
+# make docs         build the documentation as a site in build/site, and run the notebooks
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
 # make bench-gpu    measure everything on a GPU, in ten minutes, without a network (make gpu-wheels before)
 # make gpu-wheels   fill .wheels with what a machine with JAX and PyTorch may lack
@@ -15,7 +16,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimised wheel oldest gather databases bench bench-gpu gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimised wheel oldest gather databases docs bench bench-gpu gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -51,6 +52,9 @@ gather: .venv/tools .venv-beam/installed
 
 databases: .venv/databases
 	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py
+docs: .venv/docs
+	$(BIN)/python docs/build_site.py build/site
+	$(BIN)/python -m pytest tests/test_notebooks.py
 
 bench: .venv/tools
 	for name in step memory input convert corpus schedule; do \
@@ -97,6 +101,10 @@ mutants: .venv/mutants
 
 .venv/tools: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test]'
+	touch $@
+
+.venv/docs: .venv/tools
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,docs]'
 	touch $@
 
 .venv/mutants: .venv/tools

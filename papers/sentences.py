@@ -11,7 +11,7 @@ python -m papers.sentences evaluate --task=stsb --model=runs/stsb --data=sts-tes
             max(0, ‖a − p‖ − ‖a − n‖ + 5), 1 epoch. Evaluated by the share of anchors that are
             nearer to their positive.
   nli       AllNLI.tsv.gz of sentence-transformers: pairs with a label; cross-entropy of
-            W (u, v, |u − v|) + b, 1 epoch. The baseline "NLI" goes on with stsb.
+            W (u, v, |u − v|) + b, 1 epoch. The baseline "NLI" continues with stsb.
 
 Batches of 16, 2e-5, linear warm-up over a tenth. `--out` gets a folder of sentence-transformers.
 """

@@ -1,4 +1,4 @@
-"""The README's commands on a small corpus: what they leave, and what can be done with it.
+"""The guide's commands on a small corpus: what they leave, and what can be done with it.
 
 They run in a folder of an odd name, as the first part of every path: each command has to take it.
 """
@@ -26,19 +26,24 @@ from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.storage.files import read_json
 from tests.cli.workplace import ODD_NAME, SMALLER, make_workplace
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 SECRET = "hf_a1b2c3d4e5f6g7h8"
 PLACE = re.compile(r"=(articles\.jsonl\.xz|bert-base-uncased|stores/.*|runs/.*|data(?:/.*)?)$")
 CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"
 
 
-def readme_commands():
-    """Returns the commands of the README's section on a corpus of one's own."""
-    section = README.read_text().split("## Your own corpus")[1].split("\n## ")[0]
-    block = re.search(r"```\n(.*?)```", section, re.DOTALL)
-    assert block
-    lines = block[1].replace("\\\n", " ").splitlines()
+def commands_of(page):
+    """Returns the commands of a page's blocks."""
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    code = "".join(block for language, block in blocks if not language)
+    lines = code.replace("\\\n", " ").splitlines()
     return [shlex.split(line) for line in lines if line.startswith("cocondenser ")]
+
+
+def guide_commands():
+    """Returns the commands of the guide to a corpus of one's own."""
+    return commands_of("docs/own_corpus.md")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,7 @@ def finished(tmp_path_factory):
         patch.chdir(top)
         for name in CREDENTIALS:
             patch.setenv(name, SECRET)
-        for _, command, *arguments in readme_commands():
+        for _, command, *arguments in guide_commands():
             arguments = [PLACE.sub(lambda place: f"={ODD_NAME}/{place[1]}", a) for a in arguments]
             assert main([command, *arguments, *SMALLER.get(command, "").split()]) == 0, command
     logging.getLogger().removeHandler(log)
@@ -63,10 +68,15 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_the_readme_runs_the_whole_pipeline():
-    assert {command[1] for command in readme_commands()} == {
+def test_the_guide_runs_the_whole_pipeline():
+    assert {command[1] for command in guide_commands()} == {
         "corpus", "pretrain", "convert", "finetune", "encode", "index", "retrieve", "evaluate"
     }  # fmt: skip
+
+
+def test_the_readme_has_the_first_of_these_commands():
+    shown = [words for words in commands_of("README.md") if words[1] in ("corpus", "pretrain")]
+    assert shown == guide_commands()[:3]
 
 
 def holders_of_the_secret(folder):
@@ -193,7 +203,7 @@ def test_once_there_is_a_checkpoint_what_the_run_started_from_may_go(
 ):
     (tmp_path / "stores").symlink_to(finished / "stores")
     monkeypatch.chdir(tmp_path)
-    _, *command = readme_commands()[2]
+    _, *command = guide_commands()[2]
     assert "--config.warm_start=runs/condenser" in command
     assert main([*command, *SMALLER["pretrain"].split()]) == 2
     shutil.copytree(finished / "runs" / "cocondenser", "runs/cocondenser", dirs_exist_ok=True)
@@ -212,4 +222,4 @@ def test_a_converted_model_is_not_a_run_to_resume(finished, tmp_path, capsys):
     assert main(["pretrain", *arguments]) == 2
     assert "holds a converted model" in capsys.readouterr().err
     assert main(["verify", "checkpoint", f"--checkpoint={tmp_path}/run"]) == 2
-    assert "says nothing about its data" in capsys.readouterr().err
+    assert "was converted: expected a run of pretrain" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from tests.world import TINY, as_flags, make_texts, write_beir, write_tokenizer
 # A folder of 200 bytes that begins with a dash and holds what libraries or shells take otherwise.
 ODD_NAME = "-r [a]*?{b}\\'\"\n\x1b[2J $x%s;&|<~:,=@#é"
 ODD_NAME += "x" * (200 - len(os.fsencode(ODD_NAME)))
-# The README's pipeline at a size for tests: the same commands, with these settings added.
+# The guide's pipeline at a size for tests: the same commands, with these settings added.
 SMALLER = {
     "corpus": "--max_tokens=16",
     "pretrain": " ".join(as_flags({"train.steps": 3, "checkpoint.every": 2, **TINY})),
@@ -19,7 +19,7 @@ SMALLER = {
 
 
 def make_workplace(folder):
-    """Makes articles.jsonl.xz, a tokenizer, and a BEIR folder, which the README assumes."""
+    """Makes articles.jsonl.xz, a tokenizer, and a BEIR folder, which the guide assumes."""
     texts = make_texts(40, n_sentences=5, seed=1)
     with lzma.open(folder / "articles.jsonl.xz", "wt") as file:
         file.writelines(json.dumps({"title": text[:9], "text": text}) + "\n" for text in texts)

@@ -1,0 +1,203 @@
+"""Builds the documentation site: python docs/build_site.py [OUT].
+
+Sphinx reads a copy of the pages, made here: of this folder, of others in the repository and of the
+notebooks. Links to pages of the site stay links between pages; links to other files of the
+repository lead to GitHub. A link to a file that does not exist, a warning of Sphinx, or a public
+name that no page shows ends the build with an error.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+import cocondenser_jax
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+# Section of the navigation → name of a page on the site → its source in the repository.
+SECTIONS = {
+    "Start": {
+        "install": "docs/install.md",
+        "quickstart": "docs/quickstart.md",
+        "adapt_on_a_laptop": "examples/adapt_on_a_laptop.ipynb",
+    },
+    "Guides": {
+        "adapt": "docs/adapt.md",
+        "own_corpus": "docs/own_corpus.md",
+        "fine_tuning": "docs/fine_tuning.md",
+        "tpu_vm": "tpu_scripts/README.md",
+        "tpu_notebook": "examples/pretrain_on_a_tpu.ipynb",
+        "probe": "docs/probe.md",
+    },
+    "Concepts": {
+        "methods": "docs/methods.md",
+        "when": "docs/when.md",
+    },
+    "Reference": {
+        "commands": "",
+        "settings": "docs/settings.md",
+        "api": "",
+        "python": "docs/python.md",
+        "data": "docs/data.md",
+        "backbones": "docs/backbones.md",
+        "changelog": "CHANGELOG.md",
+    },
+    "Results": {"results": "docs/results.md"},
+    "Internals": {
+        "architecture": "docs/architecture.md",
+        "tpu": "docs/tpu.md",
+        "scaling": "docs/scaling.md",
+        "reliability": "docs/reliability.md",
+        "benchmarks": "benchmarks/README.md",
+        "contributing": "CONTRIBUTING.md",
+    },
+    "Help": {"faq": "docs/faq.md"},
+}
+PAGES = {"README.md": "index"} | {
+    source: name for pages in SECTIONS.values() for name, source in pages.items() if source
+}
+CONTENTS = "docs/README.md"  # the navigation as a page, for readers on GitHub
+LINK = re.compile(r"(?P<before>\]\(|src=\")(?P<target>[^)\s\"]+)(?=[)\"])")
+
+
+def stage(folder: Path) -> None:
+    """Writes the pages that Sphinx reads, with the links of the site.
+
+    Raises:
+      ValueError: if a page links to a file that is not in the repository.
+    """
+    shutil.copytree(DOCS / "figures", folder / "figures", ignore=shutil.ignore_patterns("*.py"))
+    for source, name in PAGES.items():
+        text = site_links(source, read_page(ROOT / source))
+        (folder / f"{name}.md").write_text(text + _navigation(name), encoding="utf-8")
+    (folder / "commands.md").write_text(COMMANDS, encoding="utf-8")
+    (folder / "api.md").write_text(api_page(), encoding="utf-8")
+
+
+def site_links(source: str, text: str) -> str:
+    """Returns the text of a page of the repository with the links of the site."""
+    blocks = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
+    for i in range(0, len(blocks), 2):
+        blocks[i] = LINK.sub(
+            lambda link: link["before"] + _site_link(source, link["target"]), blocks[i]
+        )
+    return "".join(blocks)
+
+
+def _site_link(source: str, target: str) -> str:
+    if re.match(r"\w+:|#", target):
+        return target
+    path, _, anchor = target.partition("#")
+    place = (ROOT / source).parent.joinpath(path).resolve()
+    if not place.exists():
+        raise ValueError(f"{source}: {target} is not in the repository")
+    found = place.relative_to(ROOT).as_posix()
+    if found == CONTENTS:
+        return "index.md"
+    if found in PAGES:
+        return f"{PAGES[found]}.md" + (f"#{anchor}" if anchor else "")
+    if found.startswith("docs/figures/"):
+        return found.removeprefix("docs/")
+    return f"{_repository()}/{'tree' if place.is_dir() else 'blob'}/main/{found}"
+
+
+def _repository() -> str:
+    """Returns the address of the repository."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    return str(citation["repository-code"])
+
+
+def read_page(path: Path) -> str:
+    """Reads a page, or a notebook as one: its text, and its code without results."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    texts = [
+        source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+        for cell in cells
+        for source in ["".join(cell["source"])]
+    ]
+    link = f"*This page is a notebook: [{path.name}]({path.name}).*"
+    return "\n\n".join([texts[0], link, *texts[1:]]) + "\n"
+
+
+def _navigation(name: str) -> str:
+    """Returns the navigation, for the first page."""
+    if name != "index":
+        return ""
+    parts = []
+    for section, pages in SECTIONS.items():
+        names = "\n".join(pages)
+        parts.append(f"\n```{{toctree}}\n:hidden:\n:caption: {section}\n\n{names}\n```\n")
+    return "".join(parts)
+
+
+COMMANDS = """# Commands
+
+Generated from the program. Wherever a command takes a model, give a local folder or a Hugging Face
+Hub name. Any [setting](settings.md) can be changed: `--config.train.chunk_size=32`. A mistake
+in the input is one line and exit status 2.
+
+```{eval-rst}
+.. click:: cocondenser_jax.cli:PROGRAM
+   :prog: cocondenser
+   :nested: full
+```
+"""
+
+
+def api_page() -> str:
+    """Returns the reference of the public names, each with the example that uses it first."""
+    parts = [
+        "# Python API\n\nThe names in `cocondenser_jax.__all__`, generated from their docstrings. "
+        "The examples come from [](python.md), where they run one after another.\n"
+    ]
+    examples = re.findall(
+        r"```python\n(.*?)```", (DOCS / "python.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    for name in cocondenser_jax.__all__:
+        kind = "function" if name.islower() else "class"  # imports neither JAX nor PyTorch
+        directive = f".. auto{kind}:: cocondenser_jax.{name}"
+        if kind == "class":
+            directive += "\n   :members:"
+        parts.append(f"\n## {name}\n\n```{{eval-rst}}\n{directive}\n```\n")
+        example = next((text for text in examples if f"cj.{name}" in text), "")
+        if example:
+            parts.append(f"\nExample:\n\n```python\n{example}```\n")
+    return "".join(parts)
+
+
+def missing_names(site: Path) -> Iterator[str]:
+    """Yields the public names that the site does not show."""
+    text = (site / "api.html").read_text(encoding="utf-8")
+    for name in cocondenser_jax.__all__:
+        if f'id="cocondenser_jax.{name}"' not in text:
+            yield name
+
+
+def main() -> None:
+    """Builds the site in the folder that the command line names."""
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site")
+    staged = out.parent / f"{out.name}-pages"
+    for folder in (out, staged):
+        shutil.rmtree(folder, ignore_errors=True)
+    staged.mkdir(parents=True)
+    stage(staged)
+    strict = ["--fail-on-warning", "--keep-going", "--quiet"]
+    program = [sys.executable, "-m", "sphinx", *strict, "-c", str(DOCS)]
+    subprocess.run([*program, str(staged), str(out)], check=True)
+    missing = list(missing_names(out))
+    if missing:
+        sys.exit(f"not in the API reference: {', '.join(missing)}")
+    print(out / "index.html")
+
+
+if __name__ == "__main__":
+    main()

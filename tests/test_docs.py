@@ -1,0 +1,178 @@
+"""The documentation: its pages, links and pictures, and words that the project does not use."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import cocondenser_jax as cj
+from cocondenser_jax.cli import PROGRAM
+from cocondenser_jax.settings import DECLARED_IN, declared_settings
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "figures")]
+import build_site  # noqa: E402
+import draw  # noqa: E402
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "tpu_scripts/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+
+def test_every_page_is_on_the_site():
+    assert set(PAGES) - set(build_site.PAGES) == {build_site.CONTENTS}
+
+
+def test_the_contents_name_every_page():
+    contents = (ROOT / build_site.CONTENTS).read_text(encoding="utf-8")
+    linked = {
+        (ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix()
+        for target in re.findall(r"\]\(([^)#]+)", contents)
+    }
+    assert set(build_site.PAGES) - linked == set()
+
+
+def test_the_pages_for_sphinx_are_written(tmp_path):
+    build_site.stage(tmp_path)
+    names = {name for pages in build_site.SECTIONS.values() for name in pages}
+    assert {path.stem for path in tmp_path.glob("*.md")} == names | {"index"}
+    index = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert "](adapt.md)" in index
+    assert "](figures/adapted.svg)" in index
+    assert all(f"\n{name}\n" in index for name in names)
+    laptop = (tmp_path / "adapt_on_a_laptop.md").read_text(encoding="utf-8")
+    assert "```python\nMODEL = " in laptop
+    api = (tmp_path / "api.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", api, re.MULTILINE) == cj.__all__
+    assert api.count("\nExample:\n") == len(cj.__all__) - 1  # UserError is only mentioned
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("data.md#prompts", "data.md#prompts"),
+        ("../benchmarks/README.md#memory", "benchmarks.md#memory"),
+        ("README.md", "index.md"),
+        ("figures/adapted.svg", "figures/adapted.svg"),
+        ("../configs/adapt.py", "https://github.com/cocondenser-jax/cocondenser-jax/blob/main/configs/adapt.py"),
+        ("../examples", "https://github.com/cocondenser-jax/cocondenser-jax/tree/main/examples"),
+        ("https://arxiv.org/abs/1", "https://arxiv.org/abs/1"),
+        ("#here", "#here"),
+    ],
+)  # fmt: skip
+def test_links_lead_to_pages_of_the_site_or_to_the_repository(link, expected):
+    assert build_site.site_links("docs/adapt.md", f"a [b]({link})") == f"a [b]({expected})"
+
+
+def test_a_link_to_nothing_is_an_error():
+    with pytest.raises(ValueError, match=r"docs/a\.md: none\.md is not in the repository"):
+        build_site.site_links("docs/a.md", "[b](none.md)")
+    code = "```\n[b](none.md)\n```"
+    assert build_site.site_links("docs/a.md", code) == code
+
+
+def test_a_name_that_the_site_lacks_is_found(tmp_path):
+    shown = [f'<dt id="cocondenser_jax.{name}">' for name in cj.__all__[1:]]
+    (tmp_path / "api.html").write_text("".join(shown))
+    assert list(build_site.missing_names(tmp_path)) == cj.__all__[:1]
+
+
+@pytest.mark.parametrize("name", draw.PICTURES)
+def test_a_picture_is_what_the_program_draws(name):
+    drawn = (ROOT / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+    assert drawn == draw.PICTURES[name](), "python docs/figures/draw.py"
+
+
+def test_a_chart_has_the_numbers_of_the_page():
+    heights = re.findall(r">(0\.\d{3})<", draw.adapted())
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|[^|]+\| (0\.\d+) \| (0\.\d+) \| 0\.\d+ \|", page, re.MULTILINE)
+    assert heights == [number for row in rows for number in row]
+    assert len(heights) == 10
+
+
+# ---- words ----
+
+# American words in -ise come from these roots.
+AMERICAN = r"(?:ra|adv|superv|no|prom|prec|w|exerc|surpr|rev|compr|r)"
+BRITISH = re.compile(
+    rf"\b(?!\w*{AMERICAN}is(?:e[srd]?|ing)\b)\w+is(?:ation|e[srd]?|ing)s?\b"
+    r"|\b\w*(?:colour|behaviour|neighbour|labell|modelling|analyse|learnt|favour|artefact)\w*"
+    r"|\bcentre\b",
+    re.IGNORECASE,
+)
+HOUSE_WORDS = re.compile(
+    r"\bgoes on\b|\bsays so\b|\bsays which\b|\bpaid\b|\bpays off\b|\bfrom that on\b|\bfor ever\b"
+    r"|\bis refused in one line\b|\bfor the occasion\b|\bmade anew\b",
+    re.IGNORECASE,
+)
+
+
+def prose(text):
+    """Returns a page without its code, addresses and names of files and modules."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "", text)
+    text = re.sub(r"\]\([^)]*\)|https?://\S+", "", text)
+    return re.sub(r"\S*\w[./=]\w\S*", "", text)
+
+
+def docstrings(path):
+    """Yields the docstrings of a module."""
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, kinds):
+            yield prose(ast.get_docstring(node) or "")
+
+
+def all_prose():
+    """Yields the place and the text of pages, docstrings, help texts and settings."""
+    for page in PAGES:
+        yield page, prose((ROOT / page).read_text(encoding="utf-8"))
+    for notebook in ROOT.glob("examples/*.ipynb"):
+        yield notebook.name, prose(build_site.read_page(notebook))
+    for folder in ("cocondenser_jax", "configs", "examples", "papers", "benchmarks", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for text in docstrings(path):
+                yield path.relative_to(ROOT).as_posix(), text
+    for name, command in every_command(PROGRAM):
+        for text in (command.help, *(getattr(flag, "help", "") for flag in command.params)):
+            yield name, text or ""
+    for task in DECLARED_IN:
+        for name, setting in declared_settings(task).items():
+            yield f"config.{name}", setting.meaning
+
+
+def every_command(group):
+    """Yields the names and the commands of a group and of those in it."""
+    for name, command in group.commands.items():
+        yield name, command
+        if hasattr(command, "commands"):
+            yield from every_command(command)
+
+
+@pytest.mark.parametrize("pattern", [BRITISH, HOUSE_WORDS], ids=["British", "house"])
+def test_the_prose_has_none_of_these_words(pattern):
+    found = {(place, word[0]) for place, text in all_prose() for word in pattern.finditer(text)}
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (BRITISH, "the optimiser is initialised"),
+        (BRITISH, "a labelled neighbour"),
+        (HOUSE_WORDS, "training goes on"),
+        (HOUSE_WORDS, "The log says so."),
+    ],
+)
+def test_such_a_word_is_found(pattern, text):
+    assert pattern.search(text)
+
+
+def test_ordinary_words_are_not():
+    assert not BRITISH.search("otherwise rise, raise, precise, noise, exercise, promise, likewise")
+    assert prose("a\n```\nrandomise\n```\n`colour` [b](analyse.md)\n").split() == ["a", "[b"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from papers import abs_beam, abs_data, abs_rank, dpr, project, sentences, triples
+from papers import abs_beam, abs_data, abs_rank, alternatives, dpr, project, sentences, triples
 from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -37,7 +37,10 @@ SMALLER = {
     "finetune configs/cross_encoder.py": "--config.max_steps=2 --config.batch_size=2"
     " --config.train_queries=12 --config.max_length=32",
     "papers.sentences train": "--train_rows=16 --length=16",
+    "adapt": "--config.train.steps=2 --config.data.length=16 --config.data.batch_size=8"
+    " --config.probe.documents=6",
     "papers.abs_data": "--dev=3 --test=4",
+    "papers.alternatives": "--core_minutes=0",
     "papers.figures.attention": "--n_texts=8 --passage_length=16",
     "papers.figures.neighbourhood": "--n=5,10",
 }
@@ -45,6 +48,7 @@ SMALLER = {
 FINE_TUNING = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
 SCRIPTS = {
     "papers.abs_data": abs_data,
+    "papers.alternatives": alternatives,
     "papers.dpr": dpr,
     "papers.figures.attention": attention,
     "papers.figures.curves": curves,
@@ -130,7 +134,7 @@ def write_data(data, workdir):
     _write_msmarco(data, texts, queries)
     _write_dpr(data, texts, queries)
     _write_sentences(data, rng)
-    for name in ("boolq", "boolq-all", "scifact", "xquad"):
+    for name in ("boolq", "boolq-all", "scifact", "vaswani", "xquad"):
         splits = {"train": range(N_TRAIN), "test": range(N_TRAIN, N_TRAIN + N_TEST)}
         write_beir(data / name, texts, queries, splits)
     answers = (

@@ -1,4 +1,4 @@
-"""Writes results, and makes the tables of three pages from them.
+"""Writes results, and makes the tables of four pages from them.
 
   python -m benchmarks.results
 
@@ -17,7 +17,12 @@ from papers.reproduce import load_manifest
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent / "docs"
-PAGES = FOLDER / "README.md", DOCS / "reliability.md", DOCS / "results.md"
+PAGES = (
+    FOLDER / "README.md",
+    DOCS / "reliability.md",
+    DOCS / "results.md",
+    DOCS / "scaling.md",
+)
 
 Rows = list[dict[str, Any]]
 

@@ -64,7 +64,7 @@ def main() -> None:
         coded, plain = (
             measure(embeddings, factory, queries_QxD, exact_QxK) for factory in FACTORIES
         )
-        hnsw = assign_seconds(vectors, N_LISTS)
+        hnsw = assign_seconds(vectors)
     report([*by_nprobe(coded), *by_nprobe(plain)], arguments.json_out)
     scale = [predict(coded, plain, hnsw, *case) for case in CASES]
     out = arguments.json_out
@@ -150,11 +150,11 @@ def by_nprobe(row: Row) -> Iterator[Row]:
         yield shown | {"nprobe": nprobe, "recall@100": recall, "ms/query": milliseconds}
 
 
-def assign_seconds(vectors: Sequence[np.ndarray], n_lists: int) -> float:
-    """Returns what finding the list of a vector takes, through an HNSW over so many."""
+def assign_seconds(vectors: Sequence[np.ndarray]) -> float:
+    """Returns what finding the list of a vector takes, through an HNSW over those of a shard."""
     blocks = float_blocks(vectors)
     lists = faiss.IndexHNSWFlat(DIMENSION, 32, faiss.METRIC_INNER_PRODUCT)
-    lists.add(next(blocks)[:n_lists])
+    lists.add(next(blocks))
     vectors_NxD = next(blocks)[:5_000]
     return core_seconds(lambda: lists.search(vectors_NxD, 1)) / len(vectors_NxD)
 

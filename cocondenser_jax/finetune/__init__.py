@@ -1,1 +1,1 @@
-"""Trains bi-encoders, cross-encoders and sentence encoders, in PyTorch. Never imports JAX."""
+"""Trains bi-encoders and cross-encoders, in PyTorch. Never imports JAX."""

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -93,6 +94,42 @@ def test_a_chart_has_the_numbers_of_the_page():
     rows = re.findall(r"^\|[^|]+\| (0\.\d+) \| (0\.\d+) \| 0\.\d+ \|", page, re.MULTILINE)
     assert heights == [number for row in rows for number in row]
     assert len(heights) == 10
+
+
+def commands_of(text):
+    """Yields the words of each command of the program in a page's blocks."""
+    for _, code in re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
+        for line in code.replace("\\\n", " ").splitlines():
+            found = re.search(r"(?:^|/)cocondenser (.*)", line.strip())
+            if found:
+                yield shlex.split(found[1], comments=True)
+
+
+def unknown_flags(words):
+    """Returns the flags and settings of a command that it does not have."""
+    command = PROGRAM
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    known = {name for flag in command.params for name in flag.opts}
+    settings = {name for task in DECLARED_IN for name in declared_settings(task)}
+    known |= {f"--config.{name}" for name in settings}
+    given = {word.split("=")[0] for word in words if word.startswith("--")}
+    return given - known - {"--config.KEY"}
+
+
+def test_the_commands_on_the_pages_have_these_flags():
+    commands = [
+        (page, words)
+        for page in PAGES
+        for words in commands_of((ROOT / page).read_text(encoding="utf-8"))
+    ]
+    assert len(commands) > 60
+    assert {(page, *flags) for page, words in commands if (flags := unknown_flags(words))} == set()
+
+
+def test_a_flag_that_a_command_lacks_is_found():
+    (words,) = commands_of("```\ncocondenser search --index=a \\\n  --data=b # and so on\n```\n")
+    assert unknown_flags(words) == {"--data"}
 
 
 # ---- words ----

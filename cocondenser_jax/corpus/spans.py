@@ -8,14 +8,14 @@ import functools
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice, pairwise, repeat
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
-from cocondenser_jax.corpus.words import Tokens, WordTable, tokenize_words
+from cocondenser_jax.corpus.words import WordTable, tokenize_words
 
 MIN_TOKENS = 8  # a span with fewer content tokens says too little: it is dropped
 MAX_SENTENCE_CHARACTERS = 10_000  # text without any border is cut here: bounds tokenizer calls
@@ -120,11 +120,9 @@ def _encode(tokenizer: SpanTokenizer, texts: Sequence[str]) -> Iterator[Span]:
     """Tokenizes texts as they read after a space, which byte-level BPE makes part of a token."""
     words = _word_table(tokenizer)
     for begin in range(0, len(texts), ENCODE_BATCH):
-        ids, starts, ends = words.tokenize(texts[begin : begin + ENCODE_BATCH])
-        starts = starts.astype(np.uint8)
-        for left, right in pairwise([0, *ends.tolist()]):
-            starts[left : left + 1] = STARTS_SENTENCE
-            yield Span(ids[left:right], starts[left:right])
+        for ids, starts in words.tokenize(texts[begin : begin + ENCODE_BATCH]):
+            starts[:1] = STARTS_SENTENCE
+            yield Span(ids, starts)
 
 
 _word_table = functools.lru_cache(maxsize=1)(WordTable)  # its words are kept between calls
@@ -140,18 +138,19 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
     follows_space[[i for token, i in backend.get_vocab().items() if token.startswith("Ġ")]] = True
 
     @functools.lru_cache(KNOWN_WORDS)
-    def first_word(tokens: bytes) -> Tokens:
+    def first_word(tokens: bytes) -> tuple[np.ndarray, np.ndarray]:
         ids = np.frombuffer(tokens, np.uint32).tolist()
         text = backend.decode(ids, skip_special_tokens=False).strip()
-        return tokenize_words(backend, [text])
+        ((first, starts),) = tokenize_words(backend, [text])
+        return np.frombuffer(first, np.uint32), np.frombuffer(starts, np.uint8)
 
     def as_first(span: Span) -> Span:
         if not len(span.tokens) or not follows_space[span.tokens[0]]:
             return span
         spaces = np.flatnonzero(follows_space[span.tokens[1:]])
         stop = int(spaces[0]) + 1 if len(spaces) else len(span.tokens)
-        ids, word_starts, _ = first_word(span.tokens[:stop].tobytes())
-        starts = np.append(span.starts[:1], word_starts[1:].astype(np.uint8))
+        ids, word_starts = first_word(span.tokens[:stop].tobytes())
+        starts = np.append(span.starts[:1], word_starts[1:])
         return _join([Span(ids, starts), Span(span.tokens[stop:], span.starts[stop:])])
 
     return as_first

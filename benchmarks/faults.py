@@ -22,7 +22,6 @@ TESTS = {
     "model/encoder.py": ["tests/model/test_condenser.py", "tests/model/test_parity.py"],
     "collection/folder.py": ["tests/collection/test_folder.py", "tests/collection/test_layouts.py"],
     "corpus/store.py": ["tests/corpus/test_store.py"],
-    "convert/reference.py": ["tests/test_verify.py"],
     "finetune/schedule.py": ["tests/finetune/test_schedule.py", "tests/finetune/test_fuzz.py"],
     "retrieval/models.py": ["tests/retrieval/test_models.py", "tests/retrieval/test_fuzz.py"],
 }

@@ -257,12 +257,7 @@ def torch_side(
     """Times the plain PyTorch implementation."""
     import torch
 
-    from cocondenser_jax.convert.reference import (
-        contrastive_loss,
-        full_labels,
-        mlm_sum,
-        open_reference,
-    )
+    from benchmarks.reference import contrastive_loss, full_labels, mlm_sum, open_reference
     from cocondenser_jax.corpus.batches import Batch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

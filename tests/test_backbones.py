@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.verify import main as verify
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -35,7 +36,7 @@ def test_from_text_to_a_model_and_on_from_it(model_type, store, tmp_path):
     pretrain += [f"--config.{setting}" for setting in SIZES]
     scratch, model, back, again = (tmp_path / x for x in ("scratch", "model", "back", "again"))
     assert main([*pretrain, f"--workdir={scratch}", f"--config.model.model_type={model_type}"]) == 0
-    assert main(["verify", "checkpoint", f"--checkpoint={scratch}", "--documents=4"]) == 0
+    assert verify([f"--checkpoint={scratch}", "--documents=4"]) == 0
     assert main(["convert", f"--checkpoint={scratch}", f"--out={model}"]) == 0
     assert main(["convert", f"--pytorch_folder={model}", f"--out={back}"]) == 0
     pretrain += [f"--config.warm_start={model}", "--config.optimizer.learning_rate=0"]

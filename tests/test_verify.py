@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
-from cocondenser_jax.cli import main
+from benchmarks.reference import full_labels
+from benchmarks.verify import main, verify_checkpoint
+from cocondenser_jax import cli
 from cocondenser_jax.configs import default
-from cocondenser_jax.convert.reference import full_labels
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.build import build_store
@@ -21,7 +22,6 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import batch_gradient
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import LossSettings
-from cocondenser_jax.verify import verify_checkpoint
 from tests.world import read_records, write_records, write_store
 
 
@@ -99,15 +99,12 @@ def test_a_model_without_a_head_is_compared_too(run, tmp_path):
     assert "head mlm loss" not in rows
 
 
-@pytest.mark.effect("verify checkpoint --checkpoint", "verify checkpoint --step")
-@pytest.mark.effect("verify checkpoint --store", "verify checkpoint --documents")
-@pytest.mark.effect("verify checkpoint --json_out")
 def test_an_older_checkpoint_on_other_documents(run, tmp_path):
     texts = read_records(run.parent / "text.jsonl")
     write_records(tmp_path / "text.jsonl", reversed(texts))
     store = tmp_path / "store"
     build_store(str(tmp_path / "text.jsonl"), str(run / "tokenizer"), store, max_tokens=24)
-    command = ["verify", "checkpoint", f"--checkpoint={run}", "--step=1", f"--store={store}"]
+    command = [f"--checkpoint={run}", "--step=1", f"--store={store}"]
     command += ["--documents=3", f"--json_out={tmp_path}/rows.json"]
     assert main(command) == 0
     rows = {row["name"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
@@ -126,9 +123,8 @@ def test_an_older_checkpoint_on_other_documents(run, tmp_path):
         assert abs(found - other) > 1e-5 * found
 
 
-@pytest.mark.effect("verify checkpoint --pytorch_folder")
 def test_a_changed_weight_is_noticed(run, folder, capsys):
-    command = ["verify", "checkpoint", f"--checkpoint={run}", f"--pytorch_folder={folder}"]
+    command = [f"--checkpoint={run}", f"--pytorch_folder={folder}"]
     assert main(command) == 0
     assert "TOO LARGE" not in capsys.readouterr().out
 
@@ -147,14 +143,14 @@ def test_a_changed_weight_is_noticed(run, folder, capsys):
 
 def test_another_model_is_refused(run, folder, capsys):
     (folder / "condenser.json").write_text('{"n_head_layers": 2, "skip_from": 2, "late_mlm": true}')
-    assert main(["verify", "checkpoint", f"--checkpoint={run}", f"--pytorch_folder={folder}"]) == 2
+    assert main([f"--checkpoint={run}", f"--pytorch_folder={folder}"]) == 2
     assert "skip_from is 2, but 1 in " in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(run, tmp_path, capsys):
-    assert main(["verify", "checkpoint", f"--checkpoint={tmp_path}"]) == 2
+    assert main([f"--checkpoint={tmp_path}"]) == 2
     assert "is not a run folder" in capsys.readouterr().err
-    verify_run = ["verify", "checkpoint", f"--checkpoint={run}"]
+    verify_run = [f"--checkpoint={run}"]
     assert main([*verify_run, f"--store={tmp_path}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main([*verify_run, f"--pytorch_folder={tmp_path}"]) == 2
@@ -166,12 +162,12 @@ def test_mistakes_are_one_line(run, tmp_path, capsys):
 @pytest.mark.effect("verify store --store")
 def test_a_store_alone_is_compared_with_its_checksums(run, tmp_path, capsys):
     store = shutil.copytree(run.parent / "store", tmp_path / "store")
-    assert main(["verify", "store", f"--store={store}"]) == 0
+    assert cli.main(["verify", "store", f"--store={store}"]) == 0
     tokens = store / "tokens.bin"
     content = bytearray(tokens.read_bytes())
     content[-1] ^= 1
     tokens.write_bytes(content)
-    assert main(["verify", "store", f"--store={store}"]) == 2
+    assert cli.main(["verify", "store", f"--store={store}"]) == 2
     assert f"{tokens} has changed" in capsys.readouterr().err
-    assert main(["verify", "store"]) == 2
+    assert cli.main(["verify", "store"]) == 2
     assert "--store" in capsys.readouterr().err

@@ -22,7 +22,7 @@ PROGRAM = _Group(
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 _GROUPS = {
-    "verify": _Group("verify", help="Check a checkpoint or a token store."),
+    "verify": _Group("verify", help="Check a token store."),
     "evaluate": _Group("evaluate", help="Compute the metrics of a run."),
 }
 

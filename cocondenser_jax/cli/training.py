@@ -1,12 +1,11 @@
-"""Commands that prepare a corpus, pre-train, convert, verify and fine-tune."""
+"""Commands that prepare and check a corpus, pre-train, convert and fine-tune."""
 
 from functools import partial
 from pathlib import Path
 
 from cocondenser_jax.cli.flags import EXPERIMENT, JSON_OUT, SHARD, command, flag, only_one, required
-from cocondenser_jax.cli.output import print_metrics, print_table, print_text
+from cocondenser_jax.cli.output import print_metrics, print_text
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import write_json
 
 _SOURCE = (
     "a .txt, .jsonl, .tsv or .parquet file, a folder of them or of passages, pydocs[:PACKAGE,...],"
@@ -118,29 +117,6 @@ def convert(checkpoint, pytorch_folder, out, init_head, **options):
 
         import_folder(pytorch_folder, out, init_head=init_head)
     print_text(out)
-
-
-@command(
-    "verify checkpoint --checkpoint=runs/cocondenser --pytorch_folder=runs/model",
-    required("--checkpoint", Path, "a run folder of pretrain"),
-    flag("--step", int, "step of the checkpoint (default: the latest)"),
-    flag("--pytorch_folder", Path, "the same checkpoint, already converted (default: convert it)"),
-    flag("--store", Path, "token store (default: where the run had it)"),
-    flag("--documents", 8, "documents in the batch"),
-    JSON_OUT,
-)
-def verify_checkpoint(checkpoint, documents, json_out, **options):
-    """Compare losses and gradients with plain PyTorch; exit status 1 if they differ."""
-    from cocondenser_jax.verify import verify_checkpoint
-
-    rows = verify_checkpoint(checkpoint, n_documents=documents, **options)
-    forms = (".6g", ".6g", ".6g", ".1e", ".1e")
-    cells = ((*map(format, row[1:], forms), "" if row.passes else "TOO LARGE") for row in rows)
-    head = ("", "two-pass", "direct", "PyTorch", "two-pass differs", "PyTorch differs", "")
-    print_table(head, [(row.name, *shown) for row, shown in zip(rows, cells, strict=True)])
-    if json_out:
-        write_json(json_out, [row._asdict() for row in rows])
-    return int(not all(row.passes for row in rows))
 
 
 @command("verify store --store=stores/wiki", required("--store", Path, "a folder made by corpus"))

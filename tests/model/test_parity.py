@@ -9,10 +9,10 @@ import optax
 import pytest
 import torch
 
+from benchmarks.reference import open_reference
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors
-from cocondenser_jax.convert.reference import open_reference
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain.optimizer import AdamW, make_optimizer
 

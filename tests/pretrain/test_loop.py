@@ -13,16 +13,16 @@ import pytest
 import torch
 from ml_collections import ConfigDict
 
-from cocondenser_jax.cli import main
-from cocondenser_jax.configs import default
-from cocondenser_jax.convert.names import to_tensors
-from cocondenser_jax.convert.reference import (
+from benchmarks.reference import (
     bag_of_words_loss,
     contrastive_loss,
     full_labels,
     mlm_sum,
     open_reference,
 )
+from cocondenser_jax.cli import main
+from cocondenser_jax.configs import default
+from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store

@@ -2,10 +2,16 @@
 
 All three compute the same losses and the gradient of every tensor, in float32, without dropout and
 with the same masks. PyTorch's are computed by transformers' modules, and share no code with ours.
+
+  python -m benchmarks.verify --checkpoint=runs/cocondenser --pytorch_folder=runs/model
+
+The exit status is 1 if they differ.
 """
 
+import argparse
 import dataclasses
 import functools
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +21,7 @@ import numpy as np
 import torch
 from ml_collections import ConfigDict
 
-from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.convert.names import to_tensors
-from cocondenser_jax.convert.reference import (
+from benchmarks.reference import (
     IGNORED,
     TorchCondenser,
     bag_of_words_loss,
@@ -26,6 +30,9 @@ from cocondenser_jax.convert.reference import (
     mlm_sum,
     open_reference,
 )
+from cocondenser_jax.cli.output import print_table
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
@@ -36,6 +43,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import batch_gradient
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.step import LossSettings, check_batch
+from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.hub import find_folder
 
 TWO_PASS_TOLERANCE = 1e-5  # two passes against one, relative
@@ -63,6 +71,40 @@ class Row(NamedTuple):
         """Whether both differences are within tolerance."""
         within = self.two_pass_error <= TWO_PASS_TOLERANCE
         return within and self.pytorch_error <= TORCH_TOLERANCE
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the comparison; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a run folder of pretrain")
+    parser.add_argument("--step", type=int, help="step of the checkpoint (default: the latest)")
+    parser.add_argument(
+        "--pytorch_folder",
+        type=Path,
+        help="the same checkpoint, already converted (default: convert it)",
+    )
+    parser.add_argument("--store", type=Path, help="token store (default: where the run had it)")
+    parser.add_argument("--documents", type=int, default=8, help="in the batch")
+    parser.add_argument("--json_out", type=Path, help="also write the results to this JSON file")
+    arguments = parser.parse_args(argv)
+    try:
+        rows = verify_checkpoint(
+            arguments.checkpoint,
+            step=arguments.step,
+            pytorch_folder=arguments.pytorch_folder,
+            store=arguments.store,
+            n_documents=arguments.documents,
+        )
+    except UserError as error:
+        print(f"verify: {error}", file=sys.stderr)
+        return 2
+    forms = (".6g", ".6g", ".6g", ".1e", ".1e")
+    cells = ((*map(format, row[1:], forms), "" if row.passes else "TOO LARGE") for row in rows)
+    head = ("", "two-pass", "direct", "PyTorch", "two-pass differs", "PyTorch differs", "")
+    print_table(head, [(row.name, *shown) for row, shown in zip(rows, cells, strict=True)])
+    if arguments.json_out:
+        write_json(arguments.json_out, [row._asdict() for row in rows])
+    return int(not all(row.passes for row in rows))
 
 
 def verify_checkpoint(
@@ -186,3 +228,7 @@ def _compare(two_pass: Quantities, direct: Quantities, pytorch: Quantities) -> l
     by_tensor = [row(f"gradient, worst: {name}", [name], tensors) for name in tensors]
     worst = max(by_tensor, key=lambda row: max(row.two_pass_error, row.pytorch_error))
     return [*rows, row("gradient", tensors, tensors), worst]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -102,7 +102,6 @@ _to_pytorch = partial(flag, goes_with="checkpoint")
     flag("--pytorch_folder", str, "a Hugging Face folder or Hub name"),
     required("--out", Path, "output folder"),
     _to_pytorch("--step", _parse_step, "step, or best: of the best probe (default: the latest)"),
-    _to_pytorch("--research_layout", False, "put the Condenser head into model.pt"),
     flag("--init_head", False, "add a random head if there is none", goes_with="pytorch_folder"),
 )
 def convert(checkpoint, pytorch_folder, out, init_head, **options):

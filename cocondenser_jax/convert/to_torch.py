@@ -1,7 +1,6 @@
 """Flax parameters → a Hugging Face folder that retrieval toolkits load as it is."""
 
 import html
-import io
 import json
 import re
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
@@ -28,13 +26,13 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
 
 
-def export_run(run: Path, out: Path, *, step: int | str | None = None, **options: Any) -> None:
+def export_run(run: Path, out: Path, *, step: int | str | None = None) -> None:
     """Writes a checkpoint of a run as a Hugging Face folder: the latest, or that of a step.
 
     Args and errors are those of `load_run` and `export_folder`.
     """
     model_config, params, facts = load_run(run, step)
-    export_folder(params, model_config, run / "tokenizer", out, facts, **options)
+    export_folder(params, model_config, run / "tokenizer", out, facts)
 
 
 def export_folder(
@@ -43,8 +41,6 @@ def export_folder(
     tokenizer_folder: Path,
     out: Path,
     facts: Mapping[str, Any],
-    *,
-    research_layout: bool = False,
 ) -> None:
     """Writes a Condenser as a Hugging Face folder, float32.
 
@@ -58,8 +54,6 @@ def export_folder(
       out: the folder to make.
       facts: what the model card says about the run: {name: value}, values may be nested. Absolute
         paths are cut to their last part, and credentials in addresses are removed.
-      research_layout: put the Condenser head into `model.pt`, as in the published research
-        checkpoints, rather than into `condenser_head.safetensors`.
     """
     require_absent(out)
     tokenizer = load_tokenizer(str(tokenizer_folder))
@@ -81,9 +75,7 @@ def export_folder(
             write_json(folder / file, content)
         save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
         save_tokenizer(tokenizer, folder, config.max_length)
-        if head and research_layout:
-            _write_torch(head, folder / "model.pt")
-        elif head:
+        if head:
             save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
         write_text(folder / "README.md", _model_card(out.name, config, facts))
 
@@ -135,14 +127,6 @@ def _sentence_transformers_files(config: ModelConfig) -> dict[str, Any]:
             "similarity_fn_name": "cosine" if config.is_cosine else "dot",
         },
     }
-
-
-def _write_torch(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    import torch  # slow to import, and only this layout needs it
-
-    named = {name: torch.from_numpy(value) for name, value in tensors.items()}
-    torch.save(named, buffer := io.BytesIO())  # of a full disk it says "unexpected pos"
-    path.write_bytes(buffer.getbuffer())
 
 
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:

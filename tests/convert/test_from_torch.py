@@ -50,8 +50,7 @@ def edit_config(folder, **values):
     (folder / "config.json").write_text(json.dumps(config | values))
 
 
-@pytest.mark.parametrize("research_layout", [False, True])
-def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path, research_layout):
+def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path):
     """From parameters that Flax drew, with a shape that no default would restore."""
     config, _ = load_folder(str(folder))
     config = dataclasses.replace(
@@ -61,15 +60,14 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path, resear
     params = jax.jit(Condenser(config).init)(jax.random.key(5), ids, ids, ids)["params"]
     params = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(6), x.shape), params)
     out = tmp_path / "out"
-    export_folder(params, config, folder, out, {}, research_layout=research_layout)
+    export_folder(params, config, folder, out, {})
 
     back_config, back = load_folder(str(out))
 
     assert back_config == config
     assert equal(back, jax.tree.map(np.asarray, params))
     assert read_shape(out) == config
-    load = torch.load if research_layout else load_file
-    head = load(out / ("model.pt" if research_layout else "condenser_head.safetensors"))
+    head = load_file(out / "condenser_head.safetensors")
     assert f"c_head.0.{'attn.Wo' if config.is_modern else 'output.dense'}.weight" in head
     assert head.keys() < to_tensors(params, config).keys()
 

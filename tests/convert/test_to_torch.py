@@ -15,7 +15,6 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.models.bert.modeling_bert import BertLayer
 
-from cocondenser_jax.convert import to_torch
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
@@ -45,16 +44,12 @@ def test_masked_lm_gets_the_tensors_that_were_read(exported, research_folder):
     assert type(model) is type(AutoModelForMaskedLM.from_pretrained(research_folder))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
-def test_a_full_disk_ends_in_one_line(exported, tmp_path, small_disk, monkeypatch, name):
+def test_a_full_disk_ends_in_one_line(exported, tmp_path, small_disk):
     out, config, params = exported
-    layout = {"research_layout": name == "model.pt"}
-    export_folder(params, config, out, tmp_path / "whole", {}, **layout)
-    if name == "model.pt":  # it is smaller than what is written before it
-        monkeypatch.setattr(to_torch, "save_file", lambda *args, **kwargs: None)
-    small_disk((tmp_path / "whole" / name).stat().st_size - 1)
+    export_folder(params, config, out, tmp_path / "whole", {})
+    small_disk((tmp_path / "whole" / "model.safetensors").stat().st_size - 1)
     with pytest.raises(UserError, match=f"cannot write {tmp_path}/full: .*File too large"):
-        export_folder(params, config, out, tmp_path / "full", {}, **layout)
+        export_folder(params, config, out, tmp_path / "full", {})
     small_disk(resource.RLIM_INFINITY)
     assert not list(tmp_path.glob("full*"))
 
@@ -98,14 +93,14 @@ def test_sentence_transformers_gives_the_vectors_of_flax(exported, texts):
     )
 
 
-def test_the_head_of_the_research_layout_fits_torch_layers(research_folders, tmp_path):
+def test_the_head_fits_torch_layers(research_folders, tmp_path):
     source = research_folders["bert"]
     config, params = load_folder(str(source))
-    export_folder(params, config, source, tmp_path / "out", {}, research_layout=True)
-    state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    export_folder(params, config, source, tmp_path / "out", {})
+    saved = load_file(tmp_path / "out" / "condenser_head.safetensors")
+    state = {name: torch.from_numpy(value) for name, value in saved.items()}
     original = torch.load(source / "model.pt", weights_only=True)
 
-    assert not (tmp_path / "out" / "condenser_head.safetensors").exists()
     assert state.keys() == original.keys()
     assert all(torch.equal(state[name], original[name]) for name in original)
     lm = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")

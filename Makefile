@@ -3,7 +3,7 @@
 # make optimised    the tests of numbers again, with XLA's optimisations on
 # make wheel        install the wheel with each extra into an empty environment, and use it
 # make oldest       the tests of the core with the oldest versions that setup.py allows
-# make gather       the test of examples/gather.py, in an environment with Apache Beam
+# make cluster      the tests of corpus and encode on many machines, with Ray too
 # make databases    the tests of the examples that search in a database, with LanceDB and Qdrant
 # make docs         build the documentation as a site in build/site, and run the notebooks
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
@@ -16,7 +16,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimised wheel oldest gather databases docs bench bench-gpu gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimised wheel oldest cluster databases docs bench bench-gpu gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -47,8 +47,8 @@ oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest -p no:randomly tests/model tests/corpus tests/retrieval \
 	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/test_verify.py
 
-gather: .venv/tools .venv-beam/installed
-	$(BIN)/python -m pytest tests/test_gather.py
+cluster: .venv/cluster
+	$(BIN)/python -m pytest tests/storage/test_parts.py tests/corpus/test_shares.py tests/cli/test_tasks.py
 
 databases: .venv/databases
 	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py
@@ -111,6 +111,10 @@ mutants: .venv/mutants
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,mutants]'
 	touch $@
 
+.venv/cluster: .venv/tools
+	$(BIN)/pip install --quiet --constraint constraints.txt ray
+	touch $@
+
 .venv/databases: .venv/tools
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,databases]'
 	touch $@
@@ -123,12 +127,5 @@ mutants: .venv/mutants
 	  --resolution lowest-direct --editable '.[all]' 'pytest>=9' 'pytest-timeout>=2.4' 'hypothesis>=6.150'
 	touch $@
 
-# Beam and JAX do not agree on versions of what both need.
-.venv-beam/installed: constraints-beam.txt
-	$(PYTHON) -m venv .venv-beam
-	.venv-beam/bin/pip install --quiet --requirement constraints-beam.txt
-	.venv-beam/bin/pip install --quiet --no-deps --editable .
-	touch $@
-
 clean:
-	rm -rf .venv .venv-beam .venv-oldest build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest build *.egg-info .mypy_cache .pytest_cache .ruff_cache

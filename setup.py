@@ -34,6 +34,7 @@ TFDS = [
     "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
     "array_record>=0.8.1",
 ]
+CLUSTER = ["datatrove>=0.10", "loguru>=0.7", "multiprocess>=0.70.16"]
 
 
 def describe():
@@ -98,7 +99,8 @@ setup(
         "retrieval": RETRIEVAL,
         "report": REPORT,
         "tfds": TFDS,
-        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, *PAPERS],
+        "cluster": CLUSTER,
+        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, *CLUSTER, *PAPERS],
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],
         "test": [

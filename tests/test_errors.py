@@ -55,6 +55,7 @@ def test_first_words_of_a_text(text, shown):
         ("torch", "retrieval"),
         ("jinja2", "report"),
         ("tensorflow_datasets", "tfds"),
+        ("datatrove.executor", "cluster"),
     ],
 )
 def test_a_missing_package_is_worded_as_the_extra_that_holds_it(name, extra):

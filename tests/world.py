@@ -11,7 +11,9 @@ import random
 
 from backports import zstd
 
-from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.build import build_share, build_store
+from cocondenser_jax.corpus.shares import find_copies, hash_share
+from cocondenser_jax.corpus.sources import open_source, read_documents
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import resolve_without_store
@@ -83,6 +85,24 @@ def write_store(folder, texts, max_tokens=16, vocab_size=80):
     source = str(folder / "text.jsonl")
     build_store(source, str(tokenizer), folder / "store", max_tokens=max_tokens)
     return folder / "store"
+
+
+def write_shards(source, tokenizer, out, n, max_tokens, short_span_prob=0.0):
+    """Writes a store in n shards, as `corpus --tasks` does, in this process."""
+    work = out.parent / f"{out.name} work"
+    n_documents = None
+    if len(open_source(source)) < n:
+        n_documents = sum(1 for _ in read_documents(source))
+    shares = [(index, n) for index in range(n)]
+    for shard in shares:
+        hash_share(source, n_documents, work, shard)
+    for shard in shares:
+        find_copies(work, shard)
+    settings = {"max_tokens": max_tokens, "short_span_prob": short_span_prob}
+    for shard in shares:
+        build_share(
+            source, tokenizer, out, work=work, n_documents=n_documents, shard=shard, **settings
+        )
 
 
 def write_qrels(path, judgments):

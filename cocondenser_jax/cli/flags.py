@@ -4,11 +4,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cocondenser_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from cocondenser_jax.storage.parts import Engine
 
 
 class _Group(click.Group):
@@ -127,3 +130,19 @@ EXPERIMENT = (
 JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
 _MACHINE = "process part I, from 0, of N: one part per machine"
 SHARD = flag("--shard", _parse_shard, _MACHINE, default="0/1", metavar="I/N")
+_with_tasks = partial(flag, goes_with="tasks")
+ENGINE = (
+    flag("--tasks", click.IntRange(2), "divide the work into N parts, for several workers"),
+    _with_tasks("--workers", click.IntRange(1), "parts at a time (default, local: one per core)"),
+    _with_tasks("--executor", ("local", "slurm", "ray"), "what runs the workers: docs/scaling.md"),
+    _with_tasks("--executor_options", Path, "JSON file with arguments of datatrove's executor"),
+)
+
+
+def make_engine(
+    tasks: int, workers: int | None, executor: str, executor_options: Path | None
+) -> "Engine":
+    """Makes the engine that the flags of ENGINE name."""
+    from cocondenser_jax.storage.parts import Engine, read_options  # needs datatrove
+
+    return Engine(tasks, workers, executor, read_options(executor_options))

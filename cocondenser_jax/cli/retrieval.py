@@ -4,7 +4,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cocondenser_jax.cli.flags import JSON_OUT, SHARD, command, flag, only_one, required
+from cocondenser_jax.cli.flags import (
+    ENGINE,
+    JSON_OUT,
+    SHARD,
+    command,
+    flag,
+    make_engine,
+    only_one,
+    required,
+)
 from cocondenser_jax.cli.output import print_metrics, print_search
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
@@ -40,6 +49,7 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
     flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
     flag("--shard_size", int, "passages per shard (default: a twentieth, 500 to 5000)"),
     SHARD,
+    *ENGINE,
     flag("--dtype", ("float32", "float16"), "number format in the shards"),
     _PRECISION_ON_CPU,
     flag("--pooling", ("cls", "mean"), "pooling other than the model's own", default=None),
@@ -47,16 +57,25 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
     flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
-def encode(model, corpus, out, shard, backend, parquet, json_out, **options):
+def encode(
+    model, corpus, out, shard, tasks, workers, executor, executor_options, backend, parquet,
+    json_out, **options
+):  # fmt: skip
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.embeddings import write_parquet
-    from cocondenser_jax.retrieval.encode import encode_corpus
+    from cocondenser_jax.retrieval.encode import encode_corpus, encode_in_parts
 
     if backend == "jax":
         from cocondenser_jax.flax_encoder import run_in_flax
 
         options["backend"] = run_in_flax
-    manifest = encode_corpus(model, corpus, out, shard=shard, **options)
+    if tasks and shard != (0, 1):
+        raise UserError("give one of --tasks and --shard")
+    if tasks is None:
+        manifest = encode_corpus(model, corpus, out, shard=shard, **options)
+    else:
+        engine = make_engine(tasks, workers, executor, executor_options)
+        manifest = encode_in_parts(model, corpus, out, engine, **options)
     if parquet:
         write_parquet(out, parquet, shard)
     print_metrics(manifest, json_out)

@@ -3,7 +3,16 @@
 from functools import partial
 from pathlib import Path
 
-from cocondenser_jax.cli.flags import EXPERIMENT, JSON_OUT, SHARD, command, flag, only_one, required
+from cocondenser_jax.cli.flags import (
+    ENGINE,
+    EXPERIMENT,
+    JSON_OUT,
+    command,
+    flag,
+    make_engine,
+    only_one,
+    required,
+)
 from cocondenser_jax.cli.output import print_metrics, print_text
 from cocondenser_jax.errors import UserError
 
@@ -39,14 +48,18 @@ def vocabulary(source, out, kind, cased, **options):
     required("--out", Path, "output folder of the store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),
     flag("--short_span_prob", 0.0, "share of spans that end early, at a random length"),
-    SHARD,
+    *ENGINE,
     JSON_OUT,
 )
-def corpus(json_out, **options):
+def corpus(tasks, workers, executor, executor_options, json_out, **options):
     """Cut and tokenize documents into a store that pretrain reads."""
-    from cocondenser_jax.corpus.build import build_store
+    from cocondenser_jax.corpus.build import build_shards, build_store
 
-    manifest = build_store(**options)
+    if tasks is None:
+        manifest = build_store(**options)
+    else:
+        engine = make_engine(tasks, workers, executor, executor_options)
+        manifest = build_shards(engine=engine, **options)
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)
 

@@ -1,26 +1,33 @@
 """Builds a token store: cuts and tokenizes a corpus once, in bounded memory."""
 
 import contextlib
-import hashlib
-import logging
+import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from tqdm import tqdm
 
+from cocondenser_jax.corpus.shares import (
+    copies_file,
+    copies_in_share,
+    digest_file,
+    read_share,
+    text_digest,
+)
 from cocondenser_jax.corpus.sources import (
     Document,
-    Part,
     open_source,
     read_documents,
     read_parts,
 )
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
-from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum
+from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum, open_store
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import (
     SpanTokenizer,
@@ -29,12 +36,14 @@ from cocondenser_jax.corpus.tokenizer import (
     train_tokenizer,
 )
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import file_sha256, new_folder, write_json
-from cocondenser_jax.storage.runs import shard_folder
+from cocondenser_jax.storage.files import file_sha256, new_folder, read_object, write_json
+from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_compare
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from cocondenser_jax.storage.parts import Engine
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
+Target = Callable[[int], Path]  # what a part, from 0, makes
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
 DIGEST_CACHE_KIB = 256 * 1024  # of the table of digests, in memory
 
@@ -46,7 +55,6 @@ def build_store(
     *,
     max_tokens: int = 128,
     short_span_prob: float = 0.0,
-    shard: tuple[int, int] = (0, 1),
 ) -> dict[str, Any]:
     """Cuts and tokenizes a corpus into a store; returns its manifest.
 
@@ -56,58 +64,161 @@ def build_store(
     Args:
       source: see `sources.open_source`.
       tokenizer: see `tokenizer.load_tokenizer`.
-      out: a new folder; for one shard of several, the folder of all shards.
+      out: a new folder.
       max_tokens: longest span in tokens, [CLS] and [SEP] included.
       short_span_prob: see `spans.cut_documents`.
-      shard: (i, n): read every nth part of the source, from part i; copies in other shards stay.
-        A source of fewer than n parts is read whole, and the documents whose hash is i modulo n
-        are kept, so copies fall into the same shard.
     """
+    check_cutting(max_tokens, short_span_prob)
+    loaded = load_tokenizer(tokenizer)
+    settings = {"source": source, "max_tokens": max_tokens, "short_span_prob": short_span_prob}
+    with new_folder(out) as folder:
+        parts = open_source(source)
+        dropped = Counter(empty=0, duplicate=0, too_short=0)
+        documents = tqdm(read_parts(source, parts), "corpus", unit=" documents")
+        kept = _first_copies(documents, folder / "digests.sqlite", dropped)
+        manifest = _write_store(folder, kept, loaded, settings | {"parts": len(parts)}, dropped)
+        require_documents(source, manifest)
+    return manifest
+
+
+def build_shards(
+    source: str,
+    tokenizer: str,
+    out: Path,
+    engine: "Engine",
+    *,
+    max_tokens: int = 128,
+    short_span_prob: float = 0.0,
+) -> dict[str, Any]:
+    """Builds the store of `build_store` in `engine.tasks` shards; resumes where it was stopped.
+
+    Opened as one store, the shards hold the same documents in the same order. Returns `counts` and
+    `dropped` of all.
+    """
+    from cocondenser_jax.storage.parts import make_parts  # needs datatrove
+
+    check_cutting(max_tokens, short_span_prob)
+    n = engine.tasks
+    out = out.absolute()
+    settings_file = out / "tasks.json"
+    work = out / "tasks"
+    parts = open_source(source)
+    with lock_folder(out):
+        n_documents = None
+        if len(parts) < n:  # they are divided by documents
+            known = read_object(settings_file, {}).get("n_documents")
+            n_documents = known or sum(1 for _ in tqdm(read_parts(source, parts), "documents"))
+        data = {"source": source, "n_documents": n_documents}
+        cutting = {"tokenizer": tokenizer, "max_tokens": max_tokens}
+        cutting["short_span_prob"] = short_span_prob
+        sha256 = load_tokenizer(tokenizer).sha256
+        settings = {**data, **cutting, "parts": len(parts), "tasks": n, "tokenizer_sha256": sha256}
+        start_or_compare(settings_file, settings, ("tokenizer",))
+
+        def make(title: str, function: str, arguments: Mapping[str, Any], target: Target) -> None:
+            name = f"cocondenser_jax.corpus.{function}"
+            make_parts(title, name, arguments, lambda k: target(k).exists(), engine, work)
+
+        def shard(index: int) -> Path:
+            return shard_folder(out, (index, n))
+
+        if not all(shard(index).exists() for index in range(n)):
+            here = {"work": work}
+            make("digests", "shares:hash_share", data | here, partial(digest_file, work))
+            make("copies", "shares:find_copies", here, partial(copies_file, work))
+            make("corpus", "build:build_share", data | cutting | here | {"out": out}, shard)
+        manifests = open_store(out).manifests
+        total = {
+            key: {name: sum(each[key][name] for each in manifests) for name in manifests[0][key]}
+            for key in ("counts", "dropped")
+        }
+        require_documents(source, total)
+        shutil.rmtree(work, ignore_errors=True)
+    return total
+
+
+def build_share(
+    source: str,
+    tokenizer: str,
+    out: Path,
+    *,
+    max_tokens: int,
+    short_span_prob: float,
+    n_documents: int | None,
+    work: Path,
+    shard: tuple[int, int],
+) -> None:
+    """Makes the shard of `out` that holds share i of n of a corpus, as `build_store`.
+
+    `n_documents` and `shard` are those of `shares.read_share`; `work` has what
+    `shares.find_copies` wrote about all shares.
+    """
+    loaded = load_tokenizer(tokenizer)
+    settings = {"source": source, "max_tokens": max_tokens, "short_span_prob": short_span_prob}
+    with new_folder(shard_folder(out, shard)) as folder:
+        dropped = Counter(empty=0, duplicate=0, too_short=0)
+        is_copy = copies_in_share(work, shard)
+        documents = read_share(source, n_documents, shard)
+        kept = _without_copies(documents, is_copy, dropped)
+        n_parts = len(open_source(source))
+        _write_store(folder, kept, loaded, settings | {"parts": n_parts}, dropped, shard)
+
+
+def check_cutting(max_tokens: int, short_span_prob: float) -> None:
+    """Raises a UserError for settings that no store can be made with."""
     if max_tokens < MIN_MAX_TOKENS:
         raise UserError(f"max_tokens is {max_tokens}: expected at least {MIN_MAX_TOKENS}")
     if not 0 <= short_span_prob <= 1:
         raise UserError(f"short_span_prob is {short_span_prob}: expected 0 to 1")
-    loaded = load_tokenizer(tokenizer)
-    target = shard_folder(out, shard)
-    with new_folder(target) as folder:
-        parts = open_source(source)
-        dropped: Counter[str] = Counter(empty=0, duplicate=0, too_short=0)
-        n_single = 0
-        with TokenWriter(folder, loaded.vocab_size, max_tokens) as writer:
-            for batch in _batches(_kept_documents(source, parts, folder, shard, dropped)):
-                spans_D = cut_documents(batch, loaded, max_tokens, short_span_prob)
-                kept = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
-                dropped["too_short"] += len(batch) - len(kept)
-                n_single += sum(len(spans) == 1 for _, spans in kept)
-                writer.write(kept)
-        if not writer.counts["documents"]:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
-            raise UserError(
-                f"{source}: no document with a span of {MIN_TOKENS} tokens remains ({reasons})"
-            )
-        (folder / "tokenizer").mkdir()
-        save_tokenizer(loaded, folder / "tokenizer")
-        manifest = {
-            "format_version": FORMAT_VERSION,
-            "source": source,
-            "parts": len(parts),
-            "max_tokens": max_tokens,
-            "short_span_prob": short_span_prob,
-            "shard": [*shard],
-            "tokenizer": {n: value for n, value in vars(loaded).items() if n != "backend"},
-            "counts": writer.counts | {"documents_of_one_span": n_single},
-            "dropped": dict(dropped),
-            "files": {
-                path.relative_to(folder).as_posix(): {
-                    "bytes": path.stat().st_size,
-                    "sha256": file_sha256(path),
-                }
-                for path in sorted(folder.rglob("*"))
-                if path.is_file()
-            },
-        }
-        manifest["checksum"] = manifest_checksum(manifest)
-        write_json(folder / "manifest.json", manifest)
+
+
+def require_documents(source: str, manifest: Mapping[str, Any]) -> None:
+    """Raises a UserError if no document of the source remains."""
+    if not manifest["counts"]["documents"]:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in manifest["dropped"].items())
+        raise UserError(
+            f"{source}: no document with a span of {MIN_TOKENS} tokens remains ({reasons})"
+        )
+
+
+def _write_store(
+    folder: Path,
+    documents: Iterator[Document],
+    tokenizer: SpanTokenizer,
+    settings: Mapping[str, Any],
+    dropped: Counter[str],
+    shard: tuple[int, int] = (0, 1),
+) -> dict[str, Any]:
+    """Writes all files of a store, the manifest last, and returns it; counts what is too short."""
+    max_tokens = settings["max_tokens"]
+    n_single = 0
+    with TokenWriter(folder, tokenizer.vocab_size, max_tokens) as writer:
+        for batch in _batches(documents):
+            spans_D = cut_documents(batch, tokenizer, max_tokens, settings["short_span_prob"])
+            kept = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
+            dropped["too_short"] += len(batch) - len(kept)
+            n_single += sum(len(spans) == 1 for _, spans in kept)
+            writer.write(kept)
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        **settings,
+        "shard": [*shard],
+        "tokenizer": {n: value for n, value in vars(tokenizer).items() if n != "backend"},
+        "counts": writer.counts | {"documents_of_one_span": n_single},
+        "dropped": dict(dropped),
+        "files": {
+            path.relative_to(folder).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": file_sha256(path),
+            }
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
+    }
+    manifest["checksum"] = manifest_checksum(manifest)
+    write_json(folder / "manifest.json", manifest)
     return manifest
 
 
@@ -129,31 +240,29 @@ def build_vocabulary(
     return tokenizer
 
 
-def _kept_documents(
-    source: str, parts: Sequence[Part], folder: Path, shard: tuple[int, int], dropped: Counter[str]
+def _first_copies(
+    documents: Iterable[Document], table: Path, dropped: Counter[str]
 ) -> Iterator[Document]:
-    index, n_shards = shard
-    own_parts = parts
-    by_parts = 1 < n_shards <= len(parts)
-    if by_parts:
-        own_parts = parts[index::n_shards]
-        logger.info(
-            "%s: reading %d of %d parts; copies in other shards are not dropped",
-            source,
-            len(own_parts),
-            len(parts),
-        )
-    with _digest_table(folder / "digests.sqlite") as is_new:
-        for document in tqdm(read_parts(source, own_parts), "corpus", unit=" documents"):
-            digest = hashlib.blake2b(document.text.encode(), digest_size=16).digest()
-            if not by_parts and int.from_bytes(digest[:8], "big") % n_shards != index:
-                continue
+    with _digest_table(table) as is_new:
+        for document in documents:
             if not document.text.strip():
                 dropped["empty"] += 1
-            elif not is_new(digest):
+            elif not is_new(text_digest(document.text)):
                 dropped["duplicate"] += 1
             else:
                 yield document
+
+
+def _without_copies(
+    documents: Iterable[Document], is_copy_D: np.ndarray, dropped: Counter[str]
+) -> Iterator[Document]:
+    for number, document in enumerate(documents):
+        if not document.text.strip():
+            dropped["empty"] += 1
+        elif number < len(is_copy_D) and is_copy_D[number]:
+            dropped["duplicate"] += 1
+        else:
+            yield document
 
 
 @contextlib.contextmanager

@@ -110,8 +110,14 @@ def map_files(folder: Path, vocab_size: int) -> TokenFiles:
     """Maps the files into memory; reads nothing yet."""
     byte: np.dtype = np.dtype("u1")
     dtypes = [token_dtype(vocab_size), byte, byte, INT64, INT64, byte, INT64]
-    maps = (np.memmap(folder / name, t, "r") for name, t in zip(FILE_NAMES, dtypes, strict=True))
-    return TokenFiles(*map(np.asarray, maps))
+    paths = [folder / name for name in FILE_NAMES]
+    # A file of 0 bytes, as the names in a shard without documents, cannot be mapped.
+    return TokenFiles(
+        *(
+            np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.zeros(0, dtype)
+            for path, dtype in zip(paths, dtypes, strict=True)
+        )
+    )
 
 
 def read_id(files: TokenFiles, document: int) -> str:

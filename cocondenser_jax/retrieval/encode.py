@@ -1,12 +1,15 @@
 """Encodes a corpus into vectors, in shards on disk."""
 
+import functools
 import hashlib
 import json
 import logging
+import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +24,9 @@ from cocondenser_jax.retrieval.embeddings import (
     PASSAGES,
     machine_shards,
     map_shard,
+    open_shards,
     passage_table,
+    read_manifest,
     shard_file,
     shard_rows,
     write_shard,
@@ -33,13 +38,18 @@ from cocondenser_jax.retrieval.models import (
     pooling_of,
     uses_bfloat16,
 )
+from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_compare
+
+if TYPE_CHECKING:
+    from cocondenser_jax.storage.parts import Engine
 
 logger = logging.getLogger(__name__)
 
 # Replaces the transformer of a retriever: given its folder, a batch size and a precision.
 Backend = Callable[[SentenceTransformer, Path, int, str], None]
+Load = Callable[..., tuple[SentenceTransformer, int, str]]  # as `load_model`
 
 _LARGEST = 10_000_000  # a larger shard would not fit in memory
 
@@ -57,6 +67,8 @@ def encode_corpus(
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
     backend: Backend | None = None,
+    counted: tuple[int, str] | None = None,
+    load: Load | None = None,
 ) -> dict[str, Any]:
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
@@ -75,6 +87,8 @@ def encode_corpus(
       precision: see `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
       pooling: see `models.load_retriever`.
       backend: runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
+      counted: what `count_and_hash` says of the corpus, if that is known.
+      load: loads the model instead of `load_model`.
 
     Returns:
       The manifest: model, its hash, dimension, number of passages and the settings above. With
@@ -90,10 +104,11 @@ def encode_corpus(
     out = shard_folder(out, shard)
     with lock_folder(out):
         # A first reading of the whole file: a broken line stops the run before there is a shard.
-        n_passages, corpus_sha256 = _count_and_hash(corpus)
-        model = load_retriever(folder, passage_length=passage_length, pooling=pooling)
-        halved = uses_bfloat16(precision, on_cpu=backend is None)
-        products = "bfloat16" if halved else "float32"
+        n_passages, corpus_sha256 = counted or count_and_hash(corpus)
+        load = load or load_model
+        model, batch_size, products = load(
+            folder, passage_length, pooling, batch_size, precision, backend
+        )
         shard_size = shard_size or default_shard_size(n_passages // shard[1])
         manifest = {
             "model": str(model_folder),
@@ -114,12 +129,84 @@ def encode_corpus(
         if (out / MANIFEST).exists():
             logger.info("resuming with the shards in %s", out)
         start_or_compare(out / MANIFEST, manifest, MOVED)
-        if batch_size is None:
-            batch_size = 32 if model.device.type == "cpu" and backend is None else 128
-        if backend:
-            backend(model, folder, batch_size, products)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=products == "bfloat16"):
             _encode_shards(model, read_corpus(corpus), out, manifest, shard, batch_size)
+    return manifest
+
+
+def load_model(
+    folder: Path,
+    passage_length: int | None,
+    pooling: str | None,
+    batch_size: int | None,
+    precision: str,
+    backend: Backend | None,
+) -> tuple[SentenceTransformer, int, str]:
+    """Loads a retriever as `encode_corpus` says; returns batch size and precision too."""
+    model = load_retriever(folder, passage_length=passage_length, pooling=pooling)
+    halved = uses_bfloat16(precision, on_cpu=backend is None)
+    products = "bfloat16" if halved else "float32"
+    if batch_size is None:
+        batch_size = 32 if model.device.type == "cpu" and backend is None else 128
+    if backend:
+        backend(model, folder, batch_size, products)
+    return model, batch_size, products
+
+
+# A worker makes one part after another with the same model.
+_kept_model = functools.lru_cache(maxsize=1)(load_model)
+
+
+def encode_part(**arguments: Any) -> None:
+    """Makes a part, as `encode_corpus`, in a worker that keeps the model for the next one."""
+    encode_corpus(**arguments, load=_kept_model)
+
+
+def encode_in_parts(
+    model_folder: Path, corpus: Path, out: Path, engine: "Engine", **options: Any
+) -> dict[str, Any]:
+    """Encodes as `encode_corpus`, in `engine.tasks` parts; resumes where it was stopped.
+
+    The folder is that of as many machines, and its vectors are those of one. The options are those
+    of `encode_corpus`.
+    """
+    from cocondenser_jax.storage.parts import make_parts  # needs datatrove
+
+    n = engine.tasks
+    out = out.absolute()
+    corpus = corpus_file(corpus)
+    folder = find_folder(model_folder)
+    with lock_folder(out):
+        counted = count_and_hash(corpus)
+        size = options.get("shard_size") or default_shard_size(counted[0])
+        options = {**options, "shard_size": size}
+        free = ("batch_size", "backend")
+        settings = {name: value for name, value in options.items() if name not in free}
+        settings |= {"tasks": n, "model_sha256": model_sha256(folder), "corpus_sha256": counted[1]}
+        settings["backend"] = "jax" if options.get("backend") else "torch"
+        start_or_compare(out / "tasks.json", settings)
+        parts = [shard_folder(out, (index, n)) for index in range(n)]
+        n_shards = math.ceil(counted[0] / size)
+
+        def files(index: int) -> list[Path]:
+            return [shard_file(parts[index], number) for number in range(index, n_shards, n)]
+
+        def is_done(index: int) -> bool:
+            return all(path.exists() for path in [parts[index] / MANIFEST, *files(index)])
+
+        for index in filter(is_done, range(n)):
+            manifest = read_object(parts[index] / MANIFEST)
+            for number, path in zip(range(index, n_shards, n), files(index), strict=True):
+                if map_shard(parts[index], manifest, number) is None:
+                    logger.warning("%s is damaged: encoding it again", path)
+                    path.unlink()
+        place = {"model_folder": model_folder, "corpus": corpus, "out": out, "counted": counted}
+        work = out / "tasks"
+        function = "cocondenser_jax.retrieval.encode:encode_part"
+        make_parts("encode", function, {**place, **options}, is_done, engine, work)
+        manifest = read_manifest(out)
+        open_shards(out, manifest)
+        shutil.rmtree(work, ignore_errors=True)
     return manifest
 
 
@@ -132,7 +219,8 @@ def default_shard_size(n_passages: int) -> int:
     return min(max(n_passages // 20, 500), 5_000)
 
 
-def _count_and_hash(corpus: Path) -> tuple[int, str]:
+def count_and_hash(corpus: Path) -> tuple[int, str]:
+    """Returns the number of passages in a file, and their SHA-256."""
     digest = hashlib.sha256()
     n_passages = 0
     for passage in read_corpus(corpus):

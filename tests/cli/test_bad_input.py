@@ -52,7 +52,8 @@ def bad_inputs(folder):
             [*corpus(f"{folder}/articles.jsonl.xz")[:-1], f"--out={folder}/data"],
             "already exists",
         ),
-        "bad shard": ([*corpus("pydocs"), "--shard=3/2"], "0 <= i < n"),
+        "one task": ([*corpus("pydocs"), "--tasks=1"], "1 is not in the range x>=2"),
+        "workers of no task": ([*corpus("pydocs"), "--workers=2"], "--workers goes with --tasks"),
         "chunk size": (pretrain("--config.train.chunk_size=3"), "chunk_size 3 does not divide"),
         "unknown key": (
             pretrain("--config.train.stepz=3"),
@@ -117,9 +118,9 @@ def bad(folder):
 
 CASES = (
     "missing corpus", "unknown source", "empty corpus", "broken JSON", "not UTF-8", "no text",
-    "a document of 50 MB", "no tokenizer", "a folder that is taken", "bad shard", "chunk size",
-    "unknown key", "wrong type", "unknown flag", "no store", "not a store",
-    "tokenizer of another model", "no collection to probe", "no such split to probe",
+    "a document of 50 MB", "no tokenizer", "a folder that is taken", "one task",
+    "workers of no task", "chunk size", "unknown key", "wrong type", "unknown flag", "no store",
+    "not a store", "tokenizer of another model", "no collection to probe", "no such split to probe",
     "unknown probe", "what is not probed", "workdir with something else", "no such run",
     "both directions", "no qrels", "missing flag",
     "unknown command", "mistyped flag",

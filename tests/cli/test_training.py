@@ -15,22 +15,15 @@ from tests.cli.workplace import make_workplace
 
 
 @pytest.mark.effect("corpus --source", "corpus --tokenizer", "corpus --out")
-@pytest.mark.effect("corpus --max_tokens", "corpus --shard", "corpus --json_out")
-def test_the_shards_of_a_store(tmp_path):
+@pytest.mark.effect("corpus --max_tokens", "corpus --json_out")
+def test_a_store(tmp_path):
     place = make_workplace(tmp_path)
     tokenizer, counts = f"{place}/bert-base-uncased", f"{place}/counts.json"
     command = ["corpus", f"--source={place}/articles.jsonl.xz", f"--tokenizer={tokenizer}"]
     command += ["--max_tokens=10", f"--json_out={counts}"]
-    for shard in range(2):
-        assert main([*command, f"--out={place}/store", f"--shard={shard}/2"]) == 0
-        part = open_store(place / "store" / f"shard-0000{shard}-of-00002")
-        assert part.manifests[0]["shard"] == [shard, 2]
-        assert json.loads(Path(counts).read_text())["documents"] == part.n_documents > 0
-    assert sorted(path.name for path in (place / "store").iterdir()) == [
-        "shard-00000-of-00002", "shard-00001-of-00002"
-    ]  # fmt: skip
+    assert main([*command, f"--out={place}/store"]) == 0
     store = open_store(place / "store")
-    assert store.n_documents == 40
+    assert json.loads(Path(counts).read_text())["documents"] == store.n_documents == 40
     assert store.tokenizer_sha256 == load_tokenizer(tokenizer).sha256
     assert store.read_spans(np.arange(store.n_spans), 50)[2].max() == 10 - 2
 

@@ -9,11 +9,11 @@ import pytest
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
+from tests.world import write_shards
 
 
-def build(source, tokenizer, out, n_shards=1):
-    for index in range(n_shards):
-        build_store(str(source), str(tokenizer), out, max_tokens=12, shard=(index, n_shards))
+def build(source, tokenizer, out):
+    build_store(str(source), str(tokenizer), out, max_tokens=12)
     return open_store(out)
 
 
@@ -55,7 +55,9 @@ def test_the_documents_of_the_lowest_hashes(store):
 
 
 def test_the_same_documents_however_a_store_is_sharded(store, source, wordpiece_folder):
-    sharded = build(source, wordpiece_folder, source.parent / "sharded", n_shards=3)
+    folder = source.parent / "sharded"
+    write_shards(str(source), str(wordpiece_folder), folder, 3, max_tokens=12)
+    sharded = open_store(folder)
     assert names(sharded, 4) == names(store, 4)
 
 

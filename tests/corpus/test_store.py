@@ -16,7 +16,7 @@ from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
-from tests.world import write_records
+from tests.world import write_records, write_shards
 
 MAX_TOKENS = 24
 
@@ -49,11 +49,8 @@ def stores(corpus, tokenizer_folders, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shards(corpus, tokenizer_folders, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards")
-    for index in range(3):
-        build_store(
-            corpus, tokenizer_folders["bert"], folder, max_tokens=MAX_TOKENS, shard=(index, 3)
-        )
+    folder = tmp_path_factory.mktemp("shards") / "store"
+    write_shards(corpus, tokenizer_folders["bert"], folder, 3, max_tokens=MAX_TOKENS)
     return folder
 
 
@@ -126,6 +123,8 @@ def test_the_store_knows_its_tokenizer(stores, tokenizer, model_type):
 def test_shards_hold_what_one_store_holds(shards, stores, corpus):
     whole, parts = open_store(stores["bert"]), open_store(shards)
     assert stored_documents(parts) == stored_documents(whole)
+    assert list(stored_documents(parts)) == list(stored_documents(whole))
+    assert np.array_equal(parts.first_span_D, whole.first_span_D)
     assert (parts.n_spans, parts.n_tokens) == (whole.n_spans, whole.n_tokens)
     totals = dict.fromkeys(whole.manifests[0]["dropped"], 0)
     for manifest in parts.manifests:
@@ -302,21 +301,21 @@ def test_shards_that_do_not_belong_together_do_not_open(
 ):
     folder = tmp_path / "shards"
     shutil.copytree(shards, folder)
-    shutil.rmtree(folder / "shard-00001-of-00003")
+    second = folder / "shard-00001-of-00003"
+    shutil.rmtree(second)
     with pytest.raises(UserError, match=r"lacks shard-00001-of-00003$"):
         open_store(folder)
-    build_store(corpus, tokenizer_folders["bert"], folder, max_tokens=MAX_TOKENS + 1, shard=(1, 3))
-    with pytest.raises(UserError, match=r"differs from .*00000-of-00003 in its max_tokens"):
-        open_store(folder)
-    shutil.rmtree(folder / "shard-00001-of-00003")
-    build_store(corpus, tokenizer_folders["roberta"], folder, max_tokens=MAX_TOKENS, shard=(1, 3))
-    with pytest.raises(UserError, match="in its tokenizer"):
-        open_store(folder)
-    shutil.rmtree(folder / "shard-00001-of-00003")
-    settings = {"max_tokens": MAX_TOKENS, "short_span_prob": 0.5, "shard": (1, 3)}
-    build_store(corpus, tokenizer_folders["bert"], folder, **settings)
-    with pytest.raises(UserError, match="in its short_span_prob"):
-        open_store(folder)
+    for tokenizer, options, difference in (
+        ("bert", {"max_tokens": MAX_TOKENS + 1}, "of-00003 in its max_tokens"),
+        ("roberta", {"max_tokens": MAX_TOKENS}, "in its tokenizer"),
+        ("bert", {"max_tokens": MAX_TOKENS, "short_span_prob": 0.5}, "in its short_span_prob"),
+    ):
+        other = tmp_path / difference
+        write_shards(corpus, tokenizer_folders[tokenizer], other, 3, **options)
+        shutil.copytree(other / second.name, second)
+        with pytest.raises(UserError, match=f"differs from .*{difference}"):
+            open_store(folder)
+        shutil.rmtree(second)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +329,6 @@ def test_shards_that_do_not_belong_together_do_not_open(
         ),
         ('{"text": "a"}', {"max_tokens": 9}, "max_tokens is 9: expected at least 10"),
         ('{"text": "a"}', {"short_span_prob": 1.1}, "short_span_prob is 1.1: expected 0 to 1"),
-        ('{"text": "a"}', {"shard": (3, 3)}, "shard 3/3: expected i/n"),
         ('{"text": "a"}', {"tokenizer": "nobody/nothing"}, "no folder nobody/nothing"),
     ],
 )

@@ -1,0 +1,91 @@
+"""`corpus` and `encode` in parts: one and two workers, and the cost of the engine where it is idle.
+
+Each row is one command, by wall time from its start to its end, medians of the rounds, in which the
+sides take turns; a worker has one thread. The corpus is the docstrings of this machine, several
+times over with a number in each (copies would be dropped), in 16 files; `small corpus` is 200 of
+them. Run it on two idle cores, with the model and the data of the quickstart:
+
+  python -m benchmarks.cluster --model=runs/quickstart/retriever --data=runs/quickstart/data \
+    --json_out=benchmarks/results/cluster.json
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.corpora import docstrings, write_tokenizer
+from benchmarks.results import report
+
+FILES = 16
+SIDES = {
+    "one process (s)": [],
+    "one worker (s)": ["--tasks=16", "--workers=1"],
+    "two workers (s)": ["--tasks=16", "--workers=2"],
+}
+
+
+def main() -> None:
+    """Times the commands."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--copies", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--json_out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        rows = _rows(arguments, Path(temporary))
+        report(rows, arguments.json_out)
+
+
+def _rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, str | float]]:
+    texts = docstrings()
+    tokenizer = write_tokenizer(texts, folder / "tokenizer")
+    large = [f"{number} {text}" for number in range(arguments.copies) for text in texts]
+    encode = ["encode", f"--model={arguments.model}", f"--corpus={arguments.data}"]
+    commands = {
+        "corpus": _corpus(large, tokenizer, folder / "large"),
+        "small corpus": _corpus(texts[:200], tokenizer, folder / "small"),
+        "encode": [*encode, "--shard_size=100"],
+    }
+    for name, command in commands.items():
+        seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+        for turn in range(arguments.rounds):
+            for side in [*SIDES] if turn % 2 else [*SIDES][::-1]:
+                out = folder / f"{name} {turn} {len(SIDES[side])} {side[:3]}"
+                seconds[side].append(_time([*command, f"--out={out}", *SIDES[side]]))
+        medians = {side: round(statistics.median(of), 2) for side, of in seconds.items()}
+        _, one, two = medians.values()
+        yield {"command": name, **medians, "one / two workers": round(one / two, 2)}
+
+
+def _corpus(texts: Sequence[str], tokenizer: Path, source: Path) -> list[str]:
+    source.mkdir()
+    for number in range(FILES):
+        lines = (json.dumps({"text": text}) + "\n" for text in texts[number::FILES])
+        (source / f"{number:02d}.jsonl").write_text("".join(lines))
+    return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}"]
+
+
+def _time(command: Sequence[str]) -> float:
+    threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "cocondenser_jax.cli", *command],
+        env={**os.environ, **threads},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""`--tasks`: a result made in parts equals that of one process, to the bit."""
+
+import json
+import re
+import shutil
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("datatrove", reason="needs datatrove: pip install 'cocondenser-jax[cluster]'")
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.retrieval import encode
+from tests.cli.workplace import make_workplace
+from tests.world import make_texts
+
+
+def contents(store):
+    names = [store.document_id(i) for i in range(store.n_documents)]
+    spans = store.read_spans(np.arange(store.n_spans), store.max_tokens)
+    return [names, store.first_span_D.tolist(), *(each.tolist() for each in spans)]
+
+
+@pytest.fixture
+def command(tmp_path):
+    place = make_workplace(tmp_path)
+    tokenizer, source = place / "bert-base-uncased", place / "articles.jsonl.xz"
+    return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}", "--max_tokens=10"]
+
+
+@pytest.mark.effect("corpus --tasks", "corpus --workers")
+def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
+    assert main([*command, f"--out={tmp_path}/one"]) == 0
+    expected = capsys.readouterr().out
+    in_tasks = [*command, f"--out={tmp_path}/many", "--tasks=7"]
+    assert main([*in_tasks, "--workers=3"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == expected
+    assert "corpus: 100%" in printed.err
+    assert contents(open_store(tmp_path / "many")) == contents(open_store(tmp_path / "one"))
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "many").glob("*/*.bin")}
+    assert sorted({path.parent.name for path in made}) == [
+        f"shard-0000{index}-of-00007" for index in range(7)
+    ]
+    assert main([*in_tasks, "--workers=1"]) == 0  # nothing is left to do
+    assert "parts" not in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    shutil.rmtree(tmp_path / "many" / "shard-00004-of-00007")
+    assert main([*in_tasks, "--workers=1"]) == 0
+    assert {p: p.stat().st_mtime_ns for p in made if "00004" not in str(p)}.items() <= made.items()
+    assert contents(open_store(tmp_path / "many")) == contents(open_store(tmp_path / "one"))
+    assert main([*in_tasks, "--max_tokens=12"]) == 2
+    assert "max_tokens=10, now it is 12" in capsys.readouterr().err
+
+
+def test_a_part_that_cannot_be_read_is_named(tmp_path, command, capsys):
+    source = tmp_path / "source"
+    source.mkdir()
+    for k, text in enumerate(make_texts(3, n_sentences=5, seed=1)):
+        (source / f"{k}.jsonl").write_text(json.dumps({"text": text}))
+    (source / "1.jsonl").write_text('{"text": "a"}\n{')
+    command = [*command, f"--source={source}", f"--out={tmp_path}/out", "--tasks=3", "--workers=1"]
+    assert main(command) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(
+        f"cocondenser: part 1 of 3 failed twice: {source}/1.jsonl:2 is not valid JSON"
+    )
+    (source / "1.jsonl").write_text(json.dumps({"text": " "}))
+    assert main(command) == 0
+    assert re.search(r"dropped, empty +1\n", capsys.readouterr().out)
+
+
+# Runs each job of an array, one after the other, and keeps the file.
+SBATCH = """#!/bin/bash
+file="${@: -1}"
+cp "$file" "$STAND_IN/$(grep -c . "$STAND_IN/jobs").slurm"
+echo "$@" >> "$STAND_IN/jobs"
+last=$(sed -n 's/#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$file")
+if ! grep -q merge_stats "$file"; then
+  for i in $(seq 0 "$last"); do
+    SLURM_NODELIST=here SLURM_ARRAY_TASK_ID=$i RUN_OFFSET=0 bash "$file" >> "$STAND_IN/log" 2>&1
+  done
+fi
+echo Submitted batch job 7
+"""
+SCRIPT = """#!/bin/bash
+#SBATCH --cpus-per-task=1
+#SBATCH --mem-per-cpu=2G
+#SBATCH --nodes=1
+#SBATCH --partition=cpu
+#SBATCH --job-name=data_processing
+#SBATCH --time=1:00:00
+#SBATCH --output={logs}/slurm_logs/%A_%a.out
+#SBATCH --error={logs}/slurm_logs/%A_%a.out
+#SBATCH --array=0-1%5
+#SBATCH --requeue
+#SBATCH --qos=normal
+echo "Starting data processing job data_processing"
+source {prefix}/bin/activate
+set -xe
+export PYTHONUNBUFFERED=TRUE
+srun  -l -n 1 launch_pickled_pipeline {logs}/executor.pik
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    (folder / "jobs").touch()
+    programs = {
+        "sbatch": SBATCH,
+        "srun": '#!/bin/bash\nshift 3\nexec "$@"\n',
+        "scontrol": "#!/bin/bash\necho here\n",
+        "squeue": "#!/bin/bash\n",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("STAND_IN", str(folder))
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return folder
+
+
+@pytest.mark.effect("corpus --executor", "corpus --executor_options")
+def test_a_corpus_on_slurm(tmp_path, command, slurm, capsys):
+    options = tmp_path / "options.json"
+    options.write_text(json.dumps({"partition": "cpu"}))
+    flags = ["--tasks=2", "--workers=5", "--executor=slurm", f"--executor_options={options}"]
+    in_tasks = [*command, f"--out={tmp_path}/out", *flags]
+    assert main(in_tasks) == 2
+    assert "--executor_options of slurm: " in capsys.readouterr().err
+    options.write_text(json.dumps({"partition": "cpu", "time": "1:00:00"}))
+    assert main(in_tasks) == 0, (slurm / "log").read_text()
+    stages = ["digests", "copies", "corpus"]
+    scripts = [(slurm / f"{number}.slurm").read_text() for number in (0, 2, 4)]
+    assert scripts == [
+        SCRIPT.format(logs=f"{tmp_path}/out/tasks/logs/{stage}", prefix=sys.prefix)
+        for stage in stages
+    ]
+    assert main([*command, f"--out={tmp_path}/one"]) == 0
+    assert contents(open_store(tmp_path / "out")) == contents(open_store(tmp_path / "one"))
+
+
+def test_a_cluster_that_is_not_there(tmp_path, command, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    options = tmp_path / "options.json"
+    options.write_text(json.dumps({"partition": "cpu", "time": "1:00:00"}))
+    flags = ["--tasks=2", "--executor=slurm", f"--executor_options={options}"]
+    assert main([*command, f"--out={tmp_path}/out", *flags]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("cocondenser: --executor=slurm: ")
+    assert "sbatch" in last
+
+
+@pytest.mark.effect("encode --tasks", "encode --workers", "encode --executor")
+@pytest.mark.effect("encode --executor_options")
+def test_vectors_in_seven_tasks_are_those_of_one(
+    tmp_path, model_folder, beir, slurm, monkeypatch, capsys
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums depend on the number of threads
+    command = ["encode", f"--model={model_folder}", f"--corpus={beir}", "--shard_size=9"]
+    assert main([*command, f"--out={tmp_path}/one"]) == 0
+    expected = capsys.readouterr().out
+    in_tasks = [*command, f"--out={tmp_path}/many", "--tasks=7"]
+    assert main([*in_tasks, "--shard=0/2"]) == 2
+    assert "give one of --tasks and --shard" in capsys.readouterr().err
+    assert main([*in_tasks, "--workers=2", f"--parquet={tmp_path}/many.parquet"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == expected
+    assert "encode: 100%" in printed.err
+    one = {path.name: path for path in (tmp_path / "one").glob("*.arrow")}
+    many = {path.name: path for path in (tmp_path / "many").glob("shard-*-of-00007/*.arrow")}
+    assert len(one) == 7
+    assert {name: path.read_bytes() for name, path in one.items()} == {
+        name: path.read_bytes() for name, path in many.items()
+    }
+    assert pq.read_table(tmp_path / "many.parquet").num_rows == 60
+
+    made = {name: path.stat().st_mtime_ns for name, path in many.items()}
+    damaged = many["embeddings-00003.arrow"]
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    loaded = []
+    load = encode.load_retriever
+    monkeypatch.setattr(encode, "load_retriever", lambda *a, **k: loaded.append(1) or load(*a, **k))
+    many["embeddings-00005.arrow"].unlink()
+    encode._kept_model.cache_clear()
+    assert main([*in_tasks, "--workers=1"]) == 0
+    assert len(loaded) == 1  # for two parts
+    encode._kept_model.cache_clear()
+    again = {name: path.stat().st_mtime_ns for name, path in many.items()}
+    assert [name for name in made if again[name] != made[name]] == [
+        "embeddings-00003.arrow",
+        "embeddings-00005.arrow",
+    ]
+    assert main([*in_tasks, "--passage_length=7"]) == 2
+    assert "passage_length=None, now it is 7" in capsys.readouterr().err
+
+    options = tmp_path / "options.json"
+    options.write_text(json.dumps({"partition": "gpu", "time": "1:00:00", "gpus_per_task": 1}))
+    on_slurm = [*command[:-1], "--shard_size=30", f"--out={tmp_path}/slurm_out", "--tasks=2"]
+    on_slurm += ["--executor=slurm", f"--executor_options={options}"]
+    assert main(on_slurm) == 0, (slurm / "log").read_text()
+    assert "#SBATCH --gpus=1\n" in (slurm / "0.slurm").read_text()
+    assert len(list((tmp_path / "slurm_out").glob("*/*.arrow"))) == 2

@@ -1,0 +1,96 @@
+"""What workers that share a corpus read of it, and which copies they find across all of it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.corpus import shares
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.sources import Document
+from cocondenser_jax.corpus.store import open_store, verify_store
+from tests.world import write_records, write_shards
+
+
+def test_a_share_is_a_range_of_the_source_and_reads_nothing_else(tmp_path):
+    for k in range(5):
+        write_records(tmp_path / f"{k}.jsonl", [{"id": f"{k}{i}", "text": "a"} for i in range(k)])
+    everything = [f"{k}{i}" for k in range(5) for i in range(k)]
+
+    def read(n_documents, shard):
+        return [d.id for d in shares.read_share(str(tmp_path), n_documents, shard)]
+
+    for n in (2, 3, 5):
+        assert [name for i in range(n) for name in read(None, (i, n))] == everything
+    for n in (3, 7, 12):
+        found = [read(10, (i, n)) for i in range(n)]
+        assert [name for share in found for name in share] == everything
+        assert {len(share) for share in found} <= {10 // n, 10 // n + 1}
+    (tmp_path / "4.jsonl").write_text("{")
+    assert read(None, (0, 2)) == ["10"]  # of files 0 and 1
+
+
+def test_copies_are_found_across_shares_as_by_a_table(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    texts = [["", "a", "b", " "][k] if k < 4 else f"{k}" for k in rng.integers(0, 300, 1000)]
+    documents = [Document(str(i), text) for i, text in enumerate(texts)]
+    ends = (0, 400, 400, 401, 1000)  # a share may have no document, or one
+    monkeypatch.setattr(
+        shares, "read_share", lambda *_: documents[ends[_[2][0]] : ends[_[2][0] + 1]]
+    )
+    for stage in (
+        lambda shard: shares.hash_share("", None, tmp_path, shard),
+        lambda shard: shares.find_copies(tmp_path, shard),
+    ):
+        for index in range(4):
+            stage((index, 4))
+    seen = {}
+    expected = [bool(t.strip()) and seen.setdefault(t, i) != i for i, t in enumerate(texts)]
+    found = []
+    for index in range(4):
+        is_copy = shares.copies_in_share(tmp_path, (index, 4))
+        n_documents = ends[index + 1] - ends[index]
+        assert len(is_copy) <= n_documents
+        found += [*is_copy, *[False] * (n_documents - len(is_copy))]
+    assert found == expected
+    assert 600 < sum(expected) < 800
+
+
+def test_digests_at_the_ends_of_ranges_belong_to_one(tmp_path):
+    highs = [0, 2**62 - 1, 2**62, 2**63, 2**63, 3 * 2**62 - 1, 2**64 - 1, 2**64 - 1]
+    rows = np.array([[high, 5, number] for number, high in enumerate(highs)], np.uint64)
+    rows[1:3, 0] = 2**62  # one text's first half is another's
+    rows[1, 1] = 4
+    for index in range(4):
+        shares._save(shares.digest_file(tmp_path, index), rows[index * 2 : index * 2 + 2])
+    for index in range(4):
+        shares.find_copies(tmp_path, (index, 4))
+    copies = [np.load(shares.copies_file(tmp_path, index)).tolist() for index in range(4)]
+    assert copies == [[], [], [[2, 4]], [[3, 7]]]
+
+
+@pytest.mark.parametrize("n_files", [1, 9])
+def test_a_store_in_shards_is_that_of_one_machine_to_the_bit(
+    paragraphs, wordpiece_folder, tmp_path, n_files
+):
+    unique = [*dict.fromkeys(paragraphs)][:30]
+    texts = [*unique[:20], *unique[:20], " ", *unique[10:], unique[3]]
+    source = tmp_path / "source"
+    source.mkdir()
+    for k in range(n_files):
+        own = texts[k * len(texts) // n_files : (k + 1) * len(texts) // n_files]
+        lines = (json.dumps({"text": text}) for text in own)
+        (source / f"{k}.jsonl").write_text("\n".join(lines))
+    build_store(str(source), str(wordpiece_folder), tmp_path / "one", max_tokens=24)
+    write_shards(str(source), str(wordpiece_folder), tmp_path / "shards", 7, max_tokens=24)
+    verify_store(tmp_path / "shards")
+    one, many = open_store(tmp_path / "one"), open_store(tmp_path / "shards")
+    assert 0 in [manifest["counts"]["documents"] for manifest in many.manifests]
+    dropped = [sum(m["dropped"]["duplicate"] for m in s.manifests) for s in (one, many)]
+    assert dropped == [31, 31]  # of 61 texts, 30 different ones
+    assert np.array_equal(one.first_span_D, many.first_span_D)
+    spans = np.arange(one.n_spans)
+    for a, b in zip(one.read_spans(spans, 24), many.read_spans(spans, 24), strict=True):
+        assert np.array_equal(a, b)
+    names = [[s.document_id(i) for i in range(s.n_documents)] for s in (one, many)]
+    assert names[0] == names[1]

@@ -1,0 +1,26 @@
+"""What the workers of test_parts.py call: each makes a file, and notes that it was called."""
+
+import os
+import time
+
+from cocondenser_jax.storage.files import new_folder
+
+
+def make(folder, shard, failing=(), slow=()):
+    """Makes part i; notes its number and process. A slow one waits to be killed, once."""
+    index, n_parts = shard
+    with (folder / "calls").open("a") as calls:
+        calls.write(f"{index} {os.getpid()}\n")
+    if index in failing:
+        raise ValueError(f"no luck\nwith {index}")
+    with new_folder(folder / f"part-{index}") as part:
+        while index in slow and not (folder / "go on").exists():
+            time.sleep(0.05)
+        (part / "text").write_text(f"{index} of {n_parts}")
+
+
+def calls(folder):
+    """Returns number and process of each call, in order."""
+    path = folder / "calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(map(int, line.split())) for line in lines]

@@ -1,0 +1,191 @@
+"""The engine, with parts that take no time: nothing lost, nothing twice, nobody left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("datatrove", reason="needs datatrove: pip install 'cocondenser-jax[cluster]'")
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage.parts import Engine, Work, _do_part, make_parts
+from tests.storage.part_makers import calls
+
+MAKER = "tests.storage.part_makers:make"
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder, engine, **arguments):
+    def is_done(index):
+        return (folder / f"part-{index}" / "text").exists()
+
+    make_parts("parts", MAKER, {"folder": folder, **arguments}, is_done, engine, folder / "work")
+
+
+def made(folder):
+    return sorted(path.read_text() for path in folder.glob("part-*/text"))
+
+
+def all_of(n):
+    return [f"{index} of {n}" for index in range(n)]
+
+
+def wait_for(condition, what, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def session(pid):
+    """Returns the processes of a session that are alive."""
+    alive = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, *fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == pid and state != "Z":
+            alive.append(int(status.parent.name))
+    return alive
+
+
+def test_three_workers_make_seven_parts_and_no_part_twice(tmp_path, capsys):
+    engine = Engine(tasks=7, workers=3)
+    run(tmp_path, engine)
+    assert made(tmp_path) == all_of(7)
+    assert sorted(index for index, _ in calls(tmp_path)) == list(range(7))
+    assert len({pid for _, pid in calls(tmp_path)} - {os.getpid()}) in (2, 3)
+    assert "parts: 100%" in capsys.readouterr().err
+    run(tmp_path, engine)
+    assert len(calls(tmp_path)) == 7
+    (tmp_path / "part-5" / "text").unlink()
+    (tmp_path / "part-5").rmdir()
+    run(tmp_path, engine)  # what is lost is made again, although datatrove marked it as made
+    assert [index for index, _ in calls(tmp_path)][7:] == [5]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_part_that_fails_twice_ends_all_and_the_others_stay(tmp_path, workers):
+    with pytest.raises(UserError, match=r"^part 6 of 7 failed twice: no luck$"):
+        run(tmp_path, Engine(tasks=7, workers=workers), failing=[6])
+    assert [index for index, _ in calls(tmp_path)].count(6) == 2
+    before = made(tmp_path)
+    assert set(all_of(7)[:4]) <= set(before) <= set(all_of(7)[:6])
+    assert "ValueError" in (tmp_path / "work/logs/parts/part-00006.log").read_text()
+    first = len(calls(tmp_path))
+    run(tmp_path, Engine(tasks=7, workers=2))
+    assert made(tmp_path) == all_of(7)
+    assert len(calls(tmp_path)) - first == 7 - len(before)
+
+
+def kill_one_worker(tmp_path, executor):
+    """Runs seven parts, and kills the worker of part 3 while it works on it."""
+    killed = []
+
+    def kill():
+        wait_for(lambda: 3 in dict(calls(tmp_path)), "nobody works on part 3")
+        wait_for(lambda: (tmp_path / "part-3.partial").is_dir(), "part 3 is not begun")
+        killed.append(dict(calls(tmp_path))[3])
+        os.kill(killed[0], signal.SIGKILL)
+        wait_for(lambda: len(made(tmp_path)) == 6, "the others do not go on")
+        (tmp_path / "go on").touch()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    run(tmp_path, Engine(tasks=7, workers=3, executor=executor), slow=[3])
+    thread.join()
+    assert made(tmp_path) == all_of(7)
+    numbers = [index for index, _ in calls(tmp_path)]
+    assert sorted(numbers) == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert dict(calls(tmp_path))[3] != killed[0]
+
+
+def test_a_killed_worker_costs_its_part_alone(tmp_path):
+    kill_one_worker(tmp_path, "local")
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: make cluster")
+def test_ray(tmp_path):
+    import ray
+
+    try:
+        ray.init(num_cpus=3, log_to_driver=False)
+        kill_one_worker(tmp_path, "ray")
+        folder = tmp_path / "failing"
+        folder.mkdir()
+        with pytest.raises(UserError, match=r"^part 2 of 3 failed twice: no luck$"):
+            run(folder, Engine(tasks=3, workers=2, executor="ray"), failing=[2])
+        run(folder, Engine(tasks=3, workers=2, executor="ray"))
+        assert made(folder) == all_of(3)
+    finally:
+        ray.shutdown()
+
+
+def test_a_part_whose_worker_is_killed_twice_is_named(tmp_path):
+    def kill():
+        for n_calls in (1, 2):
+            wait_for(
+                lambda n=n_calls: [index for index, _ in calls(tmp_path)].count(1) == n, "no call"
+            )
+            os.kill(dict(calls(tmp_path))[1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(UserError, match="the worker of part 1 of 3 ended twice without a message"):
+        run(tmp_path, Engine(tasks=3, workers=2), slow=[1])
+    thread.join()
+    assert made(tmp_path) == ["0 of 3", "2 of 3"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_command(tmp_path, number):
+    program = f"""
+import signal, sys
+from pathlib import Path
+from cocondenser_jax import cli
+from tests.storage.test_parts import Engine, run
+signal.signal(signal.SIGTERM, cli._end)
+cli._run = lambda words: run(Path({str(tmp_path)!r}), Engine(tasks=4, workers=2), slow=[1, 2])
+sys.exit(cli.main([]))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stderr=(tmp_path / "errors").open("w"),
+        start_new_session=True,
+    )
+    wait_for(lambda: {1, 2} <= set(dict(calls(tmp_path))), "no worker at work")
+    wait_for(lambda: len(list(tmp_path.glob("*.partial"))) == 2, "no part begun")
+    assert len(session(process.pid)) >= 4
+    if number == signal.SIGINT:  # Ctrl-C reaches all of them
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    process.wait()
+    errors = (tmp_path / "errors").read_text()
+    workers = {pid for _, pid in calls(tmp_path)}
+    if number != signal.SIGKILL:  # which leaves a process of datatrove, that only waits
+        wait_for(lambda: not session(process.pid), "a process is left behind", 15)
+    wait_for(lambda: not workers.intersection(session(process.pid)), "a worker is left behind", 15)
+    assert not list(tmp_path.glob("*.partial"))
+    assert "Traceback" not in errors
+    for pid in session(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+    assert process.returncode == expected[number]
+
+
+def test_a_worker_with_another_version_of_the_package_makes_nothing(tmp_path):
+    for folder in ("claims", "failures"):
+        (tmp_path / folder).mkdir()
+    work = Work(MAKER, {"folder": tmp_path}, str(tmp_path), str(tmp_path), "0.0")
+    with pytest.raises(UserError, match=r"part 0 of 2 .* has version .* expected 0\.0"):
+        _do_part(work, None, 0, 2)
+    assert not calls(tmp_path)

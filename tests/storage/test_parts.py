@@ -111,6 +111,24 @@ def test_a_killed_worker_costs_its_part_alone(tmp_path):
     kill_one_worker(tmp_path, "local")
 
 
+def test_others_take_over_where_every_worker_was_killed(tmp_path):
+    def kill():
+        wait_for(lambda: {0, 1} <= set(dict(calls(tmp_path))), "nobody works")
+        wait_for(lambda: len(list(tmp_path.glob("*.partial"))) == 2, "nothing is begun")
+        workers = dict(calls(tmp_path))
+        for part in (0, 1):
+            os.kill(workers[part], signal.SIGKILL)
+        (tmp_path / "go on").touch()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    run(tmp_path, Engine(tasks=4, workers=2), slow=[0, 1])
+    thread.join()
+    assert made(tmp_path) == all_of(4)
+    # At once: not after those that were lost, when all are started again.
+    assert {index for index, _ in calls(tmp_path)[2:4]} == {2, 3}
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: make cluster")
 def test_ray(tmp_path):
     import ray

@@ -202,7 +202,7 @@ def adapted() -> str:
         "metric, from 0 to 1: higher is better",
         groups,
         ["one", "two"],
-        "500 first paragraphs of docstrings search the rest of 6,000. One seed. See docs/adapt.md.",
+        "1,000 first paragraphs of docstrings search the rest of 16,254. See docs/adapt.md.",
         0.7,
     )
 

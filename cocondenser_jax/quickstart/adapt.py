@@ -19,6 +19,7 @@ judgments, where there are some, against the best ranking that was there before.
 What exists is not made again, so the same command resumes.
 """
 
+import copy
 import logging
 import shutil
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ def adapt(
     """
     start = find_folder(model)
     network = read_shape(start)
-    load_retriever(start)
+    original = load_retriever(start)
     propose = partial(
         propose_pretraining, n_devices=jax.device_count(), on_cpu=jax.default_backend() == "cpu"
     )
@@ -118,27 +119,34 @@ def adapt(
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
         once = partial(make_once, workdir)
-        published = once(workdir / "published" / "model", partial(_save_published, start))
+        published = once(workdir / "published" / "model", partial(_save, original))
         tokenize = partial(build_store, corpus, str(start), max_tokens=expected.data.length)
         store = open_store(once(workdir / "store", tokenize))
-        n_held_out = expected.probe.documents
-        if len(held_out_documents(store, n_held_out, of_one_span=True)) < 2:
-            raise UserError(f"{corpus} has {store.n_documents} documents: expected 20 or more")
         config = override(propose(store.n_spans, propose_pairs(store)), overrides).unlock()
         config.warm_start = str(start)
         config.data.store = str(store.path)
+        experiment = resolve(config, store)
+        spec = experiment.batches
+        documents_H = held_out_documents(store, spec.held_out, spec.pairs_within_span)
+        if len(documents_H) < 2:
+            raise UserError(
+                f"{corpus} has {store.n_documents} documents: expected 20 or more, of two spans"
+                " with --config.data.pairs=spans, and --config.probe.every above 0"
+            )
         run = workdir / "pretraining"
         trained = pretrain_once(workdir, config, run, workdir / "model")
-        choose = partial(_choose_share, store, n_held_out, published, trained)
+        choose = partial(_choose_share, store, documents_H, original, trained)
         share = read_object(once(workdir / "agreement.json", choose))["share"]
         kept = published
         if share:
-            blended = partial(_save_blended, published, trained, share)
-            kept = once(workdir / ADAPTED / "model", blended)
+            kept = once(
+                workdir / ADAPTED / "model",
+                lambda out: _save(_blended(original, load_retriever(trained), share), out),
+            )
 
         outcome = Outcome([], f"unknown | no judgments | {share:g} of the change is kept", [])
         if data is not None:
-            n_tokens = run_tokens(resolve(config, store), store)
+            n_tokens = run_tokens(experiment, store)
             outcome = _test(workdir, data, [published.parent, kept.parent], n_tokens)
             if not outcome.summary.startswith("helped"):
                 kept = published
@@ -194,14 +202,12 @@ def _require_fit(network: ModelConfig, config: ConfigDict) -> None:
     check_batch(experiment.batches, chunk_size, network.max_length, jax.device_count())
 
 
-def _save_published(start: Path, out: Path) -> None:
-    _save(load_retriever(start), out)
-
-
-def _save_blended(published: Path, trained: Path, share: float, out: Path) -> None:
-    model = load_retriever(published)
-    blend(model, load_retriever(trained), share)
-    _save(model, out)
+def _blended(
+    original: SentenceTransformer, changed: SentenceTransformer, share: float
+) -> SentenceTransformer:
+    model = copy.deepcopy(original)
+    blend(model, changed, share)
+    return model
 
 
 def _save(model: SentenceTransformer, out: Path) -> None:
@@ -215,20 +221,23 @@ def _copy(folder: Path, out: Path) -> None:
 
 
 def _choose_share(
-    store: TokenStore, n_held_out: int, published: Path, trained: Path, out: Path
+    store: TokenStore,
+    documents_H: np.ndarray,
+    original: SentenceTransformer,
+    trained: Path,
+    out: Path,
 ) -> None:
     """Writes the largest of SHARES with which the model agrees no less than as published, or 0."""
-    sample = sample_store(store, n_held_out)
-    found = dense_run(load_retriever(published), sample)
+    sample = sample_store(store, documents_H)
+    found = dense_run(original, sample)
     expected = fused_ranking(found, sample)
     before = agreement(found, expected)
     changed = load_retriever(trained)
     kept = 0.0
     tried: dict[str, Any] = {}
     for share in SHARES:
-        model = load_retriever(published)
-        blend(model, changed, share)
-        test = compare(agreement(dense_run(model, sample), expected), before)["agreement"]
+        run = dense_run(_blended(original, changed, share), sample)
+        test = compare(agreement(run, expected), before)["agreement"]
         tried[f"{share:g}"] = test
         if test["difference"] >= 0 or test["randomisation_p"] >= CHANCE:
             kept = share

@@ -16,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, first_passages
-from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.retrieval.bm25 import bm25_run
@@ -37,9 +36,8 @@ class Sample(NamedTuple):
     queries: dict[str, str]
 
 
-def sample_store(store: TokenStore, held_out: int, seed: int = 0) -> Sample:
+def sample_store(store: TokenStore, documents_H: np.ndarray, seed: int = 0) -> Sample:
     """Makes queries of held-out documents, and samples spans: theirs, and others by number."""
-    documents_H = held_out_documents(store, held_out, of_one_span=True)
     own_H = store.first_span_D[documents_H]
     others_N = np.setdiff1d(np.arange(store.n_spans), own_H)
     others_N = others_N[:: len(others_N) // N_PASSAGES + 1]

@@ -19,10 +19,13 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels, read_run
 from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.corpus.batches import batch_document_ids, steps_per_epoch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart.adapt import adapt, judge, propose_pairs
 from cocondenser_jax.quickstart.report import ResultRow
@@ -278,6 +281,38 @@ def test_a_corpus_too_small_to_hold_documents_out_is_refused(
     said = f"{few} has 19 documents: expected 20 or more"
     assert said in capsys.readouterr().err
     assert not (tmp_path / "new" / "pretraining").exists()
+
+
+@pytest.mark.parametrize("pairs", ["spans", "sentence"])
+def test_queries_are_of_documents_that_training_leaves_out(
+    model_folder, words, tmp_path, monkeypatch, pairs
+):
+    rng = np.random.default_rng(1)
+    texts = []
+    for number in range(80):  # half of them have one span
+        sentences = [" ".join(rng.choice(words, 9)) for _ in range(2 + 10 * (number % 2))]
+        texts.append({"id": str(number), "text": ". ".join(map(str.capitalize, sentences))})
+    corpus = write_records(tmp_path / "texts.jsonl", texts)
+    trained = {}
+
+    def pretrain(workdir, config, run, model):
+        trained["experiment"] = resolve(config, open_store(workdir / "store"))
+        return model_folder
+
+    def sample(store, documents):
+        spec = trained["experiment"].batches
+        drawn = [batch_document_ids(store, spec, s) for s in range(steps_per_epoch(store, spec))]
+        assert len(documents) >= 2
+        assert len(np.concatenate(drawn)) >= 16
+        assert not set(np.concatenate(drawn)).intersection(map(store.document_id, documents))
+        raise UserError("all seen")
+
+    monkeypatch.setattr(adapting, "pretrain_once", pretrain)
+    monkeypatch.setattr(adapting, "sample_store", sample)
+    settings = ["--config.data.length=64", "--config.data.batch_size=8"]
+    settings += [f"--config.data.pairs={pairs}"]
+    with pytest.raises(UserError, match="all seen"):
+        adapt(tmp_path / "new", str(corpus), str(model_folder), None, settings)
 
 
 def row(name, value, p=1.0):

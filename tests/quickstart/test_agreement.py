@@ -5,6 +5,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.quickstart import agreement as module
@@ -28,7 +29,7 @@ def store(tmp_path_factory, words, model_folder):
 
 def test_queries_are_words_in_a_row_of_held_out_documents(store, monkeypatch):
     store, texts = store
-    sample = sample_store(store, 5)
+    sample = sample_store(store, held_out_documents(store, 5))
     assert len(sample.queries) == 5
     for name, query in sample.queries.items():
         assert len(query.split()) == 6
@@ -36,7 +37,7 @@ def test_queries_are_words_in_a_row_of_held_out_documents(store, monkeypatch):
         assert sample.passages[name] in " ".join(texts)
     assert len(sample.passages) == store.n_spans
     monkeypatch.setattr(module, "N_PASSAGES", 10)
-    few = sample_store(store, 5)
+    few = sample_store(store, held_out_documents(store, 5))
     assert few.queries == sample.queries
     assert few.queries.keys() < few.passages.keys()
     assert len(few.passages) <= 15
@@ -54,7 +55,7 @@ def ten_best(folder, sample):
 def test_the_agreement_is_the_share_of_the_ten_best_of_bm25_and_the_model(
     store, make_model, tmp_path
 ):
-    sample = sample_store(store[0], 6)
+    sample = sample_store(store[0], np.arange(6))
     folders = []
     for seed in (0, 1):
         folders.append(tmp_path / str(seed))

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,22 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.batches import Batch, epoch_examples, read_batches, source_shares
+from cocondenser_jax.corpus.batches import (
+    Batch,
+    BatchSpec,
+    batch_document_ids,
+    epoch_examples,
+    read_batches,
+    source_shares,
+)
 from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.errors import UserError, escape_control
+from cocondenser_jax.errors import UserError, escape_control, first_three
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.devices import mapped_step, replicate
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, run_tokens
-from cocondenser_jax.pretrain.nonfinite import NonFiniteError, report_step
-from cocondenser_jax.pretrain.plan import least_seconds, model_flops, peak_flops
+from cocondenser_jax.pretrain.plan import model_flops, peak_flops
 from cocondenser_jax.pretrain.probe import open_probe
 from cocondenser_jax.pretrain.signals import between_steps
 from cocondenser_jax.pretrain.step import (
@@ -136,7 +142,7 @@ def _train(
         )
         if hosts.is_first():
             log = stack.enter_context(metrics_log(workdir, first_step, loggers))
-            _say_what_starts(experiment, store, model_config, workdir, first_step)
+            _say_what_starts(experiment, store, workdir, first_step)
             if profile_dir:
                 batches = _profiled(batches, profile_dir)
         if jax.process_count() > 1:
@@ -155,7 +161,10 @@ def _train(
         rates = _Rates(model_config, experiment)
 
         def read(step: int, metrics: Metrics) -> None:
-            """Logs a step if it is due or not finite; waits for the devices to be done with it."""
+            """Logs a step if it is due or not finite; waits for the devices to be done with it.
+
+            Saves the state before the first step that is one too many left out, and raises.
+            """
             nonlocal n_skipped
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
             n_skipped_before = n_skipped
@@ -163,7 +172,16 @@ def _train(
             is_due = step % experiment.logging.every == 0 or step == n_steps
             if n_skipped > n_skipped_before:
                 allowed = experiment.step.skip_nonfinite
-                report_step(store, spec, allowed, step, n_skipped, values)
+                what = _describe(store, spec, step, values)
+                if n_skipped > allowed:
+                    if save is not None:
+                        # Without that step: the same command reaches it again.
+                        save(state._replace(skipped=jnp.int32(allowed)), {})
+                    raise UserError(
+                        f"{what}; the run is saved as it was before that step"
+                        f" (config.train.skip_nonfinite is {allowed})"
+                    )
+                logger.warning("%s; left out, %d of at most %d", what, n_skipped, allowed)
             elif is_due and log is not None:
                 log(step, values | rates.since_last())
                 bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
@@ -171,35 +189,29 @@ def _train(
         state = replicate(state)
         unread = None  # the metrics of the step before
         del params  # else the first device would hold what the run started from
-        try:
-            for step, batch in enumerate(rates.counted(batches), first_step + 1):
-                state, metrics = train_step(state, batch)
-                if unread is not None:
-                    read(step - 1, unread)
-                unread = metrics
-                stopped = stop_after(step)
-                probed = probe(step, state.params)
-                is_saved = stopped or step % experiment.checkpoints.every == 0 or step == n_steps
-                if probed or is_saved:
-                    # Read first: once it is saved, no later run logs this step again.
-                    read(step, metrics)
-                    unread = None
-                if probed and log is not None:
-                    log(step, probed)
-                    probes[step] = probed
-                    best = checkpoint.best_probe(probes, experiment.probe.metric)
-                    if best is not None and best.step == step:
-                        is_saved = True
-                if is_saved and save is not None:
-                    save(state, probed)
-                bar.update()
-                if stopped:
-                    break
-        except NonFiniteError:
-            if save is not None:
-                # Without the step that was one too many: the same command reaches it again.
-                save(state._replace(skipped=jnp.int32(experiment.step.skip_nonfinite)), {})
-            raise
+        for step, batch in enumerate(rates.counted(batches), first_step + 1):
+            state, metrics = train_step(state, batch)
+            if unread is not None:
+                read(step - 1, unread)
+            unread = metrics
+            stopped = stop_after(step)
+            probed = probe(step, state.params)
+            is_saved = stopped or step % experiment.checkpoints.every == 0 or step == n_steps
+            if probed or is_saved:
+                # Read first: once it is saved, no later run logs this step again.
+                read(step, metrics)
+                unread = None
+            if probed and log is not None:
+                log(step, probed)
+                probes[step] = probed
+                best = checkpoint.best_probe(probes, experiment.probe.metric)
+                if best is not None and best.step == step:
+                    is_saved = True
+            if is_saved and save is not None:
+                save(state, probed)
+            bar.update()
+            if stopped:
+                break
     if stopped:
         logger.info("%s: stopped and saved after step %d", workdir, step)
         raise SystemExit(0)
@@ -210,11 +222,7 @@ def _train(
 
 
 def _say_what_starts(
-    experiment: Experiment,
-    store: TokenStore,
-    model_config: ModelConfig,
-    workdir: Path,
-    first_step: int,
+    experiment: Experiment, store: TokenStore, workdir: Path, first_step: int
 ) -> None:
     """Logs the length of a run, and where its examples come from."""
     spec = experiment.batches
@@ -225,9 +233,6 @@ def _say_what_starts(
         f"{n_examples / epoch_examples(store, spec):.3g} epochs",
         f"about {run_tokens(experiment, store):.3g} tokens",
     ]
-    seconds = least_seconds(model_config, experiment.step.loss, spec, jax.devices())
-    if seconds is not None:
-        parts.append(f"{experiment.n_steps * seconds / 3600:.2g} hours or more")
     logger.info("%s: %s", workdir, ", ".join(parts))
     if len(store.sources) > 1:
         for source, share in zip(store.sources, source_shares(store, spec), strict=True):
@@ -275,6 +280,13 @@ def _initial_or_restored(
             f" config.train.skip_nonfinite is {experiment.step.skip_nonfinite}"
         )
     return state
+
+
+def _describe(store: TokenStore, spec: BatchSpec, step: int, metrics: Mapping[str, float]) -> str:
+    """Says of a step that is not finite what its batch was; that follows from seed and step."""
+    losses = [f"{name} {x:.4g}" for name, x in metrics.items() if name != "learning_rate"]
+    documents = first_three(batch_document_ids(store, spec, step - 1))
+    return f"step {step} is not finite ({', '.join(losses)}; documents {documents})"
 
 
 class _Rates:

@@ -155,17 +155,6 @@ def plan_step(
     return planned
 
 
-def least_seconds(
-    model_config: ModelConfig, settings: LossSettings, spec: BatchSpec, devices: Sequence[Any]
-) -> float | None:
-    """Returns the seconds that the arithmetic of a step takes at `peak_flops`, if known."""
-    peak = peak_flops(devices, settings.dtype)
-    if peak is None:
-        return None
-    work = _work(model_config, settings, spec.length, spec.n_rows // len(devices), 0)
-    return work.computed_flops * spec.n_rows / peak
-
-
 def peak_flops(devices: Sequence[Any], dtype: str) -> float | None:
     """Returns the floating-point operations a second of devices together, as published.
 

@@ -18,7 +18,6 @@ from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import mapped_step, replicate
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.pretrain.nonfinite import NonFiniteError
 from cocondenser_jax.pretrain.step import initial_state
 from tests.world import batches_of, model_of, read_metrics, step_of
 
@@ -129,7 +128,7 @@ def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
     # The number of steps that were left out survives the interruption.
     for _ in range(2):
         caplog.clear()
-        with caplog.at_level(logging.WARNING), pytest.raises(NonFiniteError) as stopped:
+        with caplog.at_level(logging.WARNING), pytest.raises(UserError) as stopped:
             train(config, run)
         said = str(stopped.value)
         assert said.startswith("step 6 is not finite (")

@@ -28,7 +28,6 @@ from cocondenser_jax.pretrain.plan import (
     _roofline,
     _Work,
     _work,
-    least_seconds,
     model_flops,
     peak_flops,
     plan,
@@ -105,27 +104,23 @@ def test_a_batch_that_does_not_fit_is_named(tmp_path):
     assert "memory, in all (GiB)" not in planned
 
 
-def test_the_least_time_of_a_step_is_its_arithmetic_at_the_peak():
+def test_the_work_of_a_step_counts_what_the_gradient_cache_repeats():
     core = SimpleNamespace(device_kind="TPU v3")
-    spec, settings = BatchSpec(0, 2048, 128), LossSettings(dtype="bfloat16", chunk_size=64)
+    settings = LossSettings(dtype="bfloat16", chunk_size=64)
     model = ModelConfig()
     per_span = 3 * forward_flops(model, 128, 26) + encode_flops(model, 128)
-    seconds = 4096 * per_span / (8 * 61.5e12)
-    assert least_seconds(model, settings, spec, [core] * 8) == pytest.approx(seconds)
+    assert _work(model, settings, 128, 512, 0).computed_flops == per_span
     # Without MLM the head is not computed.
     contrastive = settings._replace(objective="contrastive")
-    seconds = 4096 * 4 * encode_flops(model, 128) / (8 * 61.5e12)
-    assert least_seconds(model, contrastive, spec, [core] * 8) == pytest.approx(seconds)
-    chip = SimpleNamespace(device_kind="TPU v5 lite")
-    assert least_seconds(model, contrastive, spec, [chip] * 8) == pytest.approx(
-        seconds * 61.5 / 197
-    )
+    found = _work(model, contrastive, 128, 512, 0).computed_flops
+    assert found == 4 * encode_flops(model, 128)
     assert peak_flops([core] * 8, "bfloat16") == 8 * 61.5e12
+    chip = SimpleNamespace(device_kind="TPU v5 lite")
+    assert peak_flops([chip], "bfloat16") == 197e12
     assert peak_flops([SimpleNamespace(device_kind="NVIDIA H200")], "bfloat16") == 989e12
     assert peak_flops([core], "float32") is None
     assert model_flops(model, settings, 128) == 3 * forward_flops(model, 128, 26)
-    assert least_seconds(model, settings, spec, jax.devices()) is None
-    assert least_seconds(model, settings._replace(dtype="float32"), spec, [core]) is None
+    assert peak_flops(jax.devices(), "bfloat16") is None
 
 
 @pytest.mark.effect("plan --config", "plan --topology", "plan --json_out")

@@ -79,7 +79,7 @@ def test_the_agreement_is_the_share_of_the_ten_best_of_bm25_and_the_model(
 
 
 def test_passages_are_encoded_in_bfloat16_where_that_is_faster(store, make_model, monkeypatch):
-    sample = sample_store(store[0], 6)
+    sample = sample_store(store[0], np.arange(6))
     single = dense_run(load_retriever(make_model()), sample)
     monkeypatch.setattr(models, "_cpu_has_bfloat16", lambda: True)
     half = dense_run(load_retriever(make_model()), sample)

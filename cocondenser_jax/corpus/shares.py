@@ -93,7 +93,7 @@ def copies_in_share(work: Path, shard: tuple[int, int]) -> np.ndarray:
     index, n_ranges = shard
     numbers = []
     for each in range(n_ranges):
-        copies_Cx2 = np.load(copies_file(work, each), mmap_mode="r")
+        copies_Cx2 = np.load(copies_file(work, each), mmap_mode="r", allow_pickle=False)
         begin, end = np.searchsorted(copies_Cx2[:, 0], np.array([index, index + 1], np.uint64))
         numbers.append(copies_Cx2[begin:end, 1])
     return np.bincount(np.concatenate(numbers).astype(np.int64)) > 0
@@ -101,7 +101,7 @@ def copies_in_share(work: Path, shard: tuple[int, int]) -> np.ndarray:
 
 def _rows_of_range(path: Path, index: int, n_ranges: int) -> np.ndarray:
     """Reads the rows of a share whose digests lie in range i of n."""
-    rows_Dx3 = np.load(path, mmap_mode="r")
+    rows_Dx3 = np.load(path, mmap_mode="r", allow_pickle=False)
     borders = [k * _DIGEST_RANGE // n_ranges for k in (index, index + 1)]
     begin, end = (
         np.searchsorted(rows_Dx3[:, 0], np.uint64(border)) if border < _DIGEST_RANGE else None

@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from tqdm import tqdm
 
 from cocondenser_jax.corpus.shares import (
@@ -157,7 +156,11 @@ def build_share(
     settings = {"source": source, "max_tokens": max_tokens, "short_span_prob": short_span_prob}
     with new_folder(shard_folder(out, shard)) as folder:
         dropped = Counter(empty=0, duplicate=0, too_short=0)
-        is_copy = copies_in_share(work, shard)
+        is_copy_D = copies_in_share(work, shard)
+
+        def is_copy(number: int, _: str) -> bool:
+            return number < len(is_copy_D) and bool(is_copy_D[number])
+
         documents = read_share(source, n_documents, shard)
         kept = _without_copies(documents, is_copy, dropped)
         n_parts = len(open_source(source))
@@ -244,22 +247,19 @@ def _first_copies(
     documents: Iterable[Document], table: Path, dropped: Counter[str]
 ) -> Iterator[Document]:
     with _digest_table(table) as is_new:
-        for document in documents:
-            if not document.text.strip():
-                dropped["empty"] += 1
-            elif not is_new(text_digest(document.text)):
-                dropped["duplicate"] += 1
-            else:
-                yield document
+        yield from _without_copies(
+            documents, lambda _, text: not is_new(text_digest(text)), dropped
+        )
 
 
 def _without_copies(
-    documents: Iterable[Document], is_copy_D: np.ndarray, dropped: Counter[str]
+    documents: Iterable[Document], is_copy: Callable[[int, str], bool], dropped: Counter[str]
 ) -> Iterator[Document]:
+    """Streams what is not empty and no copy, which a document's number and text tell."""
     for number, document in enumerate(documents):
         if not document.text.strip():
             dropped["empty"] += 1
-        elif number < len(is_copy_D) and is_copy_D[number]:
+        elif is_copy(number, document.text):
             dropped["duplicate"] += 1
         else:
             yield document

@@ -25,13 +25,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.results import report
 from benchmarks.step import (
     LENGTH,
     Size,
@@ -107,7 +107,8 @@ def plain_pytorch(scale: Scale, dtype: str) -> Iterator[Row]:
     """Times plain PyTorch at the chunk size of `scale`, as it is and compiled on a GPU."""
     yield from _side("PyTorch", torch_side, scale.size, dtype, scale.steps)
     if alone(has_gpu):
-        yield from _side("PyTorch, compiled", compiled_side, scale.size, dtype, scale.steps)
+        compiled = partial(torch_side, compiled=True)
+        yield from _side("PyTorch, compiled", compiled, scale.size, dtype, scale.steps)
 
 
 def has_gpu() -> bool:
@@ -115,11 +116,6 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def compiled_side(folder: Path, size: Size, dtype: str, steps: int) -> Any:
-    """Times PyTorch with `torch.compile`."""
-    return torch_side(folder, size, dtype, steps, compiled=True)
 
 
 def _side(part: str, side: Callable[..., Any], size: Size, dtype: str, steps: int) -> Iterator[Row]:
@@ -296,18 +292,21 @@ PARTS: dict[str, Callable[[Scale, str], Any]] = {
 def measure(parts: list[str], scale: Scale, dtype: str, json_out: Path | None) -> list[Row]:
     """Runs some parts, and writes what there is after each row; a part that fails is a row too."""
     rows: list[Row] = []
+
+    def keep(row: Row) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if json_out:
+            json_out.write_text(json.dumps(rows, indent=1) + "\n")
+
     for part in parts:
         start = time.perf_counter()
         try:
             for row in PARTS[part](scale, dtype):
-                rows.append(row)
-                report(rows[-1:], None)
-                if json_out:
-                    json_out.write_text(json.dumps(rows, indent=1) + "\n")
+                keep(row)
         except Exception as error:  # the next part may still be measured
-            rows.append(_row(part, dtype, "failed", f"{type(error).__name__}: {error}"[:300]))
-        rows.append(_row(part, dtype, "seconds in all", time.perf_counter() - start))
-    report(rows, json_out)
+            keep(_row(part, dtype, "failed", f"{type(error).__name__}: {error}"[:300]))
+        keep(_row(part, dtype, "seconds in all", time.perf_counter() - start))
     return rows
 
 
@@ -318,7 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
-    parser.add_argument("--tiny", action="store_true", help="two layers, a few texts, 20 seconds")
+    parser.add_argument("--tiny", action="store_true", help="two layers and a few texts")
     parser.add_argument("--json_out", type=Path)
     given = parser.parse_args(arguments)
     parts = given.parts.split(",")

@@ -28,7 +28,7 @@ SETTINGS = {
     "batch_size": TRAINING["batch_size"]._replace(default=8, unit="queries"),
     "epochs": TRAINING["epochs"]._replace(default=3),
     "max_length": Setting(
-        160, Interval(8), "tokens", "of a pair: 32 + 128; the longer text is cut, the passage"
+        160, Interval(8), "tokens", "query and passage (32 + 128); the longer is truncated"
     ),
     "loss": Setting(
         "softmax",

@@ -14,7 +14,9 @@ SETTINGS = {
     "warm_start": Setting(
         "", None, "", "what to start from: Hugging Face folder or hub name, or a run folder"
     ),
-    "init_head": Setting(False, None, "", "draw a new Condenser head if the warm start has none"),
+    "init_head": Setting(
+        False, None, "", "start with a random Condenser head if the warm start has none"
+    ),
     # The batch.
     "data.store": Setting(
         "",
@@ -23,7 +25,7 @@ SETTINGS = {
         "a store made by `corpus`; or several, with weights: `wiki,2*books` reads books twice",
     ),
     "data.batch_size": Setting(
-        2048, Interval(1), "examples", "over all devices of all hosts; see `train.objective`"
+        2048, Interval(1), "examples", "per step, over all devices and hosts; see `train.objective`"
     ),
     "data.length": Setting(128, Interval(3), "tokens", "longest span, with [CLS] and [SEP]"),
     "data.pairs": Setting(
@@ -79,8 +81,8 @@ SETTINGS = {
         0.0,
         Interval(0),
         "",
-        "of predicting from the vector which tokens its span holds (arXiv 2401.11248), with any"
-        " objective; 0: not predicted",
+        "weight of predicting from the vector which tokens its span holds (arXiv 2401.11248),"
+        " with any objective; 0: off",
     ),
     "train.mlm_reduction": Setting(
         "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of the paper"
@@ -99,9 +101,9 @@ SETTINGS = {
         0, Interval(0), "steps", "NaN or infinite steps that a run may skip"
     ),
     "train.dtype": Setting(
-        "bfloat16", ("bfloat16", "float32"), "", "of the computation; parameters are float32"
+        "bfloat16", ("bfloat16", "float32"), "", "of activations; parameters are float32"
     ),
-    "optimizer.learning_rate": Setting(1e-4, Interval(0, 1), "", "peak"),
+    "optimizer.learning_rate": Setting(1e-4, Interval(0, 1), "", "peak; linear decay to 0"),
     "optimizer.warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
     "optimizer.weight_decay": Setting(0.01, Interval(0, 1), "", "none on biases and LayerNorm"),
     "optimizer.clip_norm": Setting(1.0, Interval(1e-6), "", "largest global norm of the gradient"),
@@ -113,22 +115,26 @@ SETTINGS = {
         2,
         Interval(2),
         "checkpoints",
-        "the latest to keep; two or more, as one may be damaged",
+        "how many recent ones to keep; at least two, in case the latest is damaged",
     ),
     "checkpoint.keep_every": Setting(
-        20_000, Interval(0), "steps", "never delete the checkpoints of multiples of this; 0: none"
+        20_000,
+        Interval(0),
+        "steps",
+        "never delete checkpoints whose step is a multiple of this; 0: keep none but the recent"
+        " and the best",
     ),
     # The probe; docs/probe.md says how to read it.
     "probe.every": Setting(
         2_000, Interval(0), "steps", "between two probes; 0: none, and no document is held out"
     ),
     "probe.documents": Setting(
-        512, Interval(0), "documents", "never trained on, for the probe; a tenth of all at most"
+        512, Interval(0), "documents", "held out for the probe; a tenth of all at most"
     ),
     "probe.data": Setting("", None, "", "a BEIR or MS MARCO folder that the probe searches, too"),
-    "probe.split": Setting("test", None, "", "of probe.data: the queries and their judgments"),
+    "probe.split": Setting("test", None, "", "which queries and judgments of probe.data to use"),
     "probe.passages": Setting(
-        5_000, Interval(0), "passages", "sample of probe.data, all relevant ones in it; 0: all"
+        5_000, Interval(0), "passages", "searched in probe.data, all relevant ones included; 0: all"
     ),
     "probe.metric": Setting(
         "",

@@ -75,10 +75,10 @@ TRAINING = {
 # What training on queries and passages has, whatever reads them.
 RANKING = {
     "split": Setting("train", GIVEN, "", "the judgments: qrels/SPLIT.tsv and the like"),
-    "train_queries": Setting(0, Interval(0), "queries", "drawn from the split by seed; 0: all"),
-    "negatives_run": Setting("", None, "", "TREC run"),
-    "negatives_per_query": Setting(7, Interval(0), "passages", "drawn anew every epoch"),
-    "negatives_depth": Setting(200, Interval(1), "passages", "per query, to draw negatives from"),
+    "train_queries": Setting(0, Interval(0), "queries", "a random sample of the split; 0: all"),
+    "negatives_run": Setting("", None, "", "TREC run to sample negatives from"),
+    "negatives_per_query": Setting(7, Interval(0), "passages", "sampled again every epoch"),
+    "negatives_depth": Setting(200, Interval(1), "passages", "per query, to sample from"),
 }
 SETTINGS = {
     "task": Setting("retriever", ("retriever",), "", "what is trained"),
@@ -89,10 +89,12 @@ SETTINGS = {
     "learning_rate": TRAINING["learning_rate"]._replace(default=5e-6),
     "pooling": Setting("", ("", "cls", "mean"), "", "'': the folder's own; a plain folder has cls"),
     "two_towers": Setting(False, None, "", "an encoder each for queries and passages"),
-    "query_length": Setting(32, Interval(3), "tokens", "kept of prompt and query"),
-    "passage_length": Setting(128, Interval(3), "tokens", "kept of prompt, title and text"),
-    "query_prompt": Setting("", None, "", "stands before a query; '': the folder's own"),
-    "passage_prompt": Setting("", None, "", "stands before a passage; '': the folder's own"),
+    "query_length": Setting(32, Interval(3), "tokens", "longest query, prompt included"),
+    "passage_length": Setting(
+        128, Interval(3), "tokens", "longest passage, prompt and title included"
+    ),
+    "query_prompt": Setting("", None, "", "put before every query; '': the folder's own"),
+    "passage_prompt": Setting("", None, "", "put before every passage; '': the folder's own"),
     "loss": Setting(
         "contrastive",
         ("contrastive", "soft_labels"),
@@ -111,14 +113,14 @@ SETTINGS = {
         "encoder",
         ("encoder", "bm25"),
         "",
-        "of hard batches, from the second epoch; the first: bm25",
+        "what scores hard batches from the second epoch; in the first, bm25 does",
     ),
     "batch_depth": Setting(100, Interval(1), "passages", "scored for each query, for hard batches"),
     "eval_every": Setting(
         0,
         Interval(0),
         "steps",
-        "between two evaluations; the best model is kept; 0: none, the last",
+        "between two evaluations, of which the best model is kept; 0: none, keep the last model",
     ),
     "eval_split": Setting("dev", GIVEN, "", "the judgments to evaluate on"),
     "eval_run": Setting(

@@ -124,7 +124,12 @@ OVERRIDES = click.Argument(
     ["overrides"], nargs=-1, callback=_refuse_unknown_flags, metavar="[--config.KEY=VALUE]..."
 )
 EXPERIMENT = (
-    required("--config", str, "the experiment", metavar="FILE.py[:ARGUMENT]"),
+    required(
+        "--config",
+        str,
+        "experiment file, your own or a shipped one (configs/small.py)",
+        metavar="FILE.py[:ARGUMENT]",
+    ),
     OVERRIDES,
 )
 JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")

@@ -69,7 +69,7 @@ def corpus(tasks, workers, executor, executor_options, json_out, **options):
     " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
     *EXPERIMENT,
     required("--workdir", Path, "the run folder: checkpoints, metrics, what the run decided"),
-    flag("--coordinator", str, "HOST:PORT of the first of several hosts; auto: ask the TPU pod"),
+    flag("--coordinator", str, "HOST:PORT of host 0; auto: ask the TPU pod, Slurm or Open MPI"),
     flag("--num_hosts", int, "with HOST:PORT: number of hosts"),
     flag("--host", int, "with HOST:PORT: number of this host, from 0"),
     flag("--profile_dir", Path, "folder for a trace of steps 2 to 5 (TensorBoard, Perfetto)"),

@@ -86,8 +86,8 @@ def load_folder(
       skip_from: the backbone layer that a new head reads, or a head that does not say which; None
         for the middle.
       representation: of the model's vectors, as in `ModelConfig`; "own": see `read_representation`.
-      init_head_seed: where the folder has no Condenser head, or no MLM projection, draw new ones
-        from this seed; None forbids it.
+      init_head_seed: where the folder has no Condenser head, or no MLM projection, start with
+        random ones from this seed; None forbids it.
 
     Returns:
       The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").
@@ -190,7 +190,7 @@ def with_missing_head(
                 f"{source} has no {part}; --init_head (of pretrain: --config.init_head=true)"
                 " starts with a new, random one"
             )
-        logger.warning("%s has no %s: a new one is drawn from seed %d", source, part, seed)
+        logger.warning("%s has no %s: starting with a random one (seed %d)", source, part, seed)
         new = to_tensors(init_params(config, seed), config)
         tensors = tensors | {name: new[name] for name in names}
     if missing := [name for name in shapes if name not in tensors]:

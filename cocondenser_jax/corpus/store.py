@@ -219,7 +219,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(
-            f"{file} has format version {version}, expected {FORMAT_VERSION}: make the store anew"
+            f"{file} has format version {version}, expected {FORMAT_VERSION}: make the store again"
         )
     if manifest.get("checksum") != manifest_checksum(manifest):
         raise UserError(f"{file} is damaged: its checksum is not that of its content")

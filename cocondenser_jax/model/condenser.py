@@ -173,7 +173,7 @@ class Condenser(nn.Module):
 
 
 def init_params(model_config: ModelConfig, seed: int) -> Any:
-    """Returns freshly drawn float32 parameters, as a tree of arrays."""
+    """Returns new random parameters, float32, as a tree of arrays."""
     model = Condenser(model_config)
     one = jnp.zeros((1, 2), jnp.int32)
     return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]

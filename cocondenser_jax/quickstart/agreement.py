@@ -1,10 +1,10 @@
-"""Does a model that has changed still agree with what a search found before? Without judgments.
+"""Measures, without judgments, how far a changed model agrees with what a search found before.
 
-Queries are a few words in a row of documents that were not trained on. What was there before is the
+Queries are a few words in a row of documents that were not trained on. What was found before is the
 fused ranking of BM25 and the model as published, and agreement is the share of the changed model's
 ten best passages that are among its ten best. Finding the document itself would prove little: it is
-what training on pairs of its text improves, whatever happens to real queries. docs/adapt.md shows
-the test on two collections.
+what training on pairs of its text improves, whatever happens to real queries. docs/adapt.md has
+results on three collections.
 """
 
 from collections.abc import Mapping

@@ -187,7 +187,7 @@ def test_a_missing_head_is_never_made_up_silently(folder, caplog):
     with caplog.at_level(logging.WARNING):
         config, params = load_folder(str(folder), n_head_layers=1, init_head_seed=3)
 
-    assert "Condenser head: a new one is drawn from seed 3" in caplog.text
+    assert "Condenser head: starting with a random one (seed 3)" in caplog.text
     assert config.n_head_layers == 1
     kernel = params["head_0"]["mlp_in"]["kernel"]
     assert kernel.shape == (32, 96 if config.is_modern else 48)
@@ -206,7 +206,7 @@ def test_a_plain_encoder_lacks_the_mlm_projection(bert_folder, caplog):
         load_folder(str(bert_folder))
     with caplog.at_level(logging.WARNING):
         config, params = load_folder(str(bert_folder), init_head_seed=0)
-    assert "MLM projection: a new one" in caplog.text
+    assert "MLM projection: starting with a random one" in caplog.text
     assert "Condenser head" not in caplog.text  # that one was there
     np.testing.assert_array_equal(params["mlm"]["norm"]["scale"], np.ones(32))
     drawn = to_tensors(init_params(config, 0), config)["cls.predictions.transform.dense.weight"]

@@ -1,18 +1,22 @@
-"""libtpu's own estimate of a training step on a TPU, by operation: what a change costs or gains.
+"""A training step compiled for a TPU: what devices exchange, and libtpu's estimate of its time.
 
 python -m benchmarks.cycles --config=configs/cocondenser.py --topology=v3-8 [--config.KEY=VALUE ...]
 
-A step where all chunks have the full length, one where all are short, the ten most expensive
-operations of the first, and, where the experiment names its store, a step of its chunks. The text
-that is read is that of libtpu 0.0.42; only programs of one version can be compared.
+First come its collectives, with their bytes, and its transfers to or from the host. Then the time
+of a step where all chunks have the full length, of one where all are short, of the ten most
+expensive operations of the first, and, where the experiment names its store, of a step of its
+chunks. The text that is read is that of libtpu 0.0.42; only programs of one version can be
+compared.
 """
 
 import argparse
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +47,8 @@ def main() -> None:
     model_config = ModelConfig(**experiment.network)
     program = compile_step(model_config, experiment.step, experiment.batches, devices)
     text = program.as_text() or ""
+    for line in describe_exchange(text):
+        print(line)
     full = estimated_cycles(text, max)
     short = estimated_cycles(text, min)
     show("step of full chunks", full.total(), clock)
@@ -52,6 +58,49 @@ def main() -> None:
     if config.data.store:
         share = share_of_full_chunks(experiment, Path(config.data.store), len(devices))
         show("step of the store", share * full.total() + (1 - share) * short.total(), clock)
+
+
+def describe_exchange(compiled_text: str) -> list[str]:
+    """Returns a line for each kind of collective of a step, and one for transfers to the host."""
+    sizes: dict[str, list[int]] = {}
+    for each in collectives(compiled_text):
+        sizes.setdefault(f"{each.kind} {each.dtype}", []).append(each.n_bytes)
+    lines = [f"{kind}: {len(n)} ({sum(n) / 1e6:,.3f} MB)" for kind, n in sizes.items()]
+    return [*lines, f"transfers to or from the host: {host_transfers(compiled_text)}"]
+
+
+class Collective(NamedTuple):
+    """An exchange between devices."""
+
+    kind: str  # all-gather, all-reduce, ...
+    dtype: str  # of its largest array, in XLA's notation: f32, bf16
+    n_bytes: int  # of its result
+
+
+def collectives(compiled_text: str) -> list[Collective]:
+    """Returns the collectives of a compiled program, from its text."""
+    found = []
+    pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
+    for result, kind in re.findall(pattern + r"(?:-start)?\(", compiled_text):
+        arrays = re.findall(r"(\w+)\[([\d,]*)\]", result)
+        sizes = [
+            (_bits(dtype) * math.prod(int(n) for n in shape.split(",") if n) // 8, dtype)
+            for dtype, shape in arrays
+        ]
+        found.append(Collective(kind, max(sizes)[1], sum(size for size, _ in sizes)))
+    return found
+
+
+def host_transfers(compiled_text: str) -> int:
+    """Returns how many instructions of a compiled program exchange data with the host."""
+    operations = r" (?:infeed|outfeed|send|recv|send-start|recv-start)\("
+    calls = r'custom_call_target="[^"]*(?:[Hh]ost|callback)[^"]*"'
+    return len(re.findall(f"{operations}|{calls}", compiled_text))
+
+
+def _bits(dtype: str) -> int:
+    """The size of an element in XLA's notation: f32, bf16, s32, pred."""
+    return int((re.findall(r"\d+", dtype) or [8])[0])
 
 
 def show(name: str, cycles: float, clock: int) -> None:

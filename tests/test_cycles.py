@@ -1,15 +1,68 @@
 """What benchmarks/cycles.py reads of a compiled program, and which chunks are short."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from benchmarks.cycles import estimated_cycles, share_of_full_chunks
+from benchmarks.cycles import (
+    Collective,
+    collectives,
+    estimated_cycles,
+    host_transfers,
+    share_of_full_chunks,
+)
 from cocondenser_jax.configs import default
 from cocondenser_jax.corpus.batches import make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain.experiment import resolve
 from tests.world import make_texts, write_store
+
+GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
+REDUCE = (
+    "%z = (f32[]{:T(256)}, bf16[8,2]{1,0}, /*index=2*/f32[4]{0}) all-reduce-start(%a, %b, %c)\n"
+    "%w = (f32[]{:T(256)}, bf16[8,2]{1,0}, f32[4]{0}) all-reduce-done(%z)"
+)
+
+
+def test_collectives_are_read_with_type_and_bytes():
+    assert collectives(f"{GATHER}\n%d = f32[2]{{0}} add(%a, %b)\n{REDUCE}") == [
+        Collective("all-gather", "f32", 4 * 512 * 256),
+        Collective("all-reduce", "bf16", 4 + 2 * 16 + 4 * 4),
+    ]
+
+
+def test_transfers_to_the_host_are_found():
+    assert host_transfers(GATHER + REDUCE) == 0
+    outfeed = "%o = token[] outfeed(%x, %token)"
+    callback = '%c = f32[] custom-call(%x), custom_call_target="xla_python_cpu_callback"'
+    assert host_transfers(f"{GATHER}\n{outfeed}\n{callback}") == 2
+
+
+def test_the_step_exchanges_vectors_cotangents_and_gradients_once():
+    pytest.importorskip("libtpu")
+    # In a process where XLA's optimizations are not turned off.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-m", "benchmarks.cycles", "--config=configs/quickstart.py"]
+    overrides = ("train.chunk_size=4", "train.dtype=bfloat16", "model.hidden_dropout_prob=0.1")
+    command += [f"--config.{override}" for override in overrides]
+    printed = subprocess.check_output(command, env=environment, text=True)
+    found = dict(line.split(": ") for line in printed.splitlines() if ": " in line)
+    # 128 vectors of 128 numbers in float32; their cotangents; 4.5 million parameters.
+    # And two whole numbers for each, the document and the text.
+    assert set(found) == {
+        "all-gather f32",
+        "all-gather s32",
+        "all-reduce f32",
+        "transfers to or from the host",
+    }
+    assert found["all-gather s32"] == "1 (0.001 MB)"
+    assert found["all-gather f32"] == "1 (0.066 MB)"
+    assert found["all-reduce f32"].startswith("2 (")
+    assert found["transfers to or from the host"] == "0"
 
 
 def test_cycles_are_added_up_over_loops_branches_and_layers():

@@ -1,9 +1,9 @@
 """Estimates what a training step needs on a TPU, without having one.
 
 libtpu compiles for TPUs that are not there. The step compiled here is the one that training runs,
-so its memory and its collectives are as the compiler says. Time is not measured: the roofline is
-the least that arithmetic, memory and network allow. benchmarks/cycles.py prints the compiler's own
-estimate.
+so its memory is as the compiler says. Time is not measured: the roofline is the least that
+arithmetic, memory and network allow. benchmarks/cycles.py prints what devices exchange in the
+compiled program, and the compiler's own estimate of time.
 """
 
 import importlib.util
@@ -30,7 +30,6 @@ from cocondenser_jax.model.flops import (
     layers_flops,
     prediction_flops,
 )
-from cocondenser_jax.pretrain import compiled
 from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
@@ -93,8 +92,8 @@ def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
 
     Returns:
       {quantity: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
-      collectives per step with their bytes, and the roofline of a step and of the whole run. Where
-      it does not fit, only what is known without a compiled program.
+      and the roofline of a step and of the whole run. Where it does not fit, only what is known
+      without a compiled program.
     """
     experiment = resolve_to_plan(config)
     model_config = ModelConfig(**experiment.network)
@@ -138,15 +137,8 @@ def plan_step(
         if not exhausted:
             raise
         return {"fits": f"no: {reason.splitlines()[0]}", **known}
-    text = program.as_text() or ""
-    found = compiled.collectives(text)
-    seconds = _roofline(core, work, n_spans, found, len(devices))
+    seconds = _roofline(core, work, n_spans, len(devices))
     planned = {"fits": "yes"} | known | _memory(core, program.memory_analysis(), state)
-    sizes: dict[str, list[int]] = {}
-    for each in found:
-        sizes.setdefault(f"per step, {each.kind} {each.dtype}", []).append(each.n_bytes)
-    planned |= {kind: f"{len(n)} ({sum(n) / 1e6:,.3f} MB)" for kind, n in sizes.items()}
-    planned["per step, transfers to or from the host"] = compiled.host_transfers(text)
     for what, value in seconds.items():
         planned[f"roofline, {what} (ms)"] = 1e3 * value
     if n_steps := settings.optimizer.n_steps:
@@ -180,6 +172,8 @@ class _Work(NamedTuple):
     model_flops: int  # floating-point operations of one span: forward pass and gradient
     computed_flops: int  # of one span, with what the gradient cache and `remat` repeat
     traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
+    gradients: int  # bytes
+    vectors: int  # bytes of those that a contrastive loss compares on all cores
 
 
 def _work(
@@ -209,7 +203,14 @@ def _work(
         computed += layers
         n_reads += 1
     per_chunk = n_reads * jnp.dtype(settings.dtype).itemsize + 8
-    return _Work(3 * forward, computed, n_params * (n_chunks * per_chunk + 28))
+    n_vectors = n_spans * objective.n_contrasted // 2
+    return _Work(
+        model_flops=3 * forward,
+        computed_flops=computed,
+        traffic=n_params * (n_chunks * per_chunk + 28),
+        gradients=4 * n_params,
+        vectors=4 * n_vectors * model_config.hidden_size,
+    )
 
 
 def find_topology(name: str) -> tuple[Core, list[Any]]:
@@ -262,15 +263,14 @@ def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:
     return {**in_gib, "memory of a core (GiB)": float(core.memory)}
 
 
-def _roofline(
-    core: Core, work: _Work, n_spans: int, found: list[compiled.Collective], n_devices: int
-) -> dict[str, float]:
+def _roofline(core: Core, work: _Work, n_spans: int, n_devices: int) -> dict[str, float]:
     """Returns the seconds that a step takes at least, and its three bounds.
 
-    Arithmetic and memory overlap; collectives are counted as rings that overlap with nothing.
+    Arithmetic and memory overlap. The vectors are gathered, their cotangents and the gradients
+    added up, in rings that overlap with nothing.
     """
-    share = (n_devices - 1) / n_devices
-    moved = sum(x.n_bytes * share * (2 if x.kind == "all-reduce" else 1) for x in found)
+    gathered = work.vectors * n_devices
+    moved = (gathered + 2 * (gathered + work.gradients)) * (n_devices - 1) / n_devices
     bounds = {
         "arithmetic": work.computed_flops * n_spans / (core.compute * 1e12),
         "memory": work.traffic / (core.bandwidth * 1e9),

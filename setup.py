@@ -82,6 +82,7 @@ setup(
         "backports.zstd>=1.0",
         "click>=8.4",
         "datasets>=5",
+        "fsspec>=2025.3",
         "huggingface_hub>=1.31",
         "ir-measures>=0.4",
         "ml_collections>=1.1",

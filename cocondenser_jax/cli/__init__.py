@@ -22,7 +22,8 @@ from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.cli.output import LogFormatter
 from cocondenser_jax.errors import UserError, name_extra
 
-_QUIET = "datasets faiss httpx jax sentence_transformers".split()  # their INFO is not shown
+# Libraries whose INFO is not shown.
+_QUIET = "aiobotocore datasets faiss httpx jax sentence_transformers".split()
 
 # Errors of the operating system that the user can mend.
 _FIXABLE = {

@@ -44,7 +44,7 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
     "encode --model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
     required("--model", Path, "the retriever: a folder or Hub name"),
     required("--corpus", Path, "a folder in BEIR or MS MARCO layout, or its file of passages"),
-    required("--out", Path, "the folder for the embeddings, in shards"),
+    required("--out", Path, "the folder for the embeddings, or a URL such as gs://bucket/vectors"),
     flag("--batch_size", int, "passages per forward pass (default: 128; on a CPU 32)"),
     flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
     flag("--shard_size", int, "passages per shard (default: a twentieth, 500 to 5000)"),
@@ -64,6 +64,7 @@ def encode(
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.embeddings import write_parquet
     from cocondenser_jax.retrieval.encode import encode_corpus, encode_in_parts
+    from cocondenser_jax.storage.remote import output_folder
 
     if backend == "jax":
         from cocondenser_jax.flax_encoder import run_in_flax
@@ -71,28 +72,32 @@ def encode(
         options["backend"] = run_in_flax
     if tasks and shard != (0, 1):
         raise UserError("give one of --tasks and --shard")
-    if tasks is None:
-        manifest = encode_corpus(model, corpus, out, shard=shard, **options)
-    else:
-        engine = make_engine(tasks, workers, executor, executor_options)
-        manifest = encode_in_parts(model, corpus, out, engine, **options)
-    if parquet:
-        write_parquet(out, parquet, shard)
+    with output_folder(out) as folder:
+        if tasks is None:
+            manifest = encode_corpus(model, corpus, folder, shard=shard, **options)
+        else:
+            engine = make_engine(tasks, workers, executor, executor_options)
+            manifest = encode_in_parts(model, corpus, folder, engine, **options)
+        if parquet:
+            write_parquet(folder, parquet, shard)
     print_metrics(manifest, json_out)
 
 
 @command(
     "index --embeddings=runs/embeddings --out=runs/index",
     required("--embeddings", Path, "the folder that encode wrote"),
-    required("--out", Path, "the folder for the index"),
+    required("--out", Path, "the folder for the index, or a URL such as s3://bucket/index"),
     flag("--factory", "Flat", "faiss index string, such as IVF1024,Flat or HNSW32; Flat is exact"),
     JSON_OUT,
 )
-def index(json_out, **places):
+def index(out, json_out, **options):
     """Build a faiss index of embeddings."""
     from cocondenser_jax.retrieval.index import build_index
+    from cocondenser_jax.storage.remote import output_folder
 
-    print_metrics(build_index(**places), json_out)
+    with output_folder(out) as folder:
+        manifest = build_index(out=folder, **options)
+    print_metrics(manifest, json_out)
 
 
 @command(

@@ -45,21 +45,23 @@ def vocabulary(source, out, kind, cased, **options):
     "corpus --source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
     required("--source", str, _SOURCE),
     required("--tokenizer", str, "the model's tokenizer: a folder or Hub name"),
-    required("--out", Path, "output folder of the store"),
+    required("--out", Path, "output folder of the store, or a URL such as gs://bucket/store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),
     flag("--short_span_prob", 0.0, "share of spans that end early, at a random length"),
     *ENGINE,
     JSON_OUT,
 )
-def corpus(tasks, workers, executor, executor_options, json_out, **options):
+def corpus(out, tasks, workers, executor, executor_options, json_out, **options):
     """Cut and tokenize documents into a store that pretrain reads."""
     from cocondenser_jax.corpus.build import build_shards, build_store
+    from cocondenser_jax.storage.remote import output_folder
 
-    if tasks is None:
-        manifest = build_store(**options)
-    else:
-        engine = make_engine(tasks, workers, executor, executor_options)
-        manifest = build_shards(engine=engine, **options)
+    with output_folder(out) as folder:
+        if tasks is None:
+            manifest = build_store(out=folder, **options)
+        else:
+            engine = make_engine(tasks, workers, executor, executor_options)
+            manifest = build_shards(out=folder, engine=engine, **options)
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)
 

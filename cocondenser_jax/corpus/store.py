@@ -20,6 +20,7 @@ import numpy as np
 from cocondenser_jax.corpus.token_files import TokenFiles, map_files, read_id, read_windows
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, read_object
+from cocondenser_jax.storage.remote import local_copy
 from cocondenser_jax.storage.runs import require_same, shard_folders
 
 FORMAT_VERSION = 3
@@ -123,8 +124,9 @@ def open_store(path: Path) -> TokenStore:
     """Opens a store, all shards in a folder, or several stores, as one; reads no tokens yet.
 
     Args:
-      path: a folder of `build_store`, or of its shards; or several, separated by commas. Prefix a
-        folder with `N*` to read it N times per epoch: `stores/wikipedia,2*stores/books`.
+      path: a folder of `build_store`, or of its shards, or its URL on an object store; or several,
+        separated by commas. Prefix a folder with `N*` to read it N times per epoch:
+        `stores/wikipedia,2*stores/books`.
     """
     path = Path(path)
     sources = []
@@ -191,7 +193,7 @@ def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
         return [(1.0, path)]
     parts = str(path).split(",")
     named = [re.fullmatch(r"(?s)(?:(\d+(?:\.\d+)?)\*)?(.+)", part) for part in parts]
-    stores = [(float(match[1] or 1), Path(match[2])) for match in named if match]
+    stores = [(float(match[1] or 1), local_copy(Path(match[2]))) for match in named if match]
     if len(stores) < len(named) or not all(weight > 0 for weight, _ in stores):
         raise UserError(f"{path}: expected stores and weights above 0 as in wikipedia,2*books")
     return stores

@@ -28,6 +28,7 @@ from cocondenser_jax.retrieval.embeddings import (
     write_table,
 )
 from cocondenser_jax.storage.files import file_sha256, new_folder, write_json
+from cocondenser_jax.storage.remote import local_copy
 
 _PASSAGES_FILE = "passages.arrow"
 # Vectors to train a compressed index on: at least so many, and so many for each list of an IVF.
@@ -46,6 +47,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
     Raises:
       UserError: also if `out` exists, or faiss does not know the string or needs more passages.
     """
+    embeddings = local_copy(embeddings)
     manifest = read_manifest(embeddings)
     table = open_shards(embeddings, manifest)
     vectors = shard_vectors(table)

@@ -28,6 +28,7 @@ from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
 from cocondenser_jax.retrieval.index import read_index
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
 from cocondenser_jax.storage.files import without_surrogates
+from cocondenser_jax.storage.remote import local_copy
 
 _QUERIES_AT_ONCE = 256
 # How many passages of each side are fused, or more where more are asked for.
@@ -61,7 +62,7 @@ def open_index(
     A search of embeddings reads all of them, block by block, and is exact, as with "Flat".
 
     Args:
-      folder: of `index.build_index` or `encode.encode_corpus`.
+      folder: of `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
       model_folder: the model, wherever it lies now.
       parameters: of the search in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for
         HNSW: slower and more exact. Embeddings have none.
@@ -73,6 +74,7 @@ def open_index(
     """
     if hybrid not in (None, *METHODS):
         raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
+    folder = local_copy(folder)
     manifest = read_manifest(folder)
     is_index = "index_sha256" in manifest
     if parameters and not is_index:

@@ -120,7 +120,9 @@ def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
     (first, printed), (second, _) = run_two_hosts(tmp_path, BREAKS_DOWN)
     assert (first, second) == (-signal.SIGABRT, -signal.SIGKILL)
     # JAX's own message; or gloo's, through which CPUs speak, if the loss cut a collective in two.
-    assert re.search(r"Terminating process because the JAX distributed|gloo::EnforceNotMet", printed)
+    assert re.search(
+        r"Terminating process because the JAX distributed|gloo::EnforceNotMet", printed
+    )
 
     # One that does not fit is refused with a message; the other ends with it.
     (first, _), (second, printed) = run_two_hosts(tmp_path, OTHER_SEED)

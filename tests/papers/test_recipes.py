@@ -271,9 +271,14 @@ def test_rows_of_bm25_are_those_of_anserini(table, settings):
     assert {(g["--data"], g["--k1"], g["--b"]) for g in marco} == {settings}
 
 
-def test_objectives_are_continued_from_the_same_stage_1():
+def test_objectives_are_continued_from_the_quickstarts_stage_1():
     steps = steps_of("mini/objectives")
-    commands = [c for step in steps.values() for c in step.commands if c[1] == "pretrain"]
-    first, *further = (dict(flags(command)) for command in commands)
-    assert first["--config.train.objective"] == "condenser"
-    assert {given["--config.warm_start"] + ".run" for given in further} == {first["--workdir"]}
+    commands = [c for step in steps.values() for c in step.commands]
+    further = [dict(flags(command)) for command in commands if command[1] == "pretrain"]
+    start = "W/quickstart/compare/condenser/model"
+    assert {given["--config.warm_start"] for given in further} == {start}
+    assert {given["--config.train.steps"] for given in further} == {"300"}
+    tuned = [dict(flags(command)) for command in commands if command[1] == "finetune"]
+    assert {given["--config.model"] + ".run" for given in tuned} == {
+        given["--workdir"] for given in further
+    }

@@ -246,3 +246,16 @@ def _write_quickstart(data, workdir):
         main(["bm25", f"--data={data / 'boolq'}", f"--run_out={folder / 'test.trec'}"])
     shutil.copy(quickstart / "test.trec", quickstart / "bm25.trec")
     (quickstart / "results.json").touch()
+
+
+def write_quickstart_models(workdir):
+    """Puts the network of the quickstart's stage 1 where `mini` looks for it, and retrievers."""
+    quickstart = workdir / "quickstart"
+    model = quickstart / "compare" / "condenser" / "model"
+    config, store = "configs/quickstart.py:condenser", quickstart / "store"
+    run = workdir / "stage1"
+    execute(["cocondenser", "pretrain", f"--config={config}", f"--workdir={run}",
+             f"--config.data.store={store}"])  # fmt: skip
+    execute(["cocondenser", "convert", f"--checkpoint={run}", f"--out={model}"])
+    for folder in (model.parent, quickstart):
+        shutil.copytree(model, folder / "retriever")

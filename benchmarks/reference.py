@@ -151,17 +151,6 @@ def mlm_sum(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tenso
     )
 
 
-def bag_of_words_loss(
-    logits_BxV: torch.Tensor, ids_BxL: torch.Tensor, mask_BxL: torch.Tensor
-) -> torch.Tensor:
-    """Returns the mean over spans of −log softmax at each token that a span holds."""
-    losses = []
-    for logits_V, ids_L, mask_L in zip(logits_BxV, ids_BxL, mask_BxL, strict=True):
-        tokens = ids_L[mask_L][1:-1].unique()  # without [CLS] and [SEP]
-        losses.append(-logits_V.float().log_softmax(dim=0)[tokens].mean())
-    return torch.stack(losses).mean()
-
-
 def contrastive_loss(vectors_SxD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Returns the mean over spans of equation 6 of arXiv 2108.05540; rows 2i and 2i + 1 pair up."""
     logits_SxS = (scale * vectors_SxD @ vectors_SxD.T).fill_diagonal_(-torch.inf)

@@ -24,7 +24,6 @@ from ml_collections import ConfigDict
 from benchmarks.reference import (
     IGNORED,
     TorchCondenser,
-    bag_of_words_loss,
     contrastive_loss,
     full_labels,
     mlm_sum,
@@ -197,12 +196,7 @@ def _torch_side(
     if settings.mlm_reduction == "span_sum":
         mlm = mlm * n_masked / len(labels)
     losses["contrastive_loss"] = contrastive_loss(vectors_SxD, scale)
-    loss = mlm + losses["contrastive_loss"]
-    if settings.bow_weight:
-        unmasked = torch.where(labels == IGNORED, ids, labels)
-        losses["bow_loss"] = bag_of_words_loss(model.project(vectors_SxD), unmasked, mask)
-        loss += settings.bow_weight * losses["bow_loss"]
-    losses["loss"] = loss
+    losses["loss"] = mlm + losses["contrastive_loss"]
     losses["loss"].backward()
     computed = {name: value.detach().numpy() for name, value in losses.items()}
     return {**computed, "vectors": vectors_SxD.detach().numpy(), **model.gradients()}

@@ -66,24 +66,16 @@ SETTINGS = {
     # The loss and how it is computed.
     "train.objective": Setting(
         "cocondenser",
-        ("mlm", "condenser", "cocondenser", "mlm_contrastive", "contrastive", "ict"),
+        ("mlm", "condenser", "cocondenser", "contrastive", "ict"),
         "",
-        "an example is a span (mlm, condenser), two spans of a document (cocondenser;"
-        " mlm_contrastive: without head; contrastive: without MLM), or a sentence and the rest of"
-        " its span (ict)",
+        "an example is a span (mlm, condenser), two spans of a document (cocondenser; contrastive:"
+        " without MLM), or a sentence and the rest of its span (ict)",
     ),
     "train.epochs": Setting(
         8.0, Interval(1e-6), "epochs", "length of the run: passes over the store"
     ),
     "train.steps": Setting(0, Interval(0), "steps", "length of the run; 0: epochs decide"),
     "train.mlm_weight": Setting(1.0, Interval(0), "", "weight of the MLM loss"),
-    "train.bow_weight": Setting(
-        0.0,
-        Interval(0),
-        "",
-        "weight of predicting from the vector which tokens its span holds (arXiv 2401.11248),"
-        " with any objective; 0: off",
-    ),
     "train.mlm_reduction": Setting(
         "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of the paper"
     ),

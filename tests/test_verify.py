@@ -46,7 +46,6 @@ def experiment(store):
     config.model.update({"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2})
     config.model.update({"intermediate_size": 32, "max_position_embeddings": 24, "skip_from": 1})
     config.train.update({"steps": 2, "chunk_size": 0, "mlm_weight": 0.5})
-    config.train.bow_weight = 0.25
     config.checkpoint.every = 1
     return config.lock()
 
@@ -64,8 +63,7 @@ def test_all_implementations_agree_on_a_real_batch(run, folder):
     assert all(row.passes for row in rows.values())
     assert rows["loss"].direct == pytest.approx(
         0.5 * (rows["head mlm loss"].direct + rows["late mlm loss"].direct)
-        + rows["contrastive loss"].direct
-        + 0.25 * rows["bow loss"].direct,
+        + rows["contrastive loss"].direct,
         rel=1e-5,
     )
     assert rows["gradient"].direct > 0
@@ -113,7 +111,7 @@ def test_an_older_checkpoint_on_other_documents(run, tmp_path):
         config, params, _ = load_run(run, step)
         still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
         batch = make_batch(open_store(store), BatchSpec(0, 3, 24), 0)
-        settings = LossSettings(mlm_weight=0.5, bow_weight=0.25)
+        settings = LossSettings(mlm_weight=0.5)
         losses, _ = batch_gradient(dataclasses.replace(config, **still), settings, params, batch)
         return float(losses["loss"])
 

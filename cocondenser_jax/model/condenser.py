@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
+from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, fold_in
@@ -119,11 +119,6 @@ class Condenser(nn.Module):
         rows_BxQ = self._pooled_rows(input_ids_BxL)
         _, late_BxQxD = self._backbone(input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ)
         return self._scaled(self._pool(late_BxQxD, attention_mask_BxL))
-
-    def predict_words(self, vectors_BxD: Float[Array, "B D"]) -> Float32[Array, "B V"]:
-        """Returns what the MLM projection predicts from vectors, logits of the vocabulary."""
-        rows_Bx1xD = vectors_BxD[:, None].astype(self.dtype)
-        return self.mlm(rows_Bx1xD, self.embeddings.word.embedding)[:, 0]
 
     def _pooled_rows(self, input_ids_BxL: Int[Input, "B L"]) -> Int[Array, "B 1"] | None:
         """Returns the rows of the last layer that the vector is made of; None for all."""

@@ -15,12 +15,8 @@ def encode_flops(config: ModelConfig, length: int) -> int:
 def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
     """Returns the operations of the whole Condenser for one span with `n_masked` mask slots."""
     predictions = n_masked * ((config.n_head_layers > 0) + config.late_mlm)
-    return layers_flops(config, length, n_masked) + predictions * prediction_flops(config)
-
-
-def prediction_flops(config: ModelConfig) -> int:
-    """Returns those of the MLM projection of one row."""
-    return 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
+    per_prediction = 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
+    return layers_flops(config, length, n_masked) + predictions * per_prediction
 
 
 def layers_flops(config: ModelConfig, length: int, n_masked: int) -> int:

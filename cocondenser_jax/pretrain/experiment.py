@@ -71,7 +71,6 @@ def resolve_without_store(
         objective=train.objective,
         mlm_weight=train.mlm_weight,
         mlm_reduction=train.mlm_reduction,
-        bow_weight=train.bow_weight,
         chunk_size=train.chunk_size,
         dtype=train.dtype,
         remat=train.remat,

@@ -31,28 +31,6 @@ def masked_lm_sum(
     return jnp.sum(_cross_entropy(logits_SxV, labels_BxM.reshape(-1)) * weights_BxM.reshape(-1))
 
 
-def bag_of_words_sum(
-    logits_BxV: Float[Array, "B V"], ids_BxL: Int[Array, "B L"], is_word_BxL: Bool[Array, "B L"]
-) -> Float[Array, ""]:
-    """Returns the sum over spans of the loss of predicting which tokens a span holds.
-
-    For the set W of a span's tokens, L = -(1 / |W|) sum over w in W of log softmax(logits)_w: Ma et
-    al., arXiv 2401.11248. Here, stop words are among them.
-
-    Args:
-      logits_BxV: float32, predicted from each span's vector.
-      ids_BxL: the tokens before any was masked.
-      is_word_BxL: true at tokens that count, false at specials and padding.
-    """
-    same_BxLxL = (ids_BxL[:, :, None] == ids_BxL[:, None]) & is_word_BxL[:, None]
-    # Of a token that occurs k times, each occurrence counts 1 / k.
-    weights_BxL = is_word_BxL / jnp.maximum(jnp.sum(same_BxLxL, axis=2), 1)
-    found_BxL = jnp.take_along_axis(logits_BxV, ids_BxL, axis=1)
-    losses_BxL = jax.nn.logsumexp(logits_BxV, axis=1, keepdims=True) - found_BxL
-    n_words_B = jnp.maximum(jnp.sum(weights_BxL, axis=1), 1.0)
-    return jnp.sum(jnp.sum(weights_BxL * losses_BxL, axis=1) / n_words_B)
-
-
 def corpus_contrastive_sum(
     vectors_SxD: Float[Array, "S D"],
     origins_Sx2: Int[Array, "S 2"],
@@ -124,15 +102,7 @@ OBJECTIVES = {
         contrast=corpus_contrastive_sum,
         n_contrasted=2,
     ),
-    # Its ablation without the head.
-    "mlm_contrastive": Objective(
-        "pair",
-        predicts_tokens=True,
-        has_head=False,
-        contrast=corpus_contrastive_sum,
-        n_contrasted=2,
-    ),
-    # Without masked tokens, too.
+    # Its ablation without masked tokens.
     "contrastive": Objective(
         "pair",
         predicts_tokens=False,

@@ -24,12 +24,7 @@ from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import (
-    encode_flops,
-    forward_flops,
-    layers_flops,
-    prediction_flops,
-)
+from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
 from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
@@ -191,8 +186,6 @@ def _work(
         n_masked = mask_capacity(length)
         forward = forward_flops(model_config, length, n_masked)
         layers = layers_flops(model_config, length, n_masked)
-    if settings.bow_weight:
-        forward += prediction_flops(model_config)
     n_chunks = n_spans // (settings.chunk_size or n_spans)
     computed = 3 * forward
     n_reads = 2

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.corpus.masking import mask_capacity
@@ -20,7 +20,7 @@ from cocondenser_jax.model.condenser import Condenser, CondenserOutput, init_par
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
-from cocondenser_jax.pretrain.objectives import OBJECTIVES, bag_of_words_sum, masked_lm_sum
+from cocondenser_jax.pretrain.objectives import OBJECTIVES, masked_lm_sum
 from cocondenser_jax.pretrain.optimizer import AdamW, learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
@@ -37,7 +37,6 @@ class LossSettings(NamedTuple):
     objective: str = "cocondenser"
     mlm_weight: float = 1.0
     mlm_reduction: str = "token_mean"  #: or "span_sum"
-    bow_weight: float = 0.0
     chunk_size: int = 0  #: spans; 0 for all that a device has
     dtype: str = "float32"
     remat: bool = False
@@ -104,11 +103,10 @@ def loss_and_gradient(
 ) -> tuple[Metrics, Any]:
     """Returns the losses of the whole batch and their gradient, the same on every device.
 
-    L = mlm_weight * L_mlm + L_co, or what the objective has of the two, + bow_weight * L_bow. L_mlm
-    is the head's masked-token loss plus, with `late_mlm`, the backbone's, averaged over all masked
-    tokens of the global batch (`token_mean`), or summed within a span and averaged over spans as in
-    equations 5 and 7 of arXiv 2108.05540 (`span_sum`). L_co is the mean of the objective's
-    contrastive loss, L_bow that of bag-of-words prediction over all spans.
+    L = mlm_weight * L_mlm + L_co, or what the objective has of the two. L_mlm is the head's
+    masked-token loss plus, with `late_mlm`, the backbone's, averaged over all masked tokens of the
+    global batch (`token_mean`), or summed within a span and averaged over spans as in equations 5
+    and 7 of arXiv 2108.05540 (`span_sum`). L_co is the mean of the objective's contrastive loss.
 
     To be mapped with the axis name `AXIS` over devices, each with its part of the batch. The step
     seeds the dropout.
@@ -120,26 +118,15 @@ def loss_and_gradient(
     n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)
     per_token = settings.mlm_reduction == "token_mean"
     mlm_scale = settings.mlm_weight / (n_masked if per_token else n_spans)
-    counts = {"head_mlm": n_masked, "late_mlm": n_masked, "bow": n_spans}
-    scales = {"head_mlm": mlm_scale, "late_mlm": mlm_scale, "bow": settings.bow_weight / n_spans}
-
-    def weigh(sums: Sums) -> Float[Array, ""]:
-        return sum((scales[name] * total for name, total in sums.items()), jnp.zeros(()))
 
     def forward(params: Any, chunk: tuple) -> tuple[Float[Array, "B D"], Float[Array, ""], Sums]:
+        if not objective.predicts_tokens:
+            return encode(params, chunk), jnp.zeros(()), {}
         batch, seeds_B = chunk
-        sums: Sums = {}
-        if objective.predicts_tokens:
-            inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
-            output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
-            vectors_BxD = output.vectors_BxD
-            sums = _mlm_sums(output, batch)
-        else:
-            vectors_BxD = encode(params, chunk)
-        if settings.bow_weight:
-            logits = model.apply({"params": params}, vectors_BxD, method=model.predict_words)
-            sums["bow"] = bag_of_words_sum(cast(jax.Array, logits), *_words(batch))
-        return vectors_BxD, weigh(sums), sums
+        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
+        output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
+        sums = _mlm_sums(output, batch)
+        return output.vectors_BxD, mlm_scale * sum(sums.values()), sums
 
     def encode(params: Any, chunk: tuple) -> Float[Array, "B D"]:
         batch, seeds_B = chunk
@@ -174,9 +161,9 @@ def loss_and_gradient(
     # Every device holds its own share of sums over the global batch: add them once.
     contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
     losses = {
-        "loss": weigh(sums) + contrastive_loss,
-        # MLM's per masked token, whatever the reduction, so that runs can be compared.
-        **{f"{name}_loss": total / counts[name] for name, total in sums.items()},
+        "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
+        # Per masked token, whatever the reduction, so that runs can be compared.
+        **{f"{name}_loss": total / n_masked for name, total in sums.items()},
     }
     if objective.contrast:
         losses["contrastive_loss"] = contrastive_loss
@@ -191,17 +178,6 @@ def _mlm_sums(output: CondenserOutput, batch: Any) -> Sums:
         for name, logits_BxMxV in logits.items()
         if logits_BxMxV is not None
     }
-
-
-def _words(batch: Any) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
-    """Returns the tokens before they were masked, and which are neither specials nor padding."""
-    n_spans, length = batch.input_ids_SxL.shape
-    spans_Bx1 = jnp.arange(n_spans)[:, None]
-    # Unused slots are at [CLS], which is no word.
-    ids_BxL = batch.input_ids_SxL.at[spans_Bx1, batch.masked_positions_SxM].set(batch.labels_SxM)
-    places_1xL = jnp.arange(length)[None]
-    separators_Bx1 = jnp.sum(batch.attention_mask_SxL, axis=1, keepdims=True) - 1
-    return ids_BxL, (places_1xL > 0) & (places_1xL < separators_Bx1)
 
 
 def forward_sums(

@@ -63,7 +63,6 @@ def test_the_objective_decides_batches_and_head(objective):
         "mlm": ("span", True, 0),
         "condenser": ("span", True, 2),
         "cocondenser": ("pair", True, 2),
-        "mlm_contrastive": ("pair", True, 0),
         "contrastive": ("pair", False, 0),
         "ict": ("cloze", False, 0),
     }

@@ -14,7 +14,6 @@ import torch
 from ml_collections import ConfigDict
 
 from benchmarks.reference import (
-    bag_of_words_loss,
     contrastive_loss,
     full_labels,
     mlm_sum,
@@ -25,10 +24,11 @@ from cocondenser_jax.configs import default
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
+from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import encoder
-from cocondenser_jax.model.flops import forward_flops, prediction_flops
+from cocondenser_jax.model.flops import forward_flops
 from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -60,7 +60,6 @@ UNUSUAL = {
         "steps": 9,
         "mlm_weight": 0.5,
         "mlm_reduction": "span_sum",
-        "bow_weight": 0.7,
         "chunk_size": 2,
         "dtype": "float32",
         "remat": True,
@@ -174,11 +173,8 @@ def torch_run(model, store):
         ids, mask = map(torch.from_numpy, (batch.input_ids_SxL, batch.attention_mask_SxL))
         output = model(ids, mask, late_mlm=False)
         mlm = mlm_sum(output.head_logits_BxLxV, labels)
-        vectors = output.late_BxLxD[:, 0]
-        contrast = contrastive_loss(vectors)
-        whole = make_batch(store, BatchSpec(5, 16, 14, masked=False), number).input_ids_SxL
-        bow = bag_of_words_loss(model.project(vectors), torch.from_numpy(whole), mask)
-        loss = 0.5 * mlm / 32 + contrast + 0.7 * bow
+        contrast = contrastive_loss(output.late_BxLxD[:, 0])
+        loss = 0.5 * mlm / 32 + contrast
         optimizer.zero_grad()
         loss.backward()
         rate = 1e-2 * min((number + 1) / 4, (9 - number) / 5)
@@ -193,7 +189,6 @@ def torch_run(model, store):
                 "loss": loss.item(),
                 "head_mlm_loss": mlm.item() / batch.weights_SxM.sum(),
                 "contrastive_loss": contrast.item(),
-                "bow_loss": bow.item(),
                 "learning_rate": rate,
                 "gradient_norm": norm.item(),
             }
@@ -216,7 +211,7 @@ def torch_run(model, store):
 @pytest.mark.effect("pretrain optimizer.b1", "pretrain optimizer.b2", "pretrain optimizer.eps")
 @pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep")
 @pytest.mark.effect("pretrain checkpoint.keep_every", "pretrain log_every")
-@pytest.mark.effect("pretrain train.bow_weight", "pretrain loggers")
+@pytest.mark.effect("pretrain loggers")
 def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
     defaults = flatten(default.get_config().to_dict())
@@ -268,7 +263,7 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     for name in RATES:
         assert np.isfinite(line[name])
     model_config, _, _ = load_run(tmp_path / "run")
-    flops = 3 * (forward_flops(model_config, 14, 3) + prediction_flops(model_config))
+    flops = 3 * forward_flops(model_config, 14, mask_capacity(14))
     assert line["model_tflops_per_second"] == pytest.approx(line["spans_per_second"] * flops / 1e12)
     assert "mfu" not in line  # the peak of these devices is not known
 

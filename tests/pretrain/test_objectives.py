@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.pretrain.objectives import (
-    bag_of_words_sum,
     corpus_contrastive_sum,
     inverse_cloze_sum,
     masked_lm_sum,
@@ -119,23 +118,6 @@ def test_masked_lm_loss_is_the_formula(dtype):
     )
     ours = float(masked_lm_sum(logits, jnp.asarray(labels), jnp.asarray(weights)))
     assert ours == pytest.approx(expected, rel=1e-6)
-
-
-def test_bag_of_words_loss_is_the_formula():
-    rng = np.random.default_rng(8)
-    logits = (3 * rng.normal(size=(4, 9))).astype(np.float32)
-    ids = np.array([[7, 4, 4, 5, 4, 8, 0], [7, 8, 7, 2, 8, 0, 0], [7, 3, 8, 0, 0, 0, 0], [7] * 7])
-    bags = [{4, 5}, {8, 7, 2}, {3}, set()]  # 7 and 8 are specials, but for the second span's
-    is_word = np.zeros(ids.shape, bool)
-    for row, places in enumerate([(1, 2, 3, 4), (1, 2, 3), (1,), ()]):
-        is_word[row, list(places)] = True
-    exact = logits.astype(np.float64)
-    expected = 0.0
-    for logits_V, bag in zip(exact, bags, strict=True):
-        for word in bag:
-            expected += (np.log(np.exp(logits_V).sum()) - logits_V[word]) / len(bag)
-    ours = jax.jit(bag_of_words_sum)(logits, ids, is_word)
-    assert float(ours) == pytest.approx(expected, rel=1e-6)
 
 
 def test_spans_without_masks_give_zero_and_no_nan():

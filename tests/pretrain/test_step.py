@@ -140,12 +140,9 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_
     assert found == [length, {14: 3, 16: 4}[length]]
 
 
-@pytest.mark.parametrize("objective", ["mlm", "condenser", "contrastive", "ict", "mlm_contrastive"])
+@pytest.mark.parametrize("objective", ["mlm", "condenser", "contrastive", "ict"])
 def test_every_objective_goes_through_the_cache_and_over_devices(config, objective):
-    weight = {"mlm_contrastive": 0.5}.get(objective, 0.0)
-    config = changed(
-        config, train__objective=objective, train__chunk_size=0, train__bow_weight=weight
-    )
+    config = changed(config, train__objective=objective, train__chunk_size=0)
     # Without tokens to predict, a new network's gradient is all but zero: as small as rounding.
     factor = {"contrastive": 8.0, "ict": 4.0}.get(objective, 1.0)
     direct = steps(config, n_devices=1, factor=factor)
@@ -157,7 +154,6 @@ def test_every_objective_goes_through_the_cache_and_over_devices(config, objecti
         "condenser": {"head_mlm_loss", "late_mlm_loss"},
         "contrastive": {"contrastive_loss"},
         "ict": {"contrastive_loss"},
-        "mlm_contrastive": {"late_mlm_loss", "contrastive_loss", "bow_loss"},
     }
     found = {name for name in direct.metrics[0] if name.endswith("_loss")}
     assert found == losses[objective]
@@ -166,24 +162,18 @@ def test_every_objective_goes_through_the_cache_and_over_devices(config, objecti
 
 @pytest.mark.effect("pretrain model.representation", "pretrain data.pairs")
 @pytest.mark.parametrize(
-    ("objective", "representation", "pairs", "bow_weight"),
+    ("objective", "representation", "pairs"),
     [
-        ("cocondenser", "mean", "spans", 0.0),
-        ("cocondenser", "cls-cosine", "sentence", 1.0),
-        ("contrastive", "mean-cosine", "crops", 1.0),
-        ("contrastive", "mean-cosine", "title", 0.0),
-        ("ict", "mean", "spans", 1.0),
+        ("cocondenser", "mean", "spans"),
+        ("cocondenser", "cls-cosine", "sentence"),
+        ("contrastive", "mean-cosine", "crops"),
+        ("contrastive", "mean-cosine", "title"),
+        ("ict", "mean", "spans"),
     ],
 )
-def test_the_two_passes_are_one_for_every_vector(
-    config, objective, representation, pairs, bow_weight
-):
+def test_the_two_passes_are_one_for_every_vector(config, objective, representation, pairs):
     config = changed(
-        config,
-        train__objective=objective,
-        train__bow_weight=bow_weight,
-        model__representation=representation,
-        data__pairs=pairs,
+        config, train__objective=objective, model__representation=representation, data__pairs=pairs
     )
     store = open_store(Path(config.data.store))
     model_config = model_of(config, store)

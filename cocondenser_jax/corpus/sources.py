@@ -53,7 +53,7 @@ def read_documents(source: str) -> Iterator[Document]:
 def read_parts(source: str, parts: Sequence[Part]) -> Iterator[Document]:
     """Streams the documents of parts of a source; raises a UserError if there are none."""
     document = None
-    for part in tqdm(parts, "parts", leave=False, disable=len(parts) == 1):
+    for part in tqdm(parts, "parts", leave=False, delay=1, disable=len(parts) == 1):
         for document in part():
             yield document
     if document is None:

@@ -54,6 +54,7 @@ def read_lines(
         unit="B",
         unit_scale=True,
         leave=False,
+        delay=1,  # small files need no bar
         disable=not show_progress,
     )
     with bar, _open(path) as (raw, file):

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import json
 import os
 from pathlib import Path
@@ -241,7 +240,7 @@ def test_what_a_power_cut_must_not_lose_is_on_the_disk(tmp_path, monkeypatch):
 def test_progress_is_that_of_the_bytes_on_disk(tmp_path, monkeypatch, capsys, suffix):
     path = tmp_path / f"lines.txt{suffix}"
     path.write_bytes(COMPRESSIONS[suffix](b"a line\n" * 30_000))
-    monkeypatch.setattr(files, "tqdm", functools.partial(tqdm, mininterval=0))
+    monkeypatch.setattr(files, "tqdm", lambda **of: tqdm(**of | {"mininterval": 0, "delay": 0}))
     assert sum(1 for _ in files.read_lines(path)) == 30_000
     assert capsys.readouterr().err == ""
     lines = files.read_lines(path, show_progress=True)

@@ -1,6 +1,7 @@
 """The documentation: its pages, links and pictures, and words that the project does not use."""
 
 import ast
+import json
 import re
 import shlex
 import sys
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "figures")]
 import build_site  # noqa: E402
 import draw  # noqa: E402
+import record  # noqa: E402
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -94,6 +96,25 @@ def test_a_chart_has_the_numbers_of_the_page():
     rows = re.findall(r"^\|[^|]+\| (0\.\d+) \| (0\.\d+) \| 0\.\d+ \|", page, re.MULTILINE)
     assert heights == [number for row in rows for number in row]
     assert len(heights) == 10
+
+
+def test_curves_are_recorded_as_means_of_their_lines(tmp_path):
+    for stage, keys in record.KEYS.items():
+        folder = tmp_path / "pretraining" / stage
+        folder.mkdir(parents=True)
+        lines = [{"step": 10 * i, **dict.fromkeys(keys, float(i))} for i in range(1, 11)]
+        lines.append({"step": 100, "late_mlm_loss": 1.0})
+        folder.joinpath("metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    curves = record.curves_of(tmp_path)
+    assert curves["cocondenser"]["contrastive_loss"] == [[30.0, 3.0], [80.0, 8.0]]
+    assert curves["condenser"]["probe/partner_mrr"][-1] == [100.0, 10.0]
+
+
+def test_the_recorded_probes_are_those_of_the_results():
+    stages = json.loads((ROOT / "docs" / "figures" / "quickstart.json").read_text())
+    last = [stages[stage]["probe/partner_mrr"][-1][1] for stage in record.KEYS]
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert "MRR of {:.2f} after stage 1 and {:.2f} after stage 2 ([curves]".format(*last) in page
 
 
 def commands_of(text):

@@ -1,9 +1,10 @@
 """Draws the pictures of the documentation: python docs/figures/draw.py.
 
-The charts read their numbers from docs/adapt.md and papers/proof.yaml. papers/figures/ draws the
-plots of measurements on models.
+The charts read their numbers from docs/adapt.md, docs/tpu.md, papers/proof.yaml and quickstart.json
+(written by record.py). papers/figures/ draws the plots of measurements on models.
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 sys.path[:0] = [str(FOLDER), str(ROOT)]
 
-from svg import arrow, bar_chart, box, picture, text  # noqa: E402
+from svg import arrow, bar, bar_chart, box, line, panel, picture, text  # noqa: E402
 
 from papers.reproduce import load_manifest  # noqa: E402
 
@@ -235,6 +236,88 @@ def labels() -> str:
     )
 
 
+def learning() -> str:
+    """Returns losses and probe of the quickstart's two stages, one after the other."""
+    stages = json.loads((FOLDER / "quickstart.json").read_text(encoding="utf-8"))
+    first = stages["condenser"]
+    second = {
+        key: [(step + FIRST_STAGE, value) for step, value in points]
+        for key, points in stages["cocondenser"].items()
+    }
+    loss, probe = "head_mlm_loss", "probe/partner_mrr"
+    title = "Loss and probe of make quickstart"
+    panels = [
+        ("MLM loss of the Condenser head", {"two": first[loss], "three": second[loss]}, (4, 5, 6)),
+        ("contrastive loss", {"three": second["contrastive_loss"]}, (2, 3, 4, 5, 6)),
+        (
+            "probe: MRR of the partner span",
+            {"two": first[probe], "three": second[probe]},
+            (0, 0.1, 0.2, 0.3, 0.4),
+        ),
+    ]
+    shapes = [text(20, 28, title, size=16, at="start")]
+    for i, (name, curves, ticks) in enumerate(panels):
+        shapes += panel(10 + 310 * i, name, curves, ticks)
+        shapes.append(text(10 + 310 * i + 164, 288, "step", kind="faint", size=12))
+    shapes += [
+        bar(20, 41, 12, 12, "two"),
+        text(38, 52, "stage 1: Condenser", size=13, at="start"),
+        bar(180, 41, 12, 12, "three"),
+        text(198, 52, "stage 2: coCondenser", size=13, at="start"),
+        _note(
+            314,
+            "The contrastive loss is 4.84 by chance. The probe tests held-out documents.",
+        ),
+    ]
+    return picture(950, 330, title, shapes)
+
+
+FIRST_STAGE = 500  # steps of the quickstart's first stage
+
+
+def plan() -> str:
+    """Returns what `plan` printed for each generation of TPU, from the table of docs/tpu.md."""
+    page = (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")]
+        for row in page.splitlines()
+        if row.startswith("| ")
+    ]
+    table = {row[0]: row[1:] for row in rows if len(row) == 7}
+    machines = next(row[1:] for row in rows if row[1:2] == ["v2-8"])
+    hours = [float(cell) for cell in table["roofline, whole run (hours)"]]
+    needed = [float(cell) for cell in table["memory, in all (GiB)"]]
+    there = [float(cell) for cell in table["memory of a core (GiB)"]]
+    title = "The paper's stage 2 on each generation of TPU, as plan compiles it"
+    shapes = [
+        text(20, 28, title, size=16, at="start"),
+        text(90, 62, "whole run: hours at least", size=13, at="start"),
+        text(480, 62, "memory of a core: needed of available (GiB)", size=13, at="start"),
+    ]
+    for i, name in enumerate(machines):
+        y = 76 + 30 * i
+        shapes.append(text(80, y + 15, name, at="end", size=13))
+        long = 260 * hours[i] / max(hours)
+        shapes.append(bar(90, y, long, 20, "two"))
+        shapes.append(text(96 + long, y + 15, f"{hours[i]:.2f}", size=12, at="start"))
+        wide = 300 * there[i] / max(there)
+        shapes.append(bar(480, y, wide, 20, "off"))
+        shapes.append(bar(480, y, 300 * needed[i] / max(there), 20, "three"))
+        shapes.append(
+            text(486 + wide, y + 15, f"{needed[i]:.1f} of {there[i]:.0f}", size=12, at="start")
+        )
+    shapes += [
+        line("M90 70 V256", kind="line"),
+        line("M480 70 V256", kind="line"),
+        _note(
+            280,
+            "BERT-base, 12,552 steps of 2,048 documents. Compiled with libtpu, never run.",
+        ),
+        _note(297, "No run reaches these hours: expect two to three times as long."),
+    ]
+    return picture(900, 312, title, shapes)
+
+
 PICTURES = {
     "pipeline": pipeline,
     "condenser": condenser,
@@ -242,6 +325,8 @@ PICTURES = {
     "gradient_cache": gradient_cache,
     "adapted": adapted,
     "labels": labels,
+    "learning": learning,
+    "plan": plan,
 }
 
 

@@ -16,6 +16,8 @@ LIGHT = {
     "two": ("#0067a5", "none"),
     "three": ("#c94f00", "none"),
     "line": ("none", "#5c6166"),
+    "curve-two": ("none", "#0067a5"),
+    "curve-three": ("none", "#c94f00"),
     "grid": ("none", "#d0d0cc"),
     "head": ("#5c6166", "none"),
 }
@@ -31,6 +33,8 @@ DARK = {
     "two": ("#6db3e8", "none"),
     "three": ("#f59b62", "none"),
     "line": ("none", "#a8adb2"),
+    "curve-two": ("none", "#6db3e8"),
+    "curve-three": ("none", "#f59b62"),
     "grid": ("none", "#3a3d40"),
     "head": ("#a8adb2", "none"),
 }
@@ -95,6 +99,40 @@ def line(path: str, *, kind: str = "grid") -> str:
 def bar(x: float, y: float, width: float, height: float, kind: str) -> str:
     """Returns a bar of a chart."""
     return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
+
+
+def panel(
+    x: float, title: str, curves: dict[str, Sequence[Sequence[float]]], ticks: Sequence[float]
+) -> list[str]:
+    """Returns a plot of values by training step, 0 to 2,000.
+
+    Args:
+      x: the left border of the panel, which is 300 wide.
+      title: what the vertical axis shows.
+      curves: color of a curve → its points [step, value].
+      ticks: values to mark on the vertical axis; the first and the last are its ends.
+    """
+    left = x + 44
+    base = 250
+    height = 160
+    width = 240
+    low = ticks[0]
+    scale = height / (ticks[-1] - low)
+    shapes = [text(x + 10, 72, title, size=13, at="start")]
+    for tick in ticks:
+        y = base - (tick - low) * scale
+        shapes.append(line(f"M{left} {y:g} H{left + width}"))
+        shapes.append(text(left - 8, y + 4, f"{tick:g}", kind="faint", size=12, at="end"))
+    for step in (0, 500, 1000, 1500, 2000):
+        place = left + step * width / 2000
+        shapes.append(text(place, base + 18, f"{step:,}", kind="faint", size=12))
+    for kind, points in curves.items():
+        places = [
+            f"{left + step * width / 2000:.1f} {base - (value - low) * scale:.1f}"
+            for step, value in points
+        ]
+        shapes.append(f'<path class="curve-{kind}" d="M{" L".join(places)}" stroke-width="2"/>')
+    return shapes
 
 
 def bar_chart(

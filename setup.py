@@ -27,7 +27,8 @@ RETRIEVAL = [
     "numba>=0.61",
     "PyStemmer>=2.2.0.3",
 ]
-PAPERS = ["ijson>=3.5", "matplotlib>=3.10", "PyYAML>=6.0.2"]  # for papers/, in the repository only
+REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5"]
+PAPERS = ["ijson>=3.5", "PyYAML>=6.0.2"]  # what papers/ reads, in the repository only
 TFDS = [
     "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
     "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
@@ -75,7 +76,7 @@ setup(
     # Experiments lie beside the package in the repository, and inside it when installed.
     packages=[*find_packages(include=["cocondenser_jax*"]), "cocondenser_jax.configs"],
     package_dir={"cocondenser_jax.configs": "configs"},
-    package_data={"cocondenser_jax": ["convert/model_card.md"]},
+    package_data={"cocondenser_jax": ["analysis/*.html", "convert/model_card.md"]},
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
         "numpy>=2",
@@ -97,9 +98,10 @@ setup(
     extras_require={
         "pretrain": PRETRAIN,
         "retrieval": RETRIEVAL,
+        "report": REPORT,
         "tfds": TFDS,
         "cluster": CLUSTER,
-        "all": [*PRETRAIN, *RETRIEVAL, *TFDS, *CLUSTER, *PAPERS],
+        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, *CLUSTER, *PAPERS],
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],
         "test": [

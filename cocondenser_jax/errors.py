@@ -12,6 +12,7 @@ _ESCAPES = {i: f"\\x{i & 255:02x}" for i in _ESCAPED}
 EXTRAS = {
     "pretrain": "flax grain jax jaxtyping optax",
     "retrieval": "Stemmer accelerate bm25s faiss numba sentence_transformers torch",
+    "report": "jinja2 matplotlib",
     "tfds": "tensorflow_datasets",
     "cluster": "datatrove loguru multiprocess",
 }

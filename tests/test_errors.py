@@ -53,6 +53,7 @@ def test_first_words_of_a_text(text, shown):
         ("jax.numpy", "pretrain"),
         ("faiss", "retrieval"),
         ("torch", "retrieval"),
+        ("jinja2", "report"),
         ("tensorflow_datasets", "tfds"),
         ("datatrove.executor", "cluster"),
     ],

@@ -1,4 +1,4 @@
-"""Commands that run whole pipelines."""
+"""Commands that run whole pipelines, or report on runs."""
 
 import shlex
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def adapt(workdir, **options):
 
 
 def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:
-    from cocondenser_jax.quickstart.pipeline import comparison_table
+    from cocondenser_jax.quickstart.report import comparison_table
 
     if rows:
         header, *cells = comparison_table(rows)
@@ -44,7 +44,21 @@ def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Seq
         print_table(header, cells)
         print()
     print_text(summary)
+    print_text(f"report: {workdir / 'report.html'}")
     print_text(f"retriever: {workdir / 'retriever'}")
     if places:
         flags = shlex.join([*places, f"--model={workdir / 'retriever'}"])
         print_text(f"search for yourself: cocondenser search {flags} --query=...")
+
+
+@command(
+    "report --workdir=runs/condenser --workdir=runs/cocondenser",
+    required("--workdir", Path, "a run folder; may be repeated", multiple=True),
+    flag("--out", Path, "HTML file to write", default="report.html"),
+)
+def report(workdir, out):
+    """Show what runs logged, their settings, data and versions, on one HTML page."""
+    from cocondenser_jax.quickstart.report import write_run_report
+
+    write_run_report(workdir, out)
+    print_text(out)

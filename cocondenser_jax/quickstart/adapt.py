@@ -13,7 +13,7 @@ judgments, where there are some, against the best ranking that was there before.
     DIR/published/      DIR/adapted/
                         model/, and of the test's passages and queries embeddings/, test.trec and
                         fused.trec, which is test.trec fused with BM25's
-    DIR/bm25.trec       DIR/results.json
+    DIR/bm25.trec       DIR/results.json  DIR/report.html
     DIR/retriever/      the result: a copy of one of the two models
 
 What exists is not made again, so the same command resumes.
@@ -32,6 +32,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from sentence_transformers import SentenceTransformer
 
+from cocondenser_jax.analysis.page import write_page
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.configs import adapt as settings
@@ -53,7 +54,8 @@ from cocondenser_jax.quickstart.agreement import (
     fused_ranking,
     sample_store,
 )
-from cocondenser_jax.quickstart.pipeline import DEPTH, ResultRow, pretrain_once, result_rows
+from cocondenser_jax.quickstart.pipeline import DEPTH, pretrain_once, result_rows
+from cocondenser_jax.quickstart.report import NOTE, ResultRow, comparison_table, read_runs
 from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
@@ -131,7 +133,8 @@ def adapt(
                 f"{corpus} has {store.n_documents} documents: expected 20 or more, of two spans"
                 " with --config.data.pairs=spans, and --config.probe.every above 0"
             )
-        trained = pretrain_once(workdir, config, workdir / "pretraining", workdir / "model")
+        run = workdir / "pretraining"
+        trained = pretrain_once(workdir, config, run, workdir / "model")
         choose = partial(_choose_share, store, documents_H, original, trained)
         share = read_object(once(workdir / "agreement.json", choose))["share"]
         kept = published
@@ -151,6 +154,9 @@ def adapt(
             write_json(workdir / "results.json", [row._asdict() for row in outcome.rows])
         once(workdir / "retriever", partial(_copy, kept))
         summary = f"VERDICT: {outcome.summary} | retriever/ is {kept.parent.name}"
+        table = comparison_table(outcome.rows) if outcome.rows else ()
+        title = f"{model}, adapted to {corpus}"
+        write_page(workdir / "report.html", title, summary, read_runs({ADAPTED: run}), table, NOTE)
         return outcome._replace(summary=summary)
 
 

@@ -30,12 +30,13 @@ from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import new_model
 from cocondenser_jax.quickstart.pipeline import (
     Candidate,
-    ResultRow,
     compare_models,
     pretrain_once,
     write_beir,
     write_lines,
+    write_report,
 )
+from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
@@ -72,7 +73,9 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
         config.seed = SEED
         rows = compare_models(workdir, data, candidates, config)
         n_queries = len(read_split(data, "test")[0])
-        return rows, f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
+        summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
+        write_report(workdir, "coCondenser quickstart", summary, rows, candidates)
+        return rows, summary
 
 
 def write_task(folder: Path) -> None:

@@ -8,7 +8,7 @@
                        the passages, and what it finds
     DIR/compare/       the same of the others
     DIR/seconds.json   how long each result took, interruptions included
-    DIR/results.json   the comparison
+    DIR/results.json   DIR/report.html
 
 A step whose result exists is skipped, so an interrupted pipeline resumes.
 """
@@ -22,14 +22,16 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from cocondenser_jax.analysis.page import write_page
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.convert.to_torch import export_run
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.evaluation.ranking import Metrics, evaluate_run
-from cocondenser_jax.evaluation.significance import compare, correct, format_p
+from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import resolve, run_tokens
+from cocondenser_jax.quickstart.report import NOTE, ResultRow, comparison_table, read_runs
 from cocondenser_jax.quickstart.steps import SECONDS, make_once
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
@@ -39,16 +41,6 @@ from cocondenser_jax.storage.files import read_json, write_json, write_text
 from cocondenser_jax.warm_start import pretrain
 
 DEPTH = 100  # passages per test query
-
-
-class ResultRow(NamedTuple):
-    """A retriever of a comparison."""
-
-    name: str
-    metrics: Mapping[str, float]  # means, in [0, 1]
-    p_values: Mapping[str, float]  # of the randomization test; none in the row tested against
-    tokens: float  # that pre-training read
-    seconds: float  # of pre-training, fine-tuning, encoding and search
 
 
 class Candidate(NamedTuple):
@@ -130,20 +122,18 @@ def result_rows(
     return rows
 
 
-def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
-    """Returns the cells of a comparison: the heads first, then a line for each row.
-
-    p is that of the first measure, corrected for the number of tests (Holm).
-    """
-    measures = list(rows[0].metrics)
-    table = [["", *measures, "p", "tokens", "seconds"]]
-    tested = correct({row.name: row.p_values[measures[0]] for row in rows if row.p_values})
-    for row in rows:
-        metrics = [f"{row.metrics[name]:.3f}" for name in measures]
-        p_value = format_p(tested[row.name], len(tested)) if row.name in tested else ""
-        tokens = f"{row.tokens:,.2g}" if row.tokens else ""
-        table.append([row.name, *metrics, p_value, tokens, f"{row.seconds:,.0f}"])
-    return table
+def write_report(
+    workdir: Path,
+    title: str,
+    summary: str,
+    rows: Sequence[ResultRow],
+    candidates: Sequence[Candidate],
+) -> None:
+    """Writes the report: what the rows mean, and the runs of the models."""
+    runs = {run.name: run for each in candidates for run in each.runs}
+    runs |= {each.name: each.folder / "finetuning" for each in candidates}
+    table = comparison_table(rows)
+    write_page(workdir / "report.html", title, summary, read_runs(runs), table, NOTE)
 
 
 def write_beir(

@@ -245,7 +245,7 @@ def _write_quickstart(data, workdir):
         shutil.copytree(data / "bert-base-uncased", folder / "model")
         main(["bm25", f"--data={data / 'boolq'}", f"--run_out={folder / 'test.trec'}"])
     shutil.copy(quickstart / "test.trec", quickstart / "bm25.trec")
-    (quickstart / "results.json").touch()
+    (quickstart / "report.html").touch()
 
 
 def write_quickstart_models(workdir):

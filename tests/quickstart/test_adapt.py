@@ -28,7 +28,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart.adapt import adapt, judge, propose_pairs
-from cocondenser_jax.quickstart.pipeline import ResultRow
+from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.world import write_records
@@ -68,7 +68,7 @@ def kill_during_training(words, workdir):
 
 def copy_pretraining(finished, workdir, **changes):
     """Copies all but the test of an adaptation, which continues as one that was asked otherwise."""
-    shutil.copytree(finished, workdir, ignore=shutil.ignore_patterns("retriever"))
+    shutil.copytree(finished, workdir, ignore=shutil.ignore_patterns("retriever", "report.html"))
     run = workdir / "pretraining" / "run.json"
     run.write_text(run.read_text().replace(str(finished), str(workdir)))
     started = json.loads((finished / "started.json").read_text())

@@ -22,7 +22,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.quickstart import ladder, pipeline
 from cocondenser_jax.quickstart.ladder import quickstart
-from cocondenser_jax.quickstart.pipeline import ResultRow
+from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.models import model_sha256
 from cocondenser_jax.storage.runs import LOCK
 
@@ -37,12 +37,14 @@ class Finished(NamedTuple):
       workdir: of the quickstart.
       rows: what it returned.
       results: as its file has them: later calls write it anew.
+      page: its report.
       warm_starts: folder and parameters that each run was given to start from, in their order.
     """
 
     workdir: Path
     rows: list[ResultRow]
     results: list[dict[str, Any]]
+    page: str
     warm_starts: list[tuple[Path, Any]]
 
     def folder(self, model):
@@ -108,9 +110,9 @@ def finished(small, tmp_path_factory):
         patch.setattr(ladder, "quickstart", kept)
         assert main(["quickstart", f"--workdir={workdir}"]) == 0
     results = json.loads((workdir / "results.json").read_text())
-    [(rows, summary)] = outcomes
-    assert "30 held-out first paragraphs" in summary
-    return Finished(workdir, rows, results, warm_starts)
+    page = (workdir / "report.html").read_text()
+    [(rows, _)] = outcomes
+    return Finished(workdir, rows, results, page, warm_starts)
 
 
 def assert_same(left, right):
@@ -132,6 +134,9 @@ def test_the_folder_holds_what_was_promised(finished):
     assert finished.results == [row._asdict() for row in rows]
     assert rows[0].metrics["MRR@10"] > 0.2  # BM25 needs no training
     assert all(row.seconds > 0.0 for row in rows)
+    assert f"<dd>{open_store(workdir / 'store').sha256}</dd>" in finished.page
+    assert finished.page.count('<th scope="row">') == len(rows)
+    assert "30 held-out first paragraphs" in finished.page
 
 
 @pytest.mark.effect("quickstart --workdir")

@@ -6,13 +6,7 @@ import resource
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.metrics import (
-    forget_steps_after,
-    load_loggers,
-    logged_lines,
-    metrics_log,
-)
-from tests.mutations import fuzz_content, fuzz_record, jsonl
+from cocondenser_jax.storage.metrics import forget_steps_after, load_loggers, metrics_log
 
 
 def test_lines_are_those_of_a_run_that_never_stopped(tmp_path):
@@ -72,31 +66,3 @@ def test_a_logger_that_is_none_is_one_line(names, said):
     assert load_loggers("json:dumps,json.loads") == [json.dumps, json.loads]
     with pytest.raises(UserError, match=f"^config.loggers: {said}"):
         load_loggers(names)
-
-
-@pytest.mark.parametrize("end", ["", "{", '{"step": 3, "lo', "\x00\x00"])
-def test_an_unfinished_last_line_is_no_line(tmp_path, end):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"step": 1, "loss": 2}}\n{{"step": 2, "loss": NaN}}\n{end}')
-    (_, first), (line, _) = logged_lines(path)
-    assert first == {"step": 1.0, "loss": 2.0}
-    assert line == '{"step": 2, "loss": NaN}'
-
-
-@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": 1, "loss": "high"}', "3"])
-def test_the_line_that_is_wrong_is_named(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"step": 1, "loss": 2}}\n{line}\n{{"step": 2, "loss": 2}}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: expected"):
-        logged_lines(path)
-
-
-def test_a_missing_log_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
-        logged_lines(tmp_path / "none.jsonl")
-
-
-def test_broken_metrics_are_read_or_refused(tmp_path):
-    valid = jsonl({"step": 1, "loss": 2.5}, {"step": 2, "loss": 2})
-    fuzz_content(tmp_path / "metrics.jsonl", valid, logged_lines)
-    fuzz_record(tmp_path / "metrics.jsonl", {"step": 1, "loss": 2.5}, logged_lines)

@@ -1,0 +1,1 @@
+"""Draws arrays as plots and pages."""

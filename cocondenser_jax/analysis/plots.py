@@ -1,0 +1,75 @@
+"""Reads the curves that runs logged, and plots them for a page."""
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from cocondenser_jax.storage.metrics import logged_lines
+
+# Of curves: all can be read on a light and on a dark page.
+COLOURS = ("#2b83c6", "#d9641e", "#1a9970", "#c4609c", "#95821a", "#8170e0")
+_GREY = "#848a90"
+_MAX_POINTS = 100  # per curve; the noise of single steps would hide it
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.sans-serif": "DejaVu Sans",  # comes with matplotlib, so sizes are the same everywhere
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": _GREY,
+    "grid.alpha": 0.3,
+    "xtick.color": _GREY,
+    "ytick.color": _GREY,
+    "xtick.labelcolor": "black",
+    "ytick.labelcolor": "black",
+}
+
+
+class Curve(NamedTuple):
+    """One line of a plot: its values [T] after training steps [T], at least one."""
+
+    label: str
+    colour: str
+    steps: np.ndarray
+    values: np.ndarray
+
+
+def read_curves(path: Path, label: str, colour: str) -> dict[str, Curve]:
+    """Reads the curve of each key of a `metrics.jsonl` that has a finite value.
+
+    A long curve becomes 100 points, each the mean of a part; an incomplete last line is left out.
+    """
+    points: dict[str, list[tuple[float, float]]] = {}
+    for _, values in logged_lines(path):
+        for key, value in values.items():
+            if math.isfinite(value):
+                points.setdefault(key, []).append((values["step"], value))
+    curves = {}
+    for key, found in points.items():
+        parts = np.array_split(found, min(len(found), _MAX_POINTS))
+        steps, values = np.array([part.mean(axis=0) for part in parts]).T
+        curves[key] = Curve(label, colour, steps, values)
+    return curves
+
+
+def plot_svg(curves: Sequence[Curve], title: str) -> str:
+    """Draws curves, transparent, in the page's text color; title and legend are the page's."""
+    buffer = io.StringIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(4.6, 2.5), layout="constrained")
+        axes = figure.add_subplot(frameon=False)
+        for curve in curves:
+            marker = "o" if len(curve.values) == 1 else ""
+            axes.plot(curve.steps, curve.values, color=curve.colour, marker=marker)
+        axes.set_xlabel("step")
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    return re.sub(r'<g id="[^"]*"', "<g", svg)  # would occur in each plot of the page

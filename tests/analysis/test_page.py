@@ -1,0 +1,139 @@
+"""The page says what it was given, is well-formed, and needs nothing beside itself."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.analysis.page import Runs, write_page
+from cocondenser_jax.analysis.plots import Curve
+
+HOSTILE = "<script src='https://x.example/a.js'>&\"</script>"
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+LOADING_ATTRIBUTES = {"src", "srcset", "href", "xlink:href", "data", "action", "poster"}
+
+
+class Page(HTMLParser):
+    """Keeps the text of each element and every attribute; fails on tags that do not nest."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open = []
+        self.texts = []  # (innermost tag, text)
+        self.attributes = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if data.strip():
+            self.texts.append((self.open[-1], " ".join(data.split())))
+
+    def texts_in(self, tag):
+        return [text for where, text in self.texts if where == tag]
+
+
+def content(**changes):
+    steps = np.arange(1.0, 4.0)
+    curve = Curve("stage 1", "#2b83c6", steps, np.array([3.0, 2.0, 1.25]))
+    values = {
+        "title": "A run",
+        "summary": "Small.",
+        "runs": [Runs("Pre-training", {"loss": [curve]}, {"stage 1": {"seed": 7, "jax": "0.10"}})],
+        "table": [
+            ["", "MRR@10", "seconds"],
+            ["BM25", "0.471", "0.2"],
+            ["coCondenser", "0.240", "1,513"],
+        ],
+        "note": "1,000 queries.",
+    }
+    return values | changes
+
+
+def written_page(folder, **changes):
+    out = folder / "report.html"
+    write_page(out, **content(**changes))
+    html = out.read_text(encoding="utf-8")
+    return html, Page(html)
+
+
+def test_page_shows_the_table_and_the_facts(tmp_path):
+    _, page = written_page(tmp_path)
+    assert page.texts_in("th") == ["MRR@10", "seconds", "BM25", "coCondenser"]
+    assert page.texts_in("td") == ["0.471", "0.2", "0.240", "1,513"]
+    assert page.texts_in("h2") == ["Comparison", "Pre-training"]
+    assert page.texts_in("summary") == ["stage 1"]
+    assert page.texts_in("dt") == ["seed", "jax"]
+    assert page.texts_in("dd") == ["7", "0.10"]
+
+
+def test_page_without_a_table_has_no_comparison(tmp_path):
+    html, page = written_page(tmp_path, table=())
+    assert page.texts_in("h2") == ["Pre-training"]
+    assert "<table" not in html
+
+
+def test_a_curve_has_its_colour_and_last_value_in_plot_and_legend(tmp_path):
+    html, _ = written_page(tmp_path)
+    legend = re.findall(r'<i style="background:(#\w+)"></i>\s*([\w ]+) <b>([\d.]+)</b>', html)
+    assert legend == [("#2b83c6", "stage 1", "1.25")]
+    assert html.count("<svg") == 1
+    assert "stroke: #2b83c6" in html
+
+
+def hostile_content():
+    curve = Curve(HOSTILE, "#2b83c6", np.ones(2), np.ones(2))
+    return {
+        "title": HOSTILE,
+        "summary": HOSTILE,
+        "runs": [Runs(HOSTILE, {HOSTILE: [curve]}, {HOSTILE: {HOSTILE: HOSTILE}})],
+        "table": [[HOSTILE, HOSTILE], [HOSTILE, HOSTILE]],
+        "note": HOSTILE,
+    }
+
+
+@pytest.mark.parametrize("changes", [{}, hostile_content()])
+def test_page_loads_nothing_and_runs_nothing(tmp_path, changes):
+    html, page = written_page(tmp_path, **changes)
+    loaded = [
+        value
+        for _, name, value in page.attributes
+        if name in LOADING_ATTRIBUTES and not value.startswith("#")
+    ]
+    assert loaded == []
+    assert not any(name.startswith("on") for _, name, _ in page.attributes)
+    assert re.findall(r"@import|url\((?!#)", html) == []
+    assert "<script" not in html
+    policy = [v for t, n, v in page.attributes if t == "meta" and n == "content" and "-src" in v]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def test_text_comes_out_as_it_went_in(tmp_path):
+    _, page = written_page(tmp_path, **hostile_content())
+    shown = [text for _, text in page.texts if text == HOSTILE]
+    # Title twice, summary, four cells, note, kind, plot, curve, run, fact twice.
+    assert len(shown) == 14
+
+
+def test_lone_surrogates_are_written(tmp_path):
+    _, page = written_page(tmp_path, note="\ud800 query")
+    assert "? query" in page.texts_in("p")
+
+
+def test_an_older_page_is_replaced_and_nothing_else_is_left(tmp_path):
+    (tmp_path / "report.html").write_text("old")
+    _, page = written_page(tmp_path)
+    assert page.texts_in("h1") == ["A run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

@@ -1,0 +1,87 @@
+"""The page on run folders, made here by hand."""
+
+import json
+import re
+
+import pytest
+
+from cocondenser_jax.analysis.plots import COLOURS
+from cocondenser_jax.cli import main
+from cocondenser_jax.configs import default, finetune
+from cocondenser_jax.quickstart.report import ResultRow, comparison_table
+
+LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/partner_mrr": 0.5, "epoch": 1.0}
+
+
+def write_run(folder, kind, facts, **last):
+    """Writes a run folder that logged two steps."""
+    folder.mkdir()
+    (folder / kind).write_text(json.dumps(facts))
+    steps = [{"step": step, **last} for step in (10, 20)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    config = default.get_config().to_dict()
+    config["seed"] = 7
+    config["data"] |= {"batch_size": 32, "store": "stores/mine"}
+    facts = {
+        "config": config,
+        "model": {"num_hidden_layers": 6, "hidden_size": 384, "vocab_size": 30522},
+        "data": {"sha256": "5a1e", "source": "a<b.txt", "documents": 9, "spans": 20, "tokens": 999},
+        "versions": {"jax": "0.10.2"},
+    }
+    tuned = finetune.get_config().to_dict() | {"epochs": 2, "sha256": {"model": "ab12"}}
+    return [
+        write_run(tmp_path / "first", "run.json", facts, **LOGGED, spans_per_second=64.0),
+        write_run(tmp_path / "second", "run.json", facts, **LOGGED | {"contrastive_loss": 0.75}),
+        write_run(tmp_path / "tuned", "finetune.json", tuned, loss=0.375, pairs_per_second=3.0),
+    ]
+
+
+def facts_of(page, run):
+    section = page[page.index(f"<summary>{run}</summary>") :]
+    return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", section[: section.index("</dl>")]))
+
+
+@pytest.mark.effect("report --workdir", "report --out")
+def test_curves_and_facts_of_several_runs(runs, tmp_path):
+    out = tmp_path / "page.html"
+    assert main(["report", *(f"--workdir={run}" for run in runs), f"--out={out}"]) == 0
+    page = out.read_text()
+    titles = re.findall("<h3>(.*?)</h3>", page)
+    pretraining = ["loss", "contrastive_loss", "probe/partner_mrr", "spans_per_second"]
+    assert titles == [*pretraining, "loss", "pairs_per_second"]
+    legends = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
+    both = [(COLOURS[0], str(runs[0]), "1.25"), (COLOURS[1], str(runs[1]), "0.75")]
+    assert re.findall(r"background:(#\w+)\W.*?\s(\S+) <b>([\d.]+)</b>", legends[1], re.S) == both
+    assert str(runs[1]) not in legends[3]
+
+    first = facts_of(page, runs[0])
+    assert first["config.seed"] == "7"
+    assert first["config.data.store"] == "stores/mine"
+    assert first["data.source"] == "a&lt;b.txt"
+    assert first["model.hidden_size"] == "384"
+    assert first["versions.jax"] == "0.10.2"
+    tuned = facts_of(page, runs[2])
+    assert (tuned["epochs"], tuned["sha256.model"]) == ("2", "ab12")
+
+
+def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert main(["report", f"--workdir={runs[0]}", f"--workdir={tmp_path}", f"--out={out}"]) == 2
+    said = f"cocondenser: {tmp_path} is not a run folder: it has no run.json and no finetune.json\n"
+    assert capsys.readouterr().err == said
+    assert not out.exists()
+
+
+def test_p_of_a_comparison_is_corrected_for_its_rows():
+    measured = {"BM25": 2 / 10_001, "worse": 0.02, "against": None, "alike": 0.03}
+    rows = []
+    for name, p in measured.items():
+        p_values = {"MRR@10": p, "nDCG@10": 0.9} if p else {}
+        rows.append(ResultRow(name, {"MRR@10": 0.5, "nDCG@10": 0.6}, p_values, 0.0, 1.0))
+    header, *lines = comparison_table(rows)
+    assert [line[header.index("p")] for line in lines] == ["≤ 0.0006", "0.04", "", "0.04"]

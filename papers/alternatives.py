@@ -1,10 +1,10 @@
-"""What one might train instead of `adapt`: TSDAE or SimCSE, by sentence-transformers.
+"""Train TSDAE or SimCSE, the alternatives to `adapt`, with sentence-transformers.
 
   python -m papers.alternatives simcse --model=MINILM --corpus=DATA --core_minutes=10 --out=FOLDER
 
-trains a model on the passages of a collection for as many minutes of one core as are given, with
-batches of 32 passages of up to 128 tokens, the settings of `adapt`. The folder is loaded by
-SentenceTransformer, and by `encode`.
+This command trains a model on the passages of a collection for the given minutes of CPU time, with
+batches of 32 passages of up to 128 tokens, the settings of `adapt`. SentenceTransformer and
+`encode` load the folder.
 
 TSDAE (Wang et al., arXiv 2104.06979): the vector of a passage without 60 % of its words lets a
 decoder, whose weights are the encoder's, write the whole passage. SimCSE (Gao et al., arXiv

@@ -165,7 +165,8 @@ BRITISH = re.compile(
 )
 HOUSE_WORDS = re.compile(
     r"\bgoes on\b|\bsays so\b|\bsays which\b|\bpaid\b|\bpays off\b|\bfrom that on\b|\bfor ever\b"
-    r"|\bis refused in one line\b|\bfor the occasion\b|\bmade anew\b",
+    r"|\bis refused in one line\b|\bfor the occasion\b|\bmade anew\b|\bdrawn anew\b"
+    r"|\bas proposed\b|\bminutes of (?:one|two|a) (?:busy )?cores?\b",
     re.IGNORECASE,
 )
 
@@ -225,10 +226,46 @@ def test_the_prose_has_none_of_these_words(pattern):
         (BRITISH, "a labelled neighbour"),
         (HOUSE_WORDS, "training goes on"),
         (HOUSE_WORDS, "The log says so."),
+        (HOUSE_WORDS, "29 minutes of one core"),
     ],
 )
 def test_such_a_word_is_found(pattern, text):
     assert pattern.search(text)
+
+
+LONGEST = 60  # words
+CHAIN = re.compile(r";[^.]*;[^.]*;[^.]*;")
+VERB_AFTER_CODE = re.compile(r"^ *```\n\n[a-z]+s ", re.MULTILINE)
+
+
+def paragraphs(page):
+    """Yields the paragraphs and items of a page, without tables and code."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from (line for line in text.splitlines() if not line.startswith("|"))
+
+
+def test_no_sentence_is_a_chain():
+    pages = [page for page in PAGES if page != "docs/settings.md"]
+    found = [
+        (page, sentence)
+        for page in pages
+        for paragraph in paragraphs(page)
+        for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z`*\[])", paragraph)
+        if len(sentence.split()) > LONGEST or CHAIN.search(sentence)
+    ]
+    assert found == []
+
+
+def test_a_chain_is_found():
+    assert CHAIN.search("a; b; c; d; e")
+    assert not CHAIN.search("a; b; c. d; e; f")
+
+
+def test_no_block_of_code_is_the_subject_of_a_sentence():
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    assert [page for page, text in texts.items() if VERB_AFTER_CODE.search(text)] == []
+    assert VERB_AFTER_CODE.search("```\nmake test\n```\n\ninstalls everything")
 
 
 def test_ordinary_words_are_not():

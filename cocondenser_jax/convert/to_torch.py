@@ -25,6 +25,8 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
 
+_WORD = re.compile(r"[\w.+-]+\Z", re.ASCII)
+
 
 def export_run(run: Path, out: Path, *, step: int | str | None = None) -> None:
     """Writes a checkpoint of a run as a Hugging Face folder: the latest, or that of a step.
@@ -52,8 +54,8 @@ def export_folder(
       config: the model's shape.
       tokenizer_folder: of the tokenizer the model was trained with.
       out: the folder to make.
-      facts: what the model card says about the run: {name: value}, values may be nested. Absolute
-        paths are cut to their last part, and credentials in addresses are removed.
+      facts: about the run, {name: value}, values may be nested. The model card shows numbers and
+        single words: no path and no address.
     """
     require_absent(out)
     tokenizer = load_tokenizer(str(tokenizer_folder))
@@ -130,7 +132,7 @@ def _sentence_transformers_files(config: ModelConfig) -> dict[str, Any]:
 
 
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
-    facts = flatten_dict(dict(facts), sep=".")
+    shown = {name: str(fact) for name, fact in flatten_dict(dict(facts), sep=".").items()}
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     values = {
         **config.to_dict(),
@@ -141,7 +143,7 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
         "pooling": "vectors = hidden[:, 0]",
         "title": html.escape(escape_control(name), quote=False),
         "literal": json.dumps(name, ensure_ascii=False),
-        "rows": "\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items()),
+        "rows": "\n".join(f"| {k} | {fact} |" for k, fact in shown.items() if _WORD.match(fact)),
     }
     if config.pools_mean:
         values["vector"] = "the mean of the last layer over its tokens"
@@ -157,18 +159,3 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
             f" {config.skip_from}, `late_mlm` {str(config.late_mlm).lower()})"
         )
     return template.substitute(values)
-
-
-def _cell(fact: Any) -> str:
-    """Returns a fact, which comes from files and settings, as a cell of a table on a web page."""
-    text = fact if isinstance(fact, str | Path) else json.dumps(fact, default=str)
-    cell = " ".join(_without_private_parts(str(text)).split())
-    return html.escape(escape_control(cell), quote=False).replace("|", "\\|")
-
-
-def _without_private_parts(text: str) -> str:
-    """Removes users and passwords from addresses, and folders from absolute paths."""
-    text = re.sub(r"\bfile://", "", text)
-    text = re.sub(r"://[^/@\s]+@", "://", text)
-    text = re.sub(r"(://[^\s?]+)\?\S*", r"\1", text)
-    return re.sub(r"(?<![\w./~-])~?/(?:[^/:,\"]+/)*([^/:,\"\s]+)/?", r"\1", text)

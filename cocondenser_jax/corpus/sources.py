@@ -107,12 +107,6 @@ def choose_files(paths: Iterable[str]) -> list[str]:
     return found
 
 
-def read_file(path: Path, prefix: str) -> Iterator[Document]:
-    """Streams the documents of one of ACCEPTED_FILES; `prefix` precedes numbers used as ids."""
-    for part in _file_parts(path, prefix):
-        yield from part()
-
-
 def _file_parts(path: Path, prefix: str) -> list[Part]:
     suffix = plain_suffix(path)
     if suffix == ".parquet":

@@ -105,13 +105,6 @@ def epoch_examples(store: TokenStore, spec: BatchSpec) -> int:
     return round(sum(pool.weight * pool.size for pool in _pools(store, spec)))
 
 
-def source_shares(store: TokenStore, spec: BatchSpec) -> list[float]:
-    """Returns the share of all examples that comes from each source of a store."""
-    pools = [_pool(store, spec, source) for source in store.sources]
-    sizes = [pool.weight * pool.size for pool in pools]
-    return [size / max(sum(sizes), 1) for size in sizes]
-
-
 def batch_examples(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> np.ndarray:

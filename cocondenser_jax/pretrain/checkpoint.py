@@ -24,7 +24,6 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from cocondenser_jax.corpus.batches import source_shares
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
@@ -87,7 +86,6 @@ def open_run(
             "source": store.manifests[0]["source"],
             "stores": [str(source.path) for source in store.sources],
             "weights": [source.weight for source in store.sources],
-            "shares": source_shares(store, experiment.batches),
             "documents": store.n_documents,
             "spans": store.n_spans,
             "tokens": store.n_tokens,

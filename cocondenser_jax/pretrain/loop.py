@@ -21,7 +21,6 @@ from cocondenser_jax.corpus.batches import (
     batch_document_ids,
     epoch_examples,
     read_batches,
-    source_shares,
 )
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, escape_control, first_three
@@ -224,7 +223,7 @@ def _train(
 def _say_what_starts(
     experiment: Experiment, store: TokenStore, workdir: Path, first_step: int
 ) -> None:
-    """Logs the length of a run, and where its examples come from."""
+    """Logs the length of a run."""
     spec = experiment.batches
     n_examples = experiment.n_steps * spec.batch_size
     unit = "documents" if spec.example == "pair" else "spans"
@@ -234,10 +233,6 @@ def _say_what_starts(
         f"about {run_tokens(experiment, store):.3g} tokens",
     ]
     logger.info("%s: %s", workdir, ", ".join(parts))
-    if len(store.sources) > 1:
-        for source, share in zip(store.sources, source_shares(store, spec), strict=True):
-            percent = 100 * share
-            logger.info("%s: %.1f %% of the examples, from %s", workdir, percent, source.path)
     if first_step:
         logger.info("%s: resuming after step %d", workdir, first_step)
 

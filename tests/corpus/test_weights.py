@@ -11,7 +11,6 @@ from cocondenser_jax.corpus.batches import (
     epoch_examples,
     make_batch,
     read_batches,
-    source_shares,
     steps_per_epoch,
 )
 from cocondenser_jax.corpus.store import open_store
@@ -62,14 +61,3 @@ def test_a_source_that_is_too_small_for_its_weight_is_refused(mixed, weights, ba
         read_batches(both, spec, first_step=0, n_steps=1)
     with pytest.raises(UserError, match=said):
         make_batch(both, spec, 0)
-
-
-def test_the_share_of_a_source_is_that_of_its_examples(mixed):
-    both = open_store(Path(f"3*{mixed['some']},0.5*{mixed['many']}"))
-    spec = BatchSpec(seed=1, batch_size=4, length=30, example="span", held_out=2)
-    examples = [batch_examples(both, spec, step) for step in range(epoch_examples(both, spec) // 4)]
-    is_first = np.concatenate(examples) < both.first_span_D[both.sources[1].first_document]
-    shares = source_shares(both, spec)
-    assert sum(shares) == pytest.approx(1)
-    assert 0.5 < shares[0] < 1
-    assert np.mean(is_first) == pytest.approx(shares[0], abs=0.03)

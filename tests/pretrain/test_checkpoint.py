@@ -311,7 +311,7 @@ def test_another_experiment_is_refused_with_the_difference(config, tmp_path, set
         checkpoint.open_run(tmp_path / "run", resolve(other, store), model_of(other, store), store)
 
 
-def test_a_run_knows_the_shares_of_its_stores_and_keeps_their_weights(config, tmp_path):
+def test_a_run_keeps_the_weights_of_its_stores(config, tmp_path):
     folder, other = config.data.store, tmp_path / "other"
     shutil.copytree(folder, other)
     both = open_store(Path(f"{folder},3*{other}"))
@@ -319,7 +319,7 @@ def test_a_run_knows_the_shares_of_its_stores_and_keeps_their_weights(config, tm
     checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, both)
     data = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     assert data["stores"] == [folder, str(other)]
-    assert (data["weights"], data["shares"]) == ([1, 3], [0.25, 0.75])
+    assert data["weights"] == [1, 3]
     even = open_store(Path(f"{folder},{other}"))
     with pytest.raises(UserError, match=r"data\.weights=\[1\.0, 3\.0\], now it is \[1\.0, 1\.0\]"):
         checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, even)

@@ -1,10 +1,11 @@
 """Draws the pictures of the documentation: python docs/figures/draw.py.
 
-The charts read their numbers from docs/adapt.md, docs/tpu.md, papers/proof.yaml and quickstart.json
-(written by record.py). papers/figures/ draws the plots of measurements on models.
+The charts read their numbers from pages of docs/, papers/proof.yaml, quickstart.json (written by
+record.py) and neighbourhood.json (values of papers.figures.neighbourhood).
 """
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 sys.path[:0] = [str(FOLDER), str(ROOT)]
 
-from svg import arrow, bar, bar_chart, box, line, panel, picture, text  # noqa: E402
+from svg import arrow, bar, bar_chart, box, legend, line, panel, picture, text  # noqa: E402
 
 from papers.reproduce import load_manifest  # noqa: E402
 
@@ -239,11 +240,13 @@ def labels() -> str:
 def learning() -> str:
     """Returns losses and probe of the quickstart's two stages, one after the other."""
     stages = json.loads((FOLDER / "quickstart.json").read_text(encoding="utf-8"))
-    first = stages["condenser"]
-    second = {
-        key: [(step + FIRST_STAGE, value) for step, value in points]
-        for key, points in stages["cocondenser"].items()
-    }
+    first, second = (
+        {
+            key: [((step + before) / STEPS, value) for step, value in points]
+            for key, points in stages[stage].items()
+        }
+        for stage, before in (("condenser", 0), ("cocondenser", FIRST_STAGE))
+    )
     loss, probe = "head_mlm_loss", "probe/partner_mrr"
     title = "Loss and probe of make quickstart"
     panels = [
@@ -255,24 +258,20 @@ def learning() -> str:
             (0, 0.1, 0.2, 0.3, 0.4),
         ),
     ]
+    marks = {f"{step:,}": step / STEPS for step in range(0, STEPS + 1, 500)}
     shapes = [text(20, 28, title, size=16, at="start")]
     for i, (name, curves, ticks) in enumerate(panels):
-        shapes += panel(10 + 310 * i, name, curves, ticks)
+        shapes += panel(10 + 310 * i, name, curves, ticks, marks)
         shapes.append(text(10 + 310 * i + 164, 288, "step", kind="faint", size=12))
-    shapes += [
-        bar(20, 41, 12, 12, "two"),
-        text(38, 52, "stage 1: Condenser", size=13, at="start"),
-        bar(180, 41, 12, 12, "three"),
-        text(198, 52, "stage 2: coCondenser", size=13, at="start"),
-        _note(
-            314,
-            "The contrastive loss is 4.84 by chance. The probe tests held-out documents.",
-        ),
-    ]
+    shapes += legend(41, {"stage 1: Condenser": "two", "stage 2: coCondenser": "three"})
+    shapes.append(
+        _note(314, "The contrastive loss is 4.84 by chance. The probe tests held-out documents.")
+    )
     return picture(950, 330, title, shapes)
 
 
 FIRST_STAGE = 500  # steps of the quickstart's first stage
+STEPS = 2000  # of both stages
 
 
 def plan() -> str:
@@ -318,6 +317,43 @@ def plan() -> str:
     return picture(900, 312, title, shapes)
 
 
+def attention() -> str:
+    """Returns how widely [CLS] attends, by layer, from the table of docs/results.md."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    table = page[page.index("<!-- ours/attention -->") :].split("<!-- end -->")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[3:]
+    ]
+    kinds = ("one", "two", "three", "four")
+    curves = {
+        kind: [(i / 3, float(value)) for i, value in enumerate(row[1:])]
+        for kind, row in zip(kinds, rows, strict=True)
+    }
+    marks = {f"layer {i + 1}": i / 3 for i in range(4)}
+    title = "How widely [CLS] attends: entropy of its attention"
+    shapes = [text(20, 28, title, size=16, at="start")]
+    shapes += legend(41, {row[0]: kind for kind, row in zip(kinds, rows, strict=True)})
+    shapes += panel(10, "nats", curves, (0, 1, 2, 3, 4, 5), marks, 500)
+    shapes.append(_note(296, "4.47 is uniform attention over all tokens; 0 is a single token."))
+    return picture(600, 312, title, shapes)
+
+
+def neighbourhood() -> str:
+    """Returns how much of round 2's top ten the first k passages of other rankings hold."""
+    found = json.loads((FOLDER / "neighbourhood.json").read_text(encoding="utf-8"))
+    kinds = dict(zip(found, ("one", "two", "three"), strict=True))
+    curves = {
+        kinds[name]: [(math.log(k, 200), value) for k, value in points]
+        for name, points in found.items()
+    }
+    marks = {f"{k}": math.log(k, 200) for k in (1, 2, 5, 10, 20, 50, 100, 200)}
+    title = "SciFact: how much of round 2's top ten others find"
+    shapes = [text(20, 28, title, size=16, at="start"), *legend(41, kinds)]
+    shapes += panel(10, "share", curves, (0, 0.2, 0.4, 0.6, 0.8, 1), marks, 500)
+    shapes.append(text(304, 288, "first k passages of the other ranking", kind="faint", size=12))
+    return picture(600, 304, title, shapes)
+
+
 PICTURES = {
     "pipeline": pipeline,
     "condenser": condenser,
@@ -327,6 +363,8 @@ PICTURES = {
     "labels": labels,
     "learning": learning,
     "plan": plan,
+    "attention": attention,
+    "neighbourhood": neighbourhood,
 }
 
 

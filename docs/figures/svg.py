@@ -15,9 +15,12 @@ LIGHT = {
     "one": ("#8a8f94", "none"),
     "two": ("#0067a5", "none"),
     "three": ("#c94f00", "none"),
+    "four": ("#00805e", "none"),
     "line": ("none", "#5c6166"),
+    "curve-one": ("none", "#8a8f94"),
     "curve-two": ("none", "#0067a5"),
     "curve-three": ("none", "#c94f00"),
+    "curve-four": ("none", "#00805e"),
     "grid": ("none", "#d0d0cc"),
     "head": ("#5c6166", "none"),
 }
@@ -32,9 +35,12 @@ DARK = {
     "one": ("#858a8f", "none"),
     "two": ("#6db3e8", "none"),
     "three": ("#f59b62", "none"),
+    "four": ("#4fc59d", "none"),
     "line": ("none", "#a8adb2"),
+    "curve-one": ("none", "#858a8f"),
     "curve-two": ("none", "#6db3e8"),
     "curve-three": ("none", "#f59b62"),
+    "curve-four": ("none", "#4fc59d"),
     "grid": ("none", "#3a3d40"),
     "head": ("#a8adb2", "none"),
 }
@@ -102,20 +108,26 @@ def bar(x: float, y: float, width: float, height: float, kind: str) -> str:
 
 
 def panel(
-    x: float, title: str, curves: dict[str, Sequence[Sequence[float]]], ticks: Sequence[float]
+    x: float,
+    title: str,
+    curves: dict[str, Sequence[Sequence[float]]],
+    ticks: Sequence[float],
+    marks: dict[str, float],
+    width: int = 240,
 ) -> list[str]:
-    """Returns a plot of values by training step, 0 to 2,000.
+    """Returns a plot of curves.
 
     Args:
-      x: the left border of the panel, which is 300 wide.
+      x: the left border of the panel, which is 60 wider than the plot.
       title: what the vertical axis shows.
-      curves: color of a curve → its points [step, value].
+      curves: color of a curve → its points [share of the width, value].
       ticks: values to mark on the vertical axis; the first and the last are its ends.
+      marks: label on the horizontal axis → its share of the width.
+      width: of the plot.
     """
     left = x + 44
     base = 250
     height = 160
-    width = 240
     low = ticks[0]
     scale = height / (ticks[-1] - low)
     shapes = [text(x + 10, 72, title, size=13, at="start")]
@@ -123,15 +135,24 @@ def panel(
         y = base - (tick - low) * scale
         shapes.append(line(f"M{left} {y:g} H{left + width}"))
         shapes.append(text(left - 8, y + 4, f"{tick:g}", kind="faint", size=12, at="end"))
-    for step in (0, 500, 1000, 1500, 2000):
-        place = left + step * width / 2000
-        shapes.append(text(place, base + 18, f"{step:,}", kind="faint", size=12))
+    for label, share in marks.items():
+        shapes.append(text(left + share * width, base + 18, label, kind="faint", size=12))
     for kind, points in curves.items():
         places = [
-            f"{left + step * width / 2000:.1f} {base - (value - low) * scale:.1f}"
-            for step, value in points
+            f"{left + share * width:.1f} {base - (value - low) * scale:.1f}"
+            for share, value in points
         ]
         shapes.append(f'<path class="curve-{kind}" d="M{" L".join(places)}" stroke-width="2"/>')
+    return shapes
+
+
+def legend(y: float, names: dict[str, str]) -> list[str]:
+    """Returns the names of curves or bars beside their colors, in a row."""
+    shapes = []
+    x = 20.0
+    for name, kind in names.items():
+        shapes += [bar(x, y, 12, 12, kind), text(x + 18, y + 11, name, size=13, at="start")]
+        x += 40 + 7 * len(name)
     return shapes
 
 
@@ -178,9 +199,8 @@ def bar_chart(
             text(left + room * (i + 0.5), base + 20 + 17 * n, words)
             for n, words in enumerate(name.split("|"))
         ]
-    x = 20
-    for name, kind in zip(next(iter(groups.values())), kinds, strict=True):
-        shapes += [bar(x, 43, 12, 12, kind), text(x + 18, 54, name, size=13, at="start")]
-        x += 40 + 7 * len(name)
+    names = list(next(iter(groups.values())))
+    shapes += legend(43, dict(zip(names, kinds, strict=True)))
+    x = 20 + sum(40 + 7 * len(name) for name in names)
     shapes.append(text(20, base + 64, note, kind="faint", size=12, at="start"))
     return picture(max(width, x), base + 80, title, shapes)

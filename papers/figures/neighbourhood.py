@@ -1,6 +1,6 @@
 r"""Plot how much of the top n of a run lies in the top k of others, by k.
 
-python -m papers.figures.neighborhood --stage1=runs/bm25.trec --stage1=runs/round1.trec \
+python -m papers.figures.neighbourhood --stage1=runs/bm25.trec --stage1=runs/round1.trec \
       --stage2=runs/round2.trec --n=10,50 --out=neighbourhood.svg
 """
 

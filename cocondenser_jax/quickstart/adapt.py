@@ -46,7 +46,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare, format_p
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store, run_tokens
+from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.agreement import (
     agreement,
@@ -125,8 +125,7 @@ def adapt(
         config = override(propose(store.n_spans, propose_pairs(store)), overrides).unlock()
         config.warm_start = str(start)
         config.data.store = str(store.path)
-        experiment = resolve(config, store)
-        spec = experiment.batches
+        spec = resolve(config, store).batches
         documents_H = held_out_documents(store, spec.held_out, spec.pairs_within_span)
         if len(documents_H) < 2:
             raise UserError(
@@ -146,8 +145,7 @@ def adapt(
 
         outcome = Outcome([], f"unknown | no judgments | {share:g} of the change is kept", [])
         if data is not None:
-            n_tokens = run_tokens(experiment, store)
-            outcome = _test(workdir, data, [published.parent, kept.parent], n_tokens)
+            outcome = _test(workdir, data, [published.parent, kept.parent])
             if not outcome.summary.startswith("helped"):
                 kept = published
             outcome.search.append(f"--embeddings={kept.parent / 'embeddings'}")
@@ -245,7 +243,7 @@ def _choose_share(
     write_json(out, {"share": kept, "tried": tried})
 
 
-def _test(workdir: Path, data: Path, folders: Sequence[Path], n_tokens: float) -> Outcome:
+def _test(workdir: Path, data: Path, folders: Sequence[Path]) -> Outcome:
     """Tests the models of some folders, alone and fused with BM25, against each other."""
     once = partial(make_once, workdir)
     find_words = partial(write_bm25_run, data, split="test", depth=DEPTH)
@@ -261,8 +259,7 @@ def _test(workdir: Path, data: Path, folders: Sequence[Path], n_tokens: float) -
     tested = {name: evaluate_run(qrels, read_run(of[-1]), MEASURES) for name, of in made.items()}
     means = {name: metrics["mean"][MEASURES[0]] for name, metrics in tested.items()}
     best = max((name for name in means if not name.startswith(ADAPTED)), key=means.__getitem__)
-    tokens = dict.fromkeys((ADAPTED, ADAPTED + FUSED), n_tokens)
-    rows = result_rows(workdir, tested, made, tokens, best)
+    rows = result_rows(workdir, tested, made, best)
     verdict, after = judge(rows, best)
     hybrid = [f"--hybrid={FUSION}"] if after.endswith(FUSED) else []
     return Outcome(rows, verdict, hybrid)

@@ -26,11 +26,9 @@ from cocondenser_jax.analysis.page import write_page
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.convert.to_torch import export_run
-from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.evaluation.ranking import Metrics, evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.finetune.tasks import finetune
-from cocondenser_jax.pretrain.experiment import resolve, run_tokens
 from cocondenser_jax.quickstart.report import NOTE, ResultRow, comparison_table, read_runs
 from cocondenser_jax.quickstart.steps import SECONDS, make_once
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
@@ -90,15 +88,13 @@ def evaluate_models(workdir: Path, data: Path, candidates: Sequence[Candidate]) 
         made[each.name] = [*each.runs.values(), each.folder / "test.trec"]
     _, qrels = read_split(data, "test")
     tested = {name: evaluate_run(qrels, read_run(of[-1])) for name, of in made.items()}
-    tokens = {each.name: sum(map(_tokens, each.runs)) for each in candidates}
-    return result_rows(workdir, tested, made, tokens, candidates[-1].name)
+    return result_rows(workdir, tested, made, candidates[-1].name)
 
 
 def result_rows(
     workdir: Path,
     tested: Mapping[str, Metrics],
     made: Mapping[str, Sequence[Path]],
-    tokens: Mapping[str, float],
     against: str,
 ) -> list[ResultRow]:
     """Returns a row for each ranking, tested against the one that is named.
@@ -107,7 +103,6 @@ def result_rows(
       workdir: of the pipeline.
       tested: name → metrics.
       made: name → the results in `workdir` that it took.
-      tokens: name → tokens that its pre-training read, if it had any.
       against: the name.
     """
     seconds = read_json(workdir / SECONDS)
@@ -118,7 +113,7 @@ def result_rows(
         if name != against:
             p_values = {measure: test["randomisation_p"] for measure, test in tests.items()}
         spent = sum(seconds[path.relative_to(workdir).as_posix()] for path in made[name])
-        rows.append(ResultRow(name, metrics["mean"], p_values, tokens.get(name, 0.0), spent))
+        rows.append(ResultRow(name, metrics["mean"], p_values, spent))
     return rows
 
 
@@ -180,9 +175,3 @@ def _make_retriever(candidate: Candidate, data: Path, finetuning: ConfigDict, ou
     if not trained.exists():  # it does if a kill came between these lines
         finetune(config, trained.parent)
     trained.rename(out)
-
-
-def _tokens(run: Path) -> float:
-    config = ConfigDict(read_json(run / "run.json")["config"])
-    store = open_store(Path(config.data.store))
-    return run_tokens(resolve(config, store), store)

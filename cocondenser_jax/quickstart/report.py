@@ -15,8 +15,7 @@ from cocondenser_jax.storage.runs import flatten
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
 NOTE = """p: randomization test of the first measure against the row without a p, corrected for
-the number of tests (Holm). Tokens: read in pre-training. Seconds: pre-training, fine-tuning,
-encoding and search."""
+the number of tests (Holm). Seconds: pre-training, fine-tuning, encoding and search."""
 
 
 class ResultRow(NamedTuple):
@@ -25,20 +24,18 @@ class ResultRow(NamedTuple):
     name: str
     metrics: Mapping[str, float]  # means, in [0, 1]
     p_values: Mapping[str, float]  # of the randomization test; none in the row tested against
-    tokens: float
     seconds: float
 
 
 def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
     """Returns the cells of a comparison: the heads first, then a line for each row."""
     measures = list(rows[0].metrics)
-    table = [["", *measures, "p", "tokens", "seconds"]]
+    table = [["", *measures, "p", "seconds"]]
     tested = correct({row.name: row.p_values[measures[0]] for row in rows if row.p_values})
     for row in rows:
         metrics = [f"{row.metrics[name]:.3f}" for name in measures]
         p_value = format_p(tested[row.name], len(tested)) if row.name in tested else ""
-        tokens = f"{row.tokens:,.2g}" if row.tokens else ""
-        table.append([row.name, *metrics, p_value, tokens, f"{row.seconds:,.0f}"])
+        table.append([row.name, *metrics, p_value, f"{row.seconds:,.0f}"])
     return table
 
 

@@ -207,9 +207,6 @@ def test_with_judgments_all_rankings_are_compared_on_them(finished):
             for measure, value in found.items():
                 assert rows[row]["metrics"][measure] == pytest.approx(value, abs=2e-3), row
     assert all(row["seconds"] > 0 for row in rows.values())
-    assert rows["published"]["tokens"] == 0
-    if share:
-        assert rows["adapted"]["tokens"] > 0
 
 
 def test_the_search_that_is_printed_finds_something(finished, capsys):
@@ -316,7 +313,7 @@ def test_queries_are_of_documents_that_training_leaves_out(
 
 
 def row(name, value, p=1.0):
-    return ResultRow(name, {"nDCG@10": value}, {"nDCG@10": p}, 0.0, 1.0)
+    return ResultRow(name, {"nDCG@10": value}, {"nDCG@10": p}, 1.0)
 
 
 BEFORE = [row("BM25", 0.3), row("published", 0.4), row("published + BM25", 0.5)]

@@ -175,14 +175,6 @@ def test_rows_are_an_evaluation_of_the_run_files(finished):
         assert row.p_values["MRR@10"] == pytest.approx(p, abs=0.03)
 
 
-def test_tokens_are_those_of_the_pretraining(finished):
-    store = open_store(finished.workdir / "store")
-    per_span = store.n_tokens / store.n_spans + 2
-    of_stage = np.array([16, 32]) * 3 * per_span  # spans of a step, steps
-    tokens = [row.tokens for row in finished.rows]
-    assert tokens == pytest.approx([0.0, 0.0, of_stage[0], of_stage.sum()])
-
-
 def test_cocondenser_starts_from_the_condensers_weights(finished):
     [(folder, start)] = finished.warm_starts
     assert folder == finished.run("condenser")

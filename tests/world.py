@@ -7,7 +7,9 @@ write.
 import gzip
 import json
 import lzma
+import os
 import random
+import re
 
 from backports import zstd
 
@@ -42,6 +44,12 @@ TINY = {
 def as_flags(settings):
     """Returns settings as a command line gives them: --config.model.hidden_size=16 and so on."""
     return [f"--config.{name}={value}" for name, value in settings.items()]
+
+
+def with_devices(n):
+    """Returns the environment of a process that has n devices."""
+    flags = re.sub(r"device_count=\d+", f"device_count={n}", os.environ["XLA_FLAGS"])
+    return os.environ | {"XLA_FLAGS": flags}
 
 
 def make_texts(n, n_sentences=6, seed=0):

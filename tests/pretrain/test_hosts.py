@@ -1,7 +1,6 @@
 """Two hosts of four devices are one host of eight, also after one of them was lost."""
 
 import contextlib
-import os
 import re
 import signal
 import socket
@@ -15,7 +14,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
-from tests.world import read_metrics
+from tests.world import read_metrics, with_devices
 
 EXPERIMENT = """
 import json
@@ -78,10 +77,8 @@ def run_two_hosts(folder, program, *overrides, n_devices=4):
         held = stack.enter_context(socket.socket())
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
-        environment = os.environ | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={n_devices}",
-            "WAIT_FOR": f"{folder}/of-host-0/checkpoints/2",
-        }
+        wait_for = f"{folder}/of-host-0/checkpoints/2"
+        environment = with_devices(n_devices) | {"WAIT_FOR": wait_for}
         command = [sys.executable, "-c", program, "pretrain", f"--config={folder}/experiment.py"]
         command += [f"--coordinator=127.0.0.1:{held.getsockname()[1]}", "--num_hosts=2", *overrides]
         hosts = []

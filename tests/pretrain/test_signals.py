@@ -15,6 +15,7 @@ import pytest
 
 from cocondenser_jax.pretrain import checkpoint, signals
 from cocondenser_jax.pretrain.loop import train
+from tests.world import with_devices
 
 EXPERIMENT = """
 import json
@@ -182,10 +183,9 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path):
 
     saved = 0
     for n_devices, number in ((1, signal.SIGTERM), (2, signal.SIGINT)):
-        flags = f"--xla_force_host_platform_device_count={n_devices}"
         process = subprocess.Popen(
             [*command, f"--config.train.chunk_size={4 // n_devices}"],
-            env=os.environ | {"XLA_FLAGS": flags},
+            env=with_devices(n_devices),
             stderr=subprocess.PIPE,
             text=True,
         )

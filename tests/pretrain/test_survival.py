@@ -1,6 +1,5 @@
 """Pre-training killed at random moments: started again, it resumes as if nothing had happened."""
 
-import os
 import random
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks.soak import losses, soak
+from tests.world import with_devices
 
 N_KILLS = 3  # one with each aim
 EXPERIMENT = """
@@ -49,7 +49,7 @@ def command(config, tmp_path):
 def test_what_is_killed_at_any_moment_resumes_as_if_nothing_had_happened(
     command, tmp_path, pytestconfig
 ):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    environment = with_devices(1)
     # Other moments in each run of the tests, and the seed is printed at its head. `make soak` kills
     # hundreds of times.
     rng = random.Random(pytestconfig.getoption("randomly_seed", 0))

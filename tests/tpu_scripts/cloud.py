@@ -18,7 +18,7 @@ case "$1" in
     cat >.venv/bin/python <<PYTHON
 #!/bin/sh
 export PYTHONPATH="$PWD" JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1
-export XLA_FLAGS=--xla_force_host_platform_device_count=2
+export XLA_FLAGS="--xla_force_host_platform_device_count=2 --xla_cpu_use_fusion_emitters=false"
 # What one VM has compiled, the next one loads.
 export JAX_COMPILATION_CACHE_DIR="$CLOUD/compiled" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 exec "{python}" "\\$@"

@@ -12,7 +12,7 @@ from tests.world import write_records
 
 WORDS = "The CLS vector has to carry meaning of whole passage Early layers know words text".split()
 SIZES = (
-    "model.hidden_size=32 model.num_hidden_layers=4 model.num_attention_heads=4 model.skip_from=2"
+    "model.hidden_size=32 model.num_hidden_layers=3 model.num_attention_heads=4 model.skip_from=1"
     " model.intermediate_size=48 model.max_position_embeddings=26 model.n_head_layers=1"
     " data.length=24 data.batch_size=8 train.chunk_size=1 train.dtype=float32 train.steps=1"
     " probe.every=0"

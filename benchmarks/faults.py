@@ -21,9 +21,17 @@ TESTS = {
     "model/condenser.py": ["tests/model/test_condenser.py", "tests/model/test_parity.py"],
     "model/encoder.py": ["tests/model/test_condenser.py", "tests/model/test_parity.py"],
     "collection/folder.py": ["tests/collection/test_folder.py", "tests/collection/test_layouts.py"],
+    "convert/to_torch.py": [
+        "tests/convert/test_to_torch.py",
+        "tests/convert/test_representation.py",
+    ],
     "corpus/store.py": ["tests/corpus/test_store.py"],
     "finetune/schedule.py": ["tests/finetune/test_schedule.py", "tests/finetune/test_fuzz.py"],
+    "pretrain/checkpoint.py": ["tests/pretrain/test_checkpoint.py", "tests/pretrain/test_probe.py"],
+    "pretrain/loop.py": ["tests/pretrain/test_loop.py", "tests/pretrain/test_hosts.py"],
+    "retrieval/encode.py": ["tests/retrieval/test_encode.py", "tests/cli/test_tasks.py"],
     "retrieval/models.py": ["tests/retrieval/test_models.py", "tests/retrieval/test_fuzz.py"],
+    "storage/parts.py": ["tests/storage/test_parts.py", "tests/cli/test_tasks.py"],
 }
 
 

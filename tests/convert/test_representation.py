@@ -23,7 +23,9 @@ def bert_folder(research_folders, tmp_path):
 
 
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
-def test_a_representation_goes_to_sentence_transformers_and_back(bert_folder, representation):
+def test_a_representation_goes_to_sentence_transformers_and_back(
+    bert_folder, representation, monkeypatch
+):
     config, params = load_folder(str(bert_folder))
     config = dataclasses.replace(config, representation=representation)
     out = bert_folder.parent / "out"
@@ -44,6 +46,15 @@ def test_a_representation_goes_to_sentence_transformers_and_back(bert_folder, re
         {"params": params}, tokens["input_ids"], tokens["attention_mask"], method="encode"
     )
     np.testing.assert_allclose(model.encode(texts), ours, rtol=0, atol=1e-5)
+
+    # The card names the model by its folder.
+    monkeypatch.chdir(out.parent)
+    programs = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    found = [{}, {}]
+    for program, names in zip(programs, found, strict=True):
+        exec(program, names)
+    vectors, with_transformers = (names["vectors"] for names in found)
+    np.testing.assert_allclose(vectors, with_transformers.detach(), rtol=0, atol=1e-5)
 
 
 def test_a_folder_without_modules_has_the_vectors_of_cls(bert_folder):

@@ -135,6 +135,23 @@ def test_a_relevant_passage_is_never_a_negative(step, name, scale):
     assert value == pytest.approx(expected, rel=1e-5)
 
 
+def test_nor_is_one_that_is_in_its_own_query_s_group(step):
+    model, columns, judgments, labels = step
+    relevant = judgments.relevant.tolil()
+    relevant[labels[3, 0], labels[3, 2]] = True  # d25, the first negative of q3
+    judgments = judgments._replace(relevant=relevant.tocsr())
+    scores_QxP = torch.randn(Q, Q * G)
+    settings = losses.LossSettings("contrastive", 1.0, chunk_size=0)
+    loss = losses.InBatchLoss(model, judgments, settings)
+    loss.score = lambda queries, passages: scores_QxP
+    with torch.no_grad():
+        value = loss(features(model, columns), labels).item()
+    expected_QxP = scores_QxP.double().numpy().copy()
+    expected_QxP[1, 1] = -np.inf  # d1, in the group of q0
+    expected_QxP[3, 3 * G + 1] = -np.inf
+    assert value == pytest.approx(contrastive_by_hand(expected_QxP), rel=1e-5)
+
+
 def test_the_merging_of_columns_is_still_in_no_public_module():
     """Says when the import may change: see the table in CONTRIBUTING.md."""
     assert "embed_columns" not in sentence_transformers.base.losses.__all__

@@ -130,6 +130,11 @@ def test_without_an_intact_checkpoint_nothing_starts(run, settings):
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6"]
 
 
+def test_multiples_of_keep_every_stay(tmp_path, settings):
+    save_all(tmp_path, settings | {"keep": 1, "keep_every": 3}, [1, 2, 3, 4, 6, 7])
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6", "7"]
+
+
 def test_damage_by_command_line(config, tmp_path, capsys):
     (tmp_path / "experiment.py").write_text(
         "import json\nfrom ml_collections import ConfigDict\n"

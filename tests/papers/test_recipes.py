@@ -272,7 +272,7 @@ def test_rows_of_bm25_are_those_of_anserini(table, settings):
 
 
 def test_objectives_are_continued_from_the_quickstarts_stage_1():
-    steps = steps_of("mini/objectives")
+    steps = steps_of("mini/objectives-dev")
     commands = [c for step in steps.values() for c in step.commands]
     further = [dict(flags(command)) for command in commands if command[1] == "pretrain"]
     start = "W/quickstart/compare/condenser/model"
@@ -282,3 +282,12 @@ def test_objectives_are_continued_from_the_quickstarts_stage_1():
     assert {given["--config.model"] + ".run" for given in tuned} == {
         given["--workdir"] for given in further
     }
+
+
+def test_the_rates_that_are_tested_are_the_best_on_dev():
+    on_dev = TABLES["mini/objectives-dev"]["rows"]
+    tested = TABLES["mini/objectives"]["rows"]
+    for name in ("MLM", "Condenser", "contrastive", "coCondenser"):
+        rows = [row for row in on_dev if row.startswith(f"{name}, ")]
+        best = max(rows, key=lambda row: on_dev[row]["measured"]["searched_dev"]["MRR@10"])
+        assert tested[name]["with"] == on_dev[best]["with"]

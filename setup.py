@@ -34,7 +34,7 @@ TFDS = [
     "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
     "array_record>=0.8.1",
 ]
-CLUSTER = ["datatrove>=0.10", "loguru>=0.7", "multiprocess>=0.70.16"]
+CLUSTER = ["datatrove>=0.10"]
 
 
 def describe():

@@ -14,7 +14,7 @@ EXTRAS = {
     "retrieval": "Stemmer accelerate bm25s faiss numba sentence_transformers torch",
     "report": "jinja2 matplotlib",
     "tfds": "tensorflow_datasets",
-    "cluster": "datatrove loguru multiprocess",
+    "cluster": "datatrove",
 }
 
 

@@ -4,14 +4,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cocondenser_jax.errors import UserError
-
-if TYPE_CHECKING:
-    from cocondenser_jax.storage.parts import Engine
+from cocondenser_jax.storage.files import read_object
+from cocondenser_jax.storage.parts import Engine
 
 
 class _Group(click.Group):
@@ -140,14 +139,13 @@ ENGINE = (
     flag("--tasks", click.IntRange(2), "divide the work into N parts, for several workers"),
     _with_tasks("--workers", click.IntRange(1), "parts at a time (default, local: one per core)"),
     _with_tasks("--executor", ("local", "slurm", "ray"), "what runs the workers: docs/scaling.md"),
-    _with_tasks("--executor_options", Path, "JSON file with arguments of datatrove's executor"),
+    _with_tasks("--executor_options", Path, "JSON file with options of the executor"),
 )
 
 
 def make_engine(
     tasks: int, workers: int | None, executor: str, executor_options: Path | None
-) -> "Engine":
+) -> Engine:
     """Makes the engine that the flags of ENGINE name."""
-    from cocondenser_jax.storage.parts import Engine, read_options  # needs datatrove
-
-    return Engine(tasks, workers, executor, read_options(executor_options))
+    options = read_object(executor_options) if executor_options else {}
+    return Engine(tasks, workers, executor, options)

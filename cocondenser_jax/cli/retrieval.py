@@ -63,7 +63,7 @@ def encode(
 ):  # fmt: skip
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.embeddings import write_parquet
-    from cocondenser_jax.retrieval.encode import encode_corpus, encode_in_parts
+    from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.storage.remote import output_folder
 
     if backend == "jax":
@@ -72,12 +72,10 @@ def encode(
         options["backend"] = run_in_flax
     if tasks and shard != (0, 1):
         raise UserError("give one of --tasks and --shard")
+    if tasks:
+        options["engine"] = make_engine(tasks, workers, executor, executor_options)
     with output_folder(out) as folder:
-        if tasks is None:
-            manifest = encode_corpus(model, corpus, folder, shard=shard, **options)
-        else:
-            engine = make_engine(tasks, workers, executor, executor_options)
-            manifest = encode_in_parts(model, corpus, folder, engine, **options)
+        manifest = encode_corpus(model, corpus, folder, shard=shard, **options)
         if parquet:
             write_parquet(folder, parquet, shard)
     print_metrics(manifest, json_out)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -16,6 +16,8 @@ from cocondenser_jax.corpus.shares import (
     copies_file,
     copies_in_share,
     digest_file,
+    find_copies,
+    hash_share,
     read_share,
     text_digest,
 )
@@ -36,10 +38,8 @@ from cocondenser_jax.corpus.tokenizer import (
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, new_folder, read_object, write_json
+from cocondenser_jax.storage.parts import Engine, make_parts
 from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_compare
-
-if TYPE_CHECKING:
-    from cocondenser_jax.storage.parts import Engine
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
 Target = Callable[[int], Path]  # what a part, from 0, makes
@@ -84,7 +84,7 @@ def build_shards(
     source: str,
     tokenizer: str,
     out: Path,
-    engine: "Engine",
+    engine: Engine,
     *,
     max_tokens: int = 128,
     short_span_prob: float = 0.0,
@@ -94,8 +94,6 @@ def build_shards(
     Opened as one store, the shards hold the same documents in the same order. Returns `counts` and
     `dropped` of all.
     """
-    from cocondenser_jax.storage.parts import make_parts  # needs datatrove
-
     check_cutting(max_tokens, short_span_prob)
     n = engine.tasks
     out = out.absolute()
@@ -107,25 +105,23 @@ def build_shards(
         if len(parts) < n:  # they are divided by documents
             known = read_object(settings_file, {}).get("n_documents")
             n_documents = known or sum(1 for _ in tqdm(read_parts(source, parts), "documents"))
-        data = {"source": source, "n_documents": n_documents}
-        cutting = {"tokenizer": tokenizer, "max_tokens": max_tokens}
+        data: dict[str, Any] = {"source": source, "n_documents": n_documents}
+        cutting: dict[str, Any] = {"tokenizer": tokenizer, "max_tokens": max_tokens}
         cutting["short_span_prob"] = short_span_prob
         sha256 = load_tokenizer(tokenizer).sha256
         settings = {**data, **cutting, "parts": len(parts), "tasks": n, "tokenizer_sha256": sha256}
         start_or_compare(settings_file, settings, ("tokenizer",))
 
-        def make(title: str, function: str, arguments: Mapping[str, Any], target: Target) -> None:
-            name = f"cocondenser_jax.corpus.{function}"
-            make_parts(title, name, arguments, lambda k: target(k).exists(), engine, work)
+        def make(title: str, function: Callable[..., object], target: Target) -> None:
+            make_parts(title, function, lambda k: target(k).exists(), engine, work)
 
         def shard(index: int) -> Path:
             return shard_folder(out, (index, n))
 
         if not all(shard(index).exists() for index in range(n)):
-            here = {"work": work}
-            make("digests", "shares:hash_share", data | here, partial(digest_file, work))
-            make("copies", "shares:find_copies", here, partial(copies_file, work))
-            make("corpus", "build:build_share", data | cutting | here | {"out": out}, shard)
+            make("digests", partial(hash_share, **data, work=work), partial(digest_file, work))
+            make("copies", partial(find_copies, work), partial(copies_file, work))
+            make("corpus", partial(build_share, **data, **cutting, out=out, work=work), shard)
         manifests = open_store(out).manifests
         total = {
             key: {name: sum(each[key][name] for each in manifests) for name in manifests[0][key]}

@@ -6,10 +6,11 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -40,18 +41,23 @@ from cocondenser_jax.retrieval.models import (
 )
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.parts import Engine, make_parts
 from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_compare
-
-if TYPE_CHECKING:
-    from cocondenser_jax.storage.parts import Engine
 
 logger = logging.getLogger(__name__)
 
 # Replaces the transformer of a retriever: given its folder, a batch size and a precision.
 Backend = Callable[[SentenceTransformer, Path, int, str], None]
-Load = Callable[..., tuple[SentenceTransformer, int, str]]  # as `load_model`
 
 _LARGEST = 10_000_000  # a larger shard would not fit in memory
+
+
+class Encoder(NamedTuple):
+    """A model that is loaded, and what a manifest says of it."""
+
+    model: SentenceTransformer
+    batch_size: int
+    settings: dict[str, Any]
 
 
 def encode_corpus(
@@ -63,12 +69,11 @@ def encode_corpus(
     passage_length: int | None = None,
     shard_size: int | None = None,
     shard: tuple[int, int] = (0, 1),
+    engine: Engine | None = None,
     dtype: Literal["float32", "float16"] = "float32",
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     pooling: str | None = None,
     backend: Backend | None = None,
-    counted: tuple[int, str] | None = None,
-    load: Load | None = None,
 ) -> dict[str, Any]:
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
@@ -78,17 +83,16 @@ def encode_corpus(
     Args:
       model_folder: see `models.load_retriever`.
       corpus: a data folder, or its file of passages.
-      out: the folder for the shards; with several machines, for their folders.
+      out: the folder for the shards; with several machines or parts, for their folders.
       batch_size: passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
       passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       shard: (i, n): what machine i of n is to encode, from 0: see `embeddings.py`.
+      engine: makes the shares of as many machines as it has tasks; the vectors are those of one.
       dtype: number format on disk.
       precision: see `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
       pooling: see `models.load_retriever`.
       backend: runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
-      counted: what `count_and_hash` says of the corpus, if that is known.
-      load: loads the model instead of `load_model`.
 
     Returns:
       The manifest: model, its hash, dimension, number of passages and the settings above. With
@@ -97,52 +101,37 @@ def encode_corpus(
     for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
         if value is not None and not 1 <= value <= _LARGEST:
             raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
-    corpus = corpus_file(corpus)
-    folder = find_folder(model_folder)
+    path = corpus_file(corpus)
     if shard[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one machine: choose a new folder")
-    out = shard_folder(out, shard)
-    with lock_folder(out):
+    loading = (model_folder, passage_length, pooling, batch_size, precision, backend)
+    with lock_folder(shard_folder(out, shard)):
         # A first reading of the whole file: a broken line stops the run before there is a shard.
-        n_passages, corpus_sha256 = counted or count_and_hash(corpus)
-        load = load or load_model
-        model, batch_size, products = load(
-            folder, passage_length, pooling, batch_size, precision, backend
-        )
+        n_passages, sha256 = count_and_hash(path)
         shard_size = shard_size or default_shard_size(n_passages // shard[1])
-        manifest = {
-            "model": str(model_folder),
-            "model_sha256": model_sha256(folder),
-            "pooling": pooling_of(model),
-            "given_pooling": pooling,
-            "passage_length": passage_tokens(model),
-            "corpus": str(corpus),
-            "corpus_sha256": corpus_sha256,
+        data = {
+            "corpus": str(path),
+            "corpus_sha256": sha256,
             "passages": n_passages,
             "shard_size": shard_size,
+            "shards": math.ceil(n_passages / shard_size),
             "dtype": dtype,
-            "precision": products,
-            "backend": "jax" if backend else "torch",
-            "dimension": model.get_embedding_dimension() or 0,
-            "shards": -(-n_passages // shard_size),
         }
-        if (out / MANIFEST).exists():
-            logger.info("resuming with the shards in %s", out)
-        start_or_compare(out / MANIFEST, manifest, MOVED)
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=products == "bfloat16"):
-            _encode_shards(model, read_corpus(corpus), out, manifest, shard, batch_size)
-    return manifest
+        if engine:
+            return _encode_in_parts(loading, data, out, engine)
+        return _encode_share(load_encoder(*loading), data, out, shard)
 
 
-def load_model(
-    folder: Path,
+def load_encoder(
+    model_folder: Path,
     passage_length: int | None,
     pooling: str | None,
     batch_size: int | None,
     precision: str,
     backend: Backend | None,
-) -> tuple[SentenceTransformer, int, str]:
-    """Loads a retriever as `encode_corpus` says; returns batch size and precision too."""
+) -> Encoder:
+    """Loads a retriever as `encode_corpus` says."""
+    folder = find_folder(model_folder)
     model = load_retriever(folder, passage_length=passage_length, pooling=pooling)
     halved = uses_bfloat16(precision, on_cpu=backend is None)
     products = "bfloat16" if halved else "float32"
@@ -150,63 +139,70 @@ def load_model(
         batch_size = 32 if model.device.type == "cpu" and backend is None else 128
     if backend:
         backend(model, folder, batch_size, products)
-    return model, batch_size, products
+    settings = {
+        "model": str(model_folder),
+        "model_sha256": model_sha256(folder),
+        "pooling": pooling_of(model),
+        "given_pooling": pooling,
+        "passage_length": passage_tokens(model),
+        "precision": products,
+        "backend": "jax" if backend else "torch",
+        "dimension": model.get_embedding_dimension() or 0,
+    }
+    return Encoder(model, batch_size, settings)
 
 
 # A worker makes one part after another with the same model.
-_kept_model = functools.lru_cache(maxsize=1)(load_model)
+_kept_encoder = functools.lru_cache(maxsize=1)(load_encoder)
 
 
-def encode_part(**arguments: Any) -> None:
-    """Makes a part, as `encode_corpus`, in a worker that keeps the model for the next one."""
-    encode_corpus(**arguments, load=_kept_model)
+def encode_part(
+    loading: tuple[Any, ...], data: Mapping[str, Any], out: Path, shard: tuple[int, int]
+) -> None:
+    """Encodes what machine i of n would, in a worker; `loading` is what `load_encoder` takes."""
+    with lock_folder(shard_folder(out, shard)):
+        _encode_share(_kept_encoder(*loading), data, out, shard)
 
 
-def encode_in_parts(
-    model_folder: Path, corpus: Path, out: Path, engine: "Engine", **options: Any
+def _encode_share(
+    encoder: Encoder, data: Mapping[str, Any], out: Path, shard: tuple[int, int]
 ) -> dict[str, Any]:
-    """Encodes as `encode_corpus`, in `engine.tasks` parts; resumes where it was stopped.
+    folder = shard_folder(out, shard)
+    manifest = {**encoder.settings, **data}
+    if (folder / MANIFEST).exists():
+        logger.info("resuming with the shards in %s", folder)
+    start_or_compare(folder / MANIFEST, manifest, MOVED)
+    halved = manifest["precision"] == "bfloat16"
+    with torch.autocast(encoder.model.device.type, torch.bfloat16, enabled=halved):
+        _encode_shards(encoder, folder, manifest, shard)
+    return manifest
 
-    The folder is that of as many machines, and its vectors are those of one. The options are those
-    of `encode_corpus`.
-    """
-    from cocondenser_jax.storage.parts import make_parts  # needs datatrove
 
+def _encode_in_parts(
+    loading: tuple[Any, ...], data: Mapping[str, Any], out: Path, engine: Engine
+) -> dict[str, Any]:
     n = engine.tasks
-    out = out.absolute()
-    corpus = corpus_file(corpus)
-    folder = find_folder(model_folder)
-    with lock_folder(out):
-        counted = count_and_hash(corpus)
-        size = options.get("shard_size") or default_shard_size(counted[0])
-        options = {**options, "shard_size": size}
-        free = ("batch_size", "backend")
-        settings = {name: value for name, value in options.items() if name not in free}
-        settings |= {"tasks": n, "model_sha256": model_sha256(folder), "corpus_sha256": counted[1]}
-        settings["backend"] = "jax" if options.get("backend") else "torch"
-        start_or_compare(out / "tasks.json", settings)
-        parts = [shard_folder(out, (index, n)) for index in range(n)]
-        n_shards = math.ceil(counted[0] / size)
+    model_folder, passage_length, pooling, _, precision, backend = loading
+    settings = {
+        "tasks": n,
+        "model_sha256": model_sha256(model_folder),
+        "passage_length": passage_length,
+        "pooling": pooling,
+        "precision": precision,
+        "backend": "jax" if backend else "torch",
+    }
+    start_or_compare(out / "tasks.json", {**settings, **data}, MOVED)
 
-        def files(index: int) -> list[Path]:
-            return [shard_file(parts[index], number) for number in range(index, n_shards, n)]
+    def is_done(index: int) -> bool:
+        folder = shard_folder(out, (index, n))
+        manifest = read_object(folder / MANIFEST, {})
+        numbers = range(index, data["shards"], n)
+        return bool(manifest) and None not in (map_shard(folder, manifest, k) for k in numbers)
 
-        def is_done(index: int) -> bool:
-            return all(path.exists() for path in [parts[index] / MANIFEST, *files(index)])
-
-        for index in filter(is_done, range(n)):
-            manifest = read_object(parts[index] / MANIFEST)
-            for number, path in zip(range(index, n_shards, n), files(index), strict=True):
-                if map_shard(parts[index], manifest, number) is None:
-                    logger.warning("%s is damaged: encoding it again", path)
-                    path.unlink()
-        place = {"model_folder": model_folder, "corpus": corpus, "out": out, "counted": counted}
-        work = out / "tasks"
-        function = "cocondenser_jax.retrieval.encode:encode_part"
-        make_parts("encode", function, {**place, **options}, is_done, engine, work)
-        manifest = read_manifest(out)
-        open_shards(out, manifest)
-        shutil.rmtree(work, ignore_errors=True)
+    make_parts("encode", partial(encode_part, loading, data, out), is_done, engine, out / "tasks")
+    manifest = read_manifest(out)
+    open_shards(out, manifest)
+    shutil.rmtree(out / "tasks", ignore_errors=True)
     return manifest
 
 
@@ -230,14 +226,10 @@ def count_and_hash(corpus: Path) -> tuple[int, str]:
 
 
 def _encode_shards(
-    model: SentenceTransformer,
-    passages: Iterator[Passage],
-    out: Path,
-    manifest: Mapping[str, Any],
-    machine: tuple[int, int],
-    batch_size: int,
+    encoder: Encoder, out: Path, manifest: Mapping[str, Any], machine: tuple[int, int]
 ) -> None:
     """Writes the shards of a machine that are missing from its folder or damaged."""
+    passages = read_corpus(Path(manifest["corpus"]))
     own = machine_shards(manifest, machine)
     n_own = sum(shard_rows(manifest, number) for number in own)
     with tqdm(total=n_own, desc="encode", unit=" passages") as progress:
@@ -252,7 +244,7 @@ def _encode_shards(
                 if path.exists():
                     logger.warning("%s is damaged: encoding it again", path)
                 show_bar = len(rows) == n_own  # that of the corpus only moves between shards
-                vectors_NxD = _encode(model, rows, batch_size, show_bar)
+                vectors_NxD = _encode(encoder.model, rows, encoder.batch_size, show_bar)
                 write_shard(path, passages_in_shard, vectors_NxD.astype(manifest["dtype"]))
             progress.update(len(rows))
 

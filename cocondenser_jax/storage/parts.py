@@ -1,13 +1,12 @@
-"""Makes the parts of a result in many processes or on many machines, by datatrove's executors.
+"""Makes the parts of a result in several processes, or on many machines by Slurm or Ray.
 
-A part is a file or folder that is whole or absent, made by `function(**arguments, shard=(i, n))`.
-Parts that are there are not made again. A part that fails is tried once more, and then ends all;
-one whose worker was killed is made once more when all others are there.
+A part is a file or folder that is whole or absent, made by a function of `shard`, (i, n). Parts
+that are there are not made again. A part that fails is tried once more, and then ends all; one
+whose worker was killed is made once more after all others.
 """
 
 import contextlib
 import os
-import pkgutil
 import shutil
 import signal
 import socket
@@ -16,25 +15,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import multiprocess  # type: ignore[import-untyped]
-import multiprocess.forkserver  # type: ignore[import-untyped]
-from datatrove import executor as executors
-from loguru import logger as datatrove_logger
 from tqdm import tqdm
 
 from cocondenser_jax import __version__
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.storage.files import read_object, write_text
+from cocondenser_jax.storage.files import write_text
 
-datatrove_logger.disable("datatrove")  # here and in workers, which import this module first
-
-_POLL = 0.5  # seconds between two looks at what is done
-_PATIENCE = 120  # looks without a worker at work on this machine, until all are started again
+_POLL = 0.5  # seconds between two looks at a Slurm job
 
 
 class Engine(NamedTuple):
@@ -43,41 +40,22 @@ class Engine(NamedTuple):
     tasks: int
     workers: int | None = None  # None: one per CPU core of this machine; elsewhere all at once
     executor: str = "local"
-    options: Mapping[str, Any] = {}  # arguments of datatrove's executor
+    options: Mapping[str, Any] = {}  # of datatrove's executor for Slurm, or of Ray's tasks
 
 
 class Work(NamedTuple):
-    """What a worker is to do: call a function, MODULE:FUNCTION, in a folder."""
+    """What workers are to do: call a function with `shard`, in a folder."""
 
-    function: str
-    arguments: Mapping[str, Any]
-    logs: str  # the folder of claims, which name the worker of a part, and of failures
-    folder: str
+    make: Callable[..., object]
+    n_parts: int
+    logs: Path
+    folder: Path
     version: str
-
-
-class _Local(executors.LocalPipelineExecutor):
-    def _launch_run_for_rank(self, rank: int, *args: Any, **options: Any) -> Any:
-        # Without the queue of ranks, of which a killed worker would keep one.
-        return self._run_for_rank(rank)
-
-
-_EXECUTORS = {
-    "local": _Local,
-    "slurm": executors.SlurmPipelineExecutor,
-    "ray": executors.RayPipelineExecutor,
-}
-
-
-def read_options(path: Path | None) -> dict[str, Any]:
-    """Reads the arguments of an executor from a JSON file, if there is one."""
-    return {} if path is None else read_object(path)
 
 
 def make_parts(
     title: str,
-    function: str,
-    arguments: Mapping[str, Any],
+    make: Callable[..., object],
     is_done: Callable[[int], bool],
     engine: Engine,
     work_folder: Path,
@@ -86,210 +64,201 @@ def make_parts(
 
     Args:
       title: what the progress bar is called.
-      function: MODULE:FUNCTION; workers import it, and this process does not.
-      arguments: of the function, without `shard`.
+      make: makes the part `shard`; a worker imports it by its name, and calls it.
       is_done: tells whether a part, from 0, is there.
       engine: what runs the workers.
       work_folder: for logs; all workers must see it.
     """
-    logs = work_folder / "logs" / title
-    work = Work(function, arguments, str(logs.absolute()), str(Path.cwd()), __version__)
+    logs = (work_folder / "logs" / title).absolute()
+    work = Work(make, engine.tasks, logs, Path.cwd(), __version__)
+    missing = [part for part in range(engine.tasks) if not is_done(part)]
     for _ in range(2):
-        missing = [part for part in range(engine.tasks) if not is_done(part)]
         if not missing:
             return
-        shutil.rmtree(logs, ignore_errors=True)  # also datatrove's marks: the parts tell
-        (logs / "failures").mkdir(parents=True)
-        (logs / "claims").mkdir()
-        with _progress(title, is_done, engine, logs) as stopped:
-            try:
-                _run(work, missing, engine, logs)
-            except KeyboardInterrupt:
-                if not stopped.is_set():
-                    raise
-            except Exception:  # also where Ray cannot add up the times of earlier runs
-                has_failed = any((logs / "failures").iterdir())
-                if not has_failed and not all(map(is_done, range(engine.tasks))):
-                    raise
-        for failure in sorted((logs / "failures").iterdir()):
-            raise UserError(failure.read_text(encoding="utf-8"))
-    if lost := [part for part in range(engine.tasks) if not is_done(part)]:
+        shutil.rmtree(logs, ignore_errors=True)
+        logs.mkdir(parents=True)
+        n_done = engine.tasks - len(missing)
+        with tqdm(total=engine.tasks, initial=n_done, desc=title, unit=" parts") as bar:
+            _EXECUTORS[engine.executor](work, missing, engine, bar)
+        missing = [part for part in missing if not is_done(part)]
+    if missing:
         raise UserError(
-            f"{title}: the worker of part {lost[0]} of {engine.tasks} ended twice without a message"
-            f" (killed, or out of memory); the others are kept (logs: {logs})"
+            f"{title}: the worker of part {missing[0]} of {engine.tasks} ended twice without a"
+            f" message (killed, or out of memory); the others are kept (logs: {logs})"
         )
 
 
-def _run(work: Work, missing: list[int], engine: Engine, logs: Path) -> None:
-    kind = engine.executor
-    options = dict(engine.options)
-    workers = engine.workers or -1
-    if kind == "local":
-        workers = engine.workers or os.cpu_count() or 1
-        if workers > 1:  # one alone would be this process, which the last part may not kill
-            workers = max(2, min(workers, len(missing)))
-    if kind == "slurm":
-        options.setdefault("venv_path", f"{sys.prefix}/bin/activate")
-    try:
-        executor = _EXECUTORS[kind](
-            pipeline=[partial(_do_part, work)],
-            tasks=engine.tasks,
-            workers=workers,
-            logging_dir=str(logs),
-            **options,
-        )
-    except TypeError as error:
-        raise UserError(f"--executor_options of {kind}: {first_line(error)}") from error
-    for part in set(range(engine.tasks)).difference(missing):
-        executor.mark_rank_as_completed(part)
-    # Workers share the cores of this machine.
-    threads = str(max(1, (os.cpu_count() or 1) // workers)) if kind == "local" else None
-    with _environment(OMP_NUM_THREADS=threads, RAYON_NUM_THREADS=threads):
-        if kind == "local":
-            _start_without_interrupts()
-        elif kind == "ray":
-            _start_ray()
-        try:
-            executor.run()
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise UserError(f"--executor={kind}: {first_line(error)}") from error
-        if kind == "slurm":
-            _wait_for_slurm(str(executor.job_id))
-
-
-def _do_part(work: Work, data: object, part: int, n_parts: int) -> None:
-    """Makes a part, in a worker; what datatrove calls."""
-    logs = Path(work.logs)
-    (logs / "claims" / f"{part:05d}").write_text(f"{socket.gethostname()} {os.getpid()}")
-    reason = ""
-    with _ending_with_parent(), (logs / f"part-{part:05d}.log").open("w") as log:
-        for _ in range(2):
-            try:
-                with contextlib.redirect_stderr(log), contextlib.chdir(work.folder):
-                    _call(work, (part, n_parts))
-                return
-            except Exception as error:
-                traceback.print_exc(file=log)
-                reason = f"part {part} of {n_parts} failed twice: {first_line(error)}"
-    write_text(logs / "failures" / f"{part:05d}", reason)
-    raise UserError(reason)
-
-
-def _call(work: Work, shard: tuple[int, int]) -> None:
+def _make_part(work: Work, part: int) -> None:
+    """Makes a part, in a worker."""
     if work.version != __version__:
         raise UserError(
             f"{socket.gethostname()} has version {__version__} of cocondenser-jax,"
             f" expected {work.version}"
         )
-    pkgutil.resolve_name(work.function)(**work.arguments, shard=shard)
+    reason = ""
+    for _ in range(2):
+        try:
+            _make_with_log(work, part)
+            return
+        except Exception as error:
+            reason = first_line(error)
+    raise UserError(f"part {part} of {work.n_parts} failed twice: {reason}")
 
 
-@contextlib.contextmanager
-def _ending_with_parent() -> Iterator[None]:
-    """Ends a worker by an exception, so that nothing half-made stays, if it is to end."""
-    parent = multiprocess.parent_process()
-    if parent is None:
-        yield
-        return
+def _make_with_log(work: Work, part: int) -> None:
+    path = work.logs / f"part-{part:05d}.log"
+    with path.open("a") as log, contextlib.redirect_stderr(log), contextlib.chdir(work.folder):
+        try:
+            work.make(shard=(part, work.n_parts))
+        except Exception:
+            traceback.print_exc()
+            raise
 
-    def end(*_: object) -> None:
-        signal.alarm(10)  # should the exception be caught
-        raise SystemExit(128 + signal.SIGTERM)
+
+def _run_here(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
+    """Makes parts in processes of this machine.
+
+    Each worker is a pool of one process, so that a killed one costs its part alone.
+    """
+    n_cores = os.cpu_count() or 1
+    n_workers = engine.workers or n_cores
+    workers_end, end = Pipe(duplex=False)
+    settings = (workers_end, max(1, n_cores // n_workers))
+    # Not a fork, which would copy locks that threads of this process hold.
+    new_worker = partial(ProcessPoolExecutor, 1, get_context("spawn"), _start_worker, settings)
+    idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
+    for _ in parts[:n_workers]:
+        idle.put(new_worker())  # its process starts with its first part
+
+    def make(part: int) -> bool:
+        worker = idle.get()
+        try:
+            worker.submit(_make_part_here, work, part).result()
+        except BrokenProcessPool:
+            worker = new_worker()
+            return False
+        finally:
+            idle.put(worker)
+        return True
+
+    # Workers inherit the mask: Ctrl-C reaches this process alone, which then ends them.
+    mask = (signal.SIG_BLOCK, [signal.SIGINT, signal.SIGHUP])
+    with ThreadPoolExecutor(n_workers, "parts", signal.pthread_sigmask, mask) as threads:
+        try:
+            for future in as_completed([threads.submit(make, part) for part in parts]):
+                if future.result():
+                    bar.update()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            end.close()
+
+
+def _start_worker(parents_end: Connection, n_threads: int) -> None:
+    """Prepares a worker, which ends when its parent closes the pipe, or is killed."""
 
     def watch() -> None:
-        parent.join()
+        parents_end.poll(None)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
-    handler = signal.signal(signal.SIGTERM, end)
+    for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):  # workers share the cores
+        os.environ.setdefault(name, f"{n_threads}")
+
+
+def _make_part_here(work: Work, part: int) -> None:
+    """Makes a part; SIGTERM ends this process by an exception, so that nothing half-made stays."""
+
+    def end(*_: object) -> None:
+        signal.alarm(10)  # should a library catch the exception
+        raise SystemExit
+
+    signal.signal(signal.SIGTERM, end)
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+        _make_part(work, part)
+    except SystemExit:  # the pool would catch it, and go on
+        os._exit(128 + signal.SIGTERM)
 
 
-def _start_without_interrupts() -> None:
-    """Starts the server that forks workers so that they ignore Ctrl-C, which stops this process."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _run_on_ray(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
+    """Makes parts as tasks of the Ray cluster of RAY_ADDRESS, or of one on this machine."""
     try:
-        multiprocess.forkserver.set_forkserver_preload([__name__])
-        multiprocess.forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-def _start_ray() -> None:
-    try:  # joins the cluster of RAY_ADDRESS, or starts one on this machine
-        pkgutil.resolve_name("ray:init")(ignore_reinit_error=True, log_to_driver=False)
+        import ray
     except ModuleNotFoundError as error:
         raise UserError("ray is missing: pip install ray") from error
-
-
-def _wait_for_slurm(job: str) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    signal.signal(signal.SIGTERM, handler)  # Ray's own aborts
     try:
-        command = ["squeue", "--noheader", f"--jobs={job}"]
-        while subprocess.run(command, capture_output=True, check=False).stdout.strip():
+        task = ray.remote(_make_part).options(max_retries=0, **engine.options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--executor_options of ray: {first_line(error)}") from error
+    waiting = list(reversed(parts))
+    running: list[Any] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < (engine.workers or len(parts)):
+                running.append(task.remote(work, waiting.pop()))
+            done, running = ray.wait(running)
+            try:
+                ray.get(done)
+                bar.update()
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+            except ray.exceptions.RayError:  # its worker was killed
+                continue
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _run_on_slurm(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
+    """Makes parts in a job array of Slurm, which datatrove writes and submits."""
+    from datatrove.executor import SlurmPipelineExecutor
+    from datatrove.utils.logging import logger
+
+    logger.disable("datatrove")
+    options = {"venv_path": f"{sys.prefix}/bin/activate", **engine.options}
+    try:
+        executor = SlurmPipelineExecutor(
+            pipeline=[partial(_make_part_on_slurm, work)],
+            tasks=engine.tasks,
+            workers=engine.workers or -1,
+            logging_dir=str(work.logs),
+            **options,
+        )
+        for part in set(range(engine.tasks)).difference(parts):
+            executor.mark_rank_as_completed(part)
+        executor.run()
+        _wait_for_slurm(str(executor.job_id), work, bar)
+    except TypeError as error:
+        raise UserError(f"--executor_options of slurm: {first_line(error)}") from error
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError(f"--executor=slurm: {first_line(error)}") from error
+
+
+def _make_part_on_slurm(work: Work, data: object, part: int, n_parts: int) -> None:
+    """Makes a part, and notes why it failed; what datatrove calls."""
+    try:
+        _make_part(work, part)
+    except UserError as error:
+        write_text(work.logs / "failures" / f"{part:05d}", str(error))
+        raise
+
+
+def _wait_for_slurm(job: str, work: Work, bar: "tqdm[Any]") -> None:
+    queue = ["squeue", "--noheader", f"--jobs={job}"]
+    is_queued = True
+    try:
+        while is_queued:
             time.sleep(_POLL)
+            answer = subprocess.run(queue, capture_output=True, check=False)
+            is_queued = bool(answer.stdout.strip())
+            bar.update(len(list(work.logs.glob("completions/*"))) - bar.n)
+            if failures := sorted(work.logs.glob("failures/*")):
+                raise UserError(failures[0].read_text(encoding="utf-8"))
     except BaseException:
         subprocess.run(["scancel", job], check=False)
         raise
 
 
-@contextlib.contextmanager
-def _progress(
-    title: str, is_done: Callable[[int], bool], engine: Engine, logs: Path
-) -> Iterator[threading.Event]:
-    """Shows a bar over all parts; interrupts this process where no part can follow."""
-    ended = threading.Event()
-    stopped = threading.Event()
-
-    def watch() -> None:
-        n_idle = 0
-        while not ended.wait(_POLL):
-            missing = [part for part in range(engine.tasks) if not is_done(part)]
-            bar.update(engine.tasks - len(missing) - bar.n)
-            alive = [_is_claimed(logs / "claims" / f"{part:05d}") for part in missing]
-            n_idle = 0 if True in alive else n_idle + 1
-            is_local = engine.executor == "local"
-            has_failed = not is_local and any((logs / "failures").iterdir())
-            if missing and (set(alive) == {False} or (is_local and n_idle > _PATIENCE)):
-                has_failed = True
-            if has_failed:
-                stopped.set()
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                return
-
-    with tqdm(total=engine.tasks, desc=title, unit=" parts") as bar:
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield stopped
-        finally:
-            ended.set()
-            thread.join()
-            bar.update(sum(map(is_done, range(engine.tasks))) - bar.n)
-
-
-def _is_claimed(claim: Path) -> bool | None:
-    """Tells whether the worker of a part is alive, as far as known; None if it has none."""
-    try:
-        host, pid = claim.read_text().split()
-        if host == socket.gethostname():
-            os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, ValueError):
-        return None
-    return True
-
-
-@contextlib.contextmanager
-def _environment(**variables: str | None) -> Iterator[None]:
-    """Sets environment variables that are not set, for processes started in the block."""
-    new = {name: value for name, value in variables.items() if value and name not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name in new:
-            del os.environ[name]
+_EXECUTORS = {"local": _run_here, "slurm": _run_on_slurm, "ray": _run_on_ray}

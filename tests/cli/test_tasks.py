@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 import sys
 
@@ -9,11 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-pytest.importorskip("datatrove", reason="needs datatrove: pip install 'cocondenser-jax[cluster]'")
-
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.retrieval import encode
+from cocondenser_jax.storage import parts
+from cocondenser_jax.storage.parts import Engine
 from tests.cli.workplace import make_workplace
 from tests.world import make_texts
 
@@ -108,6 +109,7 @@ srun  -l -n 1 launch_pickled_pipeline {logs}/executor.pik
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
+    pytest.importorskip("datatrove", reason="needs: pip install 'cocondenser-jax[cluster]'")
     folder = tmp_path / "slurm"
     folder.mkdir()
     (folder / "jobs").touch()
@@ -116,6 +118,7 @@ def slurm(tmp_path, monkeypatch):
         "srun": '#!/bin/bash\nshift 3\nexec "$@"\n',
         "scontrol": "#!/bin/bash\necho here\n",
         "squeue": "#!/bin/bash\n",
+        "scancel": '#!/bin/bash\necho "$@" > "$STAND_IN/canceled"\n',
     }
     for name, text in programs.items():
         (folder / name).write_text(text)
@@ -156,11 +159,8 @@ def test_a_cluster_that_is_not_there(tmp_path, command, monkeypatch, capsys):
     assert "sbatch" in last
 
 
-@pytest.mark.effect("encode --tasks", "encode --workers", "encode --executor")
-@pytest.mark.effect("encode --executor_options")
-def test_vectors_in_seven_tasks_are_those_of_one(
-    tmp_path, model_folder, beir, slurm, monkeypatch, capsys
-):
+@pytest.mark.effect("encode --tasks", "encode --workers")
+def test_vectors_in_seven_tasks_are_those_of_one(tmp_path, model_folder, beir, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums depend on the number of threads
     command = ["encode", f"--model={model_folder}", f"--corpus={beir}", "--shard_size=9"]
     assert main([*command, f"--out={tmp_path}/one"]) == 0
@@ -183,14 +183,8 @@ def test_vectors_in_seven_tasks_are_those_of_one(
     made = {name: path.stat().st_mtime_ns for name, path in many.items()}
     damaged = many["embeddings-00003.arrow"]
     damaged.write_bytes(damaged.read_bytes()[:-4])
-    loaded = []
-    load = encode.load_retriever
-    monkeypatch.setattr(encode, "load_retriever", lambda *a, **k: loaded.append(1) or load(*a, **k))
     many["embeddings-00005.arrow"].unlink()
-    encode._kept_model.cache_clear()
     assert main([*in_tasks, "--workers=1"]) == 0
-    assert len(loaded) == 1  # for two parts
-    encode._kept_model.cache_clear()
     again = {name: path.stat().st_mtime_ns for name, path in many.items()}
     assert sorted(name for name in made if again[name] != made[name]) == [
         "embeddings-00003.arrow",
@@ -199,10 +193,57 @@ def test_vectors_in_seven_tasks_are_those_of_one(
     assert main([*in_tasks, "--passage_length=7"]) == 2
     assert "passage_length=None, now it is 7" in capsys.readouterr().err
 
+
+@pytest.mark.effect("encode --executor", "encode --executor_options")
+def test_vectors_on_slurm(tmp_path, model_folder, beir, slurm):
     options = tmp_path / "options.json"
-    options.write_text(json.dumps({"partition": "gpu", "time": "1:00:00", "gpus_per_task": 1}))
-    on_slurm = [*command[:-1], "--shard_size=30", f"--out={tmp_path}/slurm_out", "--tasks=2"]
-    on_slurm += ["--executor=slurm", f"--executor_options={options}"]
-    assert main(on_slurm) == 0, (slurm / "log").read_text()
+    options.write_text(
+        json.dumps({"partition": "gpu", "time": "1:00:00", "gpus_per_task": 1, "tasks_per_job": 2})
+    )
+    command = ["encode", f"--model={model_folder}", f"--corpus={beir}", "--shard_size=30"]
+    flags = ["--tasks=2", "--executor=slurm", f"--executor_options={options}"]
+    assert main([*command, f"--out={tmp_path}/out", *flags]) == 0, (slurm / "log").read_text()
     assert "#SBATCH --gpus=1\n" in (slurm / "0.slurm").read_text()
-    assert len(list((tmp_path / "slurm_out").glob("*/*.arrow"))) == 2
+    assert len(list((tmp_path / "out").glob("*/*.arrow"))) == 2
+
+
+def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, monkeypatch):
+    loaded = []
+    load = encode.load_retriever
+    monkeypatch.setattr(encode, "load_retriever", lambda *a, **k: loaded.append(1) or load(*a, **k))
+
+    def run_without_workers(work, missing, engine, bar):
+        for part in missing:
+            parts._make_part(work, part)
+
+    monkeypatch.setitem(parts._EXECUTORS, "local", run_without_workers)
+    encode._kept_encoder.cache_clear()
+    encode.encode_corpus(model_folder, beir, tmp_path / "out", engine=Engine(tasks=3))
+    encode._kept_encoder.cache_clear()
+    assert len(loaded) == 1
+
+
+def test_a_part_on_slurm_that_cannot_be_read_is_named(tmp_path, command, slurm, capsys):
+    source = tmp_path / "source"
+    source.mkdir()
+    for k in range(2):
+        (source / f"{k}.jsonl").write_text('{"text": "a"}\n{')
+    options = tmp_path / "options.json"
+    options.write_text(json.dumps({"partition": "cpu", "time": "1:00:00"}))
+    flags = ["--tasks=2", "--executor=slurm", f"--executor_options={options}"]
+    assert main([*command, f"--source={source}", f"--out={tmp_path}/out", *flags]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(
+        f"cocondenser: part 0 of 2 failed twice: {source}/0.jsonl:2 is not valid JSON"
+    )
+    assert (slurm / "canceled").read_text() == "7\n"
+
+
+def test_a_full_disk_ends_in_one_line(tmp_path, command, small_disk, capsys):
+    in_tasks = [*command, f"--out={tmp_path}/out", "--tasks=2", "--workers=1"]
+    small_disk(3_000)  # less than a tokenizer
+    assert main(in_tasks) == 2
+    small_disk(resource.RLIM_INFINITY)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(r"cocondenser: part 0 of 2 failed twice: .*File too large", last)
+    assert main(in_tasks) == 0

@@ -1,7 +1,7 @@
 """Encoding where JAX has the accelerator: a retriever whose transformer runs in Flax.
 
-sentence-transformers still tokenizes, sorts by length and applies what follows the pooling, so the
-vectors are those of PyTorch but for rounding.
+sentence-transformers still tokenizes and applies what follows the pooling, so the vectors are those
+of PyTorch but for rounding.
 """
 
 import functools

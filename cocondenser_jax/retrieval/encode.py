@@ -37,6 +37,7 @@ from cocondenser_jax.retrieval.models import (
     model_sha256,
     passage_tokens,
     pooling_of,
+    towers,
     uses_bfloat16,
 )
 from cocondenser_jax.storage.files import read_object
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 Backend = Callable[[SentenceTransformer, Path, int, str], None]
 
 _LARGEST = 10_000_000  # a larger shard would not fit in memory
+_BLOCK = 5_000  # passages that are tokenized and sorted together
 
 
 class Encoder(NamedTuple):
@@ -137,6 +139,8 @@ def load_encoder(
     products = "bfloat16" if halved else "float32"
     if batch_size is None:
         batch_size = 32 if model.device.type == "cpu" and backend is None else 128
+    for tower in towers(model).values():
+        tower.unpad_inputs = False  # as it is with flash attention, which would join all texts
     if backend:
         backend(model, folder, batch_size, products)
     settings = {
@@ -239,19 +243,46 @@ def _encode_shards(
                 continue
             passages_in_shard = passage_table(rows)
             found = map_shard(out, manifest, number)
-            if found is None or not found.select(PASSAGES.names).equals(passages_in_shard):
-                path = shard_file(out, number)
-                if path.exists():
-                    logger.warning("%s is damaged: encoding it again", path)
-                show_bar = len(rows) == n_own  # that of the corpus only moves between shards
-                vectors_NxD = _encode(encoder.model, rows, encoder.batch_size, show_bar)
-                write_shard(path, passages_in_shard, vectors_NxD.astype(manifest["dtype"]))
-            progress.update(len(rows))
+            if found is not None and found.select(PASSAGES.names).equals(passages_in_shard):
+                progress.update(len(rows))
+                continue
+            path = shard_file(out, number)
+            if path.exists():
+                logger.warning("%s is damaged: encoding it again", path)
+            blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
+            vectors_NxD = np.concatenate(
+                [_encode(encoder.model, block, encoder.batch_size, progress) for block in blocks]
+            )
+            write_shard(path, passages_in_shard, vectors_NxD.astype(manifest["dtype"]))
 
 
+@torch.inference_mode()
 def _encode(
-    model: SentenceTransformer, passages: list[Passage], batch_size: int, show_bar: bool
+    model: SentenceTransformer, passages: list[Passage], batch_size: int, progress: "tqdm[Any]"
 ) -> np.ndarray:
+    """Tokenizes passages once, and encodes those of about as many tokens together.
+
+    `encode_document` sorts by characters; in batches of short texts, a fifth is padding.
+    """
     texts = [passage_text(passage) for passage in passages]
-    vectors_NxD = model.encode_document(texts, batch_size=batch_size, show_progress_bar=show_bar)
-    return np.asarray(vectors_NxD)
+    features = model.preprocess(texts, prompt=_passage_prompt(model), task="document")
+    mask_NxL = features["attention_mask"]
+    order_N = mask_NxL.sum(dim=1).argsort(descending=True, stable=True)
+    vectors_NxD = torch.empty(len(texts), model.get_embedding_dimension() or 0)
+    model.eval()
+    for rows_B in order_N.split(batch_size):
+        columns_L = mask_NxL[rows_B].any(dim=0)
+        batch = {
+            name: value[rows_B][:, columns_L].to(model.device) if torch.is_tensor(value) else value
+            for name, value in features.items()
+        }
+        vectors_BxD = model(batch, task="document")["sentence_embedding"]
+        vectors_NxD[rows_B] = vectors_BxD[:, : model.truncate_dim].float().cpu()
+        progress.update(len(rows_B))
+    return vectors_NxD.numpy()
+
+
+def _passage_prompt(model: SentenceTransformer) -> str | None:
+    """Returns the text that `encode_document` puts before a passage."""
+    names = ("document", "passage", "corpus", model.default_prompt_name)
+    return next((model.prompts[name] for name in names if name in model.prompts), None)

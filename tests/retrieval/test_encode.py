@@ -9,12 +9,14 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+import transformers
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import embeddings, encode, models
 from cocondenser_jax.storage.runs import LOCK
 from tests.retrieval_data import read_shard, read_vectors
+from tests.world import write_records
 
 
 def names(folder):
@@ -110,6 +112,49 @@ def test_a_machine_without_a_shard_and_the_vectors_of_each_for_a_database(
     manifest = embeddings.read_manifest(tmp_path / "out")
     vectors_S = embeddings.shard_vectors(embeddings.open_shards(tmp_path / "out", manifest))
     assert [len(vectors_NxD) for vectors_NxD in vectors_S] == [40, 20]
+
+
+def test_a_forward_pass_has_passages_of_about_as_many_tokens(model_folder, tmp_path, monkeypatch):
+    widths = []
+    forward = transformers.BertModel.forward
+
+    def note_width(self, input_ids, *arguments, **options):
+        widths.append(input_ids.shape[1])
+        return forward(self, input_ids, *arguments, **options)
+
+    monkeypatch.setattr(transformers.BertModel, "forward", note_width)
+    words = "a b c d e f g h"  # 8 tokens; a word that is unknown is one, however long
+    texts = ["z" * 30, words, words, "z" * 9, words, "z" * 30, "z" * 9, words]
+    records = [{"_id": f"{i}", "text": text} for i, text in enumerate(texts)]
+    write_records(tmp_path / "corpus.jsonl", records)
+    encode.encode_corpus(model_folder, tmp_path, tmp_path / "out", batch_size=4)
+    assert widths[-2:] == [8 + 2, 1 + 2]
+    vectors_NxD = read_vectors(tmp_path / "out")
+    same = [[np.allclose(x, y, atol=1e-5) for y in vectors_NxD] for x in vectors_NxD]
+    assert same == [[(x == words) == (y == words) for y in texts] for x in texts]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default"),
+    [
+        ({"passage": "the word"}, None),
+        ({"corpus": "the word", "other": "no"}, "other"),
+        ({"other": "the word"}, "other"),
+        ({"other": "no"}, None),
+    ],
+)
+def test_vectors_have_the_prompt_and_length_of_encode_document(
+    model_folder, beir, prompts, default
+):
+    model = models.load_retriever(model_folder)
+    model.prompts = prompts
+    model.default_prompt_name = default
+    model.truncate_dim = 20
+    passages = list(read_corpus(beir))[:9]
+    expected = model.encode_document([passage_text(passage) for passage in passages])
+    made = encode._encode(model, passages, 4, encode.tqdm(disable=True))
+    np.testing.assert_allclose(made, expected, atol=5e-6)
+    assert made.shape == (9, 20)
 
 
 @pytest.mark.effect("encode --batch_size")

@@ -92,16 +92,18 @@ def read_pool(command):
 
 def expected_pool(command):
     """Returns those that it should have written, from its runs and the tiny data."""
-    data, split = Path(_values(command, "--data")[0]), _values(command, "--split")[0]
+    data = Path(_values(command, "--data")[0])
+    split = [*_values(command, "--split"), "train"][0]  # train is the default
     pool = set()
     for source in _values(command, "--run"):
         pool |= _pairs(source)
     for denoised in _values(command, "--denoise_run"):
         pool &= _pairs(denoised, below=math.log(0.99 / 0.01))
     if not _values(command, "--answers"):
-        qrels = [*data.glob(f"qrels.{split}.tsv"), *data.glob(f"msmarco-doc{split}-qrels.tsv")]
-        judged = [line.split() for line in qrels[0].read_text().splitlines()]
-        return pool - {(query, passage) for query, _, passage, _ in judged}
+        names = f"qrels.{split}.tsv", f"msmarco-doc{split}-qrels.tsv", f"qrels/{split}.tsv"
+        qrels = next(data / name for name in names if (data / name).is_file())
+        judged = [line.split() for line in qrels.read_text().splitlines()]
+        return pool - {(words[0], words[-2]) for words in judged}  # of 4 columns, or BEIR's 3
     # No negative may hold an answer to the question, as the relevant passages do.
     rows = [row.split("\t") for row in (data / "psgs_w100.tsv").read_text().splitlines()]
     texts = {name: text.replace(".", " .").split() for name, text, _ in rows}
@@ -244,7 +246,9 @@ def _write_quickstart(data, workdir):
     for folder in (quickstart, quickstart / "compare" / "no-pretraining"):
         shutil.copytree(data / "bert-base-uncased", folder / "model")
         main(["bm25", f"--data={data / 'boolq'}", f"--run_out={folder / 'test.trec'}"])
-    shutil.copy(quickstart / "test.trec", quickstart / "bm25.trec")
+    (quickstart / "compare" / "condenser").mkdir()
+    for name in ("bm25.trec", "compare/condenser/test.trec"):
+        shutil.copy(quickstart / "test.trec", quickstart / name)
     (quickstart / "report.html").touch()
 
 

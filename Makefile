@@ -112,7 +112,7 @@ mutants: .venv/mutants
 	touch $@
 
 .venv/cluster: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt ray
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,ray,test]'
 	touch $@
 
 .venv/databases: .venv/tools

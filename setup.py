@@ -101,6 +101,7 @@ setup(
         "report": REPORT,
         "tfds": TFDS,
         "cluster": CLUSTER,
+        "ray": ["ray>=2.60"],
         "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, *CLUSTER, *PAPERS],
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],

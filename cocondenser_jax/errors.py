@@ -15,6 +15,7 @@ EXTRAS = {
     "report": "jinja2 matplotlib",
     "tfds": "tensorflow_datasets",
     "cluster": "datatrove",
+    "ray": "ray",
 }
 
 

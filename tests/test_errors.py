@@ -56,6 +56,7 @@ def test_first_words_of_a_text(text, shown):
         ("jinja2", "report"),
         ("tensorflow_datasets", "tfds"),
         ("datatrove.executor", "cluster"),
+        ("ray", "ray"),
     ],
 )
 def test_a_missing_package_is_worded_as_the_extra_that_holds_it(name, extra):
@@ -69,12 +70,17 @@ def test_a_missing_package_of_no_extra_is_not_worded(name):
     assert name_extra(ModuleNotFoundError(name=name)) is None
 
 
+IN_PARTS = ["--source=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
+
+
 @pytest.mark.parametrize(
     ("package", "command"),
     [
         ("jax", ["convert", "--checkpoint=run", "--out=m"]),
         ("faiss", ["index", "--embeddings=e", "--out=i"]),
         ("tensorflow_datasets", ["vocabulary", "--source=tfds:lm1b", "--out=v"]),
+        ("datatrove", ["corpus", *IN_PARTS, "--executor=slurm"]),
+        ("ray", ["corpus", *IN_PARTS, "--executor=ray"]),
     ],
 )
 def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package, command):

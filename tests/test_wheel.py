@@ -145,10 +145,13 @@ def test_every_package_that_is_imported_is_required_by_the_extra_that_errors_nam
     distributions = importlib.metadata.packages_distributions()
     in_extra = {name: extra for extra, names in EXTRAS.items() for name in names.split()}
     for package in sorted(imported_packages()):
-        (distribution,) = {canonicalize_name(name) for name in distributions[package]}
+        # Where it is not installed, a distribution is taken to be called like its package.
+        installed = distributions.get(package, [package])
+        (distribution,) = {canonicalize_name(name) for name in installed}
         extra = in_extra.get(package, "")
         assert extra in required.get(distribution, set()), package
-        assert not extra or {"all", extra} <= required[distribution], package
+        # Of Ray, which is large, a clone does without.
+        assert extra in {"", "ray"} or {"all", extra} <= required[distribution], package
 
 
 def write_corpus(folder):

@@ -1,5 +1,6 @@
 """Declares commands and their flags, with click."""
 
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -141,11 +142,14 @@ ENGINE = (
     _with_tasks("--executor", ("local", "slurm", "ray"), "what runs the workers: docs/scaling.md"),
     _with_tasks("--executor_options", Path, "JSON file with options of the executor"),
 )
+_PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors
 
 
 def make_engine(
     tasks: int, workers: int | None, executor: str, executor_options: Path | None
 ) -> Engine:
     """Makes the engine that the flags of ENGINE name."""
+    if executor in _PACKAGES:
+        importlib.import_module(_PACKAGES[executor])  # missing: nothing is written yet
     options = read_object(executor_options) if executor_options else {}
     return Engine(tasks, workers, executor, options)

@@ -54,6 +54,17 @@ _LARGEST = 10_000_000  # a larger shard would not fit in memory
 _BLOCK = 5_000  # passages that are tokenized and sorted together
 
 
+class Loading(NamedTuple):
+    """How a retriever is loaded: arguments of `encode_corpus`."""
+
+    model_folder: Path
+    passage_length: int | None
+    pooling: str | None
+    batch_size: int | None
+    precision: str
+    backend: Backend | None
+
+
 class Encoder(NamedTuple):
     """A model that is loaded, and what a manifest says of it."""
 
@@ -106,7 +117,7 @@ def encode_corpus(
     path = corpus_file(corpus)
     if shard[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one machine: choose a new folder")
-    loading = (model_folder, passage_length, pooling, batch_size, precision, backend)
+    loading = Loading(model_folder, passage_length, pooling, batch_size, precision, backend)
     with lock_folder(shard_folder(out, shard)):
         # A first reading of the whole file: a broken line stops the run before there is a shard.
         n_passages, sha256 = count_and_hash(path)
@@ -121,21 +132,16 @@ def encode_corpus(
         }
         if engine:
             return _encode_in_parts(loading, data, out, engine)
-        return _encode_share(load_encoder(*loading), data, out, shard)
+        return _encode_share(load_encoder(loading), data, out, shard)
 
 
-def load_encoder(
-    model_folder: Path,
-    passage_length: int | None,
-    pooling: str | None,
-    batch_size: int | None,
-    precision: str,
-    backend: Backend | None,
-) -> Encoder:
+def load_encoder(loading: Loading) -> Encoder:
     """Loads a retriever as `encode_corpus` says."""
-    folder = find_folder(model_folder)
-    model = load_retriever(folder, passage_length=passage_length, pooling=pooling)
-    halved = uses_bfloat16(precision, on_cpu=backend is None)
+    backend = loading.backend
+    batch_size = loading.batch_size
+    folder = find_folder(loading.model_folder)
+    model = load_retriever(folder, passage_length=loading.passage_length, pooling=loading.pooling)
+    halved = uses_bfloat16(loading.precision, on_cpu=backend is None)
     products = "bfloat16" if halved else "float32"
     if batch_size is None:
         batch_size = 32 if model.device.type == "cpu" and backend is None else 128
@@ -144,10 +150,10 @@ def load_encoder(
     if backend:
         backend(model, folder, batch_size, products)
     settings = {
-        "model": str(model_folder),
+        "model": str(loading.model_folder),
         "model_sha256": model_sha256(folder),
         "pooling": pooling_of(model),
-        "given_pooling": pooling,
+        "given_pooling": loading.pooling,
         "passage_length": passage_tokens(model),
         "precision": products,
         "backend": "jax" if backend else "torch",
@@ -161,11 +167,11 @@ _kept_encoder = functools.lru_cache(maxsize=1)(load_encoder)
 
 
 def encode_part(
-    loading: tuple[Any, ...], data: Mapping[str, Any], out: Path, shard: tuple[int, int]
+    loading: Loading, data: Mapping[str, Any], out: Path, shard: tuple[int, int]
 ) -> None:
-    """Encodes what machine i of n would, in a worker; `loading` is what `load_encoder` takes."""
+    """Encodes what machine i of n would, in a worker."""
     with lock_folder(shard_folder(out, shard)):
-        _encode_share(_kept_encoder(*loading), data, out, shard)
+        _encode_share(_kept_encoder(loading), data, out, shard)
 
 
 def _encode_share(
@@ -183,17 +189,16 @@ def _encode_share(
 
 
 def _encode_in_parts(
-    loading: tuple[Any, ...], data: Mapping[str, Any], out: Path, engine: Engine
+    loading: Loading, data: Mapping[str, Any], out: Path, engine: Engine
 ) -> dict[str, Any]:
     n = engine.tasks
-    model_folder, passage_length, pooling, _, precision, backend = loading
     settings = {
         "tasks": n,
-        "model_sha256": model_sha256(model_folder),
-        "passage_length": passage_length,
-        "pooling": pooling,
-        "precision": precision,
-        "backend": "jax" if backend else "torch",
+        "model_sha256": model_sha256(loading.model_folder),
+        "passage_length": loading.passage_length,
+        "pooling": loading.pooling,
+        "precision": loading.precision,
+        "backend": "jax" if loading.backend else "torch",
     }
     start_or_compare(out / "tasks.json", {**settings, **data}, MOVED)
 

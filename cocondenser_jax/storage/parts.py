@@ -181,10 +181,8 @@ def _make_part_here(work: Work, part: int) -> None:
 
 def _run_on_ray(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
     """Makes parts as tasks of the Ray cluster of RAY_ADDRESS, or of one on this machine."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise UserError("ray is missing: pip install ray") from error
+    import ray
+
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     signal.signal(signal.SIGTERM, handler)  # Ray's own aborts

@@ -23,7 +23,7 @@ from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.remote import local_copy
 from cocondenser_jax.storage.runs import require_same, shard_folders
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _SPANS_AT_ONCE = 10_000  # spans read together to count their tokens
 
 

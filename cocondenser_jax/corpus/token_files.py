@@ -1,11 +1,10 @@
 """Writes, maps and reads the flat files of a token store.
 
   tokens.bin         content tokens of all spans, end to end (no [CLS], no [SEP]); uint16, or
-                     uint32 for more than 65,536 entries; then `max_tokens` + 8 zeros, so that
-                     a window of `max_tokens` can be read at any span
-  word_starts.bin    one bit per token (as `numpy.packbits`): whether it starts a word; padded
-                     likewise
-  sentence_starts.bin  likewise: whether it starts a sentence
+                     uint32 for more than 65,536 entries; then `max_tokens` zeros, so that a
+                     window of that many can be read at any span
+  starts.bin         uint8 for each token: 2 where it starts a sentence, 1 where another word, else
+                     0; then zeros likewise
   span_offsets.bin   int64 [N + 1]: span i is tokens[span_offsets[i] : span_offsets[i + 1]]
   first_span.bin     int64 [D + 1]: document i is spans first_span[i] to first_span[i + 1] - 1
   ids.txt            names of the documents, each followed by a line feed
@@ -21,18 +20,16 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from cocondenser_jax.corpus.spans import STARTS_SENTENCE, Span
+from cocondenser_jax.corpus.spans import Span
 
 INT64 = np.dtype("<i8")
-_PADDING = 8  # beyond `max_tokens`: whole bytes of word starts are read
 
 
 class TokenFiles(NamedTuple):
     """The mapped files of one folder."""
 
-    tokens: np.ndarray  # [T + max_tokens + 8] uint16 or uint32
-    word_starts: np.ndarray  # uint8, eight tokens each
-    sentence_starts: np.ndarray  # likewise
+    tokens: np.ndarray  # [T + max_tokens] uint16 or uint32
+    starts: np.ndarray  # [T + max_tokens] uint8
     span_offsets: np.ndarray  # [N + 1] int64
     first_span: np.ndarray  # [D + 1] int64
     ids: np.ndarray  # uint8
@@ -53,9 +50,7 @@ class TokenWriter:
     def __init__(self, folder: Path, vocab_size: int, max_tokens: int):
         self.counts = {"documents": 0, "spans": 0, "tokens": 0}  # written so far
         self._dtype = token_dtype(vocab_size)
-        n_padding = max_tokens + _PADDING
-        self._padding = Span(np.zeros(n_padding, np.uint32), np.zeros(n_padding, np.uint8))
-        self._waiting = np.zeros(0, np.uint8)  # starts of fewer than eight tokens: no byte yet
+        self._padding = Span(np.zeros(max_tokens, np.uint32), np.zeros(max_tokens, np.uint8))
         self._stack = contextlib.ExitStack()
         self._files = {
             name: self._stack.enter_context((folder / name).open("wb")) for name in FILE_NAMES
@@ -69,7 +64,6 @@ class TokenWriter:
     def __exit__(self, *error: object) -> None:
         with self._stack:
             self._append_spans([self._padding])
-            self._append_starts(self._waiting)
 
     def write(self, documents: Sequence[tuple[str, Sequence[Span]]]) -> None:
         """Appends documents, each a name and its spans."""
@@ -93,14 +87,7 @@ class TokenWriter:
     def _append_spans(self, spans: Sequence[Span]) -> None:
         tokens = np.concatenate([span.tokens for span in spans])
         self._append("tokens.bin", tokens.astype(self._dtype))
-        starts = np.concatenate([self._waiting, *(span.starts for span in spans)])
-        whole = len(starts) // 8 * 8
-        self._append_starts(starts[:whole])
-        self._waiting = starts[whole:]
-
-    def _append_starts(self, starts: np.ndarray) -> None:
-        self._append("word_starts.bin", np.packbits(starts))
-        self._append("sentence_starts.bin", np.packbits(starts == STARTS_SENTENCE))
+        self._append("starts.bin", np.concatenate([span.starts for span in spans]))
 
     def _append(self, name: str, values: np.ndarray) -> None:
         self._files[name].write(values.tobytes())
@@ -109,7 +96,7 @@ class TokenWriter:
 def map_files(folder: Path, vocab_size: int) -> TokenFiles:
     """Maps the files into memory; reads nothing yet."""
     byte: np.dtype = np.dtype("u1")
-    dtypes = [token_dtype(vocab_size), byte, byte, INT64, INT64, byte, INT64]
+    dtypes = [token_dtype(vocab_size), byte, INT64, INT64, byte, INT64]
     paths = [folder / name for name in FILE_NAMES]
     # A file of 0 bytes, as the names in a shard without documents, cannot be mapped.
     return TokenFiles(
@@ -132,31 +119,19 @@ def read_windows(
     """Reads at most `length` < `max_tokens` tokens of spans; returns as `TokenStore.read_spans`."""
     begin_N = files.span_offsets[spans_N]
     n_tokens_N = files.span_offsets[spans_N + 1] - begin_N
-    windows = np.lib.stride_tricks.sliding_window_view(files.tokens, length)
-    ids_NxL = windows[begin_N].astype(np.int32)
+    windows = np.lib.stride_tricks.sliding_window_view
+    ids_NxL = windows(files.tokens, length)[begin_N].astype(np.int32)
     # One more than wanted tells whether the last word ends within the window.
-    starts_NxM = _read_bits(files.word_starts, begin_N, length + 1)
+    starts_NxM = windows(files.starts, length + 1)[begin_N]
 
     longer = np.flatnonzero(n_tokens_N > length)
     if len(longer):
-        borders = starts_NxM[longer, 1:]
+        borders = starts_NxM[longer, 1:] > 0
         last_border = length - np.argmax(borders[:, ::-1], axis=1)
         n_tokens_N[longer] = np.where(borders.any(axis=1), last_border, length)
 
-    starts_NxL = starts_NxM[:, :length].view(np.uint8)
-    starts_NxL = starts_NxL + _read_bits(files.sentence_starts, begin_N, length)
+    starts_NxL = starts_NxM[:, :length]
     beyond_NxL = np.arange(length) >= n_tokens_N[:, None]
     ids_NxL[beyond_NxL] = 0
     starts_NxL[beyond_NxL] = 0
     return ids_NxL, starts_NxL, n_tokens_N.astype(np.int32)
-
-
-def _read_bits(packed: np.ndarray, begin_N: np.ndarray, width: int) -> np.ndarray:
-    """Returns `width` bits from each bit `begin_N` on, as [N, width] bool."""
-    n_bytes = -(-width // 8)
-    windows = np.lib.stride_tricks.sliding_window_view(packed, n_bytes + 1)
-    bytes_NxB = windows[begin_N >> 3].astype(np.uint16)
-    # Neighboring bytes in one integer, shifted until the first wanted bit leads a byte.
-    pairs_NxB = (bytes_NxB[:, :-1] << 8) | bytes_NxB[:, 1:]
-    aligned_NxB = (pairs_NxB >> (8 - (begin_N & 7))[:, None]).astype(np.uint8)
-    return np.unpackbits(aligned_NxB, axis=1, count=width).view(bool)

@@ -77,8 +77,7 @@ def _whole_store(folder):
         "first_span.bin",
         "id_offsets.bin",
         "ids.txt",
-        "word_starts.bin",
-        "sentence_starts.bin",
+        "starts.bin",
     ],
 )
 def test_a_broken_store_opens_or_is_refused(name, store, tmp_path):

@@ -172,7 +172,7 @@ def test_reading_agrees_with_a_loop_over_spans(
         span.starts[0] = 2
     folder = tmp_path_factory.mktemp("files")
     with TokenWriter(folder, vocab_size, max_tokens=22) as writer:
-        for span in spans:  # bits are carried from one call to the next
+        for span in spans:
             writer.write([("name", [span])])
     width = min(length, 20)
     numbers = rng.integers(0, len(spans), 40)
@@ -275,7 +275,7 @@ def test_a_damaged_store_does_not_open(stores, tmp_path):
         open_store(folder)
     folder = damaged("old")
     (folder / "manifest.json").write_text('{"format_version": 0}')
-    with pytest.raises(UserError, match="format version 0, expected 3"):
+    with pytest.raises(UserError, match="format version 0, expected 4"):
         open_store(folder)
     folder = damaged("miscounted")
     manifest = json.loads((folder / "manifest.json").read_text())

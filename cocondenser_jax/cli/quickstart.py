@@ -36,7 +36,7 @@ def adapt(workdir, **options):
 
 
 def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:
-    from cocondenser_jax.quickstart.report import comparison_table
+    from cocondenser_jax.analysis.report import comparison_table
 
     if rows:
         header, *cells = comparison_table(rows)
@@ -58,7 +58,7 @@ def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Seq
 )
 def report(workdir, out):
     """Show what runs logged, their settings, data and versions, on one HTML page."""
-    from cocondenser_jax.quickstart.report import write_run_report
+    from cocondenser_jax.analysis.report import write_run_report
 
     write_run_report(workdir, out)
     print_text(out)

@@ -32,11 +32,12 @@ import numpy as np
 from ml_collections import ConfigDict
 from sentence_transformers import SentenceTransformer
 
-from cocondenser_jax.analysis.page import write_page
+from cocondenser_jax.analysis.report import ResultRow, result_rows, write_report
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.configs import adapt as settings
 from cocondenser_jax.convert.from_torch import read_shape
+from cocondenser_jax.convert.to_torch import export_run
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
@@ -54,9 +55,7 @@ from cocondenser_jax.quickstart.agreement import (
     fused_ranking,
     sample_store,
 )
-from cocondenser_jax.quickstart.pipeline import DEPTH, pretrain_once, result_rows
-from cocondenser_jax.quickstart.report import NOTE, ResultRow, comparison_table, read_runs
-from cocondenser_jax.quickstart.steps import make_once
+from cocondenser_jax.quickstart.steps import make_once, seconds_of
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.fuse import Method, fuse_runs
@@ -66,6 +65,7 @@ from cocondenser_jax.settings import override
 from cocondenser_jax.storage.files import new_folder, read_object, write_json
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
+from cocondenser_jax.warm_start import pretrain
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def adapt(
                 " with --config.data.pairs=spans, and --config.probe.every above 0"
             )
         run = workdir / "pretraining"
-        trained = pretrain_once(workdir, config, run, workdir / "model")
+        trained = once(workdir / "model", partial(_pretrain, config, run))
         choose = partial(_choose_share, store, documents_H, original, trained)
         share = read_object(once(workdir / "agreement.json", choose))["share"]
         kept = published
@@ -152,9 +152,8 @@ def adapt(
             write_json(workdir / "results.json", [row._asdict() for row in outcome.rows])
         once(workdir / "retriever", partial(_copy, kept))
         summary = f"VERDICT: {outcome.summary} | retriever/ is {kept.parent.name}"
-        table = comparison_table(outcome.rows) if outcome.rows else ()
         title = f"{model}, adapted to {corpus}"
-        write_page(workdir / "report.html", title, summary, read_runs({ADAPTED: run}), table, NOTE)
+        write_report(workdir / "report.html", title, summary, {ADAPTED: run}, outcome.rows)
         return outcome._replace(summary=summary)
 
 
@@ -213,6 +212,11 @@ def _save(model: SentenceTransformer, out: Path) -> None:
         model.save_pretrained(str(folder), create_model_card=False)
 
 
+def _pretrain(config: ConfigDict, run: Path, model: Path) -> None:
+    pretrain(config, run)
+    export_run(run, model)
+
+
 def _copy(folder: Path, out: Path) -> None:
     with new_folder(out) as new:
         shutil.copytree(folder, new, dirs_exist_ok=True)
@@ -246,8 +250,7 @@ def _choose_share(
 def _test(workdir: Path, data: Path, folders: Sequence[Path]) -> Outcome:
     """Tests the models of some folders, alone and fused with BM25, against each other."""
     once = partial(make_once, workdir)
-    find_words = partial(write_bm25_run, data, split="test", depth=DEPTH)
-    bm25 = once(workdir / "bm25.trec", find_words)
+    bm25 = once(workdir / "bm25.trec", partial(write_bm25_run, data, split="test"))
     made = {"BM25": [bm25]}
     for folder in dict.fromkeys(folders):
         dense = once(folder / "test.trec", partial(_search, folder, data))
@@ -259,7 +262,8 @@ def _test(workdir: Path, data: Path, folders: Sequence[Path]) -> Outcome:
     tested = {name: evaluate_run(qrels, read_run(of[-1]), MEASURES) for name, of in made.items()}
     means = {name: metrics["mean"][MEASURES[0]] for name, metrics in tested.items()}
     best = max((name for name in means if not name.startswith(ADAPTED)), key=means.__getitem__)
-    rows = result_rows(workdir, tested, made, best)
+    seconds = {name: seconds_of(workdir, of) for name, of in made.items()}
+    rows = result_rows(tested, seconds, best)
     verdict, after = judge(rows, best)
     hybrid = [f"--hybrid={FUSION}"] if after.endswith(FUSED) else []
     return Outcome(rows, verdict, hybrid)
@@ -297,8 +301,8 @@ def _search(folder: Path, data: Path, out: Path) -> None:
     model = folder / "model"
     embeddings = folder / "embeddings"
     encode_corpus(model, data, embeddings)
-    retrieve(embeddings, model, data, out, split="test", depth=DEPTH)
+    retrieve(embeddings, model, data, out, split="test")
 
 
 def _fuse(runs: Sequence[Path], out: Path) -> None:
-    write_run(out, fuse_runs([read_run(run) for run in runs], FUSION, depth=DEPTH))
+    write_run(out, fuse_runs([read_run(run) for run in runs], FUSION))

@@ -1,7 +1,7 @@
 """The steps of a pipeline: each makes a file or folder, once, and is timed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cocondenser_jax.storage.files import read_object, write_json
@@ -32,3 +32,9 @@ def make_once(workdir: Path, result: Path, make: Callable[[Path], object]) -> Pa
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
         write_json(file, seconds)
     return result
+
+
+def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
+    """Returns how many seconds `make_once` took for some results, in all."""
+    seconds = read_object(workdir / SECONDS)
+    return sum(seconds[path.relative_to(workdir).as_posix()] for path in results)

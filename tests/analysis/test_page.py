@@ -1,13 +1,12 @@
 """The page says what it was given, is well-formed, and needs nothing beside itself."""
 
+import json
 import re
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 
-from cocondenser_jax.analysis.page import Runs, write_page
-from cocondenser_jax.analysis.plots import Curve
+from cocondenser_jax.analysis.report import ResultRow, write_report
 
 HOSTILE = "<script src='https://x.example/a.js'>&\"</script>"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -45,34 +44,31 @@ class Page(HTMLParser):
         return [text for where, text in self.texts if where == tag]
 
 
-def content(**changes):
-    steps = np.arange(1.0, 4.0)
-    curve = Curve("stage 1", "#2b83c6", steps, np.array([3.0, 2.0, 1.25]))
-    values = {
-        "title": "A run",
-        "summary": "Small.",
-        "runs": [Runs("Pre-training", {"loss": [curve]}, {"stage 1": {"seed": 7, "jax": "0.10"}})],
-        "table": [
-            ["", "MRR@10", "seconds"],
-            ["BM25", "0.471", "0.2"],
-            ["coCondenser", "0.240", "1,513"],
-        ],
-        "note": "1,000 queries.",
-    }
-    return values | changes
+def write_run(folder, metric, facts):
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(facts))
+    logged = [{"step": step, metric: value} for step, value in enumerate((3.0, 2.0, 1.25))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
+    return folder
 
 
-def written_page(folder, **changes):
-    out = folder / "report.html"
-    write_page(out, **content(**changes))
+def written_page(tmp_path, **changes):
+    run = write_run(tmp_path / "run", "loss", {"seed": 7, "jax": "0.10"})
+    rows = [
+        ResultRow("BM25", {"MRR@10": 0.471}, {"MRR@10": 0.02}, 0.2),
+        ResultRow("coCondenser", {"MRR@10": 0.24}, {}, 1513.0),
+    ]
+    values = {"title": "A run", "summary": "Small.", "folders": {"stage 1": run}, "rows": rows}
+    out = tmp_path / "report.html"
+    write_report(out, **values | changes)
     html = out.read_text(encoding="utf-8")
     return html, Page(html)
 
 
 def test_page_shows_the_table_and_the_facts(tmp_path):
     _, page = written_page(tmp_path)
-    assert page.texts_in("th") == ["MRR@10", "seconds", "BM25", "coCondenser"]
-    assert page.texts_in("td") == ["0.471", "0.2", "0.240", "1,513"]
+    assert page.texts_in("th") == ["MRR@10", "p", "seconds", "BM25", "coCondenser"]
+    assert page.texts_in("td") == ["0.471", "0.02", "0", "0.240", "1,513"]
     assert page.texts_in("h2") == ["Comparison", "Pre-training"]
     assert page.texts_in("summary") == ["stage 1"]
     assert page.texts_in("dt") == ["seed", "jax"]
@@ -80,7 +76,7 @@ def test_page_shows_the_table_and_the_facts(tmp_path):
 
 
 def test_page_without_a_table_has_no_comparison(tmp_path):
-    html, page = written_page(tmp_path, table=())
+    html, page = written_page(tmp_path, rows=())
     assert page.texts_in("h2") == ["Pre-training"]
     assert "<table" not in html
 
@@ -93,20 +89,15 @@ def test_a_curve_has_its_colour_and_last_value_in_plot_and_legend(tmp_path):
     assert "stroke: #2b83c6" in html
 
 
-def hostile_content():
-    curve = Curve(HOSTILE, "#2b83c6", np.ones(2), np.ones(2))
-    return {
-        "title": HOSTILE,
-        "summary": HOSTILE,
-        "runs": [Runs(HOSTILE, {HOSTILE: [curve]}, {HOSTILE: {HOSTILE: HOSTILE}})],
-        "table": [[HOSTILE, HOSTILE], [HOSTILE, HOSTILE]],
-        "note": HOSTILE,
-    }
+def hostile_content(tmp_path):
+    run = write_run(tmp_path / "hostile", HOSTILE, {HOSTILE: HOSTILE})
+    row = ResultRow(HOSTILE, {HOSTILE: 0.5}, {}, 1.0)
+    return {"title": HOSTILE, "summary": HOSTILE, "folders": {HOSTILE: run}, "rows": [row]}
 
 
-@pytest.mark.parametrize("changes", [{}, hostile_content()])
-def test_page_loads_nothing_and_runs_nothing(tmp_path, changes):
-    html, page = written_page(tmp_path, **changes)
+@pytest.mark.parametrize("is_hostile", [False, True])
+def test_page_loads_nothing_and_runs_nothing(tmp_path, is_hostile):
+    html, page = written_page(tmp_path, **(hostile_content(tmp_path) if is_hostile else {}))
     loaded = [
         value
         for _, name, value in page.attributes
@@ -121,14 +112,14 @@ def test_page_loads_nothing_and_runs_nothing(tmp_path, changes):
 
 
 def test_text_comes_out_as_it_went_in(tmp_path):
-    _, page = written_page(tmp_path, **hostile_content())
+    _, page = written_page(tmp_path, **hostile_content(tmp_path))
     shown = [text for _, text in page.texts if text == HOSTILE]
-    # Title twice, summary, four cells, note, kind, plot, curve, run, fact twice.
-    assert len(shown) == 14
+    # Title twice, summary, two cells, plot, curve, run, fact twice.
+    assert len(shown) == 10
 
 
 def test_lone_surrogates_are_written(tmp_path):
-    _, page = written_page(tmp_path, note="\ud800 query")
+    _, page = written_page(tmp_path, summary="\ud800 query")
     assert "? query" in page.texts_in("p")
 
 
@@ -136,4 +127,4 @@ def test_an_older_page_is_replaced_and_nothing_else_is_left(tmp_path):
     (tmp_path / "report.html").write_text("old")
     _, page = written_page(tmp_path)
     assert page.texts_in("h1") == ["A run"]
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "run"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cocondenser_jax.analysis import page
+from cocondenser_jax.analysis import report
 from cocondenser_jax.analysis.plots import COLOURS, Curve, plot_svg, read_curves
 from cocondenser_jax.errors import UserError
 
@@ -109,7 +109,7 @@ def test_every_colour_can_be_told_from_a_light_and_a_dark_page():
     svg = plot_svg(curves, "")
     used = set(re.findall(r"(?:fill|stroke): ?(#[0-9a-f]+)", svg))
     assert used > {*COLOURS}
-    html = Path(page.__file__).with_name("page.html").read_text()
+    html = Path(report.__file__).with_name("page.html").read_text()
     cards = re.findall(r"--card: (#\w+)", html)
     assert len(cards) == 2
     for colour in used:

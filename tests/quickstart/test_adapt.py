@@ -16,6 +16,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from cocondenser_jax.analysis.report import ResultRow
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels, read_run
 from cocondenser_jax.convert.from_torch import load_folder
@@ -28,7 +29,6 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart.adapt import adapt, judge, propose_pairs
-from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.world import write_records
@@ -292,9 +292,8 @@ def test_queries_are_of_documents_that_training_leaves_out(
     corpus = write_records(tmp_path / "texts.jsonl", texts)
     trained = {}
 
-    def pretrain(workdir, config, run, model):
-        trained["experiment"] = resolve(config, open_store(workdir / "store"))
-        return model_folder
+    def pretrain(config, run, model):
+        trained["experiment"] = resolve(config, open_store(run.parent / "store"))
 
     def sample(store, documents):
         spec = trained["experiment"].batches
@@ -304,7 +303,7 @@ def test_queries_are_of_documents_that_training_leaves_out(
         assert not set(np.concatenate(drawn)).intersection(map(store.document_id, documents))
         raise UserError("all seen")
 
-    monkeypatch.setattr(adapting, "pretrain_once", pretrain)
+    monkeypatch.setattr(adapting, "_pretrain", pretrain)
     monkeypatch.setattr(adapting, "sample_store", sample)
     settings = ["--config.data.length=64", "--config.data.batch_size=8"]
     settings += [f"--config.data.pairs={pairs}"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax import warm_start
+from cocondenser_jax.analysis.report import ResultRow
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels
 from cocondenser_jax.configs import quickstart as pretraining
@@ -20,9 +21,8 @@ from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.quickstart import ladder, pipeline
+from cocondenser_jax.quickstart import ladder
 from cocondenser_jax.quickstart.ladder import quickstart
-from cocondenser_jax.quickstart.report import ResultRow
 from cocondenser_jax.retrieval.models import model_sha256
 from cocondenser_jax.storage.runs import LOCK
 
@@ -224,9 +224,8 @@ def test_held_out_first_paragraphs_are_in_no_training_text(small, tmp_path):
 
 
 def test_called_again_it_trains_nothing(finished, monkeypatch):
-    monkeypatch.setattr(ladder, "build_store", pytest.fail)
-    for name in ("pretrain", "finetune", "encode_corpus", "write_bm25_run"):
-        monkeypatch.setattr(pipeline, name, pytest.fail)
+    for name in ("build_store", "pretrain", "finetune", "encode_corpus", "write_bm25_run"):
+        monkeypatch.setattr(ladder, name, pytest.fail)
     # As a kill between these two would leave it, but for the index.
     (finished.workdir / "test.trec").unlink()
     retriever = finished.workdir / "retriever"
@@ -241,7 +240,7 @@ def test_passages_are_encoded_in_float32_on_every_machine(finished, tmp_path, mo
     def refuse(*_, precision):
         raise UserError(f"asked for {precision}")
 
-    monkeypatch.setattr(pipeline, "encode_corpus", refuse)
+    monkeypatch.setattr(ladder, "encode_corpus", refuse)
     made = [finished.workdir / "index", finished.workdir / "test.trec"]
     for path in made:
         path.rename(tmp_path / path.name)

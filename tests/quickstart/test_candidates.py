@@ -1,15 +1,14 @@
-"""What pipelines share, on runs and models made by hand: rows, and the retriever of a candidate."""
+"""The quickstart's rows and retrievers, on runs and models made by hand."""
 
 import json
 
 import pytest
 
 from cocondenser_jax.collection.trec import read_qrels, read_run
-from cocondenser_jax.configs import quickstart_finetune
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.quickstart import pipeline
-from cocondenser_jax.quickstart.pipeline import Candidate, evaluate_models
+from cocondenser_jax.quickstart import ladder
+from cocondenser_jax.quickstart.ladder import Candidate, evaluate_candidates
 
 N_QUERIES = 12
 
@@ -35,11 +34,10 @@ def compared(tmp_path):
     texts = "".join(json.dumps({"_id": f"q{i}", "text": "x"}) + "\n" for i in range(N_QUERIES))
     (data / "queries.jsonl").write_text(texts)
     work = tmp_path / "work"
-    runs = {work / "pretraining" / run: work / "models" / run for run in "ab"}
     candidates = [
-        Candidate("bad", work / "compare" / "bad", work / "none"),
-        Candidate("good", work / "compare" / "good", work / "none"),
-        Candidate("best", work, work / "none", runs),
+        Candidate("bad", work / "compare" / "bad", []),
+        Candidate("good", work / "compare" / "good", []),
+        Candidate("best", work, [work / "models" / name for name in "ab"]),
     ]
     write_run(work / "bm25.trec", [4] * N_QUERIES)
     write_run(candidates[0].folder / "test.trec", [9] * N_QUERIES)
@@ -56,7 +54,7 @@ def compared(tmp_path):
 
 def test_each_row_is_tested_against_the_last(compared):
     work, data, candidates = compared
-    rows = evaluate_models(*compared)
+    rows = evaluate_candidates(*compared)
     assert [row.name for row in rows] == ["BM25", "bad", "good", "best"]
     qrels = read_qrels(data / "qrels" / "test.tsv")
     files = [work / "bm25.trec", *(each.folder / "test.trec" for each in candidates)]
@@ -73,21 +71,20 @@ def test_each_row_is_tested_against_the_last(compared):
 
 
 def test_seconds_are_those_of_all_that_a_row_took(compared):
-    rows = evaluate_models(*compared)
+    rows = evaluate_candidates(*compared)
     seconds = [row.seconds for row in rows]
     assert seconds == [1, 2, 4, 8 + 16 + 32]
 
 
 def test_a_retriever_is_fine_tuned_on_the_data(beir, model_folder, tmp_path, monkeypatch):
-    candidate = Candidate("one", tmp_path / "work", model_folder)
+    candidate = Candidate("one", tmp_path / "work", [tmp_path / "earlier", model_folder])
     trained = []
 
     def finetune(config, workdir):
         trained.append(config)
         (workdir / "retriever").mkdir(parents=True)
 
-    monkeypatch.setattr(pipeline, "finetune", finetune)
-    config = quickstart_finetune.get_config().unlock()
-    pipeline._make_retriever(candidate, beir, config, tmp_path / "tuned")
+    monkeypatch.setattr(ladder, "finetune", finetune)
+    ladder._make_retriever(candidate, beir, tmp_path / "tuned")
     assert [(one.model, one.data) for one in trained] == [(str(model_folder), str(beir))]
     assert (tmp_path / "tuned").is_dir()

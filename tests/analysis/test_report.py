@@ -6,9 +6,9 @@ import re
 import pytest
 
 from cocondenser_jax.analysis.plots import COLOURS
+from cocondenser_jax.analysis.report import ResultRow, comparison_table
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default, finetune
-from cocondenser_jax.quickstart.report import ResultRow, comparison_table
 
 LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/partner_mrr": 0.5, "epoch": 1.0}
 

@@ -1,0 +1,116 @@
+"""Reports: a comparison of retrievers, curves and facts of runs, on one HTML page."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cocondenser_jax.analysis.plots import COLOURS, Curve, plot_svg, read_curves
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.ranking import Metrics
+from cocondenser_jax.evaluation.significance import compare, correct, format_p
+from cocondenser_jax.storage.files import new_file, read_object
+from cocondenser_jax.storage.runs import flatten
+
+_HTML = Environment(
+    loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+)
+_HTML.filters["svg"] = plot_svg
+# The file that says what a run decided, and the heading of such runs.
+_KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
+_NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
+
+
+class ResultRow(NamedTuple):
+    """A retriever of a comparison."""
+
+    name: str
+    metrics: Mapping[str, float]  # means, in [0, 1]
+    p_values: Mapping[str, float]  # of the randomization test; none in the row tested against
+    seconds: float
+
+
+def result_rows(
+    tested: Mapping[str, Metrics], seconds: Mapping[str, float], against: str
+) -> list[ResultRow]:
+    """Returns a row for each ranking, tested against the one that is named.
+
+    Args:
+      tested: name → metrics.
+      seconds: name → how long it took.
+      against: the name.
+    """
+    rows = []
+    for name, metrics in tested.items():
+        tests = compare(tested[against]["per_query"], metrics["per_query"])
+        p_values = {}
+        if name != against:
+            p_values = {measure: test["randomisation_p"] for measure, test in tests.items()}
+        rows.append(ResultRow(name, metrics["mean"], p_values, seconds[name]))
+    return rows
+
+
+def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
+    """Returns the cells of a comparison: the heads first, then a line for each row."""
+    measures = list(rows[0].metrics)
+    table = [["", *measures, "p", "seconds"]]
+    tested = correct({row.name: row.p_values[measures[0]] for row in rows if row.p_values})
+    for row in rows:
+        metrics = [f"{row.metrics[name]:.3f}" for name in measures]
+        p_value = format_p(tested[row.name], len(tested)) if row.name in tested else ""
+        table.append([row.name, *metrics, p_value, f"{row.seconds:,.0f}"])
+    return table
+
+
+def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
+    """Writes a page on run folders of pre-training or fine-tuning."""
+    for folder in workdirs:
+        if not any((folder / name).is_file() for name in _KINDS):
+            raise UserError(f"{folder} is not a run folder: it has no {' and no '.join(_KINDS)}")
+    runs = {str(folder): folder for folder in workdirs}
+    write_report(out, "Runs", ", ".join(runs), runs)
+
+
+def write_report(
+    out: Path,
+    title: str,
+    summary: str,
+    folders: Mapping[str, Path],
+    rows: Sequence[ResultRow] = (),
+) -> None:
+    """Writes a page on a comparison and on runs, whole or not at all.
+
+    The page loads nothing, runs no script, and follows the reader's light or dark setting.
+
+    Args:
+      out: the HTML file.
+      title: of the page.
+      summary: a sentence or two.
+      folders: of runs, by their names; a folder without a run is left out.
+      rows: of the comparison, if there is one.
+    """
+    runs = []
+    for file, kind in _KINDS.items():
+        found = {name: folder for name, folder in folders.items() if (folder / file).is_file()}
+        facts = {name: flatten(read_object(folder / file)) for name, folder in found.items()}
+        if found:
+            runs.append((kind, _plots(found), facts))
+    table = comparison_table(rows) if rows else []
+    page = _HTML.get_template("page.html").render(
+        title=title, summary=summary, table=table, runs=runs
+    )
+    with new_file(out) as partial:
+        # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.
+        partial.write_text(page, encoding="utf-8", errors="replace")
+
+
+def _plots(runs: Mapping[str, Path]) -> dict[str, list[Curve]]:
+    """Returns the curves of each key that was logged; a run has the same color in all."""
+    plots: dict[str, list[Curve]] = {}
+    for number, (name, folder) in enumerate(runs.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        for key, curve in read_curves(folder / "metrics.jsonl", name, colour).items():
+            if key not in _NOT_DRAWN:
+                plots.setdefault(key, []).append(curve)
+    return plots

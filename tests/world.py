@@ -106,11 +106,14 @@ def write_shards(source, tokenizer, out, n, max_tokens, short_span_prob=0.0):
         hash_share(source, n_documents, work, shard)
     for shard in shares:
         find_copies(work, shard)
-    settings = {"max_tokens": max_tokens, "short_span_prob": short_span_prob}
+    settings = {
+        "source": source,
+        "max_tokens": max_tokens,
+        "short_span_prob": short_span_prob,
+        "parts": len(open_source(source)),
+    }
     for shard in shares:
-        build_share(
-            source, tokenizer, out, work=work, n_documents=n_documents, shard=shard, **settings
-        )
+        build_share(settings, tokenizer, n_documents, out, work, shard)
 
 
 def write_qrels(path, judgments):

@@ -1,10 +1,12 @@
-"""Builds a token store: cuts and tokenizes a corpus once, in bounded memory."""
+"""Builds a token store: cuts and tokenizes a corpus once.
 
-import contextlib
+The texts stream through. Beside them, memory holds what tells copies: about 100 bytes per document,
+or those of one part where the work is divided.
+"""
+
 import shutil
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -44,7 +46,6 @@ from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_com
 MIN_MAX_TOKENS = MIN_TOKENS + 2
 Target = Callable[[int], Path]  # what a part, from 0, makes
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
-DIGEST_CACHE_KIB = 256 * 1024  # of the table of digests, in memory
 
 
 def build_store(
@@ -72,10 +73,16 @@ def build_store(
     settings = {"source": source, "max_tokens": max_tokens, "short_span_prob": short_span_prob}
     with new_folder(out) as folder:
         parts = open_source(source)
-        dropped = Counter(empty=0, duplicate=0, too_short=0)
         documents = tqdm(read_parts(source, parts), "corpus", unit=" documents")
-        kept = _first_copies(documents, folder / "digests.sqlite", dropped)
-        manifest = _write_store(folder, kept, loaded, settings | {"parts": len(parts)}, dropped)
+        seen: set[bytes] = set()
+
+        def is_copy(_: int, text: str) -> bool:
+            n_before = len(seen)
+            seen.add(text_digest(text))
+            return len(seen) == n_before
+
+        settings["parts"] = len(parts)
+        manifest = _write_store(folder, documents, is_copy, loaded, settings)
         require_documents(source, manifest)
     return manifest
 
@@ -105,11 +112,19 @@ def build_shards(
         if len(parts) < n:  # they are divided by documents
             known = read_object(settings_file, {}).get("n_documents")
             n_documents = known or sum(1 for _ in tqdm(read_parts(source, parts), "documents"))
-        data: dict[str, Any] = {"source": source, "n_documents": n_documents}
-        cutting: dict[str, Any] = {"tokenizer": tokenizer, "max_tokens": max_tokens}
-        cutting["short_span_prob"] = short_span_prob
-        sha256 = load_tokenizer(tokenizer).sha256
-        settings = {**data, **cutting, "parts": len(parts), "tasks": n, "tokenizer_sha256": sha256}
+        cutting = {
+            "source": source,
+            "max_tokens": max_tokens,
+            "short_span_prob": short_span_prob,
+            "parts": len(parts),
+        }
+        settings = {
+            **cutting,
+            "n_documents": n_documents,
+            "tasks": n,
+            "tokenizer": tokenizer,
+            "tokenizer_sha256": load_tokenizer(tokenizer).sha256,
+        }
         start_or_compare(settings_file, settings, ("tokenizer",))
 
         def make(title: str, function: Callable[..., object], target: Target) -> None:
@@ -119,9 +134,11 @@ def build_shards(
             return shard_folder(out, (index, n))
 
         if not all(shard(index).exists() for index in range(n)):
-            make("digests", partial(hash_share, **data, work=work), partial(digest_file, work))
+            digests = partial(hash_share, source, n_documents, work)
+            stores = partial(build_share, cutting, tokenizer, n_documents, out, work)
+            make("digests", digests, partial(digest_file, work))
             make("copies", partial(find_copies, work), partial(copies_file, work))
-            make("corpus", partial(build_share, **data, **cutting, out=out, work=work), shard)
+            make("corpus", stores, shard)
         manifests = open_store(out).manifests
         total = {
             key: {name: sum(each[key][name] for each in manifests) for name in manifests[0][key]}
@@ -133,34 +150,28 @@ def build_shards(
 
 
 def build_share(
-    source: str,
+    settings: Mapping[str, Any],
     tokenizer: str,
-    out: Path,
-    *,
-    max_tokens: int,
-    short_span_prob: float,
     n_documents: int | None,
+    out: Path,
     work: Path,
     shard: tuple[int, int],
 ) -> None:
     """Makes the shard of `out` that holds share i of n of a corpus, as `build_store`.
 
-    `n_documents` and `shard` are those of `shares.read_share`; `work` has what
-    `shares.find_copies` wrote about all shares.
+    Args:
+      settings: those of the manifest: `source`, `max_tokens`, `short_span_prob` and `parts`.
+      tokenizer: as in `build_store`.
+      n_documents: as in `shares.read_share`.
+      out: the folder of all shards.
+      work: has what `shares.find_copies` wrote about all shares.
+      shard: (i, n), from 0.
     """
+    copies = copies_in_share(work, shard)
+    documents = read_share(settings["source"], n_documents, shard)
     loaded = load_tokenizer(tokenizer)
-    settings = {"source": source, "max_tokens": max_tokens, "short_span_prob": short_span_prob}
     with new_folder(shard_folder(out, shard)) as folder:
-        dropped = Counter(empty=0, duplicate=0, too_short=0)
-        is_copy_D = copies_in_share(work, shard)
-
-        def is_copy(number: int, _: str) -> bool:
-            return number < len(is_copy_D) and bool(is_copy_D[number])
-
-        documents = read_share(source, n_documents, shard)
-        kept = _without_copies(documents, is_copy, dropped)
-        n_parts = len(open_source(source))
-        _write_store(folder, kept, loaded, settings | {"parts": n_parts}, dropped, shard)
+        _write_store(folder, documents, lambda n, _: n in copies, loaded, settings, shard)
 
 
 def check_cutting(max_tokens: int, short_span_prob: float) -> None:
@@ -183,16 +194,30 @@ def require_documents(source: str, manifest: Mapping[str, Any]) -> None:
 def _write_store(
     folder: Path,
     documents: Iterator[Document],
+    is_copy: Callable[[int, str], bool],
     tokenizer: SpanTokenizer,
     settings: Mapping[str, Any],
-    dropped: Counter[str],
     shard: tuple[int, int] = (0, 1),
 ) -> dict[str, Any]:
-    """Writes all files of a store, the manifest last, and returns it; counts what is too short."""
+    """Writes all files of a store, the manifest last, and returns it.
+
+    `is_copy` takes the number and the text of a document.
+    """
     max_tokens = settings["max_tokens"]
+    dropped = Counter(empty=0, duplicate=0, too_short=0)
     n_single = 0
+
+    def first_copies() -> Iterator[Document]:
+        for number, document in enumerate(documents):
+            if not document.text.strip():
+                dropped["empty"] += 1
+            elif is_copy(number, document.text):
+                dropped["duplicate"] += 1
+            else:
+                yield document
+
     with TokenWriter(folder, tokenizer.vocab_size, max_tokens) as writer:
-        for batch in _batches(documents):
+        for batch in _batches(first_copies()):
             spans_D = cut_documents(batch, tokenizer, max_tokens, settings["short_span_prob"])
             kept = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
             dropped["too_short"] += len(batch) - len(kept)
@@ -237,45 +262,6 @@ def build_vocabulary(
         tokenizer = train_tokenizer(texts, size, kind, lowercase=lowercase)
         save_tokenizer(tokenizer, folder)
     return tokenizer
-
-
-def _first_copies(
-    documents: Iterable[Document], table: Path, dropped: Counter[str]
-) -> Iterator[Document]:
-    with _digest_table(table) as is_new:
-        yield from _without_copies(
-            documents, lambda _, text: not is_new(text_digest(text)), dropped
-        )
-
-
-def _without_copies(
-    documents: Iterable[Document], is_copy: Callable[[int, str], bool], dropped: Counter[str]
-) -> Iterator[Document]:
-    """Streams what is not empty and no copy, which a document's number and text tell."""
-    for number, document in enumerate(documents):
-        if not document.text.strip():
-            dropped["empty"] += 1
-        elif is_copy(number, document.text):
-            dropped["duplicate"] += 1
-        else:
-            yield document
-
-
-@contextlib.contextmanager
-def _digest_table(path: Path) -> Iterator[Callable[[bytes], bool]]:
-    """Yields a test whether a digest is new; the table is on disk, as it may exceed the memory."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        connection.execute("PRAGMA journal_mode = OFF")
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute(f"PRAGMA cache_size = -{DIGEST_CACHE_KIB}")
-        connection.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
-        connection.execute("BEGIN")
-        insert = "INSERT OR IGNORE INTO seen VALUES (?)"
-        yield lambda digest: connection.execute(insert, (digest,)).rowcount == 1
-    finally:
-        connection.close()
-        path.unlink(missing_ok=True)
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -53,12 +53,7 @@ def copies_file(work: Path, index: int) -> Path:
     return work / "copies" / f"{index:05d}.npy"
 
 
-def hash_share(
-    source: str,
-    n_documents: int | None,
-    work: Path,
-    shard: tuple[int, int],
-) -> None:
+def hash_share(source: str, n_documents: int | None, work: Path, shard: tuple[int, int]) -> None:
     """Writes the digests of a share, in ascending order: halves, and number in the share."""
     documents = read_share(source, n_documents, shard)
     digests = b"".join(
@@ -88,15 +83,15 @@ def find_copies(work: Path, shard: tuple[int, int]) -> None:
     _save(copies_file(work, index), copies_Cx2[np.lexsort(copies_Cx2.T[::-1])])
 
 
-def copies_in_share(work: Path, shard: tuple[int, int]) -> np.ndarray:
-    """Returns `is_copy_D` for the documents of a share, as far as the last copy."""
+def copies_in_share(work: Path, shard: tuple[int, int]) -> set[int]:
+    """Returns the numbers of a share's documents that repeat one before."""
     index, n_ranges = shard
-    numbers = []
+    numbers: set[int] = set()
     for each in range(n_ranges):
         copies_Cx2 = np.load(copies_file(work, each), mmap_mode="r", allow_pickle=False)
         begin, end = np.searchsorted(copies_Cx2[:, 0], np.array([index, index + 1], np.uint64))
-        numbers.append(copies_Cx2[begin:end, 1])
-    return np.bincount(np.concatenate(numbers).astype(np.int64)) > 0
+        numbers.update(copies_Cx2[begin:end, 1].tolist())
+    return numbers
 
 
 def _rows_of_range(path: Path, index: int, n_ranges: int) -> np.ndarray:

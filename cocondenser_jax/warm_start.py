@@ -61,22 +61,17 @@ def load_warm_start(
         tensors = to_tensors(params, model_config)
         model_config = dataclasses.replace(model_config, late_mlm=True, **asked)
         params = with_missing_head(name_or_folder, tensors, model_config, init_head_seed)
-    require_same_head(name_or_folder, model_config, network)
+    for setting, wanted in asked.items():
+        if getattr(model_config, setting) != wanted:
+            raise UserError(
+                f"{name_or_folder}: its Condenser head has {setting}"
+                f" {getattr(model_config, setting)}, but config.model.{setting} is {wanted}"
+            )
     kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
     changes = {name: network[name] for name in kept}
     if representation != "own":
         changes["representation"] = representation
     return dataclasses.replace(model_config, **changes), params
-
-
-def require_same_head(name_or_folder: str, found: ModelConfig, network: Mapping[str, Any]) -> None:
-    """Raises a UserError unless a model's Condenser head is the one that an experiment wants."""
-    for name in ("n_head_layers", "skip_from"):
-        if getattr(found, name) != network[name]:
-            raise UserError(
-                f"{name_or_folder}: its Condenser head has {name} {getattr(found, name)}, but"
-                f" config.model.{name} is {network[name]}"
-            )
 
 
 def _check_vocabulary(name_or_folder: str, store: TokenStore) -> None:

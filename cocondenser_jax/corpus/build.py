@@ -15,11 +15,10 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from cocondenser_jax.corpus.shares import (
-    copies_file,
     copies_in_share,
-    digest_file,
     find_copies,
     hash_share,
+    part_file,
     read_share,
     text_digest,
 )
@@ -136,8 +135,8 @@ def build_shards(
         if not all(shard(index).exists() for index in range(n)):
             digests = partial(hash_share, source, n_documents, work)
             stores = partial(build_share, cutting, tokenizer, n_documents, out, work)
-            make("digests", digests, partial(digest_file, work))
-            make("copies", partial(find_copies, work), partial(copies_file, work))
+            make("digests", digests, partial(part_file, work, "digests"))
+            make("copies", partial(find_copies, work), partial(part_file, work, "copies"))
             make("corpus", stores, shard)
         manifests = open_store(out).manifests
         total = {
@@ -159,13 +158,9 @@ def build_share(
 ) -> None:
     """Makes the shard of `out` that holds share i of n of a corpus, as `build_store`.
 
-    Args:
-      settings: those of the manifest: `source`, `max_tokens`, `short_span_prob` and `parts`.
-      tokenizer: as in `build_store`.
-      n_documents: as in `shares.read_share`.
-      out: the folder of all shards.
-      work: has what `shares.find_copies` wrote about all shares.
-      shard: (i, n), from 0.
+    `settings` are those of the manifest: `source`, `max_tokens`, `short_span_prob` and `parts`;
+    `n_documents` and `shard` are as in `shares.read_share`; `work` has what `shares.find_copies`
+    wrote about all shares.
     """
     copies = copies_in_share(work, shard)
     documents = read_share(settings["source"], n_documents, shard)

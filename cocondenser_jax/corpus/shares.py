@@ -43,14 +43,9 @@ def read_share(source: str, n_documents: int | None, shard: tuple[int, int]) -> 
     return islice(chain.from_iterable(part() for part in parts), begin, end)
 
 
-def digest_file(work: Path, index: int) -> Path:
-    """Returns the path of the digests of a share."""
-    return work / "digests" / f"{index:05d}.npy"
-
-
-def copies_file(work: Path, index: int) -> Path:
-    """Returns the path of the copies in a range of digests."""
-    return work / "copies" / f"{index:05d}.npy"
+def part_file(work: Path, stage: str, index: int) -> Path:
+    """Returns the file of a stage: the "digests" of a share, or the "copies" in a range of them."""
+    return work / stage / f"{index:05d}.npy"
 
 
 def hash_share(source: str, n_documents: int | None, work: Path, shard: tuple[int, int]) -> None:
@@ -62,7 +57,7 @@ def hash_share(source: str, n_documents: int | None, work: Path, shard: tuple[in
         if document.text.strip()
     )
     rows_Dx3 = np.frombuffer(digests, ">u8").reshape(-1, 3).astype(np.uint64)
-    _save(digest_file(work, shard[0]), rows_Dx3[np.lexsort(rows_Dx3.T[1::-1])])
+    _save(part_file(work, "digests", shard[0]), rows_Dx3[np.lexsort(rows_Dx3.T[1::-1])])
 
 
 def find_copies(work: Path, shard: tuple[int, int]) -> None:
@@ -72,7 +67,9 @@ def find_copies(work: Path, shard: tuple[int, int]) -> None:
     """
     index, n_ranges = shard
     own = [
-        np.insert(_rows_of_range(digest_file(work, share), index, n_ranges), 2, share, axis=1)
+        np.insert(
+            _rows_of_range(part_file(work, "digests", share), index, n_ranges), 2, share, axis=1
+        )
         for share in range(n_ranges)
     ]
     rows_Dx4 = np.concatenate(own)
@@ -80,7 +77,7 @@ def find_copies(work: Path, shard: tuple[int, int]) -> None:
     is_copy_D = np.zeros(len(rows_Dx4), bool)
     is_copy_D[1:] = (rows_Dx4[1:, :2] == rows_Dx4[:-1, :2]).all(axis=1)
     copies_Cx2 = rows_Dx4[is_copy_D, 2:]
-    _save(copies_file(work, index), copies_Cx2[np.lexsort(copies_Cx2.T[::-1])])
+    _save(part_file(work, "copies", index), copies_Cx2[np.lexsort(copies_Cx2.T[::-1])])
 
 
 def copies_in_share(work: Path, shard: tuple[int, int]) -> set[int]:
@@ -88,7 +85,7 @@ def copies_in_share(work: Path, shard: tuple[int, int]) -> set[int]:
     index, n_ranges = shard
     numbers: set[int] = set()
     for each in range(n_ranges):
-        copies_Cx2 = np.load(copies_file(work, each), mmap_mode="r", allow_pickle=False)
+        copies_Cx2 = np.load(part_file(work, "copies", each), mmap_mode="r", allow_pickle=False)
         begin, end = np.searchsorted(copies_Cx2[:, 0], np.array([index, index + 1], np.uint64))
         numbers.update(copies_Cx2[begin:end, 1].tolist())
     return numbers

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cocondenser_jax.corpus.token_files import TokenFiles, map_files, read_id, read_windows
+from cocondenser_jax.corpus.token_files import TokenFiles, map_files, read_windows
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.remote import local_copy
@@ -77,7 +77,8 @@ class TokenStore:
             if index < n_documents:
                 break
             index -= n_documents
-        return read_id(part, index)
+        begin, end = part.id_offsets[index : index + 2]
+        return part.ids[begin : end - 1].tobytes().decode()
 
     def token_counts(self, n_spans: int = 100_000) -> np.ndarray:
         """Returns `counts_V`, how often each token id occurs in evenly spaced spans."""

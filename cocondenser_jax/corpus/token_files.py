@@ -50,7 +50,7 @@ class TokenWriter:
     def __init__(self, folder: Path, vocab_size: int, max_tokens: int):
         self.counts = {"documents": 0, "spans": 0, "tokens": 0}  # written so far
         self._dtype = token_dtype(vocab_size)
-        self._padding = Span(np.zeros(max_tokens, np.uint32), np.zeros(max_tokens, np.uint8))
+        self._max_tokens = max_tokens
         self._stack = contextlib.ExitStack()
         self._files = {
             name: self._stack.enter_context((folder / name).open("wb")) for name in FILE_NAMES
@@ -63,7 +63,8 @@ class TokenWriter:
 
     def __exit__(self, *error: object) -> None:
         with self._stack:
-            self._append_spans([self._padding])
+            self._append("tokens.bin", np.zeros(self._max_tokens, self._dtype))
+            self._append("starts.bin", np.zeros(self._max_tokens, np.uint8))
 
     def write(self, documents: Sequence[tuple[str, Sequence[Span]]]) -> None:
         """Appends documents, each a name and its spans."""
@@ -76,18 +77,15 @@ class TokenWriter:
         document_ends = self.counts["spans"] + np.cumsum(n_spans_D)
         id_ends = self._files["ids.txt"].tell() + np.cumsum([len(name) for name in ids])
 
-        self._append_spans(spans)
+        tokens = np.concatenate([span.tokens for span in spans])
+        self._append("tokens.bin", tokens.astype(self._dtype))
+        self._append("starts.bin", np.concatenate([span.starts for span in spans]))
         self._append("span_offsets.bin", span_ends.astype(INT64))
         self._append("first_span.bin", document_ends.astype(INT64))
         self._append("ids.txt", np.frombuffer(b"".join(ids), np.uint8))
         self._append("id_offsets.bin", id_ends.astype(INT64))
         self.counts["documents"] += len(documents)
         self.counts |= {"spans": int(document_ends[-1]), "tokens": int(span_ends[-1])}
-
-    def _append_spans(self, spans: Sequence[Span]) -> None:
-        tokens = np.concatenate([span.tokens for span in spans])
-        self._append("tokens.bin", tokens.astype(self._dtype))
-        self._append("starts.bin", np.concatenate([span.starts for span in spans]))
 
     def _append(self, name: str, values: np.ndarray) -> None:
         self._files[name].write(values.tobytes())
@@ -105,12 +103,6 @@ def map_files(folder: Path, vocab_size: int) -> TokenFiles:
             for path, dtype in zip(paths, dtypes, strict=True)
         )
     )
-
-
-def read_id(files: TokenFiles, document: int) -> str:
-    """Returns the name of a document."""
-    begin, end = files.id_offsets[document : document + 2]
-    return files.ids[begin : end - 1].tobytes().decode()
 
 
 def read_windows(

@@ -9,11 +9,10 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
-from transformers import TrainerCallback
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.evaluation import DevSearch, DevSettings, KeepBest
+from cocondenser_jax.finetune.evaluation import DevSearch, DevSettings
 from cocondenser_jax.finetune.losses import InBatchLoss, LossSettings
 from cocondenser_jax.finetune.samplers import BatchSettings, PlannedBatches, epoch_plans
 from cocondenser_jax.finetune.trainer import TrainerSettings
@@ -66,10 +65,8 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
     plan = epoch_plans(settings.batches, data, model, settings.trainer.workdir / "plans")
     arguments = trainer.arguments(settings.trainer)
-    callbacks: list[TrainerCallback] = [EachEpoch(data)]
     if evaluator:
         arguments |= evaluator.arguments()
-        callbacks.append(KeepBest())
     hf_trainer = _Trainer(
         model,
         SentenceTransformerTrainingArguments(**arguments),
@@ -77,7 +74,7 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
         evaluator=evaluator,
         loss=loss,
         data_collator=_collator(data, model),
-        callbacks=callbacks,
+        callbacks=[EachEpoch(data)],
     )
     hf_trainer.batches = PlannedBatches(plan, data, settings.batches.batch_size)
     return hf_trainer

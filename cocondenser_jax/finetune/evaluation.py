@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from scipy.special import logsumexp
 from sentence_transformers.base.evaluation import BaseEvaluator
-from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
     read_candidates,
@@ -119,15 +118,3 @@ class DevSearch(BaseEvaluator):
             "loss": float(np.mean(losses)),
             f"MRR@{self._cutoff}": float(np.mean(reciprocal_ranks)),
         }
-
-
-class KeepBest(TrainerCallback):
-    """Saves the model of each evaluation that is better than all before."""
-
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        """Compares the evaluation with the best one before."""
-        metric = metrics[args.metric_for_best_model]
-        if state.best_metric is None or metric > state.best_metric:
-            control.should_save = True

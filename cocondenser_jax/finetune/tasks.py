@@ -18,14 +18,9 @@ from cocondenser_jax.storage.runs import lock_folder
 
 Settings = BiEncoderSettings | CrossEncoderSettings
 
-
-_SETTINGS: dict[str, type[Any]] = {
-    "retriever": BiEncoderSettings,
-    "cross_encoder": CrossEncoderSettings,
-}
-_TRAINERS: dict[str, Callable[[Any], Any]] = {
-    "retriever": bi_encoder_trainer,
-    "cross_encoder": cross_encoder_trainer,
+_TASKS: dict[str, tuple[type[Settings], Callable[[Any], Any]]] = {
+    "retriever": (BiEncoderSettings, bi_encoder_trainer),
+    "cross_encoder": (CrossEncoderSettings, cross_encoder_trainer),
 }
 
 
@@ -52,7 +47,8 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     with lock_folder(workdir) if trainer.is_main_process() else contextlib.nullcontext():
         require_absent(workdir / config.task)
         loggers = load_loggers(settings.trainer.loggers) if trainer.is_main_process() else []
-        hf_trainer = _TRAINERS[config.task](settings)
+        _, make_trainer = _TASKS[config.task]
+        hf_trainer = make_trainer(settings)
         outcome = trainer.run(hf_trainer, settings.trainer, config.task, loggers)
         return outcome | {"pairs": len(hf_trainer.train_dataset)}
 
@@ -61,7 +57,8 @@ def resolve(config: ConfigDict, workdir: Path) -> Settings:
     """Makes the settings of the config's task, so that nothing below reads a config."""
     record = config.to_dict()
     values = record | {"workdir": workdir, "record": record}
-    settings: Settings = _take(_SETTINGS[config.task], values)
+    kind, _ = _TASKS[config.task]
+    settings: Settings = _take(kind, values)
     return settings
 
 

@@ -225,7 +225,7 @@ class _Metrics(ProgressCallback):
 
 
 class _Control(TrainerCallback):
-    """Logs where a run may resume, and completes checkpoints by their checksums."""
+    """Saves the best models, logs where a run may resume, completes checkpoints by checksums."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # A resumed run restarts the running mean of the loss, so restart it wherever one may
@@ -233,6 +233,13 @@ class _Control(TrainerCallback):
         is_last = state.global_step >= state.max_steps
         if control.should_save or control.should_evaluate or is_last:
             control.should_log = True
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        metric = metrics[args.metric_for_best_model]
+        if state.best_metric is None or metric > state.best_metric:
+            control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         PartialState().wait_for_everyone()  # each writes a part of it

@@ -89,12 +89,6 @@ def resolve_without_store(
     )
 
 
-def run_tokens(experiment: Experiment, store: TokenStore) -> float:
-    """Returns about how many tokens a run reads, special ones included."""
-    per_span = min(store.n_tokens / store.n_spans + 2, experiment.batches.length)
-    return experiment.n_steps * experiment.batches.n_rows * per_span
-
-
 def _batches(config: ConfigDict) -> BatchSpec:
     objective = OBJECTIVES[config.train.objective]
     example = objective.example

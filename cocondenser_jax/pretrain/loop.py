@@ -28,7 +28,7 @@ from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.devices import mapped_step, replicate
-from cocondenser_jax.pretrain.experiment import Experiment, resolve, run_tokens
+from cocondenser_jax.pretrain.experiment import Experiment, resolve
 from cocondenser_jax.pretrain.plan import model_flops, peak_flops
 from cocondenser_jax.pretrain.probe import open_probe
 from cocondenser_jax.pretrain.signals import between_steps
@@ -226,11 +226,13 @@ def _say_what_starts(
     """Logs the length of a run."""
     spec = experiment.batches
     n_examples = experiment.n_steps * spec.batch_size
+    tokens_per_span = min(store.n_tokens / store.n_spans + 2, spec.length)
+    n_tokens = experiment.n_steps * spec.n_rows * tokens_per_span
     unit = "documents" if spec.example == "pair" else "spans"
     parts = [
         f"{experiment.n_steps:,} steps of {spec.batch_size:,} {unit}",
         f"{n_examples / epoch_examples(store, spec):.3g} epochs",
-        f"about {run_tokens(experiment, store):.3g} tokens",
+        f"about {n_tokens:.3g} tokens",
     ]
     logger.info("%s: %s", workdir, ", ".join(parts))
     if first_step:

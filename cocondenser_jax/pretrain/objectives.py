@@ -80,8 +80,8 @@ class Objective(NamedTuple):
     """What is learned from what."""
 
     example: str  # as in `BatchSpec`
-    predicts_tokens: bool  # whether tokens are masked and predicted
-    has_head: bool  # whether a Condenser head predicts them, too
+    predicts_tokens: bool = False  # whether tokens are masked and predicted
+    has_head: bool = False  # whether a Condenser head predicts them, too
     # Vectors and origins of a device's rows, mapped axis and scale to the sum of a loss, and for
     # how many rows of an example it is summed.
     contrast: Callable[[jax.Array, jax.Array, str, float], jax.Array] | None = None
@@ -91,7 +91,7 @@ class Objective(NamedTuple):
 # The names of `config.train.objective`.
 OBJECTIVES = {
     # Devlin et al., arXiv 1810.04805, without the next sentence.
-    "mlm": Objective("span", predicts_tokens=True, has_head=False),
+    "mlm": Objective("span", predicts_tokens=True),
     # Gao & Callan, arXiv 2104.08253.
     "condenser": Objective("span", predicts_tokens=True, has_head=True),
     # Gao & Callan, arXiv 2108.05540.
@@ -103,21 +103,9 @@ OBJECTIVES = {
         n_contrasted=2,
     ),
     # Its ablation without masked tokens.
-    "contrastive": Objective(
-        "pair",
-        predicts_tokens=False,
-        has_head=False,
-        contrast=corpus_contrastive_sum,
-        n_contrasted=2,
-    ),
+    "contrastive": Objective("pair", contrast=corpus_contrastive_sum, n_contrasted=2),
     # Lee et al., arXiv 1906.00300.
-    "ict": Objective(
-        "cloze",
-        predicts_tokens=False,
-        has_head=False,
-        contrast=inverse_cloze_sum,
-        n_contrasted=1,
-    ),
+    "ict": Objective("cloze", contrast=inverse_cloze_sum, n_contrasted=1),
 }
 
 

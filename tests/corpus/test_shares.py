@@ -60,10 +60,10 @@ def test_digests_at_the_ends_of_ranges_belong_to_one(tmp_path):
     rows[1:3, 0] = 2**62  # one text's first half is another's
     rows[1, 1] = 4
     for index in range(4):
-        shares._save(shares.digest_file(tmp_path, index), rows[index * 2 : index * 2 + 2])
+        shares._save(shares.part_file(tmp_path, "digests", index), rows[index * 2 : index * 2 + 2])
     for index in range(4):
         shares.find_copies(tmp_path, (index, 4))
-    copies = [np.load(shares.copies_file(tmp_path, index)).tolist() for index in range(4)]
+    copies = [np.load(shares.part_file(tmp_path, "copies", index)).tolist() for index in range(4)]
     assert copies == [[], [], [[2, 4]], [[3, 7]]]
 
 

@@ -5,7 +5,7 @@ Files are found one by one, so a folder may mix the layouts of docs/data.md (BEI
 
 import logging
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -18,8 +18,11 @@ from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name
 logger = logging.getLogger(__name__)
 
 # Names of files, compressed or not, in the order in which they are looked for.
-_JUDGMENTS = (r"qrels/SPLIT\.tsv", r"qrels\.SPLIT\.tsv", r"msmarco-docSPLIT-qrels\.tsv")
-_QUERIES = (r"queries\.jsonl", r"queries\.SPLIT\.tsv", r"msmarco-docSPLIT-queries\.tsv")
+_NAMES = {
+    "passages": PASSAGE_FILES,
+    "judgments": ["qrels/SPLIT.tsv", "qrels.SPLIT.tsv", "msmarco-docSPLIT-qrels.tsv"],
+    "queries": ["queries.jsonl", "queries.SPLIT.tsv", "msmarco-docSPLIT-queries.tsv"],
+}
 
 
 def passage_text(passage: Passage) -> str:
@@ -29,17 +32,12 @@ def passage_text(passage: Passage) -> str:
 
 def corpus_file(source: Path) -> Path:
     """Finds the file of passages in a data folder; a file stands for itself."""
-    if source.is_file():
-        return source
-    patterns = [re.escape(name) for name in PASSAGE_FILES]
-    return _find(source, patterns, f"holds no {' or '.join(PASSAGE_FILES)}")[0]
+    return source if source.is_file() else _find(source, "passages")[0]
 
 
 def judgments_file(folder: Path, split: str) -> Path:
     """Finds the file of a split's judgments."""
-    names = f"qrels/{split}.tsv, qrels.{split}.tsv or msmarco-doc{split}-qrels.tsv"
-    lack = f"has no judgments of split {split!r}: expected {names}"
-    return _find(folder, _JUDGMENTS, lack, split)[0]
+    return _find(folder, "judgments", split)[0]
 
 
 def split_files(folder: Path, split: str) -> dict[str, Path]:
@@ -47,7 +45,7 @@ def split_files(folder: Path, split: str) -> dict[str, Path]:
     return {
         "corpus": corpus_file(folder),
         "judgments": judgments_file(folder, split),
-        "queries": _queries_file(folder, split),
+        "queries": _find(folder, "queries", split)[0],
     }
 
 
@@ -62,14 +60,17 @@ def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
         return read_split(source, split)[0]
     if source.is_file():
         return layouts.read_queries(source)
-    return _joined_queries(_find(source, _QUERIES, "holds no queries.jsonl or queries.SPLIT.tsv"))
+    queries: dict[str, str] = {}
+    for path in _find(source, "queries"):  # of MS MARCO's files, some contain others
+        queries |= layouts.read_queries(path)
+    return queries
 
 
 def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     """Reads the queries and judgments of a split."""
     path = judgments_file(folder, split)
     qrels = read_qrels(path)
-    queries = layouts.read_queries(_queries_file(folder, split))
+    queries = layouts.read_queries(_find(folder, "queries", split)[0])
     require_known(qrels, queries, "queries", path)
     return {query: queries[query] for query in qrels}, qrels
 
@@ -132,19 +133,14 @@ def require_known(ids: Iterable[str], known: Container[str], what: str, source: 
         )
 
 
-def _queries_file(folder: Path, split: str) -> Path:
-    lack = f"holds no queries.jsonl, queries.{split}.tsv or msmarco-doc{split}-queries.tsv"
-    return _find(folder, _QUERIES, lack, split)[0]
-
-
-def _find(folder: Path, patterns: Iterable[str], lack: str, split: str | None = None) -> list[Path]:
-    """Lists the files, of one split or all, that match the first pattern with any match."""
+def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
+    """Lists the files, of one split or all, that have the first name with any match."""
     if not folder.is_dir():
         wrong = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {wrong}: expected a folder of passages, queries and judgments")
     paths = sorted(p for p in (*folder.glob("*"), *folder.glob("qrels/*")) if p.is_file())
     split_pattern = "[^/]+" if split is None else re.escape(split)
-    for pattern in patterns:
+    for pattern in map(re.escape, _NAMES[kind]):
         found: dict[str, Path] = {}
         for path in paths:
             name = f"{path.relative_to(folder).parent / plain_name(path)}"
@@ -152,14 +148,6 @@ def _find(folder: Path, patterns: Iterable[str], lack: str, split: str | None = 
                 found.setdefault(name, path)  # the plain file, not its archive
         if found:
             return list(found.values())
-    raise UserError(f"{folder} {lack} (plain, .gz, .xz or .zst)")
-
-
-def _joined_queries(paths: Sequence[Path]) -> dict[str, str]:
-    """Joins MS MARCO's files of queries, some of which contain others."""
-    joined: dict[str, str] = {}
-    for path in paths:
-        for query, text in layouts.read_queries(path).items():
-            if joined.setdefault(query, text) != text:
-                raise UserError(f"{path}: another file has another text for query {query}")
-    return joined
+    lacks = kind if split is None else f"{kind} of split {split!r}"
+    names = " or ".join(_NAMES[kind]).replace("SPLIT", split or "SPLIT")
+    raise UserError(f"{folder} has no {lacks}: expected {names} (plain, .gz, .xz or .zst)")

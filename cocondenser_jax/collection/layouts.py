@@ -33,10 +33,14 @@ def read_passages(path: Path) -> Iterator[Passage]:
     """
     seen: set[str] = set()
     for where, record in _read_records(path):
-        passage = _to_passage(record, where)
-        _require_new(passage.id, seen, where)
-        seen.add(passage.id)
-        yield passage
+        name = _read_new_id(record, seen, where)
+        seen.add(name)
+        title = record.get("title") or ""
+        text = _first_of(record, ("text",), where)
+        for field, value in (("title", title), ("text", text)):
+            if not isinstance(value, str):
+                raise UserError(f"{where}: the field {field!r} must be a string")
+        yield Passage(name, without_surrogates(title), without_surrogates(text))
     if not seen:
         raise UserError(f"{path} is empty")
 
@@ -54,8 +58,7 @@ def read_answers(path: Path) -> dict[str, list[str]]:
     """
     answers: dict[str, list[str]] = {}
     for where, record in _read_records(path):
-        name = _read_id(record, where)
-        _require_new(name, answers, where)
+        name = _read_new_id(record, answers, where)
         found = _first_of(record, ("answers", "answer"), where)
         if not isinstance(found, list) or not all(isinstance(answer, str) for answer in found):
             raise UserError(f"{where}: the answers must be a list of strings")
@@ -77,32 +80,15 @@ def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield where, parse_object(line, where)
 
 
-def _to_passage(record: Mapping[str, Any], where: str) -> Passage:
-    name = _read_id(record, where)
-    title = record.get("title") or ""
-    text = _first_of(record, ("text",), where)
-    for field, value in (("title", title), ("text", text)):
-        if not isinstance(value, str):
-            raise UserError(f"{where}: the field {field!r} must be a string")
-    return Passage(name, without_surrogates(title), without_surrogates(text))
-
-
-def _require_new(name: str, known: Container[str], where: str) -> None:
-    if not name:
-        raise UserError(f"{where}: the id is empty")
-    require_run_id(name, where)
-    if name in known:
-        raise UserError(f"{where}: the id {name!r} occurs twice")
-
-
-def _read_id(record: Mapping[str, Any], where: str) -> str:
+def _read_new_id(record: Mapping[str, Any], known: Container[str], where: str) -> str:
     """Reads the id of a passage or a query; an integer is taken as a string."""
     value = _first_of(record, _IDS, where)
-    if type(value) is int:
-        return str(value)
-    if not isinstance(value, str):
+    if type(value) is not int and not isinstance(value, str):
         raise UserError(f"{where}: the id must be a string")
-    return without_surrogates(value)
+    name = require_run_id(without_surrogates(str(value)), where)
+    if name in known:
+        raise UserError(f"{where}: the id {name!r} occurs twice")
+    return name
 
 
 def _first_of(record: Mapping[str, Any], names: Sequence[str], where: str) -> Any:

@@ -12,7 +12,6 @@ from cocondenser_jax.storage.files import new_file, numbered_lines
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
-_MAX_FIELDS_BYTES = 1_000_000  # a longer line of ids and numbers would fill the memory
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest
 # Judgments give each query its judged passages with a grade; above 0 is relevant.
 Qrels = dict[str, dict[str, int]]
@@ -121,14 +120,12 @@ def first_passages(scores: Mapping[str, float], depth: int | None = None) -> lis
 def require_run_id(name: str, where: str) -> str:
     """Returns an id; raises a UserError, with `where`, for one that a TREC run cannot hold."""
     if len(name.split()) != 1 or "\0" in name:
-        raise UserError(
-            f"{where}: the id {name!r} has white space or a zero byte, which a TREC run cannot hold"
-        )
+        raise UserError(f"{where}: the id {name!r} has white space or a zero byte, or is empty")
     return name
 
 
 def _lines_of_ids(path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in numbered_lines(path, _MAX_FIELDS_BYTES):
+    for number, line in numbered_lines(path):
         if "\0" in line:  # where trec_eval's names end: two of them could become one
             raise UserError(f"{path}:{number}: a zero byte, which no id can have")
         yield number, line

@@ -74,9 +74,9 @@ def read_lines(
             yield number, text.rstrip("\r\n")
 
 
-def numbered_lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields what `read_lines` does, without blank lines."""
-    return ((number, line) for number, line in read_lines(path, max_bytes) if line.strip())
+    return ((number, line) for number, line in read_lines(path) if line.strip())
 
 
 def parse_object(line: str | bytes, where: str) -> dict[str, Any]:

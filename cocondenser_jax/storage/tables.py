@@ -55,24 +55,18 @@ def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[st
                     f"header with id and text, separated by tabs, found {len(columns)} fields"
                 )
             columns = _COLUMNS[len(columns)]
-        fields = split_fields(line, columns, where, is_csv)
+        # One field too many shows the mistake; a line of nothing but tabs would make millions.
+        fields = line.split("\t", len(columns))
+        if is_csv:
+            try:
+                # Line by line: a quotation mark too many must not swallow the rest of the file.
+                fields = next(csv.reader([line], delimiter="\t", strict=True))
+            except csv.Error as error:
+                raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
+        if len(fields) != len(columns):
+            raise UserError(
+                f"{where}: expected {len(columns)} tab-separated fields ({', '.join(columns)}), "
+                f"found {len(fields)}"
+            )
         found = dict(zip(columns, fields, strict=True))
         yield where, {name: found.get(name, "") for name in _FIELDS}
-
-
-def split_fields(line: str, names: Sequence[str], where: str, is_csv: bool = False) -> list[str]:
-    """Splits a line at its tabs; raises a UserError unless it has a field for each name."""
-    # One field too many shows the mistake; a line of nothing but tabs would make millions.
-    fields = line.split("\t", len(names))
-    if is_csv:
-        try:
-            # One line at a time: a quotation mark too many must not swallow the rest of the file.
-            fields = next(csv.reader([line], delimiter="\t", strict=True))
-        except csv.Error as error:
-            raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
-    if len(fields) != len(names):
-        raise UserError(
-            f"{where}: expected {len(names)} tab-separated fields ({', '.join(names)}), "
-            f"found {len(fields)}"
-        )
-    return fields

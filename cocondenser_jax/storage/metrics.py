@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import write_text
+from cocondenser_jax.storage.files import (
+    full_disk_errors,
+    parse_object,
+    read_lines,
+    write_text,
+)
 
-# What reading anything else as an object of numbers may raise.
-_NO_OBJECT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # Logs the metrics of one step; steps count from 1.
 Log = Callable[[int, Mapping[str, float]], None]
 
@@ -36,22 +39,16 @@ def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> 
     Lines after `first_step`, from which the run resumes, are dropped first.
     """
     path = workdir / "metrics.jsonl"
-    with _log_errors(workdir):
-        forget_steps_after(path, first_step)
-        file = path.open("a", encoding="utf-8")
+    forget_steps_after(path, first_step)
+    with full_disk_errors(path), path.open("a", encoding="utf-8") as file:
 
-    def log(step: int, values: Mapping[str, float]) -> None:
-        with _log_errors(workdir):
+        def log(step: int, values: Mapping[str, float]) -> None:
             file.write(json.dumps({"step": step, **values}) + "\n")
             file.flush()
-        for logger in loggers:
-            logger(step, values)
+            for logger in loggers:
+                logger(step, values)
 
-    try:
         yield log
-    finally:
-        with _log_errors(workdir):
-            file.close()
 
 
 def forget_steps_after(path: Path, step: int) -> None:
@@ -62,24 +59,15 @@ def forget_steps_after(path: Path, step: int) -> None:
 
 def logged_lines(path: Path) -> list[tuple[str, dict[str, float]]]:
     """Returns the lines of a `metrics.jsonl` and their values, without an unfinished last line."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    lines = list(read_lines(path))
     logged = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in lines:
+        where = f"{path}, line {number}"
         try:
-            values = {key: float(value) for key, value in json.loads(line).items()}
+            values = {key: float(value) for key, value in parse_object(line, where).items()}
             logged.append((line, {"step": values["step"], **values}))
-        except _NO_OBJECT as error:
-            message = 'expected a JSON object of numbers with a "step"'
-            raise UserError(f"{path}, line {number}: {message}") from error
+        except (UserError, ValueError, TypeError, KeyError, OverflowError) as error:
+            if number < len(lines):
+                message = 'expected a JSON object of numbers with a "step"'
+                raise UserError(f"{where}: {message}") from error
     return logged
-
-
-@contextlib.contextmanager
-def _log_errors(workdir: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot log to {workdir}: {error.strerror}") from error

@@ -5,11 +5,9 @@ that are there are not made again. A part that fails is tried once more, and the
 whose worker was killed is made once more after all others.
 """
 
-import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import chdir, redirect_stderr, suppress
 from functools import partial
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
@@ -27,7 +26,6 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from cocondenser_jax import __version__
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.files import write_text
 
@@ -50,7 +48,6 @@ class Work(NamedTuple):
     n_parts: int
     logs: Path
     folder: Path
-    version: str
 
 
 def make_parts(
@@ -70,7 +67,7 @@ def make_parts(
       work_folder: for logs; all workers must see it.
     """
     logs = (work_folder / "logs" / title).absolute()
-    work = Work(make, engine.tasks, logs, Path.cwd(), __version__)
+    work = Work(make, engine.tasks, logs, Path.cwd())
     missing = [part for part in range(engine.tasks) if not is_done(part)]
     for _ in range(2):
         if not missing:
@@ -90,29 +87,18 @@ def make_parts(
 
 def _make_part(work: Work, part: int) -> None:
     """Makes a part, in a worker."""
-    if work.version != __version__:
-        raise UserError(
-            f"{socket.gethostname()} has version {__version__} of cocondenser-jax,"
-            f" expected {work.version}"
-        )
     reason = ""
+    path = work.logs / f"part-{part:05d}.log"
     for _ in range(2):
         try:
-            _make_with_log(work, part)
+            with path.open("a") as log, redirect_stderr(log), chdir(work.folder):
+                work.make(shard=(part, work.n_parts))
             return
         except Exception as error:
             reason = first_line(error)
+            with suppress(OSError), path.open("a") as log:  # the disk may be full
+                traceback.print_exc(file=log)
     raise UserError(f"part {part} of {work.n_parts} failed twice: {reason}")
-
-
-def _make_with_log(work: Work, part: int) -> None:
-    path = work.logs / f"part-{part:05d}.log"
-    with path.open("a") as log, contextlib.redirect_stderr(log), contextlib.chdir(work.folder):
-        try:
-            work.make(shard=(part, work.n_parts))
-        except Exception:
-            traceback.print_exc()
-            raise
 
 
 def _run_here(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:

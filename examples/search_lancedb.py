@@ -1,8 +1,8 @@
 r"""Searches in LanceDB, which runs embedded and needs no server, instead of a faiss index.
 
 pip install lancedb
-cocondenser encode --model=MODEL --corpus=DATA --out=runs/embeddings --parquet=passages.parquet
-python examples/search_lancedb.py --parquet=passages.parquet --model=MODEL \
+cocondenser encode --model=MODEL --corpus=DATA --out=runs/embeddings
+python examples/search_lancedb.py --embeddings=runs/embeddings --model=MODEL \
     --database=runs/lancedb --query="oscar winners in 1953"
 """
 
@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import lancedb
-import pyarrow.parquet
+import pyarrow.dataset
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
@@ -19,7 +19,7 @@ from cocondenser_jax.cli.output import print_search
 def main() -> None:
     """Loads the passages the first time, and prints the best for a query."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parquet", type=Path, required=True)
+    parser.add_argument("--embeddings", type=Path, required=True)
     parser.add_argument("--database", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--query", required=True)
@@ -31,8 +31,9 @@ def main() -> None:
     if "passages" in database.list_tables().tables:
         table = database.open_table("passages")
     else:
-        file = pyarrow.parquet.ParquetFile(arguments.parquet)
-        table = database.create_table("passages", file.iter_batches(), file.schema_arrow)
+        files = sorted(arguments.embeddings.rglob("*.arrow"))
+        passages = pyarrow.dataset.dataset(files, format="arrow")
+        table = database.create_table("passages", passages.to_batches(), passages.schema)
     # Exact until there is an index: table.create_index(metric="dot") builds an approximate one.
     rows = table.search(vector_D).distance_type("dot").limit(arguments.top_k).to_list()
     hits = [(1 - r["_distance"], f"{r['id']}  {r['title']}".rstrip(), r["text"]) for r in rows]

@@ -1,27 +1,28 @@
 r"""Searches in Qdrant, in its local mode without a server, instead of a faiss index.
 
 pip install qdrant-client
-cocondenser encode --model=MODEL --corpus=DATA --out=runs/embeddings --parquet=passages.parquet
-python examples/search_qdrant.py --parquet=passages.parquet --model=MODEL \
+cocondenser encode --model=MODEL --corpus=DATA --out=runs/embeddings
+python examples/search_qdrant.py --embeddings=runs/embeddings --model=MODEL \
     --database=runs/qdrant --query="oscar winners in 1953"
 """
 
 import argparse
 from pathlib import Path
 
-import pyarrow.parquet
+import pyarrow.dataset
 from qdrant_client import QdrantClient, models
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
 
 
-def load(client: QdrantClient, parquet: Path, size: int) -> None:
-    """Puts the rows of the file into a new collection; a point's number is that of its row."""
+def load(client: QdrantClient, embeddings: Path, size: int) -> None:
+    """Puts the rows of all shards into a new collection; a point's number is that of its row."""
     vectors = models.VectorParams(size=size, distance=models.Distance.DOT)
     client.create_collection("passages", vectors_config=vectors)
     row = 0
-    for batch in pyarrow.parquet.ParquetFile(parquet).iter_batches(1_000):
+    shards = pyarrow.dataset.dataset(sorted(embeddings.rglob("*.arrow")), format="arrow")
+    for batch in shards.to_batches(batch_size=1_000):
         points = []
         for passage in batch.to_pylist():
             vector = passage.pop("vector")
@@ -33,7 +34,7 @@ def load(client: QdrantClient, parquet: Path, size: int) -> None:
 def main() -> None:
     """Loads the passages the first time, and prints the best for a query."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parquet", type=Path, required=True)
+    parser.add_argument("--embeddings", type=Path, required=True)
     parser.add_argument("--database", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--query", required=True)
@@ -43,7 +44,7 @@ def main() -> None:
 
     client = QdrantClient(path=str(arguments.database))  # or url="http://...", of a server
     if not client.collection_exists("passages"):
-        load(client, arguments.parquet, len(vector_D))
+        load(client, arguments.embeddings, len(vector_D))
     found = client.query_points("passages", query=vector_D, limit=arguments.top_k).points
     rows = [(point.score, point.payload) for point in found]
     hits = [(score, f"{p['id']}  {p['title']}".rstrip(), p["text"]) for score, p in rows]

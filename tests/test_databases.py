@@ -15,12 +15,11 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def encoded(model_folder, beir, tmp_path_factory):
-    """Embeddings in shards, and the Parquet file of the same."""
-    place = tmp_path_factory.mktemp("encoded")
+    """The folder of embeddings, in shards."""
+    out = tmp_path_factory.mktemp("encoded") / "embeddings"
     command = ["encode", f"--model={model_folder}", f"--corpus={beir}", "--shard_size=25"]
-    written = [f"--out={place}/embeddings", f"--parquet={place}/passages.parquet"]
-    assert main([*command, *written]) == 0
-    return place
+    assert main([*command, f"--out={out}"]) == 0
+    return out
 
 
 @pytest.mark.parametrize("name", ["lancedb", "qdrant"])
@@ -29,10 +28,10 @@ def test_a_database_finds_what_the_exact_search_finds(
 ):
     module = {"lancedb": "lancedb", "qdrant": "qdrant_client"}[name]
     pytest.importorskip(module, reason=f"needs {module}: make databases")
-    files = {"database": tmp_path / name, "parquet": encoded / "passages.parquet"}
+    files = {"database": tmp_path / name, "embeddings": encoded}
     for query, top_k in zip(list(read_queries(beir).values())[3:5], (10, 25), strict=True):
         asked = [f"--model={model_folder}", f"--query={query}", f"--top_k={top_k}"]
-        exact = [f"--embeddings={encoded}/embeddings", f"--json_out={tmp_path}/hits.json"]
+        exact = [f"--embeddings={encoded}", f"--json_out={tmp_path}/hits.json"]
         capfd.readouterr()
         assert main(["search", *exact, *asked]) == 0
         expected = capfd.readouterr().out
@@ -49,4 +48,4 @@ def test_a_database_finds_what_the_exact_search_finds(
         assert [found[1] for found in printed] == ids
         assert len(ids) == top_k
         assert done.stdout == expected
-        files["parquet"] = tmp_path / "gone"  # the second time, the database has the passages
+        files["embeddings"] = tmp_path / "gone"  # the second time, the database has the passages

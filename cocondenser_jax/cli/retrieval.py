@@ -54,15 +54,13 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
     _PRECISION_ON_CPU,
     flag("--pooling", ("cls", "mean"), "pooling other than the model's own", default=None),
     flag("--backend", ("torch", "jax"), "library to run the model; jax: on a host's TPU cores"),
-    flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
 def encode(
-    model, corpus, out, shard, tasks, workers, executor, executor_options, backend, parquet,
-    json_out, **options
+    model, corpus, out, shard, tasks, workers, executor, executor_options, backend, json_out,
+    **options
 ):  # fmt: skip
     """Encode passages into vectors; resumes an interrupted run."""
-    from cocondenser_jax.retrieval.embeddings import write_parquet
     from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.storage.remote import output_folder
 
@@ -76,8 +74,6 @@ def encode(
         options["engine"] = make_engine(tasks, workers, executor, executor_options)
     with output_folder(out) as folder:
         manifest = encode_corpus(model, corpus, folder, shard=shard, **options)
-        if parquet:
-            write_parquet(folder, parquet, shard)
     print_metrics(manifest, json_out)
 
 

@@ -14,13 +14,12 @@ import faiss
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.ipc  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import new_file, read_object
-from cocondenser_jax.storage.runs import require_same, shard_folder, shard_folders
+from cocondenser_jax.storage.runs import require_same, shard_folders
 
 MANIFEST = "manifest.json"
 # Settings that may differ, between machines and when a run resumes: checksums are compared.
@@ -92,13 +91,11 @@ def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table 
     return table if whole else None
 
 
-def open_shards(
-    folder: Path, manifest: Mapping[str, Any], numbers: Iterable[int] | None = None
-) -> pyarrow.Table:
-    """Maps the shards with these numbers, None: all, of the folder of all machines."""
+def open_shards(folder: Path, manifest: Mapping[str, Any]) -> pyarrow.Table:
+    """Maps all shards of the folder of all machines."""
     parts = shard_folders(folder)
     tables = []
-    for number in range(manifest["shards"]) if numbers is None else numbers:
+    for number in range(manifest["shards"]):
         part = parts[number % len(parts)]
         table = map_shard(part, manifest, number)
         if table is None:
@@ -107,8 +104,6 @@ def open_shards(
                 "flags, which renews such shards only"
             )
         tables.append(table)
-    if not tables:  # as with more machines than shards
-        return _shard_schema(manifest).empty_table()
     return pyarrow.concat_tables(tables)
 
 
@@ -176,26 +171,6 @@ def nearest(
         first_row += len(block_NxD)
     best.finalize()
     return best.D, best.I
-
-
-def write_parquet(folder: Path, out: Path, machine: tuple[int, int] = (0, 1)) -> None:
-    """Writes passages and vectors as one Parquet file, for vector databases, whole or not at all.
-
-    Its columns are `id`, `title`, `text` and `vector` (float32, one length). `folder` is that of
-    all machines; the shards of machine i of n become a row group each.
-    """
-    folder = shard_folder(folder, machine)
-    manifest = read_manifest(folder)
-    table = open_shards(folder, manifest, machine_shards(manifest, machine))
-    vector = pyarrow.list_(pyarrow.float32(), manifest["dimension"])
-    schema = PASSAGES.append(pyarrow.field("vector", vector))
-    with (
-        new_file(out) as partial,
-        partial.open("wb") as file,
-        pyarrow.parquet.ParquetWriter(file, schema) as writer,
-    ):
-        for batch in table.to_batches():
-            writer.write_table(pyarrow.table(batch).cast(schema))
 
 
 def _shard_schema(manifest: Mapping[str, Any]) -> pyarrow.Schema:

@@ -1,4 +1,4 @@
-"""Shards as they lie on disk: exact search through all of them, damage, and Parquet."""
+"""Shards as they lie on disk: exact search through all of them, and damage."""
 
 import pickle
 from pathlib import Path
@@ -6,16 +6,13 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 import pytest
 
-from cocondenser_jax.collection.folder import read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import embeddings as embeddings_module
 from cocondenser_jax.retrieval import encode
 from cocondenser_jax.storage.files import write_json
 from tests.mutations import Payload
-from tests.retrieval_data import read_vectors
 
 
 @pytest.fixture
@@ -100,26 +97,6 @@ def test_more_files_than_a_process_may_open(tmp_path):
     tables = [embeddings_module.map_table(tmp_path / f"{i}", table.schema, 1) for i in range(50)]
     assert len(list(Path("/proc/self/fd").iterdir())) == n_open
     assert [found["id"][0].as_py() for found in tables] == ["x"] * 50
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_parquet_holds_passages_and_vectors_in_order(model_folder, beir, tmp_path, dtype):
-    encode.encode_corpus(model_folder, beir, tmp_path / "e", shard_size=25, dtype=dtype)
-    embeddings_module.write_parquet(tmp_path / "e", tmp_path / "new" / "vectors.parquet")
-    table = pyarrow.parquet.read_table(tmp_path / "new" / "vectors.parquet")
-    assert table.column_names == ["id", "title", "text", "vector"]
-    rows = [tuple(row.values())[:3] for row in table.to_pylist()]
-    assert rows == [tuple(passage) for passage in read_corpus(beir)]
-    assert table["vector"].type.value_type == pyarrow.float32()
-    np.testing.assert_array_equal(table["vector"].to_pylist(), read_vectors(tmp_path / "e"))
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["vectors.parquet"]
-
-
-def test_parquet_needs_whole_embeddings_and_a_place(embeddings, tmp_path):
-    with pytest.raises(UserError, match="encode the corpus first"):
-        embeddings_module.write_parquet(tmp_path, tmp_path / "v.parquet")
-    with pytest.raises(UserError, match=r"cannot write .*v\.parquet"):
-        embeddings_module.write_parquet(embeddings, embeddings / "manifest.json" / "v.parquet")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from cocondenser_jax.collection.folder import (
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import encode, models, search
-from cocondenser_jax.retrieval.embeddings import write_parquet
 from cocondenser_jax.retrieval.index import build_index
 from tests.mutations import Payload, assert_read_or_refused, broken_bytes, fuzz, fuzz_file
 
@@ -79,7 +78,6 @@ def test_broken_embeddings_are_searched_or_refused(name, encoded, model_folder, 
 
     def read(folder):
         search_with(search.open_index(folder, model_folder), folder)
-        write_parquet(folder, folder / "x.parquet")
 
     fuzz_file(folder, name, read)
 

@@ -102,11 +102,8 @@ def _report_usage(error: click.UsageError) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         print(error.format_message(), file=sys.stderr)
         return 2
-    message = error.format_message()
-    if isinstance(error, click.NoSuchOption | click.NoSuchCommand) and error.possibilities:
-        message = f"{error.message} Did you mean {error.possibilities[0]}?"
     program = error.ctx.command_path if error.ctx else "cocondenser"
-    return _report(f"{message} (see {program} --help)")
+    return _report(f"{error.format_message()} (see {program} --help)")
 
 
 def _report(error: object) -> int:

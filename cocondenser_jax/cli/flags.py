@@ -135,21 +135,22 @@ EXPERIMENT = (
 JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
 _MACHINE = "process part I, from 0, of N: one part per machine"
 SHARD = flag("--shard", _parse_shard, _MACHINE, default="0/1", metavar="I/N")
+COUNT = click.IntRange(1)
 _with_tasks = partial(flag, goes_with="tasks")
 ENGINE = (
     flag("--tasks", click.IntRange(2), "divide the work into N parts, for several workers"),
-    _with_tasks("--workers", click.IntRange(1), "parts at a time (default, local: one per core)"),
+    _with_tasks("--workers", COUNT, "parts at a time (default, local: one per core)"),
     _with_tasks("--executor", ("local", "slurm", "ray"), "what runs the workers: docs/scaling.md"),
     _with_tasks("--executor_options", Path, "JSON file with options of the executor"),
 )
 _PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors
 
 
-def make_engine(
-    tasks: int, workers: int | None, executor: str, executor_options: Path | None
-) -> Engine:
-    """Makes the engine that the flags of ENGINE name."""
+def take_engine(flags: dict[str, Any]) -> Engine | None:
+    """Takes the flags of ENGINE out of all flags, and makes what they name; None: one process."""
+    tasks, workers, executor, file = (flags.pop(parameter.name) for parameter in ENGINE)
+    if tasks is None:
+        return None
     if executor in _PACKAGES:
         importlib.import_module(_PACKAGES[executor])  # missing: nothing is written yet
-    options = read_object(executor_options) if executor_options else {}
-    return Engine(tasks, workers, executor, options)
+    return Engine(tasks, workers, executor, read_object(file) if file else {})

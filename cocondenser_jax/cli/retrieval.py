@@ -4,15 +4,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from cocondenser_jax.cli.flags import (
+    COUNT,
     ENGINE,
     JSON_OUT,
     SHARD,
     command,
     flag,
-    make_engine,
     only_one,
     required,
+    take_engine,
 )
 from cocondenser_jax.cli.output import print_metrics, print_search
 from cocondenser_jax.errors import UserError
@@ -30,14 +33,12 @@ _RUN_OF_DATA = (
     required("--data", Path, "the folder of the queries"),
     flag("--split", str, "use the queries of this split, such as test (default: all queries)"),
     required("--run_out", Path, "TREC run to write"),
-    flag("--depth", 100, "passages per query"),
+    flag("--depth", COUNT, "passages per query", default=100),
     JSON_OUT,
 )
 _PRECISIONS = ("auto", "float32", "bfloat16")
-_PRECISION_ON_CPU = flag(
-    "--precision", _PRECISIONS, "number format; auto: bfloat16 on a GPU or CPU that has it"
-)
-_PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on a GPU that has it")
+_AUTO = "number format; auto: bfloat16 on a GPU (encode: also a CPU) that has it"
+_PRECISION = flag("--precision", _PRECISIONS, _AUTO)
 
 
 @command(
@@ -45,21 +46,18 @@ _PRECISION = flag("--precision", _PRECISIONS, "number format; auto: bfloat16 on 
     required("--model", Path, "the retriever: a folder or Hub name"),
     required("--corpus", Path, "a folder in BEIR or MS MARCO layout, or its file of passages"),
     required("--out", Path, "the folder for the embeddings, or a URL such as gs://bucket/vectors"),
-    flag("--batch_size", int, "passages per forward pass (default: 128; on a CPU 32)"),
+    flag("--batch_size", COUNT, "passages per forward pass (default: 128; on a CPU 32)"),
     flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
-    flag("--shard_size", int, "passages per shard (default: a twentieth, 500 to 5000)"),
+    flag("--shard_size", COUNT, "passages per shard (default: a twentieth, 500 to 5000)"),
     SHARD,
     *ENGINE,
     flag("--dtype", ("float32", "float16"), "number format in the shards"),
-    _PRECISION_ON_CPU,
+    _PRECISION,
     flag("--pooling", ("cls", "mean"), "pooling other than the model's own", default=None),
     flag("--backend", ("torch", "jax"), "library to run the model; jax: on a host's TPU cores"),
     JSON_OUT,
 )
-def encode(
-    model, corpus, out, shard, tasks, workers, executor, executor_options, backend, json_out,
-    **options
-):  # fmt: skip
+def encode(model, corpus, out, shard, backend, json_out, **options):
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.storage.remote import output_folder
@@ -68,10 +66,9 @@ def encode(
         from cocondenser_jax.flax_encoder import run_in_flax
 
         options["backend"] = run_in_flax
-    if tasks and shard != (0, 1):
+    options["engine"] = take_engine(options)
+    if options["engine"] and shard != (0, 1):
         raise UserError("give one of --tasks and --shard")
-    if tasks:
-        options["engine"] = make_engine(tasks, workers, executor, executor_options)
     with output_folder(out) as folder:
         manifest = encode_corpus(model, corpus, folder, shard=shard, **options)
     print_metrics(manifest, json_out)
@@ -149,8 +146,8 @@ def retrieve(index, embeddings, model, data, run_out, json_out, **options):
 @command(
     "bm25 --data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
     *_RUN_OF_DATA,
-    flag("--k1", 0.9, "saturation of term frequency; tuned on MS MARCO: 0.82"),
-    flag("--b", 0.4, "length normalization; tuned on MS MARCO: 0.68"),
+    flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
+    flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
 )
 def bm25(data, run_out, json_out, **options):
     """Rank the passages of a data set by BM25 and write a TREC run."""
@@ -189,7 +186,7 @@ def fuse(run, run_out, json_out, **options):
     required("--model", Path, "the cross-encoder: a folder or Hub name"),
     required("--run", Path, "TREC run to score"),
     *_RUN_OF_DATA,
-    flag("--batch_size", 64, "pairs per forward pass"),
+    flag("--batch_size", COUNT, "pairs per forward pass", default=64),
     _PRECISION,
     flag("--with_positives", False, "also score passages relevant in --split, to teach or mine"),
 )
@@ -206,7 +203,7 @@ def rerank(model, data, run, run_out, json_out, **options):
     required("--data", Path, "the folder of queries and qrels"),
     flag("--split", "train", "mine for the queries of this split"),
     required("--out", Path, "TREC run to write"),
-    flag("--depth", 200, "rank, in each run, of the last passage taken"),
+    flag("--depth", COUNT, "rank, in each run, of the last passage taken", default=200),
     flag("--answers", Path, "answers (.jsonl): leave out passages that hold one"),
     flag("--denoise_run", Path, "run of rerank (loss=binary): drop passages it finds relevant"),
     flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),

@@ -9,9 +9,9 @@ from cocondenser_jax.cli.flags import (
     JSON_OUT,
     command,
     flag,
-    make_engine,
     only_one,
     required,
+    take_engine,
 )
 from cocondenser_jax.cli.output import print_metrics, print_text
 from cocondenser_jax.errors import UserError
@@ -51,17 +51,15 @@ def vocabulary(source, out, kind, cased, **options):
     *ENGINE,
     JSON_OUT,
 )
-def corpus(out, tasks, workers, executor, executor_options, json_out, **options):
+def corpus(out, json_out, **options):
     """Cut and tokenize documents into a store that pretrain reads."""
     from cocondenser_jax.corpus.build import build_shards, build_store
     from cocondenser_jax.storage.remote import output_folder
 
+    engine = take_engine(options)
+    build = partial(build_shards, engine=engine) if engine else build_store
     with output_folder(out) as folder:
-        if tasks is None:
-            manifest = build_store(out=folder, **options)
-        else:
-            engine = make_engine(tasks, workers, executor, executor_options)
-            manifest = build_shards(out=folder, engine=engine, **options)
+        manifest = build(out=folder, **options)
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)
 

@@ -63,8 +63,6 @@ def bm25_run(
     Returns:
       query → passage → score, best first, without passages that share no term with the query.
     """
-    if depth < 1:
-        raise UserError(f"depth={depth}: expected at least 1")
     ids: list[str] = []
 
     def noted() -> Iterator[Passage]:
@@ -119,8 +117,6 @@ def rank_by_words(index: Any, queries: list[str], depth: int) -> list[dict[int, 
 
 
 def _index_words(corpus: Iterable[Passage], k1: float = 0.9, b: float = 0.4) -> Any:
-    if not (0 <= k1 < float("inf") and 0 <= b <= 1):
-        raise UserError(f"k1={k1}, b={b}: expected a k1 of at least 0 and a b of 0 to 1")
     bar = tqdm(corpus, desc="BM25 index", unit=" passages")
     tokens = _tokenize(passage_text(passage) for passage in bar)
     index = _import_bm25s().BM25(k1=k1, b=b, method="lucene")

@@ -22,8 +22,8 @@ from cocondenser_jax.storage.files import new_file, read_object
 from cocondenser_jax.storage.runs import require_same, shard_folders
 
 MANIFEST = "manifest.json"
-# Settings that may differ, between machines and when a run resumes: checksums are compared.
-MOVED = ("model", "corpus")
+# What may differ between machines and when a run resumes: of the first two, checksums are compared.
+MOVED = ("model", "corpus", "batch_size")
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
 _BLOCK_ROWS = 65_536
 # Lengths of 64 bits: the texts of a shard may be larger than 2 GB.
@@ -39,12 +39,6 @@ def shard_rows(manifest: Mapping[str, Any], number: int) -> int:
     """Returns the number of rows of a shard, which is the same in all but the last."""
     size: int = manifest["shard_size"]
     return min(size, manifest["passages"] - number * size)
-
-
-def machine_shards(manifest: Mapping[str, Any], machine: tuple[int, int]) -> range:
-    """Returns the numbers, from 0, of the shards that machine i of n encodes."""
-    index, n_machines = machine
-    return range(index, manifest["shards"], n_machines)
 
 
 def passage_table(passages: Iterable[Passage]) -> pyarrow.Table:
@@ -73,8 +67,9 @@ def write_shard(path: Path, passages: pyarrow.Table, vectors_NxD: np.ndarray) ->
 
 def map_shard(folder: Path, manifest: Mapping[str, Any], number: int) -> pyarrow.Table | None:
     """Maps a shard; None unless its file is whole and holds what the manifest says."""
-    path = shard_file(folder, number)
-    return map_table(path, _shard_schema(manifest), shard_rows(manifest, number))
+    vector = pyarrow.list_(pyarrow.from_numpy_dtype(manifest["dtype"]), manifest["dimension"])
+    schema = PASSAGES.append(pyarrow.field("vector", vector))
+    return map_table(shard_file(folder, number), schema, shard_rows(manifest, number))
 
 
 def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table | None:
@@ -171,8 +166,3 @@ def nearest(
         first_row += len(block_NxD)
     best.finalize()
     return best.D, best.I
-
-
-def _shard_schema(manifest: Mapping[str, Any]) -> pyarrow.Schema:
-    vector = pyarrow.list_(pyarrow.from_numpy_dtype(manifest["dtype"]), manifest["dimension"])
-    return PASSAGES.append(pyarrow.field("vector", vector))

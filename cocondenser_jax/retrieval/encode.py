@@ -23,7 +23,6 @@ from cocondenser_jax.retrieval.embeddings import (
     MANIFEST,
     MOVED,
     PASSAGES,
-    machine_shards,
     map_shard,
     open_shards,
     passage_table,
@@ -50,7 +49,6 @@ logger = logging.getLogger(__name__)
 # Replaces the transformer of a retriever: given its folder, a batch size and a precision.
 Backend = Callable[[SentenceTransformer, Path, int, str], None]
 
-_LARGEST = 10_000_000  # a larger shard would not fit in memory
 _BLOCK = 5_000  # passages that are tokenized and sorted together
 
 
@@ -63,14 +61,6 @@ class Loading(NamedTuple):
     batch_size: int | None
     precision: str
     backend: Backend | None
-
-
-class Encoder(NamedTuple):
-    """A model that is loaded, and what a manifest says of it."""
-
-    model: SentenceTransformer
-    batch_size: int
-    settings: dict[str, Any]
 
 
 def encode_corpus(
@@ -111,9 +101,6 @@ def encode_corpus(
       The manifest: model, its hash, dimension, number of passages and the settings above. With
       several machines, each returns that of the whole corpus.
     """
-    for name, value in (("batch_size", batch_size), ("shard_size", shard_size)):
-        if value is not None and not 1 <= value <= _LARGEST:
-            raise UserError(f"{name}={value}: expected 1 to {_LARGEST:,} passages")
     path = corpus_file(corpus)
     if shard[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one machine: choose a new folder")
@@ -132,19 +119,18 @@ def encode_corpus(
         }
         if engine:
             return _encode_in_parts(loading, data, out, engine)
-        return _encode_share(load_encoder(loading), data, out, shard)
+        return _encode_share(*load_encoder(loading), data, out, shard)
 
 
-def load_encoder(loading: Loading) -> Encoder:
-    """Loads a retriever as `encode_corpus` says."""
+def load_encoder(loading: Loading) -> tuple[SentenceTransformer, dict[str, Any]]:
+    """Loads a retriever as `encode_corpus` says, and returns what a manifest says of it."""
     backend = loading.backend
-    batch_size = loading.batch_size
     folder = find_folder(loading.model_folder)
     model = load_retriever(folder, passage_length=loading.passage_length, pooling=loading.pooling)
     halved = uses_bfloat16(loading.precision, on_cpu=backend is None)
     products = "bfloat16" if halved else "float32"
-    if batch_size is None:
-        batch_size = 32 if model.device.type == "cpu" and backend is None else 128
+    is_small = model.device.type == "cpu" and backend is None
+    batch_size = loading.batch_size or (32 if is_small else 128)
     for tower in towers(model).values():
         tower.unpad_inputs = False  # as it is with flash attention, which would join all texts
     if backend:
@@ -158,8 +144,9 @@ def load_encoder(loading: Loading) -> Encoder:
         "precision": products,
         "backend": "jax" if backend else "torch",
         "dimension": model.get_embedding_dimension() or 0,
+        "batch_size": batch_size,
     }
-    return Encoder(model, batch_size, settings)
+    return model, settings
 
 
 # A worker makes one part after another with the same model.
@@ -171,20 +158,48 @@ def encode_part(
 ) -> None:
     """Encodes what machine i of n would, in a worker."""
     with lock_folder(shard_folder(out, shard)):
-        _encode_share(_kept_encoder(loading), data, out, shard)
+        _encode_share(*_kept_encoder(loading), data, out, shard)
 
 
 def _encode_share(
-    encoder: Encoder, data: Mapping[str, Any], out: Path, shard: tuple[int, int]
+    model: SentenceTransformer,
+    settings: Mapping[str, Any],
+    data: Mapping[str, Any],
+    out: Path,
+    shard: tuple[int, int],
 ) -> dict[str, Any]:
+    """Writes the shards of machine i of n that are missing from its folder or damaged."""
     folder = shard_folder(out, shard)
-    manifest = {**encoder.settings, **data}
+    manifest = {**settings, **data}
     if (folder / MANIFEST).exists():
         logger.info("resuming with the shards in %s", folder)
     start_or_compare(folder / MANIFEST, manifest, MOVED)
+    passages = read_corpus(Path(manifest["corpus"]))
+    index, n_machines = shard
+    own = range(index, manifest["shards"], n_machines)
+    n_own = sum(shard_rows(manifest, number) for number in own)
     halved = manifest["precision"] == "bfloat16"
-    with torch.autocast(encoder.model.device.type, torch.bfloat16, enabled=halved):
-        _encode_shards(encoder, folder, manifest, shard)
+    with (
+        torch.autocast(model.device.type, torch.bfloat16, enabled=halved),
+        tqdm(total=n_own, desc="encode", unit=" passages") as progress,
+    ):
+        for number in range(manifest["shards"]):
+            rows = list(islice(passages, manifest["shard_size"]))
+            if number not in own:
+                continue
+            passages_in_shard = passage_table(rows)
+            found = map_shard(folder, manifest, number)
+            if found is not None and found.select(PASSAGES.names).equals(passages_in_shard):
+                progress.update(len(rows))
+                continue
+            path = shard_file(folder, number)
+            if path.exists():
+                logger.warning("%s is damaged: encoding it again", path)
+            blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
+            vectors_NxD = np.concatenate(
+                [_encode(model, block, settings["batch_size"], progress) for block in blocks]
+            )
+            write_shard(path, passages_in_shard, vectors_NxD.astype(manifest["dtype"]))
     return manifest
 
 
@@ -192,12 +207,9 @@ def _encode_in_parts(
     loading: Loading, data: Mapping[str, Any], out: Path, engine: Engine
 ) -> dict[str, Any]:
     n = engine.tasks
-    settings = {
+    settings = loading._asdict() | {
         "tasks": n,
-        "model_sha256": model_sha256(loading.model_folder),
-        "passage_length": loading.passage_length,
-        "pooling": loading.pooling,
-        "precision": loading.precision,
+        "model_folder": model_sha256(loading.model_folder),
         "backend": "jax" if loading.backend else "torch",
     }
     start_or_compare(out / "tasks.json", {**settings, **data}, MOVED)
@@ -234,33 +246,6 @@ def count_and_hash(corpus: Path) -> tuple[int, str]:
     return n_passages, digest.hexdigest()
 
 
-def _encode_shards(
-    encoder: Encoder, out: Path, manifest: Mapping[str, Any], machine: tuple[int, int]
-) -> None:
-    """Writes the shards of a machine that are missing from its folder or damaged."""
-    passages = read_corpus(Path(manifest["corpus"]))
-    own = machine_shards(manifest, machine)
-    n_own = sum(shard_rows(manifest, number) for number in own)
-    with tqdm(total=n_own, desc="encode", unit=" passages") as progress:
-        for number in range(manifest["shards"]):
-            rows = list(islice(passages, manifest["shard_size"]))
-            if number not in own:
-                continue
-            passages_in_shard = passage_table(rows)
-            found = map_shard(out, manifest, number)
-            if found is not None and found.select(PASSAGES.names).equals(passages_in_shard):
-                progress.update(len(rows))
-                continue
-            path = shard_file(out, number)
-            if path.exists():
-                logger.warning("%s is damaged: encoding it again", path)
-            blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
-            vectors_NxD = np.concatenate(
-                [_encode(encoder.model, block, encoder.batch_size, progress) for block in blocks]
-            )
-            write_shard(path, passages_in_shard, vectors_NxD.astype(manifest["dtype"]))
-
-
 @torch.inference_mode()
 def _encode(
     model: SentenceTransformer, passages: list[Passage], batch_size: int, progress: "tqdm[Any]"
@@ -270,7 +255,9 @@ def _encode(
     `encode_document` sorts by characters; in batches of short texts, a fifth is padding.
     """
     texts = [passage_text(passage) for passage in passages]
-    features = model.preprocess(texts, prompt=_passage_prompt(model), task="document")
+    names = ("document", "passage", "corpus", model.default_prompt_name)  # as `encode_document`
+    prompt = next((model.prompts[name] for name in names if name in model.prompts), None)
+    features = model.preprocess(texts, prompt=prompt, task="document")
     mask_NxL = features["attention_mask"]
     order_N = mask_NxL.sum(dim=1).argsort(descending=True, stable=True)
     vectors_NxD = torch.empty(len(texts), model.get_embedding_dimension() or 0)
@@ -285,9 +272,3 @@ def _encode(
         vectors_NxD[rows_B] = vectors_BxD[:, : model.truncate_dim].float().cpu()
         progress.update(len(rows_B))
     return vectors_NxD.numpy()
-
-
-def _passage_prompt(model: SentenceTransformer) -> str | None:
-    """Returns the text that `encode_document` puts before a passage."""
-    names = ("document", "passage", "corpus", model.default_prompt_name)
-    return next((model.prompts[name] for name in names if name in model.prompts), None)

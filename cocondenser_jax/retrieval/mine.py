@@ -52,8 +52,6 @@ def mine(
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
     """
-    if depth < 1:
-        raise UserError(f"depth={depth}: expected at least 1")
     if not 0 < denoise_below < 1:
         raise UserError(f"denoise_below={denoise_below}: expected a probability above 0, below 1")
     least = math.log(denoise_below / (1 - denoise_below))

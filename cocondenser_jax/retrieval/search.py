@@ -121,8 +121,6 @@ def retrieve(
 
 def search_run(index: OpenIndex, queries: Mapping[str, str], depth: int = 100) -> Run:
     """Finds the `depth` best passages for each query (id → text)."""
-    if depth < 1:
-        raise UserError(f"depth={depth}: expected at least 1")
     if not queries:
         return {}
     found_Q = _find(index, list(queries.values()), depth)
@@ -137,14 +135,14 @@ def search_text(index: OpenIndex, query: str, k: int = 10) -> list[FoundPassage]
     """Finds the `k` best passages for one query."""
     if not query.strip() or without_surrogates(query) != query:
         raise UserError("the query is empty or not UTF-8: expected some words")
-    if k < 1:
-        raise UserError(f"{k} passages to find: expected at least 1")
     (found,) = _find(index, [query], k)
     return [FoundPassage(score, passage_at(index.passages, row)) for row, score in found.items()]
 
 
 def _find(index: OpenIndex, texts: list[str], k: int) -> list[dict[int, float]]:
     """Returns row → score of each text's passages, best first."""
+    if k < 1:
+        raise UserError(f"{k} passages to find: expected at least 1")
     if index.hybrid is None:
         return _find_by_vectors(index, texts, k)
     depth = max(k, _FUSED_DEPTH)

@@ -61,7 +61,7 @@ def bad_inputs(folder):
         ),
         "wrong type": (pretrain("--config.train.steps=many"), "steps is 'many'; expected a whole"),
         "unknown flag": (pretrain("--steps=3"), "No such option '--steps'"),
-        "mistyped flag": (pretrain("--workdri=x"), "'--workdri'. Did you mean --workdir?"),
+        "mistyped flag": (pretrain("--workdri=x"), "'--workdri'. Did you mean '--workdir'?"),
         "no store": (
             pretrain("--config.data.store="),
             "expected a store made by `corpus`",
@@ -92,7 +92,7 @@ def bad_inputs(folder):
             "none.tsv",
         ),
         "missing flag": (["evaluate", "run"], "Missing option '--run'"),
-        "unknown command": (["pretrian"], "command 'pretrian'. Did you mean pretrain? (see"),
+        "unknown command": (["pretrian"], "command 'pretrian'. (Did you mean one of: 'pretrain'"),
     }
 
 

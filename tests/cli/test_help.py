@@ -66,7 +66,8 @@ def test_the_example_of_a_command_can_be_typed(name, help_of):
 
 def test_a_flag_says_its_default_its_choices_and_what_it_goes_with(help_of):
     text = " ".join(help_of("mine").split())
-    assert "--depth INTEGER rank, in each run, of the last passage taken [default: 200]" in text
+    assert "--depth INTEGER RANGE rank, in each run, of the last passage taken" in text
+    assert "[default: 200; x>=1]" in text
     assert "--data PATH the folder of queries and qrels [required]" in text
     assert "--denoise_below FLOAT with --denoise_run: keep passages" in text
     assert "--dtype [float32|float16]" in help_of("encode")

@@ -126,7 +126,10 @@ def test_mistakes_get_one_line(folders, tmp_path, capsys):
         (["mine", f"--data={data}", f"--out={out}"], "Missing option '--run'"),
         (["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--split=dev"], "'dev'"),
         (["mine", f"--run={out}", f"--data={data}", f"--out={out}"], "cannot read"),
-        (["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--depth=0"], "depth=0"),
+        (
+            ["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--depth=0"],
+            "'--depth': 0 is not in",
+        ),
         (
             ["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--denoise_below=0.2"],
             "--denoise_below goes with --denoise_run",

@@ -152,7 +152,7 @@ def test_mistakes_get_one_line(place, cross_encoder, tmp_path, capsys):
     for command, says in (
         (["rerank", f"--run_out={out}"], "Missing option '--model'"),
         (reranking(place, place / "model", out), "is not a cross-encoder"),
-        (reranking(place, cross_encoder, out, "--depth=0"), "depth=0: expected at least 1"),
+        (reranking(place, cross_encoder, out, "--depth=0"), "'--depth': 0 is not in the range"),
         (reranking(place, cross_encoder, out, "--split=dev"), "no judgments of split 'dev'"),
         (reranking(place, cross_encoder, out, f"--run={tmp_path}/no.trec"), "cannot read"),
     ):

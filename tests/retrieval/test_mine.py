@@ -72,8 +72,6 @@ def test_depth_is_a_rank_of_each_run(folder):
     runs, out = [folder / "bm25.trec", folder / "dense.trec"], folder / "pool.trec"
     mine(runs, folder, "train", out, depth=2)
     assert pools(out) == {"q1": list("gbc"), "q2": list("a")}
-    with pytest.raises(UserError, match="depth=0: expected at least 1"):
-        mine(runs, folder, "train", out, depth=0)
 
 
 def test_a_query_may_be_without_negatives(folder):

@@ -181,7 +181,7 @@ def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
     searcher = search.open_index(index, model_folder)
     assert len(search.search_run(searcher, {"q": "abcde"}, depth=1000)["q"]) == 60
     assert len(search.search_text(searcher, "abcde", k=1000)) == 60
-    with pytest.raises(UserError, match="depth=0"):
+    with pytest.raises(UserError, match="0 passages to find"):
         search.search_run(searcher, {"q": "abcde"}, depth=0)
     with pytest.raises(UserError, match="0 passages to find"):
         search.search_text(searcher, "abcde", k=0)

@@ -19,7 +19,6 @@ judgments, where there are some, against the best ranking that was there before.
 What exists is not made again, so the same command resumes.
 """
 
-import copy
 import logging
 import shutil
 from collections.abc import Sequence
@@ -140,7 +139,7 @@ def adapt(
         if share:
             kept = once(
                 workdir / ADAPTED / "model",
-                lambda out: _save(_blended(original, load_retriever(trained), share), out),
+                lambda out: _save(blend(original, load_retriever(trained), share), out),
             )
 
         outcome = Outcome([], f"unknown | no judgments | {share:g} of the change is kept", [])
@@ -199,14 +198,6 @@ def _require_fit(network: ModelConfig, config: ConfigDict) -> None:
     check_batch(experiment.batches, chunk_size, network.max_length, jax.device_count())
 
 
-def _blended(
-    original: SentenceTransformer, changed: SentenceTransformer, share: float
-) -> SentenceTransformer:
-    model = copy.deepcopy(original)
-    blend(model, changed, share)
-    return model
-
-
 def _save(model: SentenceTransformer, out: Path) -> None:
     with new_folder(out) as folder:
         model.save_pretrained(str(folder), create_model_card=False)
@@ -238,7 +229,7 @@ def _choose_share(
     kept = 0.0
     tried: dict[str, Any] = {}
     for share in SHARES:
-        run = dense_run(_blended(original, changed, share), sample)
+        run = dense_run(blend(original, changed, share), sample)
         test = compare(agreement(run, expected), before)["agreement"]
         tried[f"{share:g}"] = test
         if test["difference"] >= 0 or test["randomisation_p"] >= CHANCE:

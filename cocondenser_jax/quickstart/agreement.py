@@ -8,6 +8,7 @@ results on three collections.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,10 @@ from cocondenser_jax.collection.trec import Run, first_passages
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.retrieval.bm25 import bm25_run
-from cocondenser_jax.retrieval.embeddings import nearest
+from cocondenser_jax.retrieval.embeddings import nearest, passage_table
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import uses_bfloat16
+from cocondenser_jax.retrieval.search import OpenIndex, search_run
 
 N_PASSAGES = 2_000
 N_WORDS = 6
@@ -55,13 +57,9 @@ def dense_run(model: SentenceTransformer, sample: Sample) -> Run:
     halved = uses_bfloat16("auto", on_cpu=True)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=halved):
         vectors_NxD = model.encode_document(list(sample.passages.values()), show_progress_bar=True)
-    queries_QxD = model.encode_query(list(sample.queries.values()), show_progress_bar=False)
-    scores_QxK, rows_QxK = nearest([vectors_NxD], queries_QxD, min(FUSED_DEPTH, len(vectors_NxD)))
-    names = list(sample.passages)
-    return {
-        query: {names[row]: float(score) for row, score in zip(rows_K, scores_K, strict=True)}
-        for query, rows_K, scores_K in zip(sample.queries, rows_QxK, scores_QxK, strict=True)
-    }
+    passages = passage_table(Passage(name, "", text) for name, text in sample.passages.items())
+    index = OpenIndex(model, partial(nearest, [vectors_NxD]), passages, {}, None, None)
+    return search_run(index, sample.queries, FUSED_DEPTH)
 
 
 def fused_ranking(dense: Run, sample: Sample) -> dict[str, set[str]]:

@@ -201,7 +201,12 @@ def _search(candidate: Candidate, data: Path, out: Path) -> None:
     retriever = candidate.folder / "retriever"
     index = candidate.folder / "index"
     if not retriever.exists():
-        _make_retriever(candidate, data, retriever)
+        config = finetuning.get_config().unlock()
+        config.update(model=str(candidate.models[-1]), data=str(data), seed=SEED)
+        trained = candidate.folder / "finetuning" / "retriever"
+        if not trained.exists():  # it does if a kill came between these lines
+            finetune(config, trained.parent)
+        trained.rename(retriever)
     if not index.exists():
         embeddings = candidate.folder / "embeddings"
         # On every machine alike: the figures are compared with those of the README.
@@ -209,13 +214,3 @@ def _search(candidate: Candidate, data: Path, out: Path) -> None:
         build_index(embeddings, index)
         shutil.rmtree(embeddings)
     retrieve(index, retriever, data, out, split="test")
-
-
-def _make_retriever(candidate: Candidate, data: Path, out: Path) -> None:
-    """Fine-tunes a model."""
-    config = finetuning.get_config().unlock()
-    config.update(model=str(candidate.models[-1]), data=str(data), seed=SEED)
-    trained = candidate.folder / "finetuning" / "retriever"
-    if not trained.exists():  # it does if a kill came between these lines
-        finetune(config, trained.parent)
-    trained.rename(out)

@@ -51,7 +51,13 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
     manifest = read_manifest(embeddings)
     table = open_shards(embeddings, manifest)
     vectors = shard_vectors(table)
-    index = _new_index(manifest["dimension"], factory)
+    dimension = manifest["dimension"]
+    try:
+        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(
+            f"faiss does not know the index string {factory!r} for vectors of {dimension} numbers"
+        ) from error
     with new_folder(out) as folder:
         if not index.is_trained:
             _train(index, vectors, factory)
@@ -80,22 +86,11 @@ def read_index(
         index = faiss.read_index(str(path))
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path} is missing or damaged: build the index again") from error
-    if (index.d, index.ntotal) != (manifest["dimension"], manifest["passages"]):
-        raise UserError(f"{path} holds other vectors than its manifest says")
     passages = map_table(folder / _PASSAGES_FILE, PASSAGES, index.ntotal)
     if passages is None:
         raise UserError(f"{folder / _PASSAGES_FILE} is missing or damaged: build the index again")
     _set_parameters(index, parameters, manifest.get("factory"))
     return index, passages
-
-
-def _new_index(dimension: int, factory: str) -> faiss.Index:
-    try:
-        return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(
-            f"faiss does not know the index string {factory!r} for vectors of {dimension} numbers"
-        ) from error
 
 
 def _set_parameters(index: faiss.Index, parameters: str, factory: str | None) -> None:

@@ -10,14 +10,7 @@ import numpy as np
 import torch
 from sentence_transformers import CrossEncoder
 
-from cocondenser_jax.collection.folder import (
-    judgments_file,
-    passage_text,
-    read_named,
-    read_queries,
-    read_split,
-    require_known,
-)
+from cocondenser_jax.collection import folder as collection
 from cocondenser_jax.collection.trec import first_passages, read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_cross_encoder, uses_bfloat16
@@ -54,29 +47,31 @@ def rerank(
     Returns:
       How many queries and pairs there are, and how long scoring took.
     """
-    for name, value in (("depth", depth), ("batch_size", batch_size)):
-        if value < 1:
-            raise UserError(f"{name}={value}: expected at least 1")
     if with_positives and split is None:
         raise UserError("with_positives needs a split, whose judgments say what is relevant")
     model = load_cross_encoder(model_folder)
     best = {query: first_passages(scores, depth) for query, scores in read_run(run_file).items()}
     if not best:
         raise UserError(f"{run_file} is empty: expected a TREC run")
-    queries = read_queries(data_folder, split)
-    require_known(best, queries, "queries", run_file)
+    queries = collection.read_queries(data_folder, split)
+    collection.require_known(best, queries, "queries", run_file)
     relevant: dict[str, list[str]] = {}
     judgments = run_file
     if with_positives and split is not None:
-        judgments = judgments_file(data_folder, split)
-        relevant = _relevant_passages(data_folder, split)
-    passages = read_named(data_folder, (run_file, best), (judgments, relevant))
+        judgments = collection.judgments_file(data_folder, split)
+        _, qrels = collection.read_split(data_folder, split)
+        relevant = {q: list(found) for q, found in collection.with_positives(qrels).items()}
+    passages = collection.read_named(data_folder, (run_file, best), (judgments, relevant))
     # The dictionaries keep the first stage's order, and so do equal scores.
     wanted = {
         query: list(dict.fromkeys([*best.get(query, []), *relevant.get(query, [])]))
         for query in best | relevant
     }
-    pairs = [(queries[q], passage_text(passages[p])) for q, ps in wanted.items() for p in ps]
+    pairs = [
+        (queries[query], collection.passage_text(passages[passage]))
+        for query, found in wanted.items()
+        for passage in found
+    ]
     start = time.perf_counter()
     scores_N = iter(score_pairs(model, pairs, batch_size, precision).tolist())
     seconds = time.perf_counter() - start
@@ -89,12 +84,6 @@ def rerank(
         "reranking_seconds": seconds,
         "reranking_ms_per_query": 1000 * seconds / len(wanted),
     }
-
-
-def _relevant_passages(data_folder: Path, split: str) -> dict[str, list[str]]:
-    _, qrels = read_split(data_folder, split)
-    relevant = {query: [p for p, grade in qrels[query].items() if grade > 0] for query in qrels}
-    return {query: found for query, found in relevant.items() if found}
 
 
 def score_pairs(

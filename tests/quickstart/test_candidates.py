@@ -85,6 +85,8 @@ def test_a_retriever_is_fine_tuned_on_the_data(beir, model_folder, tmp_path, mon
         (workdir / "retriever").mkdir(parents=True)
 
     monkeypatch.setattr(ladder, "finetune", finetune)
-    ladder._make_retriever(candidate, beir, tmp_path / "tuned")
+    monkeypatch.setattr(ladder, "retrieve", lambda *_, **options: options)
+    (candidate.folder / "index").mkdir(parents=True)
+    ladder._search(candidate, beir, tmp_path / "test.trec")
     assert [(one.model, one.data) for one in trained] == [(str(model_folder), str(beir))]
-    assert (tmp_path / "tuned").is_dir()
+    assert (candidate.folder / "retriever").is_dir()

@@ -226,6 +226,7 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     settings = resolve_without_store(config, 4, loaded.vocab_size, loaded.pad_token_id).step
     step = mapped_step(loaded, settings, [device])
     state = replicate(initial_state(params, settings.optimizer), [device])
+    del params  # as a run does
 
     losses, seconds = [], []
     for _ in range(n_steps + 1):

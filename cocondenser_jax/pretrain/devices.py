@@ -80,10 +80,13 @@ def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forwar
 def replicate(state: TrainState, devices: list[jax.Device] | None = None) -> TrainState:
     """Gives every device a copy of the state, laid out as the step lays out its result.
 
-    Without it the second step would be compiled again.
+    Without it the second step would be compiled again. A single device takes the state over: the
+    one passed in must not be used again.
     """
     n_devices = len(devices) if devices else jax.local_device_count()
-    return cast(TrainState, _pmap(lambda state, _: state, devices)(state, np.zeros(n_devices)))
+    is_alone = n_devices == 1 and jax.process_count() == 1
+    mapped = _pmap(lambda state, _: state, devices, donate_argnums=0 if is_alone else ())
+    return cast(TrainState, mapped(state, np.zeros(n_devices)))
 
 
 def compile_step(

@@ -3,7 +3,9 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 
 class AdamW(NamedTuple):
@@ -40,16 +42,19 @@ def decay_mask(params: Any) -> Any:
     )
 
 
+def clip(gradient: Any, norm: Float[Array, ""], max_norm: float) -> Any:
+    """Scales a gradient of a given global norm down to at most `max_norm`."""
+    divisor = jnp.maximum(1.0, norm / max_norm)
+    return jax.tree.map(lambda x: x / divisor, gradient)
+
+
 def make_optimizer(settings: AdamW) -> optax.GradientTransformation:
-    """Returns AdamW after clipping by the global norm."""
-    return optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm),
-        optax.adamw(
-            learning_rate_schedule(settings),
-            b1=settings.b1,
-            b2=settings.b2,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            mask=decay_mask,
-        ),
+    """Returns AdamW, for gradients that are clipped already."""
+    return optax.adamw(
+        learning_rate_schedule(settings),
+        b1=settings.b1,
+        b2=settings.b2,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        mask=decay_mask,
     )

@@ -21,7 +21,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
 from cocondenser_jax.pretrain.objectives import OBJECTIVES, masked_lm_sum
-from cocondenser_jax.pretrain.optimizer import AdamW, learning_rate_schedule, make_optimizer
+from cocondenser_jax.pretrain.optimizer import AdamW, clip, learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
 # Of the full length: a chunk is computed at the first of these that holds all of its spans. On
@@ -76,13 +76,17 @@ def train_step(
     finite = jnp.isfinite(losses["loss"]) & jnp.isfinite(gradient_norm)
     skipped = state.skipped + (~finite).astype(jnp.int32)
     halted = skipped > settings.skip_nonfinite
-    updates, optimizer_state = make_optimizer(settings.optimizer).update(
-        grads, state.optimizer_state, state.params
-    )
-    params, optimizer_state = jax.tree.map(
-        lambda new, old: jnp.where(finite & ~halted, new, old),
-        (optax.apply_updates(state.params, updates), optimizer_state),
-        (state.params, state.optimizer_state),
+
+    def update() -> tuple[Any, Any]:
+        clipped = clip(grads, gradient_norm, settings.optimizer.clip_norm)
+        updates, optimizer_state = make_optimizer(settings.optimizer).update(
+            clipped, state.optimizer_state, state.params
+        )
+        return optax.apply_updates(state.params, updates), optimizer_state
+
+    # A branch: to choose element by element, XLA for CPUs would copy both moments first.
+    params, optimizer_state = jax.lax.cond(
+        finite & ~halted, update, lambda: (state.params, state.optimizer_state)
     )
     metrics = {
         **losses,
@@ -158,8 +162,10 @@ def loss_and_gradient(
         contrast=contrast if objective.contrast else None,
         on_chunk=at_shortest_length,
     )
-    # Every device holds its own share of sums over the global batch: add them once.
-    contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
+    # Every device holds its own share of sums over the global batch: add them once. XLA would copy
+    # the sums of a single device.
+    if jax.lax.axis_size(AXIS) > 1:
+        contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
     losses = {
         "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
         # Per masked token, whatever the reduction, so that runs can be compared.

@@ -14,7 +14,7 @@ from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.model.condenser import Condenser
-from cocondenser_jax.pretrain.optimizer import AdamW, make_optimizer
+from cocondenser_jax.pretrain.optimizer import AdamW, clip, make_optimizer
 
 # Far above what rounding leaves of a gradient that is zero, which AdamW would divide by itself.
 EPS = 1e-4
@@ -125,7 +125,8 @@ def test_gradients_and_a_step_of_adamw_equal_pytorch(
 
     steps = AdamW(**default.get_config().optimizer, n_steps=1)._replace(eps=EPS)
     optimizer = make_optimizer(steps)
-    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
+    clipped = clip(gradients, optax.global_norm(gradients), steps.clip_norm)
+    updates, _ = jax.jit(optimizer.update)(clipped, optimizer.init(params), params)
     moved, ours = torch_step(reference), to_tensors(updates, config)
     whole = np.linalg.norm([np.linalg.norm(x) for x in moved.values()])
     for name, update in ours.items():

@@ -107,6 +107,22 @@ def test_a_loss_or_a_gradient_alone_is_enough(config, monkeypatch):
         assert all(np.array_equal(a, b) == bool(skipped) for a, b in pairs)
 
 
+def test_the_update_keeps_no_copy_of_the_state(config, monkeypatch):
+    settings = step_of(config, 6)
+    state = initial_state({"kernel": jnp.ones((512, 512))}, settings.optimizer)
+
+    def step(state, slope):
+        gradient = jax.tree.map(lambda x: slope * x, state.params)
+        computed = {"loss": slope}, gradient
+        monkeypatch.setattr(step_module, "loss_and_gradient", lambda *arguments: computed)
+        return step_module.train_step(None, settings, state, None)[0]  # type: ignore[arg-type]
+
+    compiled = jax.jit(step, donate_argnums=0).lower(state, 0.5).compile()
+    # The gradient, and what is left of it after clipping.
+    n_bytes = state.params["kernel"].nbytes
+    assert compiled.memory_analysis().temp_size_in_bytes < 2.1 * n_bytes
+
+
 @pytest.fixture
 def compiled_once(monkeypatch):
     """Lets all runs of a test share their programs."""

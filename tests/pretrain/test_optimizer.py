@@ -11,6 +11,7 @@ from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.optimizer import (
     AdamW,
+    clip,
     decay_mask,
     learning_rate_schedule,
     make_optimizer,
@@ -65,7 +66,8 @@ def test_steps_are_those_of_torch_adamw():
         for group in optimizer.param_groups:
             group["lr"] = float(schedule(step))
         optimizer.step()
-        updates, state = ours_optimizer.update(gradient, state, ours)
+        clipped = clip(gradient, optax.global_norm(gradient), settings.clip_norm)
+        updates, state = ours_optimizer.update(clipped, state, ours)
         ours = optax.apply_updates(ours, updates)
 
     for name, parameter in theirs.items():

@@ -238,6 +238,13 @@ def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
     assert all(x.is_deleted() for x in jax.tree.leaves((first, second)))
 
 
+def test_one_device_takes_the_state_over(config):
+    state = initial_state({"kernel": jnp.ones((512, 512))}, step_of(config, 6).optimizer)
+    place = state.params["kernel"].unsafe_buffer_pointer()
+    replicated = replicate(state, jax.devices()[:1])
+    assert replicated.params["kernel"].unsafe_buffer_pointer() == place
+
+
 def test_a_gradient_is_compiled_once_for_its_settings(config, caplog):
     config = changed(config, train__chunk_size=0, train__objective="mlm")
     store = open_store(Path(config.data.store))

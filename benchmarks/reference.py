@@ -50,15 +50,24 @@ class TorchCondenser(torch.nn.Module):
         return lm.cls(hidden_BxLxD) if hasattr(lm, "cls") else lm.lm_head(hidden_BxLxD)
 
     def forward(
-        self, ids_BxL: torch.Tensor, mask_BxL: torch.Tensor, late_mlm: bool = True
+        self,
+        ids_BxL: torch.Tensor,
+        mask_BxL: torch.Tensor,
+        late_mlm: bool = True,
+        decoder_ids_BxL: torch.Tensor | None = None,
     ) -> TorchOutput:
-        """Computes all outputs; `mask_BxL` is boolean, true at tokens."""
+        """Computes all outputs; `mask_BxL` is boolean, true at tokens.
+
+        With `decoder_ids_BxL`, the head reads their embeddings.
+        """
         backbone: Any = self.lm.base_model
         states = backbone(
             input_ids=ids_BxL, attention_mask=mask_BxL, output_hidden_states=True
         ).hidden_states
         early = states[self.skip_from]
         late = states[-1]
+        if decoder_ids_BxL is not None:
+            early = backbone.embeddings(decoder_ids_BxL)
         options = {}
         is_modern = self.lm.config.model_type == "modernbert"
         if is_modern:

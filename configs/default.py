@@ -35,6 +35,12 @@ SETTINGS = {
         "what a contrastive loss pairs: two spans of a document; or of one span a sentence (title:"
         " the document's first) and the rest, or two crops",
     ),
+    "data.mask_probability": Setting(
+        0.15, Interval(0.15, 0.8), "of the tokens", "masked and predicted"
+    ),
+    "data.decoder_mask_probability": Setting(
+        0.5, Interval(0.15, 0.8), "of the tokens", "the same in the copy that retromae's head reads"
+    ),
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
     "model.model_type": Setting(
@@ -66,10 +72,10 @@ SETTINGS = {
     # The loss and how it is computed.
     "train.objective": Setting(
         "cocondenser",
-        ("mlm", "condenser", "cocondenser", "contrastive", "ict"),
+        ("mlm", "condenser", "retromae", "cocondenser", "contrastive", "ict"),
         "",
-        "an example is a span (mlm, condenser), two spans of a document (cocondenser; contrastive:"
-        " without MLM), or a sentence and the rest of its span (ict)",
+        "an example is a span (mlm, condenser, retromae), two spans of a document (cocondenser;"
+        " contrastive: without MLM), or a sentence and the rest of its span (ict)",
     ),
     "train.epochs": Setting(
         8.0, Interval(1e-6), "epochs", "length of the run: passes over the store"

@@ -54,7 +54,8 @@ class BatchSpec(NamedTuple):
       cloze     a sentence of a span, and the rest of the span;
       sentence  the same, the sentence of MIN_WORDS words or more where the span has one;
       title     the first sentence of a document's first span, and the rest of the span;
-      crops     a span cut in two between words.
+      crops     a span cut in two between words;
+      copies    a span twice, the second copy masked with `decoder_mask_probability`.
     """
 
     seed: int
@@ -62,12 +63,21 @@ class BatchSpec(NamedTuple):
     length: int  #: tokens of a row, specials included
     example: str = "pair"  #: one of those above
     masked: bool = True  #: whether tokens are masked and to be predicted
+    mask_probability: float = MASK_PROBABILITY  #: the share of tokens
+    decoder_mask_probability: float = 0.5
     held_out: int = 0  #: documents that are never drawn, as `held_out_documents` chooses them
 
     @property
     def n_rows(self) -> int:
         """Rows of a batch, a span each."""
         return self.batch_size * (1 if self.example == "span" else 2)
+
+    @property
+    def n_slots(self) -> int:
+        """Slots for masked tokens in a row."""
+        has_copies = self.example == "copies"
+        most = max(self.mask_probability, self.decoder_mask_probability * has_copies)
+        return mask_capacity(self.length, most)
 
     @property
     def pairs_within_span(self) -> bool:
@@ -219,7 +229,7 @@ def _rows_of(
 ) -> Batch:
     """Returns the rows of examples; a row's random numbers depend on the key and its number."""
     content = spec.length - 2
-    capacity = mask_capacity(spec.length)
+    capacity = spec.n_slots
     rows_per_example = 1 if spec.example == "span" else 2
     n_rows = len(examples_I) * rows_per_example
     draws_SxR = _draws(key, first_row, n_rows, 2 + draws_per_span(content, capacity))
@@ -229,6 +239,8 @@ def _rows_of(
     spans_S = examples_I
     if spec.example == "pair":
         spans_S = _two_spans(store, examples_I, choice_S.reshape(-1, 2)).reshape(-1)
+    elif spec.example == "copies":
+        spans_S = np.repeat(examples_I, 2)
     elif spec.example == "title":
         spans_S = store.first_span_D[examples_I]
     texts = store.read_spans(spans_S, content)
@@ -241,6 +253,9 @@ def _rows_of(
     documents_S = np.repeat(_documents_of(store, spec, examples_I), rows_per_example)
     texts_S = _hash_rows(ids_SxC) >> np.uint64(33)
     origins_Sx2 = np.stack([documents_S.astype(np.int32), texts_S.astype(np.int32)], axis=1)
+    probability_S = np.full(n_rows, spec.mask_probability if spec.masked else 0.0)
+    if spec.example == "copies":
+        probability_S[1::2] = spec.decoder_mask_probability
     masked = mask_whole_words(
         ids_SxC,
         starts_SxC > 0,
@@ -249,7 +264,7 @@ def _rows_of(
         mask_id=store.mask_id,
         ordinary_ids=np.delete(np.arange(store.vocab_size, dtype=np.int32), store.special_ids),
         capacity=capacity,
-        probability=MASK_PROBABILITY if spec.masked else 0.0,
+        probability=probability_S,
     )
     return Batch(
         input_ids_SxL=with_specials(masked.ids_NxC, n_tokens_S, store),

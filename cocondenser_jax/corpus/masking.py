@@ -19,9 +19,9 @@ class MaskedSpans(NamedTuple):
     weights_NxM: np.ndarray  # float32, 1 in used slots, 0 in unused ones
 
 
-def mask_capacity(length: int) -> int:
-    """Returns the slots for masked tokens in a span: 15 %, and room for most words that end it."""
-    return math.ceil(length / 5)
+def mask_capacity(length: int, probability: float = MASK_PROBABILITY) -> int:
+    """Returns the slots for masked tokens in a span: their share, and room for most last words."""
+    return math.ceil(length / 5) + math.ceil(length * (probability - MASK_PROBABILITY))
 
 
 def draws_per_span(content: int, capacity: int) -> int:
@@ -38,7 +38,7 @@ def mask_whole_words(
     mask_id: int,
     ordinary_ids: np.ndarray,
     capacity: int,
-    probability: float = MASK_PROBABILITY,
+    probability: float | np.ndarray = MASK_PROBABILITY,
 ) -> MaskedSpans:
     """Masks `probability` of the tokens of each span, in whole words, 80/10/10.
 
@@ -54,7 +54,7 @@ def mask_whole_words(
       mask_id: the id of the mask token.
       ordinary_ids: the ids that may replace a token at random (no specials).
       capacity: slots for masked tokens, M.
-      probability: the share of tokens to mask.
+      probability: the share of tokens to mask, of all spans or of each.
     """
     n_spans, content = ids_NxC.shape
     capacity = min(capacity, content)
@@ -101,7 +101,10 @@ def mask_whole_words(
 
 
 def _count_masked(
-    begins_NxS: np.ndarray, n_tokens_N: np.ndarray, choice_N: np.ndarray, probability: float
+    begins_NxS: np.ndarray,
+    n_tokens_N: np.ndarray,
+    choice_N: np.ndarray,
+    probability: float | np.ndarray,
 ) -> np.ndarray:
     """Returns how many tokens to mask: whole words from the front, the budget in expectation."""
     capacity = begins_NxS.shape[1] - 1

@@ -69,6 +69,7 @@ class Condenser(nn.Module):
         attention_mask_BxL: Shaped[Input, "B L"],
         masked_positions_BxM: Int[Input, "B M"],
         seeds_B: UInt32[Input, " B"] | None = None,
+        decoded: tuple[Int[Input, "B L"], Int[Input, "B M"]] | None = None,
     ) -> CondenserOutput:
         """Runs the whole forward pass.
 
@@ -78,6 +79,9 @@ class Condenser(nn.Module):
           masked_positions_BxM: positions to predict; unused slots may hold any position, and the
             loss must give their logits weight 0.
           seeds_B: one dropout seed per span (uint32); None for no dropout.
+          decoded: ids of a harder-masked copy of the spans and its masked positions: the head reads
+            its embeddings instead of `early`, and predicts its tokens, as the weak decoder of
+            RetroMAE (arXiv 2205.12035).
         """
         config = self.config
         rows_BxQ = self._pooled_rows(input_ids_BxL)
@@ -87,6 +91,11 @@ class Condenser(nn.Module):
             input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ
         )
         pooled_BxD = self._pool(late_BxQxD, attention_mask_BxL)
+        head_positions_BxM = masked_positions_BxM
+        if decoded is not None:
+            decoder_ids_BxL, head_positions_BxM = decoded
+            seed = 1 + config.num_hidden_layers + config.n_head_layers
+            early_BxLxD = self._final(self.embeddings(decoder_ids_BxL, fold_in(seeds_B, seed)))
 
         cls_Bx1xD = pooled_BxD[:, None].astype(self.dtype)
         hidden_BxLxD = jnp.concatenate([cls_Bx1xD, early_BxLxD[:, 1:]], axis=1)
@@ -96,7 +105,7 @@ class Condenser(nn.Module):
                 hidden_BxLxD,
                 attention_mask_BxL,
                 fold_in(seeds_B, 1 + config.num_hidden_layers + index),
-                masked_positions_BxM if last else None,
+                head_positions_BxM if last else None,
             )
         words_VxD = self.embeddings.word.embedding
         head_logits_BxMxV = late_logits_BxMxV = None

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
-from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.step import (
     AXIS,
@@ -96,7 +95,7 @@ def compile_step(
     shape: Any = jax.ShapeDtypeStruct
     spans = len(devices), spec.n_rows // len(devices)
     tokens = (*spans, spec.length)
-    slots = (*spans, mask_capacity(spec.length))
+    slots = (*spans, spec.n_slots)
     dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32, jnp.int32)
     shapes = zip((tokens, tokens, slots, slots, slots, (*spans, 2)), dtypes, strict=True)
     batch = Batch(*(shape(*each) for each in shapes))

@@ -98,6 +98,8 @@ def _batches(config: ConfigDict) -> BatchSpec:
         config.data.length,
         PAIRS[config.data.pairs] if example == "pair" else example,
         objective.predicts_tokens,
+        config.data.mask_probability,
+        config.data.decoder_mask_probability,
         config.probe.documents if config.probe.every else 0,
     )
 
@@ -105,8 +107,11 @@ def _batches(config: ConfigDict) -> BatchSpec:
 def _network(config: ConfigDict, vocab_size: int, pad_token_id: int) -> dict[str, Any]:
     """Returns the shape of a new model; only some objectives have a Condenser head."""
     network = config.model.to_dict()
-    if not OBJECTIVES[config.train.objective].has_head:
+    objective = OBJECTIVES[config.train.objective]
+    if not objective.has_head:
         network |= {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
+    if objective.n_copies > 1:
+        network["skip_from"] = 0
     if network["representation"] == "own":
         del network["representation"]  # a new model's is the default
     return network | {"vocab_size": vocab_size, "pad_token_id": pad_token_id}

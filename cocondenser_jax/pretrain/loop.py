@@ -291,7 +291,7 @@ class _Rates:
 
     def __init__(self, model_config: ModelConfig, experiment: Experiment) -> None:
         loss = experiment.step.loss
-        self.flops_per_span = model_flops(model_config, loss, experiment.batches.length)
+        self.flops_per_span = model_flops(model_config, loss, experiment.batches)
         self.peak = peak_flops(jax.devices(), loss.dtype)
         self._restart()
 

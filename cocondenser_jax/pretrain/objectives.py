@@ -82,6 +82,7 @@ class Objective(NamedTuple):
     example: str  # as in `BatchSpec`
     predicts_tokens: bool = False  # whether tokens are masked and predicted
     has_head: bool = False  # whether a Condenser head predicts them, too
+    n_copies: int = 1  # rows of a span: the head reads the embeddings of the second
     # Vectors and origins of a device's rows, mapped axis and scale to the sum of a loss, and for
     # how many rows of an example it is summed.
     contrast: Callable[[jax.Array, jax.Array, str, float], jax.Array] | None = None
@@ -94,6 +95,8 @@ OBJECTIVES = {
     "mlm": Objective("span", predicts_tokens=True),
     # Gao & Callan, arXiv 2104.08253.
     "condenser": Objective("span", predicts_tokens=True, has_head=True),
+    # Xiao et al., arXiv 2205.12035, section 3.2: a head of one layer, its weak decoder.
+    "retromae": Objective("copies", predicts_tokens=True, has_head=True, n_copies=2),
     # Gao & Callan, arXiv 2108.05540.
     "cocondenser": Objective(
         "pair",

@@ -20,7 +20,6 @@ from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.batches import BatchSpec
-from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
@@ -114,7 +113,7 @@ def plan_step(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
     state = state_shapes(model_config, settings.optimizer)
-    work = _work(model_config, settings.loss, spec.length, n_spans, _bytes(state.params) // 4)
+    work = _work(model_config, settings.loss, spec, n_spans, _bytes(state.params) // 4)
     known = {
         "topology": topology,
         "cores": len(devices),
@@ -156,9 +155,9 @@ def peak_flops(devices: Sequence[Any], dtype: str) -> float | None:
     return len(devices) * tflops * 1e12
 
 
-def model_flops(model_config: ModelConfig, settings: LossSettings, length: int) -> int:
+def model_flops(model_config: ModelConfig, settings: LossSettings, spec: BatchSpec) -> int:
     """Returns the floating-point operations of one span: forward pass and gradient, once."""
-    return _work(model_config, settings, length, 1, 0).model_flops
+    return _work(model_config, settings, spec, 1, 0).model_flops
 
 
 class _Work(NamedTuple):
@@ -172,7 +171,7 @@ class _Work(NamedTuple):
 
 
 def _work(
-    model_config: ModelConfig, settings: LossSettings, length: int, n_spans: int, n_params: int
+    model_config: ModelConfig, settings: LossSettings, spec: BatchSpec, n_spans: int, n_params: int
 ) -> _Work:
     """Counts the work of a step on one core, which has `n_spans`.
 
@@ -181,16 +180,16 @@ def _work(
     and writes three.
     """
     objective = OBJECTIVES[settings.objective]
-    forward = layers = encode_flops(model_config, length)
+    forward = layers = encode_flops(model_config, spec.length)
     if objective.predicts_tokens:
-        n_masked = mask_capacity(length)
-        forward = forward_flops(model_config, length, n_masked)
-        layers = layers_flops(model_config, length, n_masked)
+        # Of two copies, the backbone reads the first, and the head the second.
+        forward = forward_flops(model_config, spec.length, spec.n_slots) // objective.n_copies
+        layers = layers_flops(model_config, spec.length, spec.n_slots) // objective.n_copies
     n_chunks = n_spans // (settings.chunk_size or n_spans)
     computed = 3 * forward
     n_reads = 2
     if objective.contrast and n_chunks > 1:
-        computed += encode_flops(model_config, length)
+        computed += encode_flops(model_config, spec.length)
         n_reads += 1
     if settings.remat:
         computed += layers

@@ -14,7 +14,6 @@ import optax
 from jaxtyping import Array, Float, Int, Shaped
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
-from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser, CondenserOutput, init_params
 from cocondenser_jax.model.config import ModelConfig
@@ -108,9 +107,10 @@ def loss_and_gradient(
     """Returns the losses of the whole batch and their gradient, the same on every device.
 
     L = mlm_weight * L_mlm + L_co, or what the objective has of the two. L_mlm is the head's
-    masked-token loss plus, with `late_mlm`, the backbone's, averaged over all masked tokens of the
-    global batch (`token_mean`), or summed within a span and averaged over spans as in equations 5
-    and 7 of arXiv 2108.05540 (`span_sum`). L_co is the mean of the objective's contrastive loss.
+    masked-token loss plus, with `late_mlm`, the backbone's, each averaged over all tokens of the
+    global batch that are masked for it (`token_mean`), or summed within a span and averaged over
+    spans as in equations 5 and 7 of arXiv 2108.05540 (`span_sum`). L_co is the mean of the
+    objective's contrastive loss.
 
     To be mapped with the axis name `AXIS` over devices, each with its part of the batch. The step
     seeds the dropout.
@@ -119,18 +119,32 @@ def loss_and_gradient(
     model = Condenser(model_config, jnp.dtype(settings.dtype), settings.remat)
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
-    n_masked = jnp.maximum(jax.lax.psum(jnp.sum(batch.weights_SxM), AXIS), 1.0)
+    n_copies = objective.n_copies
+    n_masked_C = jnp.stack([jnp.sum(batch.weights_SxM[i::n_copies]) for i in range(n_copies)])
+    n_masked_C = jnp.maximum(jax.lax.psum(n_masked_C, AXIS), 1.0)
+    n_masked = {"late_mlm": n_masked_C[0], "head_mlm": n_masked_C[-1]}
     per_token = settings.mlm_reduction == "token_mean"
-    mlm_scale = settings.mlm_weight / (n_masked if per_token else n_spans)
+
+    def weigh(sums: Sums) -> Float[Array, ""]:
+        means = [
+            total / (n_masked[name] if per_token else n_spans // n_copies)
+            for name, total in sums.items()
+        ]
+        return settings.mlm_weight * sum(means, jnp.zeros(()))
 
     def forward(params: Any, chunk: tuple) -> tuple[Float[Array, "B D"], Float[Array, ""], Sums]:
         if not objective.predicts_tokens:
             return encode(params, chunk), jnp.zeros(()), {}
-        batch, seeds_B = chunk
+        batch, seeds_B = jax.tree.map(lambda x: x[::n_copies], chunk)
         inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
-        output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B))
-        sums = _mlm_sums(output, batch)
-        return output.vectors_BxD, mlm_scale * sum(sums.values()), sums
+        predicted = batch  # by the head
+        decoded = None
+        if n_copies > 1:
+            predicted = jax.tree.map(lambda x: x[1::n_copies], chunk[0])
+            decoded = predicted.input_ids_SxL, predicted.masked_positions_SxM
+        output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B, decoded))
+        sums = _mlm_sums(output, batch, predicted)
+        return output.vectors_BxD, weigh(sums), sums
 
     def encode(params: Any, chunk: tuple) -> Float[Array, "B D"]:
         batch, seeds_B = chunk
@@ -150,7 +164,8 @@ def loss_and_gradient(
         # A function of seed, step and the span's global index only.
         spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
         seeds_S = fold_in(fold_in(jnp.uint32(settings.seed), step), spans_S)
-    # Neighbours in length share a chunk, so that chunks of short spans can be computed short.
+    # Neighbours in length share a chunk, so that chunks of short spans can be computed short. The
+    # copies of a span, of one length, stay together.
     order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
     place_S = jnp.argsort(order_S)
     in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
@@ -167,21 +182,24 @@ def loss_and_gradient(
     if jax.lax.axis_size(AXIS) > 1:
         contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
     losses = {
-        "loss": mlm_scale * sum(sums.values()) + contrastive_loss,
+        "loss": weigh(sums) + contrastive_loss,
         # Per masked token, whatever the reduction, so that runs can be compared.
-        **{f"{name}_loss": total / n_masked for name, total in sums.items()},
+        **{f"{name}_loss": total / n_masked[name] for name, total in sums.items()},
     }
     if objective.contrast:
         losses["contrastive_loss"] = contrastive_loss
     return losses, grads
 
 
-def _mlm_sums(output: CondenserOutput, batch: Any) -> Sums:
-    """Returns the sum of the loss of each MLM that the model has."""
-    logits = {"head_mlm": output.head_logits_BxMxV, "late_mlm": output.late_logits_BxMxV}
+def _mlm_sums(output: CondenserOutput, batch: Any, predicted: Any) -> Sums:
+    """Returns the sum of the loss of each MLM that the model has; `predicted` is for the head's."""
+    logits = {
+        "head_mlm": (output.head_logits_BxMxV, predicted),
+        "late_mlm": (output.late_logits_BxMxV, batch),
+    }
     return {
-        name: masked_lm_sum(logits_BxMxV, batch.labels_SxM, batch.weights_SxM)
-        for name, logits_BxMxV in logits.items()
+        name: masked_lm_sum(logits_BxMxV, rows.labels_SxM, rows.weights_SxM)
+        for name, (logits_BxMxV, rows) in logits.items()
         if logits_BxMxV is not None
     }
 
@@ -197,7 +215,7 @@ def forward_sums(
 
     def on_chunk(batch: Batch) -> tuple[Float[Array, "B D"], Sums]:
         output = cast(CondenserOutput, model.apply({"params": params}, *batch[:3]))
-        return output.vectors_BxD, _mlm_sums(output, batch)
+        return output.vectors_BxD, _mlm_sums(output, batch, batch)
 
     chunks = split_rows(batch, len(batch.input_ids_SxL) // n_rows)
     vectors_CxBxD, sums_C = jax.lax.map(on_chunk, chunks)
@@ -217,6 +235,10 @@ def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: in
         raise UserError(
             f"config.train.chunk_size {chunk_size} does not divide the {n_spans} spans of a device"
             f" ({spec.n_rows} spans / {n_devices} devices)"
+        )
+    if chunk_size % 2 and spec.example == "copies":
+        raise UserError(
+            f"config.train.chunk_size {chunk_size} is odd, but each span has two rows (retromae)"
         )
     if spec.length > max_length:
         raise UserError(
@@ -253,7 +275,7 @@ def at_shortest_length(function: Callable[[tuple], Any], chunk: tuple) -> Any:
     full_length = batch.input_ids_SxL.shape[1]
     full_slots = batch.weights_SxM.shape[1]
     lengths = [math.ceil(full_length * share) for share in LENGTH_SHARES]
-    slots = [min(mask_capacity(length), full_slots) for length in lengths[:-1]] + [full_slots]
+    slots = [math.floor(full_slots * share) for share in LENGTH_SHARES]
 
     def cut(length: int, n_slots: int, chunk: tuple) -> Any:
         batch, seeds_B = chunk

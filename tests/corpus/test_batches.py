@@ -327,3 +327,18 @@ def test_two_whole_spans_of_each_held_out_document(store):
     again = held_out_batch(store, spec._replace(seed=3, batch_size=4))
     for a, b in zip(batch, again, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_copies_are_one_span_masked_twice(store):
+    spec = BatchSpec(0, 16, 16, "copies", mask_probability=0.3, decoder_mask_probability=0.6)
+    shares = np.zeros(2)
+    for step in range(20):
+        batch = make_batch(store, spec, step)
+        ids = originals(batch)
+        np.testing.assert_array_equal(ids[::2], ids[1::2])
+        plain = make_batch(store, spec._replace(example="span"), step)
+        np.testing.assert_array_equal(ids[::2], originals(plain))
+        n_tokens_S = batch.attention_mask_SxL.sum(axis=1) - 2
+        n_masked_S = batch.weights_SxM.sum(axis=1)
+        shares += [n_masked_S[i::2].sum() / n_tokens_S[i::2].sum() / 20 for i in (0, 1)]
+    np.testing.assert_allclose(shares, [0.3, 0.6], atol=0.01)

@@ -62,6 +62,7 @@ def test_the_objective_decides_batches_and_head(objective):
     expected = {
         "mlm": ("span", True, 0),
         "condenser": ("span", True, 2),
+        "retromae": ("copies", True, 2),
         "cocondenser": ("pair", True, 2),
         "contrastive": ("pair", False, 0),
         "ict": ("cloze", False, 0),

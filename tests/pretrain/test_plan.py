@@ -31,6 +31,8 @@ from cocondenser_jax.pretrain.plan import (
 from cocondenser_jax.pretrain.step import LossSettings, state_shapes
 from tests.world import step_of
 
+SPEC = BatchSpec(0, 256, 128)
+
 
 def small_plan(tmp_path, *overrides):
     """Plans through the command line, in a process where XLA's optimisations are not turned off."""
@@ -70,17 +72,21 @@ def test_the_work_of_a_step_counts_what_the_gradient_cache_repeats():
     settings = LossSettings(dtype="bfloat16", chunk_size=64)
     model = ModelConfig()
     per_span = 3 * forward_flops(model, 128, 26) + encode_flops(model, 128)
-    assert _work(model, settings, 128, 512, 0).computed_flops == per_span
+    assert _work(model, settings, SPEC, 512, 0).computed_flops == per_span
     # Without MLM the head is not computed.
     contrastive = settings._replace(objective="contrastive")
-    found = _work(model, contrastive, 128, 512, 0).computed_flops
+    found = _work(model, contrastive, SPEC, 512, 0).computed_flops
     assert found == 4 * encode_flops(model, 128)
     assert peak_flops([core] * 8, "bfloat16") == 8 * 61.5e12
     chip = SimpleNamespace(device_kind="TPU v5 lite")
     assert peak_flops([chip], "bfloat16") == 197e12
     assert peak_flops([SimpleNamespace(device_kind="NVIDIA H200")], "bfloat16") == 989e12
     assert peak_flops([core], "float32") is None
-    assert model_flops(model, settings, 128) == 3 * forward_flops(model, 128, 26)
+    assert model_flops(model, settings, SPEC) == 3 * forward_flops(model, 128, 26)
+    # A pair of copies goes through the backbone once, and through the head once.
+    copies = SPEC._replace(example="copies", decoder_mask_probability=0.5)
+    found = model_flops(model, settings._replace(objective="retromae"), copies)
+    assert found == 3 * forward_flops(model, 128, 26 + 45) // 2
     assert peak_flops(jax.devices(), "bfloat16") is None
 
 
@@ -169,18 +175,18 @@ def test_a_step_takes_what_its_slowest_parts_take():
 def test_the_work_of_a_step_grows_with_its_chunks():
     model, n = ModelConfig(), 1000  # parameters
     settings = LossSettings(dtype="bfloat16", chunk_size=8)
-    direct = _work(model, settings._replace(chunk_size=0), 128, 32, n)
-    cached = _work(model, settings, 128, 32, n)
+    direct = _work(model, settings._replace(chunk_size=0), SPEC, 32, n)
+    cached = _work(model, settings, SPEC, 32, n)
     assert cached.model_flops == direct.model_flops == direct.computed_flops
     assert cached.computed_flops == direct.model_flops + encode_flops(model, 128)
     # Two bytes a number read forwards and backwards, thrice with the cache; a sum read and written.
     assert direct.traffic == n * (2 * 2 + 8 + 28)
     assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
-    again = _work(model, settings._replace(remat=True), 128, 32, n)
+    again = _work(model, settings._replace(remat=True), SPEC, 32, n)
     layers = layers_flops(model, 128, 26)
     assert again.model_flops == cached.model_flops
     assert again.computed_flops == cached.computed_flops + layers
     assert again.traffic == n * (4 * (4 * 2 + 8) + 28)
     assert forward_flops(model, 128, 26) - layers == 2 * 26 * 2 * 768 * (768 + 30522)
-    alone = _work(model, settings._replace(objective="condenser"), 128, 32, n)
+    alone = _work(model, settings._replace(objective="condenser"), SPEC, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))

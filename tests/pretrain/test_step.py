@@ -144,7 +144,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_
     assert found == [length, {14: 3, 16: 4}[length]]
 
 
-@pytest.mark.parametrize("objective", ["mlm", "condenser", "contrastive", "ict"])
+@pytest.mark.parametrize("objective", ["mlm", "condenser", "retromae", "contrastive", "ict"])
 def test_every_objective_goes_through_the_cache_and_over_devices(config, objective):
     config = changed(config, train__objective=objective, train__chunk_size=0)
     # Without tokens to predict, a new network's gradient is all but zero: as small as rounding.
@@ -155,12 +155,13 @@ def test_every_objective_goes_through_the_cache_and_over_devices(config, objecti
     losses = {
         "mlm": {"late_mlm_loss"},
         "condenser": {"head_mlm_loss", "late_mlm_loss"},
+        "retromae": {"head_mlm_loss", "late_mlm_loss"},
         "contrastive": {"contrastive_loss"},
         "ict": {"contrastive_loss"},
     }
     found = {name for name in direct.metrics[0] if name.endswith("_loss")}
     assert found == losses[objective]
-    assert ("head_0" in direct.params) == (objective == "condenser")
+    assert ("head_0" in direct.params) == (objective in ("condenser", "retromae"))
 
 
 @pytest.mark.effect("pretrain model.representation", "pretrain data.pairs")

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from cocondenser_jax import __version__
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.files import write_text
 
@@ -48,6 +49,7 @@ class Work(NamedTuple):
     n_parts: int
     logs: Path
     folder: Path
+    version: str
 
 
 def make_parts(
@@ -67,7 +69,7 @@ def make_parts(
       work_folder: for logs; all workers must see it.
     """
     logs = (work_folder / "logs" / title).absolute()
-    work = Work(make, engine.tasks, logs, Path.cwd())
+    work = Work(make, engine.tasks, logs, Path.cwd(), __version__)
     missing = [part for part in range(engine.tasks) if not is_done(part)]
     for _ in range(2):
         if not missing:
@@ -87,6 +89,10 @@ def make_parts(
 
 def _make_part(work: Work, part: int) -> None:
     """Makes a part, in a worker."""
+    if work.version != __version__:
+        raise UserError(
+            f"a worker has version {__version__} of cocondenser-jax, expected {work.version}"
+        )
     reason = ""
     path = work.logs / f"part-{part:05d}.log"
     for _ in range(2):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage import parts
 from cocondenser_jax.storage.parts import Engine, make_parts
 from tests.storage.part_makers import calls, make
 
@@ -190,3 +191,10 @@ sys.exit(cli.main([]))
     assert "Traceback" not in errors
     expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
     assert process.returncode == expected[number]
+
+
+def test_a_worker_with_another_version_of_the_package_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "__version__", "0.0")
+    with pytest.raises(UserError, match=r"a worker has version .* of cocondenser-jax, expected 0\.0$"):
+        run(tmp_path, Engine(tasks=2, workers=1))
+    assert not calls(tmp_path)

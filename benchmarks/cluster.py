@@ -3,10 +3,10 @@
 Each row is one command, by wall time from its start to its end, medians of the rounds, in which the
 sides take turns; a worker has one thread. The corpus is the docstrings of this machine, several
 times over with a number in each (copies would be dropped), in 16 files; `small corpus` is 200 of
-them. Run it on two idle cores, with the model and the data of the quickstart:
+them. `encode` reads some of them cut to 64 tokens, with a model of all-MiniLM-L6-v2's size. Run it
+on two idle cores:
 
-  python -m benchmarks.cluster --model=runs/quickstart/retriever --data=runs/quickstart/data \
-    --json_out=benchmarks/results/cluster.json
+  python -m benchmarks.cluster --json_out=benchmarks/results/cluster.json
 """
 
 import argparse
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.corpora import docstrings, write_tokenizer
+from benchmarks.corpora import docstrings, write_retriever, write_tokenizer
 from benchmarks.results import report
 
 FILES = 16
@@ -34,9 +34,8 @@ SIDES = {
 def main() -> None:
     """Times the commands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--copies", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--passages", type=int, default=6000, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--json_out", type=Path)
     arguments = parser.parse_args()
@@ -49,11 +48,14 @@ def _rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, str
     texts = docstrings()
     tokenizer = write_tokenizer(texts, folder / "tokenizer")
     large = [f"{number} {text}" for number in range(arguments.copies) for text in texts]
-    encode = ["encode", f"--model={arguments.model}", f"--corpus={arguments.data}"]
+    model = write_retriever(tokenizer, folder / "model")
+    passages = folder / "passages.jsonl"
+    passages.write_text("".join(_lines(texts[: arguments.passages])))
+    encode = ["encode", f"--model={model}", f"--corpus={passages}", "--passage_length=64"]
     commands = {
         "corpus": _corpus(large, tokenizer, folder / "large"),
         "small corpus": _corpus(texts[:200], tokenizer, folder / "small"),
-        "encode": [*encode, "--shard_size=100"],
+        "encode": [*encode, "--shard_size=250"],
     }
     for name, command in commands.items():
         seconds: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -69,9 +71,13 @@ def _rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, str
 def _corpus(texts: Sequence[str], tokenizer: Path, source: Path) -> list[str]:
     source.mkdir()
     for number in range(FILES):
-        lines = (json.dumps({"text": text}) + "\n" for text in texts[number::FILES])
-        (source / f"{number:02d}.jsonl").write_text("".join(lines))
+        (source / f"{number:02d}.jsonl").write_text("".join(_lines(texts[number::FILES])))
     return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}"]
+
+
+def _lines(texts: Sequence[str]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        yield json.dumps({"_id": f"{number}", "text": text}) + "\n"
 
 
 def _time(command: Sequence[str]) -> float:

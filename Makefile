@@ -6,7 +6,7 @@
 # make cluster      the tests of corpus and encode on many machines, with Ray too
 # make databases    the tests of the examples that search in a database, with LanceDB and Qdrant
 # make docs         build the documentation as a site in build/site, and run the notebooks
-# make bench        measure and update the tables of benchmarks/README.md (an idle machine, 15 minutes)
+# make bench        measure and update the tables of benchmarks/README.md (an idle machine, 40 minutes)
 # make bench-gpu    measure everything on a GPU, in ten minutes, without a network (make gpu-wheels before)
 # make gpu-wheels   fill .wheels with what a machine with JAX and PyTorch may lack
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)

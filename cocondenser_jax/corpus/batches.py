@@ -75,9 +75,10 @@ class BatchSpec(NamedTuple):
     @property
     def n_slots(self) -> int:
         """Slots for masked tokens in a row."""
-        has_copies = self.example == "copies"
-        most = max(self.mask_probability, self.decoder_mask_probability * has_copies)
-        return mask_capacity(self.length, most)
+        share = self.mask_probability
+        if self.example == "copies":
+            share = max(share, self.decoder_mask_probability)
+        return mask_capacity(self.length, share)
 
     @property
     def pairs_within_span(self) -> bool:

@@ -40,7 +40,8 @@ def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
 
 def table(rows: Rows) -> str:
     """Returns the rows as a Markdown table, without their lists."""
-    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
+    values = [item for row in rows for item in row.items()]
+    names = list(dict.fromkeys(name for name, value in values if not isinstance(value, list)))
     cells = ([_cell(row.get(name, "")) for name in names] for row in rows)
     lines = [names, ["---"] * len(names), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -271,11 +271,13 @@ def test_rows_of_bm25_are_those_of_anserini(table, settings):
     assert {(g["--data"], g["--k1"], g["--b"]) for g in marco} == {settings}
 
 
-def test_objectives_are_continued_from_the_quickstarts_stage_1():
+def test_objectives_are_continued_from_a_stage_1_with_the_former_rate():
     steps = steps_of("mini/objectives-dev")
     commands = [c for step in steps.values() for c in step.commands]
-    further = [dict(flags(command)) for command in commands if command[1] == "pretrain"]
-    start = "W/quickstart/compare/condenser/model"
+    trained = [dict(flags(command)) for command in commands if command[1] == "pretrain"]
+    first, *further = trained
+    assert first["--workdir"] == "W/mini/settings/8192/0.001-True/stage1.run"
+    start = "W/mini/settings/8192/0.001-True/stage1"
     assert {given["--config.warm_start"] for given in further} == {start}
     assert {given["--config.train.steps"] for given in further} == {"300"}
     tuned = [dict(flags(command)) for command in commands if command[1] == "finetune"]

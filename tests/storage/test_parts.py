@@ -195,6 +195,7 @@ sys.exit(cli.main([]))
 
 def test_a_worker_with_another_version_of_the_package_makes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "__version__", "0.0")
-    with pytest.raises(UserError, match=r"a worker has version .* of cocondenser-jax, expected 0\.0$"):
+    message = r"a worker has version .* of cocondenser-jax, expected 0\.0$"
+    with pytest.raises(UserError, match=message):
         run(tmp_path, Engine(tasks=2, workers=1))
     assert not calls(tmp_path)

@@ -282,7 +282,7 @@ def test_objectives_are_continued_from_a_stage_1_with_the_former_rate():
     assert {given["--config.train.steps"] for given in further} == {"300"}
     tuned = [dict(flags(command)) for command in commands if command[1] == "finetune"]
     assert {given["--config.model"] + ".run" for given in tuned} == {
-        given["--workdir"] for given in further
+        given["--workdir"] for given in trained
     }
 
 

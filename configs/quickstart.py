@@ -10,7 +10,8 @@ runs both with `condenser` and `cocondenser` as the argument, and is the same as
     --config.data.store=STORE --config.warm_start=runs/condenser
 
 Batch: 128 spans of 32 tokens (stage 2: of 64 documents) = 4,096 tokens a step, in one direct pass.
-Stage 1 is 500 steps, stage 2 is 1,500: two and a half and five and a half minutes on two cores.
+Stage 1 is 500 steps, stage 2 is 1,500: two and a half and five and a half minutes on two
+cores of an AMD EPYC.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation: python docs/figures/draw.py.
 
-The charts read their numbers from pages of docs/, papers/proof.yaml, quickstart.json (written by
-record.py) and neighbourhood.json (values of papers.figures.neighbourhood).
+The charts read their numbers from pages of docs/, quickstart.json (written by record.py) and
+neighbourhood.json (values of papers.figures.neighbourhood).
 """
 
 import json
@@ -12,11 +12,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
-sys.path[:0] = [str(FOLDER), str(ROOT)]
+sys.path.insert(0, str(FOLDER))
 
 from svg import arrow, bar, bar_chart, box, legend, line, panel, picture, text  # noqa: E402
-
-from papers.reproduce import load_manifest  # noqa: E402
 
 
 def pipeline() -> str:
@@ -209,34 +207,6 @@ def adapted() -> str:
     )
 
 
-def labels() -> str:
-    """Returns what pre-training adds with 0, 100 and 2,000 labels, from papers/proof.yaml."""
-    tables, _ = load_manifest()
-    rows = tables["proof/boolq"]["rows"] | tables["proof/boolq_labels"]["rows"]
-    groups = {
-        "no labels": ("CLS as it is", "CLS after coCondenser"),
-        "100 labels": ("cls-100", "cocondenser-100"),
-        "2,000 labels": ("cls-2000", "cocondenser-2000"),
-    }
-    names = ("as published", "after coCondenser")
-    heights = {
-        group: {
-            name: rows[row]["measured"]["ranked_test"]["MRR@10"]
-            for name, row in zip(names, chosen, strict=True)
-        }
-        for group, chosen in groups.items()
-    }
-    best = rows["mean as it is"]["measured"]["ranked_test"]["MRR@10"]
-    return bar_chart(
-        "The [CLS] vector of all-MiniLM-L6-v2 on BoolQ",
-        "MRR@10, from 0 to 1: higher is better",
-        heights,
-        ["one", "two"],
-        f"Its own mean pooling, without labels: {best:.3f}.",
-        0.9,
-    )
-
-
 def learning() -> str:
     """Returns losses and probe of the quickstart's two stages, one after the other."""
     stages = json.loads((FOLDER / "quickstart.json").read_text(encoding="utf-8"))
@@ -360,7 +330,6 @@ PICTURES = {
     "cocondenser": cocondenser,
     "gradient_cache": gradient_cache,
     "adapted": adapted,
-    "labels": labels,
     "learning": learning,
     "plan": plan,
     "attention": attention,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results import is_ours
 from cocondenser_jax.settings import FINE_TUNING, load_config
 from papers.figures import curves, neighbourhood
 from papers.reproduce import load_files, load_manifest, resolve_rows
@@ -249,6 +250,18 @@ def test_a_figure_is_missing_only_where_a_row_is_ours_or_the_table_says_why():
                 assert set(figures) == {None}, (table["title"], name)
         assert table["title"]
         assert table["tolerance"]
+
+
+def test_the_contrastive_loss_alone_is_measured_wherever_cocondenser_is():
+    for table_name, table in TABLES.items():
+        if is_ours(table) and table_name != "ours/attention":  # which compares no results
+            rows = {row.lower(): content["measured"] for row, content in table["rows"].items()}
+            shown = [row for row in rows if "cocondenser" in row]
+            alone = [row for row in rows if "contrastive" in row]
+            assert not shown or alone, table_name
+            figures = [value for row in shown + alone for test in rows[row].values()
+                       for value in test.values()]  # fmt: skip
+            assert None not in figures, table_name
 
 
 def test_what_is_left_out_has_a_reason():

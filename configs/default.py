@@ -145,9 +145,6 @@ SETTINGS = {
         " that is measured",
     ),
     "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
-    "loggers": Setting(
-        "", None, "", "functions of step and values that get the metrics, too: MODULE:FUNCTION,..."
-    ),
 }
 
 

@@ -62,9 +62,6 @@ TRAINING = {
     ),
     "seed": Setting(42, Interval(0), "", "order, negatives, dropout, new heads"),
     "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
-    "loggers": Setting(
-        "", None, "", "functions of step and values that get the metrics, too: MODULE:FUNCTION,..."
-    ),
     "checkpoint_every": Setting(
         2000, Interval(0), "steps", "0: none but the best; an interrupted run starts again"
     ),

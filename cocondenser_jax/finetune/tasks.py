@@ -13,7 +13,6 @@ from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.bi_encoder import BiEncoderSettings, bi_encoder_trainer
 from cocondenser_jax.finetune.cross_encoder import CrossEncoderSettings, cross_encoder_trainer
 from cocondenser_jax.storage.files import require_absent
-from cocondenser_jax.storage.metrics import load_loggers
 from cocondenser_jax.storage.runs import lock_folder
 
 Settings = BiEncoderSettings | CrossEncoderSettings
@@ -46,10 +45,9 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
         )
     with lock_folder(workdir) if trainer.is_main_process() else contextlib.nullcontext():
         require_absent(workdir / config.task)
-        loggers = load_loggers(settings.trainer.loggers) if trainer.is_main_process() else []
         _, make_trainer = _TASKS[config.task]
         hf_trainer = make_trainer(settings)
-        outcome = trainer.run(hf_trainer, settings.trainer, config.task, loggers)
+        outcome = trainer.run(hf_trainer, settings.trainer, config.task)
         return outcome | {"pairs": len(hf_trainer.train_dataset)}
 
 

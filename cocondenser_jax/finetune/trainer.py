@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from cocondenser_jax.storage.runs import (
 logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
-_FREE = ("model", "data", "negatives_run", "teacher_run", "loggers")
+_FREE = ("model", "data", "negatives_run", "teacher_run")
 
 
 class TrainerSettings(NamedTuple):
@@ -51,7 +51,6 @@ class TrainerSettings(NamedTuple):
     precision: str
     seed: int
     log_every: int
-    loggers: str
     checkpoint_every: int
     loader_workers: int
     workdir: Path
@@ -114,7 +113,6 @@ def run(
     trainer: SentenceTransformerTrainer | CrossEncoderTrainer,
     settings: TrainerSettings,
     result: str,
-    loggers: Sequence[Log] = (),
 ) -> dict[str, Any]:
     """Trains to the end, from the newest intact checkpoint if there is one, and saves the model.
 
@@ -129,7 +127,7 @@ def run(
     trainer.add_callback(_Control())
     with contextlib.ExitStack() as stack:
         if is_main_process():
-            log = metrics_log(settings.workdir, step, loggers)
+            log = metrics_log(settings.workdir, step)
             trainer.add_callback(_Metrics(stack.enter_context(log)))
         stack.enter_context(full_disk_errors(checkpoints))
         trainer.train(resume_from_checkpoint=f"{checkpoints}/checkpoint-{step}" if step else None)

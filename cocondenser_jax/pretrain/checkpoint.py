@@ -49,7 +49,6 @@ FREE_SETTINGS = (
     "config.train.skip_nonfinite",
     "config.checkpoint",
     "config.log_every",
-    "config.loggers",
     "config.data.store",  # the same data may have moved; its hash is compared
     "config.warm_start",  # only read before the first step
     "config.probe.data",  # may have moved

@@ -32,13 +32,6 @@ class CheckpointSettings(NamedTuple):
     keep_every: int  # multiples that are never deleted; 0: none
 
 
-class LogSettings(NamedTuple):
-    """When metrics are logged, and who gets them besides the run folder."""
-
-    every: int  # steps
-    loggers: str  # MODULE:FUNCTION,...
-
-
 class Experiment(NamedTuple):
     """Everything that a run needs."""
 
@@ -49,7 +42,7 @@ class Experiment(NamedTuple):
     n_steps: int
     probe: ProbeSettings
     checkpoints: CheckpointSettings
-    logging: LogSettings
+    log_every: int  # steps
     settings: dict[str, Any]  # as they were given
 
 
@@ -84,7 +77,7 @@ def resolve_without_store(
         n_steps,
         ProbeSettings(probe.every, probe.data, probe.split, probe.passages, probe.metric),
         CheckpointSettings(**config.checkpoint),
-        LogSettings(config.log_every, config.loggers),
+        config.log_every,
         config.to_dict(),
     )
 

@@ -39,7 +39,7 @@ from cocondenser_jax.pretrain.step import (
     initial_state,
     state_shapes,
 )
-from cocondenser_jax.storage.metrics import load_loggers, metrics_log
+from cocondenser_jax.storage.metrics import metrics_log
 from cocondenser_jax.storage.runs import lock_folder
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,6 @@ def _train(
     with contextlib.ExitStack() as stack:
         if hosts.is_first():
             stack.enter_context(lock_folder(workdir))
-            loggers = load_loggers(experiment.logging.loggers)
         model_config, params = _model_and_params(experiment, workdir, store, warm_start)
         chunk_size = experiment.step.loss.chunk_size
         check_batch(spec, chunk_size, model_config.max_length, jax.device_count())
@@ -140,7 +139,7 @@ def _train(
             n_hosts=jax.process_count(),
         )
         if hosts.is_first():
-            log = stack.enter_context(metrics_log(workdir, first_step, loggers))
+            log = stack.enter_context(metrics_log(workdir, first_step))
             _say_what_starts(experiment, store, workdir, first_step)
             if profile_dir:
                 batches = _profiled(batches, profile_dir)
@@ -168,7 +167,7 @@ def _train(
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
             n_skipped_before = n_skipped
             n_skipped = int(values.pop("skipped"))
-            is_due = step % experiment.logging.every == 0 or step == n_steps
+            is_due = step % experiment.log_every == 0 or step == n_steps
             if n_skipped > n_skipped_before:
                 allowed = experiment.step.skip_nonfinite
                 what = _describe(store, spec, step, values)

@@ -1,9 +1,8 @@
-"""Logs the metrics of a run: one JSON line per logged step, also passed to loggers."""
+"""Logs the metrics of a run: one JSON line per logged step."""
 
 import contextlib
 import json
-import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
@@ -18,23 +17,9 @@ from cocondenser_jax.storage.files import (
 Log = Callable[[int, Mapping[str, float]], None]
 
 
-def load_loggers(names: str) -> list[Log]:
-    """Loads the functions that `config.loggers` names: MODULE:FUNCTION, separated by commas."""
-    loggers = []
-    for name in filter(None, names.split(",")):
-        try:
-            logger = pkgutil.resolve_name(name)
-        except Exception as error:  # it is a program: it may raise anything
-            raise UserError(f"config.loggers: {name} cannot be loaded: {error}") from error
-        if not callable(logger):
-            raise UserError(f"config.loggers: {name} is not a function; expected MODULE:FUNCTION")
-        loggers.append(logger)
-    return loggers
-
-
 @contextlib.contextmanager
-def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> Iterator[Log]:
-    """Yields a function that appends a step's metrics to `metrics.jsonl` and calls the loggers.
+def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
+    """Yields a function that appends a step's metrics to `metrics.jsonl`.
 
     Lines after `first_step`, from which the run resumes, are dropped first.
     """
@@ -45,8 +30,6 @@ def metrics_log(workdir: Path, first_step: int, loggers: Iterable[Log] = ()) -> 
         def log(step: int, values: Mapping[str, float]) -> None:
             file.write(json.dumps({"step": step, **values}) + "\n")
             file.flush()
-            for logger in loggers:
-                logger(step, values)
 
         yield log
 

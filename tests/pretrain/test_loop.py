@@ -76,13 +76,7 @@ UNUSUAL = {
     "checkpoint": {"every": 2, "keep": 3, "keep_every": 4},
     "probe": {"every": 0},
     "log_every": 4,
-    "loggers": f"{__name__}:record",
 }
-RECORDED = []
-
-
-def record(step, values):
-    RECORDED.append({"step": step, **values})
 
 
 class Run(NamedTuple):
@@ -92,7 +86,6 @@ class Run(NamedTuple):
     config: ConfigDict
     dropped: set[tuple[int, float]]  # the axes of what went through dropout, and the rate
     chunks: set[tuple[int, int]]  # chunks of a device, spans of a chunk
-    recorded: list[dict[str, float]]  # what the logger got
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +94,7 @@ def unusual(store_folder, tmp_path_factory):
     config = default.get_config()
     config.update(UNUSUAL)
     config.data.store = str(store_folder)
-    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set(), [])
+    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set())
 
     def dropout(x, rate, seeds):
         run.dropped.add((x.ndim, rate))
@@ -115,9 +108,7 @@ def unusual(store_folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "dropout", dropout)
         patch.setattr(step_module, "loss_gradient", loss_gradient)
-        RECORDED.clear()
         train(config, run.workdir)
-    run.recorded.extend(RECORDED)
     return run
 
 
@@ -211,7 +202,6 @@ def torch_run(model, store):
 @pytest.mark.effect("pretrain optimizer.b1", "pretrain optimizer.b2", "pretrain optimizer.eps")
 @pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep")
 @pytest.mark.effect("pretrain checkpoint.keep_every", "pretrain log_every")
-@pytest.mark.effect("pretrain loggers")
 def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
     defaults = flatten(default.get_config().to_dict())
@@ -230,9 +220,6 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     lines, expected = torch_run(open_reference(tmp_path / "model"), store)
 
     assert [line["step"] for line in logged(unusual.workdir)] == [4, 8, 9]
-    assert [json.dumps(line) for line in unusual.recorded] == (
-        (unusual.workdir / "metrics.jsonl").read_text().splitlines()
-    )
     for line in logged(unusual.workdir):
         assert line == pytest.approx(lines[int(line["step"]) - 1], rel=1e-3)
     trained = to_tensors(load_run(unusual.workdir)[1], model_config)

@@ -6,20 +6,18 @@ import resource
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.metrics import forget_steps_after, load_loggers, metrics_log
+from cocondenser_jax.storage.metrics import forget_steps_after, metrics_log
 
 
 def test_lines_are_those_of_a_run_that_never_stopped(tmp_path):
-    heard = []
     with metrics_log(tmp_path, 0) as log:
         for step in (1, 2, 3):
             log(step, {"loss": step / 2, "rate": 0.25})
-    with metrics_log(tmp_path, 1, [lambda *logged: heard.append(logged)]) as log:
+    with metrics_log(tmp_path, 1) as log:
         log(2, {"loss": 7.0})
         # A kill may come at any time: what was logged is already in the file.
         lines = list(map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()))
     assert lines == [{"step": 1, "loss": 0.5, "rate": 0.25}, {"step": 2, "loss": 7.0}]
-    assert heard == [(2, {"loss": 7.0})]
 
 
 def test_a_full_disk_is_reported_in_one_line(tmp_path, small_disk):
@@ -51,18 +49,3 @@ def test_metrics_are_cut_back(tmp_path):
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     forget_steps_after(tmp_path / "new.jsonl", 2)
     assert (tmp_path / "new.jsonl").read_text() == ""
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        ("no_such_module:log", "no_such_module:log cannot be loaded: No module named"),
-        ("json:log", "json:log cannot be loaded: module 'json' has no attribute 'log'"),
-        ("json:dumps,json", "json is not a function; expected MODULE:FUNCTION"),
-    ],
-)
-def test_a_logger_that_is_none_is_one_line(names, said):
-    assert load_loggers("") == []
-    assert load_loggers("json:dumps,json.loads") == [json.dumps, json.loads]
-    with pytest.raises(UserError, match=f"^config.loggers: {said}"):
-        load_loggers(names)

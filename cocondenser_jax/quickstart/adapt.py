@@ -32,11 +32,10 @@ from ml_collections import ConfigDict
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.analysis.report import ResultRow, result_rows, write_report
-from cocondenser_jax.collection.folder import read_split
+from cocondenser_jax.collection.folder import read_corpus, read_split
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.configs import adapt as settings
 from cocondenser_jax.convert.from_torch import read_shape
-from cocondenser_jax.convert.to_torch import export_run
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
@@ -46,7 +45,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare, format_p
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store
+from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.agreement import (
     agreement,
@@ -54,7 +53,7 @@ from cocondenser_jax.quickstart.agreement import (
     fused_ranking,
     sample_store,
 )
-from cocondenser_jax.quickstart.steps import make_once, seconds_of
+from cocondenser_jax.quickstart.steps import make_once, pretrain_model, seconds_of
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.fuse import Method, fuse_runs
@@ -64,7 +63,6 @@ from cocondenser_jax.settings import override
 from cocondenser_jax.storage.files import new_folder, read_object, write_json
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
-from cocondenser_jax.warm_start import pretrain
 
 logger = logging.getLogger(__name__)
 
@@ -124,15 +122,17 @@ def adapt(
         config = override(propose(store.n_spans, propose_pairs(store)), overrides).unlock()
         config.warm_start = str(start)
         config.data.store = str(store.path)
-        spec = resolve(config, store).batches
+        experiment = resolve(config, store)
+        spec = experiment.batches
         documents_H = held_out_documents(store, spec.held_out, spec.pairs_within_span)
         if len(documents_H) < 2:
             raise UserError(
                 f"{corpus} has {store.n_documents} documents: expected 20 or more, of two spans"
                 " with --config.data.pairs=spans, and --config.probe.every above 0"
             )
+        _log_work(experiment, store, data)
         run = workdir / "pretraining"
-        trained = once(workdir / "model", partial(_pretrain, config, run))
+        trained = once(workdir / "model", partial(pretrain_model, config, run))
         choose = partial(_choose_share, store, documents_H, original, trained)
         share = read_object(once(workdir / "agreement.json", choose))["share"]
         kept = published
@@ -154,6 +154,20 @@ def adapt(
         title = f"{model}, adapted to {corpus}"
         write_report(workdir / "report.html", title, summary, {ADAPTED: run}, outcome.rows)
         return outcome._replace(summary=summary)
+
+
+def _log_work(experiment: Experiment, store: TokenStore, data: Path | None) -> None:
+    """Logs what training and the test will read."""
+    spec = experiment.batches
+    logger.info(
+        "adapt: %s documents; %s steps of %s pairs (%s), of up to %s tokens each",
+        *(f"{n:,}" for n in (store.n_documents, experiment.n_steps, spec.batch_size)),
+        spec.example,
+        spec.length,
+    )
+    if data is not None:
+        n_passages = sum(1 for _ in read_corpus(data))
+        logger.info("adapt: then the test encodes %s passages with two models", f"{n_passages:,}")
 
 
 def propose_pretraining(
@@ -201,11 +215,6 @@ def _require_fit(network: ModelConfig, config: ConfigDict) -> None:
 def _save(model: SentenceTransformer, out: Path) -> None:
     with new_folder(out) as folder:
         model.save_pretrained(str(folder), create_model_card=False)
-
-
-def _pretrain(config: ConfigDict, run: Path, model: Path) -> None:
-    pretrain(config, run)
-    export_run(run, model)
 
 
 def _copy(folder: Path, out: Path) -> None:

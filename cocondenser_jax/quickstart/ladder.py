@@ -37,7 +37,7 @@ from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
-from cocondenser_jax.convert.to_torch import export_folder, export_run
+from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
@@ -45,14 +45,13 @@ from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import new_model
-from cocondenser_jax.quickstart.steps import make_once, seconds_of
+from cocondenser_jax.quickstart.steps import make_once, pretrain_model, seconds_of
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
 from cocondenser_jax.retrieval.search import retrieve
 from cocondenser_jax.storage.files import new_folder, write_json, write_text
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
-from cocondenser_jax.warm_start import pretrain
 
 VOCAB_SIZE = 8192
 SEED = 0
@@ -168,17 +167,11 @@ def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Ca
     warm_start = ""
     for stage, name in STAGES.items():
         run = workdir / "pretraining" / stage
-        train = partial(_pretrain, _config(stage, store, warm_start), run)
+        train = partial(pretrain_model, _config(stage, store, warm_start), run)
         models.append(make_once(workdir, folders[stage] / "model", train))
         candidates.append(Candidate(name, folders[stage], [*models]))
         warm_start = str(run)
     return candidates
-
-
-def _pretrain(config: ConfigDict, run: Path, model: Path) -> None:
-    """Pre-trains in a run folder and exports the model."""
-    pretrain(config, run)
-    export_run(run, model)
 
 
 def _export_new(store: Path, tokenizer: Path, out: Path) -> None:

@@ -4,7 +4,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
+from cocondenser_jax.convert.to_torch import export_run
 from cocondenser_jax.storage.files import read_object, write_json
+from cocondenser_jax.warm_start import pretrain
 
 SECONDS = "seconds.json"
 
@@ -38,3 +42,9 @@ def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
     """Returns how many seconds `make_once` took for some results, in all."""
     seconds = read_object(workdir / SECONDS)
     return sum(seconds[path.relative_to(workdir).as_posix()] for path in results)
+
+
+def pretrain_model(config: ConfigDict, run: Path, model: Path) -> None:
+    """Pre-trains in the run folder `run`, and exports the result to the folder `model`."""
+    pretrain(config, run)
+    export_run(run, model)

@@ -217,7 +217,8 @@ def test_the_search_that_is_printed_finds_something(finished, capsys):
     assert capsys.readouterr().out.startswith('"a word"\n')
 
 
-def test_called_again_it_makes_nothing(finished, monkeypatch):
+def test_called_again_it_makes_nothing(finished, monkeypatch, caplog):
+    caplog.set_level("INFO", logger=adapting.__name__)
     for name in ("build_store", "encode_corpus", "write_bm25_run", "retrieve", "fused_ranking"):
         monkeypatch.setattr(adapting, name, pytest.fail)
     before = results(finished.judged)
@@ -226,6 +227,11 @@ def test_called_again_it_makes_nothing(finished, monkeypatch):
     )
     assert [row.metrics for row in again.rows] == [row["metrics"] for row in before.values()]
     assert again.summary in finished.printed[finished.judged]
+    work, test = [m for m in caplog.messages if m.startswith("adapt: ")]
+    said = f"{N_TEXTS} documents; {N_STEPS} steps of 32 pairs (sentence), of up to 64 tokens each"
+    assert work.endswith(said)
+    n_passages = len(lines(finished.data / "corpus.jsonl"))
+    assert f"the test encodes {n_passages} passages" in test
 
 
 @pytest.mark.parametrize(
@@ -303,7 +309,7 @@ def test_queries_are_of_documents_that_training_leaves_out(
         assert not set(np.concatenate(drawn)).intersection(map(store.document_id, documents))
         raise UserError("all seen")
 
-    monkeypatch.setattr(adapting, "_pretrain", pretrain)
+    monkeypatch.setattr(adapting, "pretrain_model", pretrain)
     monkeypatch.setattr(adapting, "sample_store", sample)
     settings = ["--config.data.length=64", "--config.data.batch_size=8"]
     settings += [f"--config.data.pairs={pairs}"]

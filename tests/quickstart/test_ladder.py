@@ -224,7 +224,7 @@ def test_held_out_first_paragraphs_are_in_no_training_text(small, tmp_path):
 
 
 def test_called_again_it_trains_nothing(finished, monkeypatch):
-    for name in ("build_store", "pretrain", "finetune", "encode_corpus", "write_bm25_run"):
+    for name in ("build_store", "pretrain_model", "finetune", "encode_corpus", "write_bm25_run"):
         monkeypatch.setattr(ladder, name, pytest.fail)
     # As a kill between these two would leave it, but for the index.
     (finished.workdir / "test.trec").unlink()

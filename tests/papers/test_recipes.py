@@ -11,9 +11,10 @@ from papers import reproduce, sentences
 from papers.reproduce import Grid, Step, load_manifest, resolve_rows, run_steps
 
 TABLES, _ = load_manifest()
-PAPERS = [name for name in TABLES if name.split("/")[0] in ("condenser", "co", "draft")]
+PAPERS = [name for name in TABLES if name.split("/")[0] in ("condenser", "co", "draft", "abs")]
 # By --workdir: epochs, rows of a batch, rate, negatives of a query (none: sentences).
-# Condenser A.1, its tables' sizes, and section 4.4; coCondenser 4.2.1; the draft 5.2.
+# Condenser A.1, its tables' sizes, and section 4.4; coCondenser 4.2.1; the draft 5.2; the study
+# 4.3; Qu et al. (arXiv 2010.08191), whose batches Condenser's table 7 prints.
 SETTINGS = {
     "nli/*": (1, 16, 2e-5, None),
     "stsb/*-0-4": (4, 16, 2e-5, None),
@@ -35,8 +36,13 @@ SETTINGS = {
     "qa/*/round1": (40, 128, 1e-5, 1),
     "qa/*/round2": (40, 128, 1e-5, 1),
     "qa/nq/*/round2-dpr": (20, 128, 1e-5, 1),  # of two files in one
+    "msmarco/*-rocketqa/cross-batch": (40, 8192, 3e-5, 0),
+    "msmarco/*-rocketqa/hard": (10, 4096, 1e-5, 4),
+    "msmarco/*-rocketqa/denoised": (10, 4096, 1e-5, 4),
+    "abs/*-10000-*": (15, 8, 5e-6, 0),
+    "abs/*-100000-*": (15, 5, 5e-6, 0),
 }
-ELSEWHERE = ["*-rocketqa/*", "*/judge", "*-reranker*", "msmarco/*-binary"]
+CROSS_ENCODERS = ["*/judge", "*-reranker*", "msmarco/*-binary"]
 # Chosen for BERT (A.1): few pairs, triplets and queries.
 GRIDS = {
     "stsb/*-best": ["4", "8"],
@@ -65,15 +71,19 @@ def trainings():
     """Yields every command of fine-tuning, after its --workdir or --out below W."""
     for step in STEPS.values():
         for command in step.commands:
-            if command[1] == "finetune" or command[2:4] == ["papers.sentences", "train"]:
+            if is_fine_tuning(command) or command[2:4] == ["papers.sentences", "train"]:
                 found = dict(flags(command))
                 workdir = found.get("--workdir") or found["--out"]
                 yield Path(workdir).relative_to("W").as_posix(), command
 
 
+def is_fine_tuning(command):
+    return command[1] == "finetune" or command[2] in ("papers.abs_beam", "papers.abs_rank")
+
+
 def settings_of(command):
     """Returns epochs, rows of a batch, rate and negatives of a command of fine-tuning."""
-    if command[1] == "finetune":
+    if is_fine_tuning(command):
         config = config_of(command)
         values = (config.epochs, config.batch_size, config.learning_rate)
         return (*values, config.get("negatives_per_query"))
@@ -85,12 +95,26 @@ def settings_of(command):
 def test_epochs_batches_and_negatives_are_the_papers():
     seen = set()
     for workdir, command in trainings():
-        if any(fnmatch.fnmatch(workdir, pattern) for pattern in [*ELSEWHERE, *GRIDS]):
+        if any(fnmatch.fnmatch(workdir, pattern) for pattern in [*CROSS_ENCODERS, *GRIDS]):
             continue
         pattern = next(p for p in SETTINGS if fnmatch.fnmatch(workdir, p))
         assert settings_of(command) == SETTINGS[pattern], workdir
         seen.add(pattern)
     assert seen == SETTINGS.keys()
+
+
+def test_the_study_ranks_the_candidates_of_each_dev_query():
+    """Its section 4.1: a relevant passage among 99 of the query's own top 1,000."""
+    trained = [command for workdir, command in trainings() if workdir.startswith("abs/")]
+    assert trained
+    for command in trained:
+        given = dict(flags(command))
+        assert given["--config.eval_split"] == "dev"
+        assert given["--config.data"] == "W/abs/splits"
+        assert given["--config.eval_run"] == "W/abs/splits/dev.trec"
+    (made,) = STEPS[Path("W/abs/splits")].commands
+    (ranked,) = STEPS[Path(dict(flags(made))["--run"])].commands
+    assert {"--split=dev.small", "--depth=1000"} <= set(ranked)
 
 
 def test_pre_training_goes_on_as_it_began_but_for_the_rate():

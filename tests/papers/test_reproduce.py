@@ -41,6 +41,7 @@ TABLES, RECIPES = load_manifest()
 ROWS_OF_EACH_KIND = [
     ("co/table2", "ensemble"),
     ("condenser/table1", "nli-500"),
+    ("condenser/table4", "dpr-mined"),
     ("condenser/table5", "bm25"),
     ("condenser/figure2", "bert"),
     ("co/figure3", "cocondenser"),

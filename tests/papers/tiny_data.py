@@ -104,11 +104,15 @@ def expected_pool(command):
         qrels = next(data / name for name in names if (data / name).is_file())
         judged = [line.split() for line in qrels.read_text().splitlines()]
         return pool - {(words[0], words[-2]) for words in judged}  # of 4 columns, or BEIR's 3
-    # No negative may hold an answer to the question, as the relevant passages do.
-    rows = [row.split("\t") for row in (data / "psgs_w100.tsv").read_text().splitlines()]
+    # No negative may hold an answer to the question, as the relevant passages do. The answers are
+    # those of DPR's own file.
+    passages = (data / "psgs_w100.tsv").resolve()
+    rows = [row.split("\t") for row in passages.read_text().splitlines()]
     texts = {name: text.replace(".", " .").split() for name, text, _ in rows}
-    lines = map(json.loads, (data / "answers.jsonl").read_text().splitlines())
-    answers = {line["_id"]: tuple(line["answers"][0].split()) for line in lines}
+    file = passages.parent / f"biencoder-{data.parent.name}-train.json"
+    known = {q["question"]: tuple(q["answers"][0].split()) for q in json.loads(file.read_text())}
+    lines = map(json.loads, (data / "queries.jsonl").read_text().splitlines())
+    answers = {line["_id"]: known[line["text"]] for line in lines}
     return {(q, p) for q, p in pool if answers[q] not in itertools.pairwise(texts[p])}
 
 

@@ -35,7 +35,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.train.chunk_size = 0
     config.optimizer.learning_rate = 3e-5
     config.checkpoint.every = 20
-    config.checkpoint.keep_every = 0
     config.probe.every = 60
     config.probe.documents = 300
     config.log_every = 10

@@ -113,14 +113,7 @@ SETTINGS = {
         2,
         Interval(2),
         "checkpoints",
-        "how many recent ones to keep; at least two, in case the latest is damaged",
-    ),
-    "checkpoint.keep_every": Setting(
-        20_000,
-        Interval(0),
-        "steps",
-        "never delete checkpoints whose step is a multiple of this; 0: keep none but the recent"
-        " and the best",
+        "how many recent ones to keep beside the best; at least two, in case the latest is damaged",
     ),
     # The probe; docs/probe.md says how to read it.
     "probe.every": Setting(

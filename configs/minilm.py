@@ -41,6 +41,5 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     config.train.dtype = "float32"
     config.optimizer.learning_rate = 5e-5
     config.checkpoint.every = 50
-    config.checkpoint.keep_every = 0
     config.log_every = 10
     return config.lock()

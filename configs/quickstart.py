@@ -50,7 +50,6 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
 
     config.optimizer.learning_rate = 1e-3 if is_second else 3e-3  # on dev (mini/settings)
     config.checkpoint.every = 500
-    config.checkpoint.keep_every = 0
     config.probe.every = 250
     config.probe.documents = 200  # of 15,700 that have two spans
     config.log_every = 10

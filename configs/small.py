@@ -49,6 +49,5 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
 
     config.optimizer.learning_rate = 1e-3
     config.checkpoint.every = 100
-    config.checkpoint.keep_every = 0
     config.log_every = 10
     return config.lock()

@@ -112,13 +112,13 @@ def started_model(workdir: Path) -> ModelConfig | None:
 
 @contextlib.contextmanager
 def checkpoint_writer(
-    workdir: Path, *, keep: int, keep_every: int, metric: str
+    workdir: Path, *, keep: int, metric: str
 ) -> Iterator[Callable[[TrainState, ProbeValues], None]]:
     """Yields a function that saves a state and its probe under its step, in the background.
 
     It does nothing where that step is saved already. An earlier checkpoint is deleted when its
-    successor is complete on the disk, not before. The latest `keep` stay, those of multiples of
-    `keep_every` (0: none), and that of the best probe by `metric`.
+    successor is complete on the disk, not before. The latest `keep` stay, and that of the best
+    probe by `metric`.
 
     Raises:
       UserError: when the next state is saved, or at the end, if the last one could not be.
@@ -128,8 +128,7 @@ def checkpoint_writer(
         _write(workdir, arrays, facts)
         best = best_probe(saved_probes(workdir), metric)
         for earlier, folder in list(_checkpoints(workdir).items())[:-keep]:
-            is_multiple = keep_every and earlier % keep_every == 0
-            if not is_multiple and not (best and earlier == best.step):
+            if not (best and earlier == best.step):
                 shutil.rmtree(folder)
 
     with ThreadPoolExecutor(1) as pool:

@@ -24,14 +24,6 @@ class ProbeSettings(NamedTuple):
     metric: str  # says which checkpoint is the best
 
 
-class CheckpointSettings(NamedTuple):
-    """When a run is saved, and what is kept."""
-
-    every: int  # steps
-    keep: int  # latest ones
-    keep_every: int  # multiples that are never deleted; 0: none
-
-
 class Experiment(NamedTuple):
     """Everything that a run needs."""
 
@@ -41,7 +33,8 @@ class Experiment(NamedTuple):
     step: StepSettings
     n_steps: int
     probe: ProbeSettings
-    checkpoints: CheckpointSettings
+    save_every: int  # steps
+    keep: int  # latest checkpoints
     log_every: int  # steps
     settings: dict[str, Any]  # as they were given
 
@@ -76,7 +69,8 @@ def resolve_without_store(
         StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
         n_steps,
         ProbeSettings(probe.every, probe.data, probe.split, probe.passages, probe.metric),
-        CheckpointSettings(**config.checkpoint),
+        config.checkpoint.every,
+        config.checkpoint.keep,
         config.log_every,
         config.to_dict(),
     )

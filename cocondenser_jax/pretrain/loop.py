@@ -120,10 +120,7 @@ def _train(
         if hosts.is_first():
             checkpoint.open_run(workdir, experiment, model_config, store)
             writer = checkpoint.checkpoint_writer(
-                workdir,
-                keep=experiment.checkpoints.keep,
-                keep_every=experiment.checkpoints.keep_every,
-                metric=experiment.probe.metric,
+                workdir, keep=experiment.keep, metric=experiment.probe.metric
             )
             save = stack.enter_context(writer)
             probes = checkpoint.saved_probes(workdir)
@@ -194,7 +191,7 @@ def _train(
             unread = metrics
             stopped = stop_after(step)
             probed = probe(step, state.params)
-            is_saved = stopped or step % experiment.checkpoints.every == 0 or step == n_steps
+            is_saved = stopped or step % experiment.save_every == 0 or step == n_steps
             if probed or is_saved:
                 # Read first: once it is saved, no later run logs this step again.
                 read(step, metrics)

@@ -73,7 +73,7 @@ UNUSUAL = {
         "b2": 0.9,
         "eps": 1e-2,
     },
-    "checkpoint": {"every": 2, "keep": 3, "keep_every": 4},
+    "checkpoint": {"every": 2, "keep": 3},
     "probe": {"every": 0},
     "log_every": 4,
 }
@@ -200,8 +200,7 @@ def torch_run(model, store):
 @pytest.mark.effect("pretrain optimizer.learning_rate", "pretrain optimizer.warmup_ratio")
 @pytest.mark.effect("pretrain optimizer.weight_decay", "pretrain optimizer.clip_norm")
 @pytest.mark.effect("pretrain optimizer.b1", "pretrain optimizer.b2", "pretrain optimizer.eps")
-@pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep")
-@pytest.mark.effect("pretrain checkpoint.keep_every", "pretrain log_every")
+@pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep", "pretrain log_every")
 def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
     defaults = flatten(default.get_config().to_dict())
@@ -237,7 +236,7 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     assert unusual.dropped == {(3, 0.2), (4, 0.3)}  # hidden states; heads' weights
     assert unusual.chunks == {(2, 2)}
     steps = sorted(path.name for path in (unusual.workdir / "checkpoints").iterdir())
-    assert steps == ["4", "6", "8", "9"]  # 4: a multiple of 4; the rest: the last three
+    assert steps == ["6", "8", "9"]
 
 
 def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):

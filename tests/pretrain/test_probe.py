@@ -224,7 +224,7 @@ def test_which_probe_is_the_best():
 
 
 def save_probes(run, values, metric="", keep=2):
-    with checkpoint_writer(run, keep=keep, keep_every=0, metric=metric) as save:
+    with checkpoint_writer(run, keep=keep, metric=metric) as save:
         for step, value in values.items():
             save(state_of(step), {"probe/partner_mrr": value})
 
@@ -245,7 +245,7 @@ def test_the_best_of_many_checkpoints_stays(tmp_path):
 def test_a_run_without_a_probe_has_no_best_checkpoint(tmp_path):
     model = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1}
     (tmp_path / "run.json").write_text(json.dumps({"model": model}))
-    with checkpoint_writer(tmp_path, keep=2, keep_every=0, metric="") as save:
+    with checkpoint_writer(tmp_path, keep=2, metric="") as save:
         for step in (2, 6):
             save(state_of(step), {})
     with pytest.raises(UserError, match="no checkpoint best; it has 2, 6"):

@@ -71,8 +71,7 @@ GPUS = {
     "NVIDIA H100 80GB HBM3": 989,
     "NVIDIA H200": 989,
 }
-# Machines by the names they are rented under, and their chips; libtpu describes v5e-8 and v6e-8 as
-# two hosts.
+# Machines by the names they are rented under, and their chips, which have one host.
 _CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
 MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
 
@@ -224,10 +223,12 @@ def find_topology(name: str) -> tuple[Core, list[Any]]:
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v3-8")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     core = CORES[generation]
+    options: dict[str, Any] = {"chip_config_name": core.chip_config}
+    if name in MACHINES:  # else libtpu would give the eight chips of v5e-8 and v6e-8 two hosts
+        chips = [int(size) for size in f"{_CHIPS[generation]}x1".split("x")]
+        options["chips_per_host_bounds"] = chips[:3]
     try:
-        description = topologies.get_topology_desc(
-            platform="tpu", topology_name=layout, chip_config_name=core.chip_config
-        )
+        description = topologies.get_topology_desc(platform="tpu", topology_name=layout, **options)
     except jax.errors.JaxRuntimeError as error:
         reason = first_line(error).partition(": ")[2]
         raise UserError(f"unknown topology {name!r} ({reason}): {expected}") from error

@@ -136,11 +136,24 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("topology", "n_cores"), [("v3-8", 8), ("v4-8", 4), ("v5p-8", 4), ("v3:4x4", 32)]
+    ("topology", "n_cores", "n_hosts"),
+    [
+        ("v2-8", 8, 1),
+        ("v3-8", 8, 1),
+        ("v4-8", 4, 1),
+        ("v5e-8", 8, 1),
+        ("v5p-8", 4, 1),
+        ("v6e-8", 8, 1),
+        ("v3:4x4", 32, 4),
+        ("v5e:2x4", 8, 2),
+    ],
 )
-def test_a_core_is_what_jax_calls_a_device(topology, n_cores):
+def test_a_core_is_what_jax_calls_a_device(topology, n_cores, n_hosts):
+    """A machine has one host, as it is rented; a slice has those that libtpu gives it."""
     pytest.importorskip("libtpu")
-    assert len(module.find_topology(topology)[1]) == n_cores
+    devices = module.find_topology(topology)[1]
+    assert len(devices) == n_cores
+    assert len({device.process_index for device in devices}) == n_hosts
 
 
 @pytest.mark.parametrize("topology", ["v9-8", "v3:7x9", "v3", "tpu"])

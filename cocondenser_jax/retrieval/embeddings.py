@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.ipc  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from cocondenser_jax.collection.layouts import Passage
@@ -103,17 +101,6 @@ def open_shards(folder: Path, manifest: Mapping[str, Any]) -> pyarrow.Table:
     return pyarrow.concat_tables(tables)
 
 
-def write_parquet(folder: Path, out: Path) -> None:
-    """Writes all shards as one Parquet file, whole or not at all: a row group for each."""
-    table = open_shards(folder, read_manifest(folder))
-    with (
-        new_file(out) as partial,
-        pyarrow.parquet.ParquetWriter(partial, table.schema) as writer,
-    ):
-        for batch in table.to_batches():
-            writer.write_batch(batch)
-
-
 def shard_vectors(table: pyarrow.Table) -> list[np.ndarray]:
     """Lists the vectors of each shard, N x D, as they are mapped."""
     column = table["vector"]
@@ -167,6 +154,8 @@ def nearest(
     Returns:
       `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
     """
+    import faiss  # encoding does without it
+
     best = faiss.ResultHeap(len(queries_QxD), k, keep_max=True)
     first_row = 0
     bar = tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1)

@@ -127,16 +127,6 @@ SETTINGS = {
     "probe.passages": Setting(
         5_000, Interval(0), "passages", "searched in probe.data, all relevant ones included; 0: all"
     ),
-    "probe.metric": Setting(
-        "",
-        (
-            *("", "ndcg_at_10", "recall_at_100", "partner_mrr", "partner_recall_at_1"),
-            *("partner_recall_at_10", "mlm_loss"),
-        ),
-        "",
-        "chooses the best checkpoint; '': the first of ndcg_at_10, partner_mrr and mlm_loss"
-        " that is measured",
-    ),
     "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
 }
 

@@ -56,8 +56,8 @@ FREE_SETTINGS = (
     "data.stores",
     "versions",
 )
-# Where `config.probe.metric` is "": the first of them that the probe measures.
-DEFAULT_METRICS = ("ndcg_at_10", "partner_mrr", "mlm_loss")
+# Which probe is the best is decided by the first of them that was measured.
+DECISIVE = ("ndcg_at_10", "partner_mrr", "mlm_loss")
 
 
 # Of a step: what the probe measured, by the names that are logged.
@@ -112,13 +112,13 @@ def started_model(workdir: Path) -> ModelConfig | None:
 
 @contextlib.contextmanager
 def checkpoint_writer(
-    workdir: Path, *, keep: int, metric: str
+    workdir: Path, keep: int
 ) -> Iterator[Callable[[TrainState, ProbeValues], None]]:
     """Yields a function that saves a state and its probe under its step, in the background.
 
     It does nothing where that step is saved already. An earlier checkpoint is deleted when its
     successor is complete on the disk, not before. The latest `keep` stay, and that of the best
-    probe by `metric`.
+    probe.
 
     Raises:
       UserError: when the next state is saved, or at the end, if the last one could not be.
@@ -126,7 +126,7 @@ def checkpoint_writer(
 
     def write(arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
         _write(workdir, arrays, facts)
-        best = best_probe(saved_probes(workdir), metric)
+        best = best_probe(saved_probes(workdir))
         for earlier, folder in list(_checkpoints(workdir).items())[:-keep]:
             if not (best and earlier == best.step):
                 shutil.rmtree(folder)
@@ -166,12 +166,9 @@ def saved_probes(workdir: Path) -> dict[int, ProbeValues]:
     return probes
 
 
-def best_probe(probes: Mapping[int, ProbeValues], metric: str) -> BestProbe | None:
-    """Returns the best of some steps' probes; None if none has a finite value of the metric.
-
-    The metric "" is the first of DEFAULT_METRICS that was measured.
-    """
-    for name in [metric] if metric else DEFAULT_METRICS:
+def best_probe(probes: Mapping[int, ProbeValues]) -> BestProbe | None:
+    """Returns the best of some steps' probes; None if none has a finite value of any DECISIVE."""
+    for name in DECISIVE:
         sign = -1 if name == "mlm_loss" else 1  # less is better
         values = {step: x[f"probe/{name}"] for step, x in probes.items() if f"probe/{name}" in x}
         finite = [step for step, value in sorted(values.items()) if math.isfinite(value)]
@@ -213,8 +210,7 @@ def load_run(
     if not checkpoints:
         raise UserError(f"{workdir} holds no checkpoint yet")
     if step == "best":
-        metric = run["config"]["probe"]["metric"] if "config" in run else ""
-        best = best_probe(saved_probes(workdir), metric)
+        best = best_probe(saved_probes(workdir))
         step = best.step if best else step
     if step is not None and step not in checkpoints:
         there = ", ".join(map(str, checkpoints))

@@ -21,7 +21,6 @@ class ProbeSettings(NamedTuple):
     data: str  # a folder to search; "": none
     split: str
     passages: int  # sample of the folder's; 0: all
-    metric: str  # says which checkpoint is the best
 
 
 class Experiment(NamedTuple):
@@ -68,7 +67,7 @@ def resolve_without_store(
         _batches(config),
         StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
         n_steps,
-        ProbeSettings(probe.every, probe.data, probe.split, probe.passages, probe.metric),
+        ProbeSettings(probe.every, probe.data, probe.split, probe.passages),
         config.checkpoint.every,
         config.checkpoint.keep,
         config.log_every,

@@ -119,9 +119,7 @@ def _train(
         probes: dict[int, checkpoint.ProbeValues] = {}
         if hosts.is_first():
             checkpoint.open_run(workdir, experiment, model_config, store)
-            writer = checkpoint.checkpoint_writer(
-                workdir, keep=experiment.keep, metric=experiment.probe.metric
-            )
+            writer = checkpoint.checkpoint_writer(workdir, experiment.keep)
             save = stack.enter_context(writer)
             probes = checkpoint.saved_probes(workdir)
         state = _initial_or_restored(model_config, experiment, params, workdir)
@@ -199,7 +197,7 @@ def _train(
             if probed and log is not None:
                 log(step, probed)
                 probes[step] = probed
-                best = checkpoint.best_probe(probes, experiment.probe.metric)
+                best = checkpoint.best_probe(probes)
                 if best is not None and best.step == step:
                     is_saved = True
             if is_saved and save is not None:
@@ -210,7 +208,7 @@ def _train(
     if stopped:
         logger.info("%s: stopped and saved after step %d", workdir, step)
         raise SystemExit(0)
-    if best := checkpoint.best_probe(probes, experiment.probe.metric):
+    if best := checkpoint.best_probe(probes):
         trend = "still rising" if best.step == n_steps else "no later one was better"
         at = f"step {best.step:,} of {n_steps:,}, {best.metric} {best.value:.4g}"
         logger.info("%s: best probe: %s; %s", workdir, at, trend)

@@ -47,7 +47,7 @@ def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelCon
     It warns when the vectors collapse into one.
 
     Raises:
-      UserError: if `probe.data` cannot be read, or `probe.metric` needs what is not measured.
+      UserError: if `probe.data` cannot be read.
     """
     every = experiment.probe.every
     n_steps = experiment.n_steps
@@ -55,25 +55,14 @@ def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelCon
         return lambda step, params: {}
     forward = mapped_forward(model_config, experiment.step.loss.dtype, N_ROWS)
     measures: list[Callable[[Any], dict[str, float]]] = []
-    names: list[str] = []
     is_pair = experiment.batches.pairs_within_span or len(store.documents_of_pairs) > 0
     whole = held_out_batch(store, experiment.batches._replace(masked=False))
     if len(whole.input_ids_SxL) > 1:
         masked = held_out_batch(store, experiment.batches) if experiment.batches.masked else None
         measures.append(functools.partial(_measure_held_out, forward, whole, masked, is_pair))
-        if is_pair:
-            names += PARTNER
-        if masked:
-            names.append("mlm_loss")
     if experiment.probe.data:
         length = experiment.batches.length
         measures.append(_open_search(experiment.probe, length, store, forward))
-        names += SEARCH.values()
-    if experiment.probe.metric not in ("", *names):
-        raise UserError(
-            f"config.probe.metric is {experiment.probe.metric!r}, but this run measures"
-            f" {', '.join(names) or 'nothing'}: see config.probe.documents and config.probe.data"
-        )
     n_warmup = experiment.step.optimizer.warmup_ratio * n_steps
     collapsed = False
 

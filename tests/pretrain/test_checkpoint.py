@@ -38,7 +38,7 @@ def state_of(step):
 
 @pytest.fixture
 def settings():
-    return {"keep": 3, "metric": ""}
+    return {"keep": 3}
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_damage_by_command_line(config, tmp_path, capsys):
     run, store = tmp_path / "run", open_store(Path(config.data.store))
     model_config = model_of(config, store)
     checkpoint.open_run(run, resolve(config, store), model_config, store)
-    with checkpoint.checkpoint_writer(run, keep=2, metric="") as save:
+    with checkpoint.checkpoint_writer(run, keep=2) as save:
         state = initial_state(init_params(model_config, 0), step_of(config, 6).optimizer)
         for step in (2, 4):
             save(state._replace(step=jnp.int32(step)), {})
@@ -250,7 +250,7 @@ import sys
 from pathlib import Path
 from cocondenser_jax.pretrain import checkpoint
 from tests.pretrain.test_checkpoint import state_of
-with checkpoint.checkpoint_writer(Path(sys.argv[1]), keep=3, metric="") as save:
+with checkpoint.checkpoint_writer(Path(sys.argv[1]), keep=3) as save:
     (Path(sys.argv[1]) / "checkpoints").touch()
     save(state_of(2), {})
 """

@@ -210,7 +210,7 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
         *("model.representation", "data.pairs"),  # tests/pretrain/test_step.py
         # tests/pretrain/test_weak_decoder.py:
         *("data.mask_probability", "data.decoder_mask_probability"),
-        *(f"probe.{name}" for name in ("documents", "data", "split", "passages", "metric")),
+        *(f"probe.{name}" for name in ("documents", "data", "split", "passages")),
     }
     store = open_store(Path(unusual.config.data.store))
     model_config, params = new_model(resolve(unusual.config, store), store)

@@ -103,14 +103,7 @@ def probed(config, data):
     config.checkpoint.every = 100
     config.optimizer.learning_rate = 3e-2
     config.probe.update(
-        {
-            "every": 3,
-            "documents": 3,
-            "data": str(data),
-            "split": "dev",
-            "passages": 7,
-            "metric": "mlm_loss",
-        }
+        {"every": 3, "documents": 3, "data": str(data), "split": "dev", "passages": 7}
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "N_ROWS", 1)  # several chunks on each of eight devices
@@ -186,11 +179,10 @@ def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(probed, da
     assert found == pytest.approx(expected, rel=2e-4)
 
 
-@pytest.mark.effect("pretrain probe.metric")
 def test_the_best_checkpoint_is_kept_beside_the_latest(probed, tmp_path):
-    losses = {step: line["probe/mlm_loss"] for step, line in logged(probed).items()}
-    best = min(losses, key=lambda step: losses[step])
-    assert best_probe(saved_probes(probed), "mlm_loss") == (best, "mlm_loss", losses[best])
+    ndcg = {step: line["probe/ndcg_at_10"] for step, line in logged(probed).items()}
+    best = max(ndcg, key=lambda step: ndcg[step])
+    assert best_probe(saved_probes(probed)) == (best, "ndcg_at_10", ndcg[best])
     kept = {int(path.name) for path in (probed / "checkpoints").iterdir()}
     # The last, another one that was the best when it was saved, and the best.
     assert {best, 10} <= kept
@@ -205,26 +197,24 @@ def test_the_best_checkpoint_is_kept_beside_the_latest(probed, tmp_path):
 
 
 def test_which_probe_is_the_best():
-    def best(metric="", **curves):
+    def best(**curves):
         probes = {}
         for name, values in curves.items():
             for step, value in values.items():
                 probes.setdefault(step, {})[f"probe/{name}"] = value
-        return best_probe(probes, metric)
+        return best_probe(probes)
 
     losses = {2: 3.0, 4: 2.0, 6: 2.5}
     assert best(mlm_loss=losses) == (4, "mlm_loss", 2.0)
     partners = {6: 0.5, 2: 0.5, 4: math.nan}
     assert best(mlm_loss=losses, partner_mrr=partners) == (2, "partner_mrr", 0.5)  # the first
-    assert best("mlm_loss", mlm_loss=losses, partner_mrr=partners) == (4, "mlm_loss", 2.0)
     assert best(partner_mrr=partners, ndcg_at_10={6: 0.1}) == (6, "ndcg_at_10", 0.1)
-    assert best("recall_at_100", recall_at_100={2: 0.4, 4: 0.6})[:2] == (4, "recall_at_100")
     for none in (best(), best(recall_at_100={2: 1.0}), best(partner_mrr={2: math.nan})):
         assert none is None
 
 
-def save_probes(run, values, metric="", keep=2):
-    with checkpoint_writer(run, keep=keep, metric=metric) as save:
+def save_probes(run, values):
+    with checkpoint_writer(run, keep=2) as save:
         for step, value in values.items():
             save(state_of(step), {"probe/partner_mrr": value})
 
@@ -238,14 +228,12 @@ def test_the_best_of_many_checkpoints_stays(tmp_path):
         assert list(saved_probes(tmp_path)) == [8, 10]
     save_probes(tmp_path, {12: 0.1})
     assert list(saved_probes(tmp_path)) == [8, 10, 12]
-    save_probes(tmp_path / "of another", {2: 0.5, 4: 0.1, 6: 0.1}, metric="mlm_loss")
-    assert list(saved_probes(tmp_path / "of another")) == [4, 6]
 
 
 def test_a_run_without_a_probe_has_no_best_checkpoint(tmp_path):
     model = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1}
     (tmp_path / "run.json").write_text(json.dumps({"model": model}))
-    with checkpoint_writer(tmp_path, keep=2, metric="") as save:
+    with checkpoint_writer(tmp_path, keep=2) as save:
         for step in (2, 6):
             save(state_of(step), {})
     with pytest.raises(UserError, match="no checkpoint best; it has 2, 6"):
@@ -255,18 +243,18 @@ def test_a_run_without_a_probe_has_no_best_checkpoint(tmp_path):
 def test_the_last_line_says_which_probe_was_the_best(config, probed, tmp_path, caplog):
     run = Path(shutil.copytree(probed, tmp_path / "run"))
     of_run = ConfigDict(json.loads((run / "run.json").read_text())["config"])
-    best = best_probe(saved_probes(probed), "mlm_loss").step
+    best = best_probe(saved_probes(probed)).step
     assert best < 10
     for step, trend in ((10, "still rising"), (best, "no later one was better")):
         for each, folder in numbered_folders(run / "checkpoints").items():
             state = json.loads((folder / "state.json").read_text())
-            state["probe"]["probe/mlm_loss"] = 1.25 if each == step else 2.0
+            state["probe"]["probe/ndcg_at_10"] = 0.75 if each == step else 0.5
             (folder / "state.json").write_text(json.dumps(state))
             (folder / CHECKSUMS).unlink()
             write_checksums(folder)
         with caplog.at_level(logging.INFO, logger="cocondenser_jax"):
             train(of_run, run)
-        said = f"{run}: best probe: step {step} of 10, mlm_loss 1.25; {trend}"
+        said = f"{run}: best probe: step {step} of 10, ndcg_at_10 0.75; {trend}"
         assert caplog.messages[-1] == said
 
 

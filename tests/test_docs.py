@@ -144,7 +144,7 @@ def test_the_commands_on_the_pages_have_these_flags():
         for page in PAGES
         for words in commands_of((ROOT / page).read_text(encoding="utf-8"))
     ]
-    assert len(commands) > 60
+    assert len(commands) > 40
     assert {(page, *flags) for page, words in commands if (flags := unknown_flags(words))} == set()
 
 

@@ -7,7 +7,8 @@
 # make databases    the tests of the examples that search in a database, with LanceDB and Qdrant
 # make docs         build the documentation as a site in build/site, and run the notebooks
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 40 minutes)
-# make bench-gpu    measure everything on a GPU, in ten minutes, without a network (make gpu-wheels before)
+# make bench-gpu    measure everything on a GPU, in about ten minutes, without a network (make gpu-wheels before)
+# make bench-tpu    measure everything on a TPU VM (tpu_scripts/bench.sh runs it there)
 # make gpu-wheels   fill .wheels with what a machine with JAX and PyTorch may lack
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
 # make reproduce    run the commands of every row of the papers' tables on tiny data (20 minutes)
@@ -16,7 +17,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimised wheel oldest cluster databases docs bench bench-gpu gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimised wheel oldest cluster databases docs bench bench-gpu bench-tpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -62,16 +63,35 @@ bench: .venv/tools
 	done
 	$(BIN)/python -m benchmarks.results
 
-# With the Python of the machine, which has JAX and PyTorch for its GPU.
-bench-gpu:
-	$(PYTHON) -m benchmarks.gpu --json_out=benchmarks/results/gpu.json
+# With the Python of the machine, which has JAX and PyTorch for its GPU. ARGUMENTS: such as
+# --parts=peak,step. SITE gets what else is needed: the wheels, and the package with its configs,
+# which take precedence over those of the machine and of this folder.
+SITE ?= .gpu-site
+WHEELS ?= .wheels
+TAKEN = $(wildcard $(WHEELS)/*.whl)
+bench-gpu: gpu-site
+	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(SITE)):$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} \
+	  $(PYTHON) -m benchmarks.accelerator gpu --json_out=benchmarks/results/gpu.json $(ARGUMENTS)
 
+gpu-site:
+	rm -rf $(SITE)
+	mkdir -p $(SITE)
+	$(if $(TAKEN),$(PYTHON) -m pip install --quiet --no-index --no-deps --target=$(SITE) $(TAKEN))
+	cp -r cocondenser_jax $(SITE)
+	cp -r configs $(SITE)/cocondenser_jax
+
+# With a Python that has this package, PyTorch for the CPU and JAX for the TPU.
+bench-tpu:
+	$(PYTHON) -m benchmarks.accelerator tpu --json_out=benchmarks/results/tpu.json $(ARGUMENTS)
+
+# At most 60 MiB: without faiss-cpu, which encoding does not need beside pyarrow.
 gpu-wheels:
-	$(PYTHON) -m pip download --quiet --constraint constraints.txt --no-deps --dest .wheels \
+	$(PYTHON) -m pip download --quiet --constraint constraints.txt --no-deps --dest $(WHEELS) \
 	  --only-binary=:all: --python-version $(or $(GPU_PYTHON),3.12) --implementation cp \
 	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-	  --platform manylinux2014_x86_64 array_record backports.zstd faiss-cpu grain ijson \
-	  importlib_resources ml_collections more_itertools portpicker psutil
+	  --platform manylinux2014_x86_64 $(GPU_WHEELS)
+GPU_WHEELS := array_record backports.zstd grain importlib_resources ir_measures jaxtyping \
+  ml_collections portpicker psutil pyarrow pytrec_eval-terrier wadler_lindig
 
 soak: .venv/tools
 	$(BIN)/python -m benchmarks.soak --quickstart=runs/quickstart --kills=$(or $(KILLS),200) \

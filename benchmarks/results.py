@@ -4,16 +4,13 @@
 
 puts the rows of every `benchmarks/results/NAME.json`, and the tables of `papers/` that we measured,
 between the marks `<!-- NAME -->` (`<!-- FILE/TABLE -->`) and `<!-- end -->` of the page that holds
-them.
+them. To write results, a machine needs neither what `papers/` reads nor what evaluation computes.
 """
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from cocondenser_jax.evaluation.significance import correct, format_p
-from papers.reproduce import load_manifest
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent / "docs"
@@ -64,6 +61,8 @@ def measured(paper: dict[str, Any]) -> Rows:
     What else stands in a row, such as its seconds, follows; `p MEASURE` is corrected for the number
     of tests in the table (Holm). A figure of None was not measured.
     """
+    from cocondenser_jax.evaluation.significance import correct, format_p
+
     tested = {
         (name, key): value
         for name, row in paper["rows"].items()
@@ -91,6 +90,8 @@ def _figure(value: float | None) -> str:
 
 def main() -> None:
     """Updates the tables of `PAGES`."""
+    from papers.reproduce import load_manifest
+
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     files = (FOLDER / "results").glob("*.json")
     results = {path.stem: json.loads(path.read_text()) for path in files}

@@ -50,9 +50,9 @@ class Measured(NamedTuple):
 
     loss: float
     seconds: float  # a step, median
-    peak_bytes: int  # of the GPU; on CPU, of the process beyond what its libraries take
+    peak_bytes: int  # of a device; on CPU, of the process beyond what its libraries take
     device: str
-    matmul_flops: float  # per second, of the fastest of several large matrix products
+    matmul_flops: float  # per second on all devices, see `matmul_flops`
 
 
 def main() -> None:
@@ -204,8 +204,10 @@ def write_model(folder: Path, size: Size) -> None:
     )
 
 
-def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
-    """Times our step on one device."""
+def flax_side(
+    folder: Path, size: Size, dtype: str, n_steps: int, n_devices: int = 1, width: int | None = None
+) -> Measured:
+    """Times our step over some devices, and matrix products of a width on the same."""
     import jax
 
     from cocondenser_jax.configs import default
@@ -215,7 +217,7 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     from cocondenser_jax.pretrain.experiment import resolve_without_store
     from cocondenser_jax.pretrain.step import initial_state
 
-    device = jax.devices()[0]
+    devices = jax.local_devices()[:n_devices]
     before = _resident_bytes()
     config = default.get_config().unlock()
     config.data.update({"batch_size": size.documents, "length": LENGTH})
@@ -224,8 +226,8 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
     loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     batch = Batch(**np.load(folder / "batch.npz"))
     settings = resolve_without_store(config, 4, loaded.vocab_size, loaded.pad_token_id).step
-    step = mapped_step(loaded, settings, [device])
-    state = replicate(initial_state(params, settings.optimizer), [device])
+    step = mapped_step(loaded, settings, devices)
+    state = replicate(initial_state(params, settings.optimizer), devices)
     del params  # as a run does
 
     losses, seconds = [], []
@@ -234,22 +236,28 @@ def flax_side(folder: Path, size: Size, dtype: str, n_steps: int) -> Measured:
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))
         seconds.append(time.perf_counter() - start)
-    on_gpu = device.platform == "gpu"
-    used = device.memory_stats()["peak_bytes_in_use"] if on_gpu else _resident_bytes() - before
-
-    peak = matmul_flops(8192 if on_gpu else 2048, dtype)
+    if devices[0].platform == "cpu":
+        used = _resident_bytes() - before
+    else:
+        used = max(device.memory_stats()["peak_bytes_in_use"] for device in devices)
+    width = width or (2048 if devices[0].platform == "cpu" else 8192)
+    peak = matmul_flops(width, dtype, n_devices)
     return Measured(losses[0], statistics.median(seconds[1:]), used, device_name(), peak)
 
 
-def matmul_flops(width: int, dtype: str) -> float:
-    """Returns the FLOP/s of the fastest of ten products of square matrices."""
+def matmul_flops(width: int, dtype: str, n_devices: int = 1) -> float:
+    """Returns the FLOP/s of the fastest of ten products of square matrices, one on each device."""
     import jax
     import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
 
-    square = jnp.ones((width, width), dtype)
-    multiply = jax.jit(lambda x: x @ x)
-    times = timeit.repeat(lambda: multiply(square).block_until_ready(), number=1, repeat=11)
-    return 2 * width**3 / min(times[1:])  # the first compiles
+    mesh = jax.make_mesh((n_devices,), ("devices",), devices=jax.local_devices()[:n_devices])
+    one_each = NamedSharding(mesh, PartitionSpec("devices"))
+    shape = (n_devices, width, width)
+    squares = jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=one_each)()
+    multiply = jax.jit(lambda x: x @ x, out_shardings=one_each)
+    times = timeit.repeat(lambda: multiply(squares).block_until_ready(), number=1, repeat=11)
+    return 2 * n_devices * width**3 / min(times[1:])  # the first compiles
 
 
 def torch_side(

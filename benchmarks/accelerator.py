@@ -1,20 +1,19 @@
-"""All that is worth measuring on a GPU, in ten minutes: `make bench-gpu`.
+"""All that is worth measuring on a GPU or a TPU: `make bench-gpu`, `make bench-tpu`.
 
-  python -m benchmarks.gpu --json_out=benchmarks/results/gpu.json
+  python -m benchmarks.accelerator gpu --json_out=benchmarks/results/gpu.json
+  python -m benchmarks.accelerator tpu --json_out=benchmarks/results/tpu.json
 
 In this order, each part in a process of its own, and its rows written when they are there:
 
-  peak          the fastest of several large matrix products
-  step          stage 2 with BERT-base and 2,048 documents, by chunk size
-  PyTorch       the same in plain PyTorch (`benchmarks.step`), compiled
+  peak          the fastest of several large matrix products, one on each device
+  step          stage 2 with BERT-base and 2,048 documents, by chunk size, over all devices
+  PyTorch       on a GPU: the same in plain PyTorch (`benchmarks.step`), as it is and compiled
   exactness     the gradient by chunks against the one of a single pass, without dropout
-  encode        passages per second: `encode` in PyTorch and in JAX, sentence-transformers
+  encode        passages per second: in JAX; on a GPU also in PyTorch, and sentence-transformers
   pretraining   coCondenser from scratch on the docstrings of this machine, with the probe
 
-Text and weights are made here: the docstrings of installed packages, and random numbers. What a
-machine without a network lacks, `make gpu-wheels` puts into a folder to take along:
-
-  pip install --no-index --no-deps --target=SITE .wheels/*.whl && PYTHONPATH=SITE make bench-gpu
+A row says how many devices it is for; a rate is that of all of them together, memory that of one.
+Text and weights are made here: the docstrings of installed packages, and random numbers.
 """
 
 import argparse
@@ -47,93 +46,139 @@ from benchmarks.step import (
 Row = dict[str, Any]
 
 
-class Scale(NamedTuple):
-    """How much is measured."""
+class Machine(NamedTuple):
+    """What JAX computes on."""
 
+    platform: str  # cpu, gpu or tpu
+    n_devices: int
+    name: str  # of one device
+
+
+class Scale(NamedTuple):
+    """What is measured, and how much of it."""
+
+    platform: str
+    parts: tuple[str, ...]
+    encoders: tuple[str, ...]
     matrix: int  # rows and columns of the matrices that are multiplied
     size: Size
-    chunk_sizes: tuple[int, ...]
+    chunk_sizes: tuple[int, ...]  # of a device
     steps: int  # timed on each side
     exact_documents: int
     passages: int
+    rows: int  # passages that a device encodes at a time
     texts: str  # a source of `corpus`
     documents: int  # a step of pre-training
     seconds: float  # of pre-training, if its steps take longer
     pretraining_steps: int
 
+    n_devices: int = 1  # that JAX has
 
-FULL = Scale(
+
+GPU = Scale(
+    platform="gpu",
+    parts=("peak", "step", "PyTorch", "exactness", "encode", "pretraining"),
+    encoders=("torch", "jax", "sentence-transformers"),
     matrix=8192,
     size=Size(12, 768, 2048, 128),
     chunk_sizes=(64, 128, 256, 512),
     steps=5,
     exact_documents=64,
-    passages=5_000,
+    passages=20_000,
+    rows=128,
     texts="pydocs",
     documents=256,
     seconds=300.0,
     pretraining_steps=5_000,
 )
-# Everything once, where there is no GPU.
-TINY = Scale(
-    matrix=64,
-    size=Size(2, 64, 4, 4),
-    chunk_sizes=(4,),
-    steps=1,
-    exact_documents=4,
-    passages=10,
-    texts="pydocs:click",
-    documents=16,  # the tests have eight devices
-    seconds=600.0,
-    pretraining_steps=2,
+# PyTorch has no part in a TPU. A core of a v3 has memory for chunks of 128 spans, and compiling a
+# step takes minutes, which count as pre-training too.
+TPU = GPU._replace(
+    platform="tpu",
+    parts=("peak", "step", "exactness", "encode", "pretraining"),
+    encoders=("jax",),
+    chunk_sizes=(32, 64, 128),
+    documents=2048,
+    seconds=900.0,
 )
+SCALES = {scale.platform: scale for scale in (GPU, TPU)}
+# Everything once, on any machine; the tests have eight devices.
+TINY: dict[str, Any] = {
+    "matrix": 64,
+    "size": Size(2, 64, 16, 4),
+    "chunk_sizes": (2,),
+    "steps": 1,
+    "exact_documents": 4,
+    "passages": 10,
+    "rows": 4,
+    "texts": "pydocs:click",
+    "documents": 16,
+    "seconds": 600.0,
+    "pretraining_steps": 2,
+}
+
+
+def machine() -> Machine:
+    """Returns what JAX computes on."""
+    import jax
+
+    devices = jax.local_devices()
+    platform = devices[0].platform
+    name = device_name() if platform == "cpu" else devices[0].device_kind
+    return Machine(platform, len(devices), name)
 
 
 def peak(scale: Scale, dtype: str) -> Iterator[Row]:
-    """Times matrix products of one device, and names it."""
-    flops = alone(matmul_flops, scale.matrix, dtype)
-    yield _row("peak", f"{scale.matrix} x {scale.matrix}, {dtype}", "FLOP/s", flops)
-    yield _row("peak", "", "device", alone(device_name))
+    """Times matrix products on all devices, and names them."""
+    flops = alone(matmul_flops, scale.matrix, dtype, scale.n_devices)
+    setting = f"{scale.matrix} x {scale.matrix}, {dtype}"
+    yield _row("peak", setting, scale.n_devices, "FLOP/s", flops)
+    yield _row("peak", "", scale.n_devices, "device", alone(machine).name)
 
 
 def step(scale: Scale, dtype: str) -> Iterator[Row]:
-    """Times our training step at each chunk size."""
-    for chunk_size in scale.chunk_sizes:
+    """Times our training step over all devices, at each chunk size that they have spans for."""
+    n_spans = 2 * scale.size.documents // scale.n_devices
+    side = partial(flax_side, n_devices=scale.n_devices, width=scale.matrix)
+    for chunk_size in sorted({min(chunk_size, n_spans) for chunk_size in scale.chunk_sizes}):
         size = scale.size._replace(chunk_size=chunk_size)
-        yield from _side("step", flax_side, size, dtype, scale.steps)
+        yield from _side("step", side, size, dtype, scale.steps, scale.n_devices)
 
 
 def plain_pytorch(scale: Scale, dtype: str) -> Iterator[Row]:
     """Times plain PyTorch at the chunk size of `scale`, as it is and compiled on a GPU."""
     yield from _side("PyTorch", torch_side, scale.size, dtype, scale.steps)
-    if alone(has_gpu):
+    if alone(machine).platform == "gpu":
         compiled = partial(torch_side, compiled=True)
         yield from _side("PyTorch, compiled", compiled, scale.size, dtype, scale.steps)
 
 
-def has_gpu() -> bool:
-    """Returns whether PyTorch has a GPU."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _side(part: str, side: Callable[..., Any], size: Size, dtype: str, steps: int) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), size)
-        measured = alone(side, Path(folder), size, dtype, steps)
+def _side(
+    part: str, side: Callable[..., Any], size: Size, dtype: str, steps: int, n_devices: int = 1
+) -> Iterator[Row]:
+    """Times a side; where it fails, such as for lack of memory, the others may still be timed."""
     setting = f"chunks of {size.chunk_size}, {dtype}"
-    yield _row(part, setting, "spans/s", 2 * size.documents / measured.seconds)
-    yield _row(part, setting, "model FLOP/s", model_flops(size) / measured.seconds)
-    yield _row(part, setting, "peak MiB", round(measured.peak_bytes / 2**20))
-    yield _row(part, setting, "loss", measured.loss)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(Path(folder), size)
+            measured = alone(side, Path(folder), size, dtype, steps)
+    except Exception as error:
+        yield _failure(part, setting, n_devices, error)
+        return
+    flops = model_flops(size) / measured.seconds
+    values = {"spans/s": 2 * size.documents / measured.seconds, "model FLOP/s": flops}
+    if measured.matmul_flops:
+        values["of the matmul peak"] = flops / measured.matmul_flops
+    values |= {"peak MiB": round(measured.peak_bytes / 2**20), "loss": measured.loss}
+    for measure, value in values.items():
+        yield _row(part, setting, n_devices, measure, value)
 
 
 def exactness(scale: Scale, dtype: str) -> Iterator[Row]:
     """Compares the gradient of two passes with that of one."""
     size = scale.size._replace(documents=scale.exact_documents)
     for name in dict.fromkeys(("float32", dtype)):
-        yield _row("exactness", name, "relative error", alone(gradient_error, size, name))
+        yield _row("exactness", name, 1, "relative error", alone(gradient_error, size, name))
 
 
 def gradient_error(size: Size, dtype: str) -> float:
@@ -146,7 +191,7 @@ def gradient_error(size: Size, dtype: str) -> float:
     from cocondenser_jax.pretrain.devices import batch_gradient
     from cocondenser_jax.pretrain.step import LossSettings
 
-    # By default a GPU multiplies float32 with 10 bits of precision.
+    # By default a GPU multiplies float32 with 10 bits of precision, and a TPU with 7.
     jax.config.update("jax_default_matmul_precision", "highest")
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), size)
@@ -161,12 +206,15 @@ def gradient_error(size: Size, dtype: str) -> float:
 
 
 def encode(scale: Scale, dtype: str) -> Iterator[Row]:
-    """Times the encoders on docstrings."""
+    """Times the encoders on docstrings; PyTorch's run on one device."""
     with tempfile.TemporaryDirectory() as folder:
         _write_encoder(Path(folder), scale)
-        for side in ("torch", "jax", "sentence-transformers"):
-            seconds = alone(encode_seconds, Path(folder), side, dtype)
-            yield _row("encode", f"{side}, {dtype}", "passages/s", scale.passages / seconds)
+        for side in scale.encoders:
+            n_devices = scale.n_devices if side == "jax" else 1
+            n_rows = n_devices * scale.rows
+            seconds = alone(encode_seconds, Path(folder), side, dtype, n_rows)
+            rate = scale.passages / seconds
+            yield _row("encode", f"{side}, {dtype}", n_devices, "passages/s", rate)
 
 
 def _write_encoder(folder: Path, scale: Scale) -> None:
@@ -182,8 +230,8 @@ def _write_encoder(folder: Path, scale: Scale) -> None:
     (folder / "corpus.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def encode_seconds(folder: Path, side: str, dtype: str) -> float:
-    """Returns the seconds of encoding the passages of a folder a second time."""
+def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
+    """Returns the seconds of encoding the passages of a folder a second time, `n_rows` at once."""
     import torch
 
     from cocondenser_jax.collection.folder import passage_text, read_corpus
@@ -197,6 +245,7 @@ def encode_seconds(folder: Path, side: str, dtype: str) -> float:
             folder,
             folder / "corpus.jsonl",
             out,
+            batch_size=n_rows,
             passage_length=LENGTH,
             precision=dtype,  # type: ignore[arg-type]
             backend=backend,
@@ -206,7 +255,7 @@ def encode_seconds(folder: Path, side: str, dtype: str) -> float:
         model = load_retriever(folder, passage_length=LENGTH)
         model.to(getattr(torch, dtype))
         texts = [passage_text(passage) for passage in read_corpus(folder / "corpus.jsonl")]
-        model.encode_document(texts, batch_size=128)
+        model.encode_document(texts, batch_size=n_rows)
 
     seconds = []
     for turn in range(2):  # the first one compiles
@@ -235,7 +284,8 @@ def pretraining(scale: Scale, dtype: str) -> Iterator[Row]:
         last |= line
     for name in ("step", "loss", "tokens_per_second", "mfu", "probe/partner_mrr"):
         if name in last:
-            yield _row("pretraining", f"{scale.documents} documents, {dtype}", name, last[name])
+            setting = f"{scale.documents} documents, {dtype}"
+            yield _row("pretraining", setting, scale.n_devices, name, last[name])
 
 
 def run_for(command: list[str], seconds: float) -> None:
@@ -264,7 +314,7 @@ def _flags(scale: Scale, dtype: str, folder: Path) -> list[str]:
         "model.skip_from": size.layers // 2,
         "train.objective": "cocondenser",
         "train.steps": scale.pretraining_steps,
-        "train.chunk_size": min(size.chunk_size, 2 * scale.documents),
+        "train.chunk_size": min(size.chunk_size, 2 * scale.documents // scale.n_devices),
         "train.dtype": dtype,
         "optimizer.learning_rate": 3e-4,
         "probe.every": min(100, scale.pretraining_steps),
@@ -275,8 +325,13 @@ def _flags(scale: Scale, dtype: str, folder: Path) -> list[str]:
     return ["--config=configs/default.py", f"--workdir={folder / 'run'}", *overrides]
 
 
-def _row(part: str, setting: str, measure: str, value: float | str) -> Row:
-    return {"part": part, "setting": setting, "measure": measure, "value": value}
+def _row(part: str, setting: str, devices: int, measure: str, value: float | str) -> Row:
+    row = {"part": part, "setting": setting, "devices": devices}
+    return {**row, "measure": measure, "value": value}
+
+
+def _failure(part: str, setting: str, devices: int, error: Exception) -> Row:
+    return _row(part, setting, devices, "failed", f"{type(error).__name__}: {error}"[:300])
 
 
 PARTS: dict[str, Callable[[Scale, str], Any]] = {
@@ -305,28 +360,37 @@ def measure(parts: list[str], scale: Scale, dtype: str, json_out: Path | None) -
             for row in PARTS[part](scale, dtype):
                 keep(row)
         except Exception as error:  # the next part may still be measured
-            keep(_row(part, dtype, "failed", f"{type(error).__name__}: {error}"[:300]))
-        keep(_row(part, dtype, "seconds in all", time.perf_counter() - start))
+            keep(_failure(part, dtype, scale.n_devices, error))
+        seconds = time.perf_counter() - start
+        keep(_row(part, dtype, scale.n_devices, "seconds in all", seconds))
     return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures, and returns the exit status: 1 if a part failed."""
+    """Measures, and returns the exit status: 1 if something failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
+    parser.add_argument("machine", choices=SCALES)
+    parser.add_argument("--parts", help="with commas; default: all that the machine has")
     parser.add_argument("--dtype", default="bfloat16", help="default: %(default)s")
-    parser.add_argument("--tiny", action="store_true", help="two layers and a few texts")
+    parser.add_argument("--tiny", action="store_true", help="two layers and a few texts, anywhere")
     parser.add_argument("--json_out", type=Path)
     given = parser.parse_args(arguments)
-    parts = given.parts.split(",")
-    unknown = [part for part in parts if part not in PARTS]
+    scale = SCALES[given.machine]
+    parts = given.parts.split(",") if given.parts else list(scale.parts)
+    unknown = [part for part in parts if part not in scale.parts]
     if unknown:
-        parser.error(f"no part {unknown[0]!r}: expected some of {', '.join(PARTS)}")
+        parser.error(f"no part {unknown[0]!r}: expected some of {', '.join(scale.parts)}")
+    found = alone(machine)
+    if given.tiny:
+        scale = scale._replace(**TINY)
+    elif found.platform != scale.platform:
+        parser.error(f"JAX computes on a {found.platform}: expected a {scale.platform} (or --tiny)")
+    scale = scale._replace(n_devices=found.n_devices)
     if given.json_out:
         given.json_out.parent.mkdir(parents=True, exist_ok=True)
-    rows = measure(parts, TINY if given.tiny else FULL, given.dtype, given.json_out)
+    rows = measure(parts, scale, given.dtype, given.json_out)
     return int(any(row["measure"] == "failed" for row in rows))
 
 

@@ -37,20 +37,9 @@ put_on_vm() {
   printf '%s/%s' "$folder" "$(basename "$from")"
 }
 
-# Prints the state of the job, or of a VM that is not ready, in capitals.
-look() {
-  local vm
-  vm=$(vm_state) || return
-  if [[ $vm == READY ]]; then
-    job 0 state "$job"
-  else
-    echo "$vm"
-  fi
-}
-
 # Asked before anything is copied: a job that runs reads its source.
 if [[ ! $DRY_RUN ]]; then
-  state=$(patiently look)
+  state=$(patiently look_at "$job")
   [[ $state != running ]] || fail "$job is already running: see status.sh"
   [[ $state != [A-Z]* ]] || fail "$TPU_NAME is $state: see create.sh"
 fi
@@ -67,11 +56,5 @@ job 0 start "$job" bash tpu_scripts/on_vm/corpus.sh "$store" "$BUCKET" \
   ${words[@]+"${words[@]}"} || fail "$job was not started"
 [[ ! $DRY_RUN ]] || exit 0
 
-while true; do
-  state=$(patiently look)
-  [[ $state == running ]] || break
-  sleep "$POLL_SECONDS"
-done
-[[ $state != [A-Z]* ]] || fail "$TPU_NAME is $state"
-job 0 log "$job" 20 || true
+wait_for "$job"
 [[ $state == 0 ]] || fail "$job failed ($state)"

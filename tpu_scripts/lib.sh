@@ -109,11 +109,34 @@ is_queued() { [[ $PROVISIONING == queued* ]]; }
 VM_FOLDER=cocondenser_jax
 # What of the project a VM needs.
 # shellcheck disable=SC2034 # it is used in other files
-PROJECT_FILES=(cocondenser_jax configs tpu_scripts setup.py constraints.txt README.md LICENSE)
+PROJECT_FILES=(cocondenser_jax configs benchmarks tpu_scripts Makefile setup.py constraints.txt
+  README.md LICENSE)
 
 # job WORKERS ACTION NAME ...: see on_vm/job.sh.
 job() {
   local workers=$1
   shift
   on_vm "$workers" bash "$VM_FOLDER/tpu_scripts/on_vm/job.sh" "$@"
+}
+
+# look_at JOB: prints the state of a job on worker 0, or of a VM that is not ready, in capitals.
+look_at() {
+  local vm
+  vm=$(vm_state) || return
+  if [[ $vm == READY ]]; then
+    job 0 state "$1"
+  else
+    echo "$vm"
+  fi
+}
+
+# wait_for JOB: waits until it has ended on worker 0; shows the end of its log, and sets `state`.
+wait_for() {
+  while true; do
+    state=$(patiently look_at "$1")
+    [[ $state == running ]] || break
+    sleep "$POLL_SECONDS"
+  done
+  [[ $state != [A-Z]* ]] || fail "$TPU_NAME is $state"
+  job 0 log "$1" 20 || true
 }

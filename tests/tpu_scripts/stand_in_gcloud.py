@@ -184,6 +184,10 @@ def tpu_vm_ssh(arguments, name):
 
 def tpu_vm_scp(arguments, *names):
     *sources, target = names
+    if ":" in sources[0]:
+        name, _, path = sources[0].partition(":")
+        (home,) = workers_of(name, arguments.worker)
+        return copy(home / path, Path(target), arguments.recurse)
     name, _, folder = target.partition(":")
     for home in workers_of(name, arguments.worker):
         for source in sources:

@@ -16,6 +16,7 @@ ARGUMENTS = {
     "setup": [],
     "corpus": ["wiki", "--source=gs://b/text.jsonl", "--tokenizer=bert-base-uncased"],
     "pretrain": ["first", "--config=configs/condenser.py", "--config.data.store=stores/wiki"],
+    "bench": ["--out=tpu.json", "--parts=peak"],
     "status": [],
     "fetch": ["first"],
     "delete": [],

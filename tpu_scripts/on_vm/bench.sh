@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Runs on worker 0, as a job. bench.sh [ARGUMENTS OF benchmarks/accelerator.py]
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+command -v make >/dev/null || { sudo apt-get update && sudo apt-get install --yes make; }
+rm -f benchmarks/results/tpu.json            # one of another machine may have come with the project
+export JAX_COMPILATION_CACHE_DIR=$PWD/compiled # measured again, it compiles nothing
+make bench-tpu PYTHON=.venv/bin/python ARGUMENTS="$*"

@@ -124,8 +124,6 @@ def verify_checkpoint(
       PyTorch's. Of vectors the norm is shown, but all numbers are compared.
     """
     model_config, params, run = load_run(checkpoint, step)
-    if "config" not in run:
-        raise UserError(f"{checkpoint} was converted: expected a run of pretrain, with its config")
     config = ConfigDict(run["config"])
     model_config = dataclasses.replace(
         model_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0

@@ -34,17 +34,16 @@ def store(research_folder, tmp_path):
 def test_from_text_to_a_model_and_on_from_it(model_type, store, tmp_path):
     pretrain = ["pretrain", "--config=configs/default.py", f"--config.data.store={store}"]
     pretrain += [f"--config.{setting}" for setting in SIZES]
-    scratch, model, back, again = (tmp_path / x for x in ("scratch", "model", "back", "again"))
+    scratch, model, again = (tmp_path / x for x in ("scratch", "model", "again"))
     assert main([*pretrain, f"--workdir={scratch}", f"--config.model.model_type={model_type}"]) == 0
     assert verify([f"--checkpoint={scratch}", "--documents=4"]) == 0
     assert main(["convert", f"--checkpoint={scratch}", f"--out={model}"]) == 0
-    assert main(["convert", f"--pytorch_folder={model}", f"--out={back}"]) == 0
     pretrain += [f"--config.warm_start={model}", "--config.optimizer.learning_rate=0"]
     assert main([*pretrain, f"--workdir={again}"]) == 0
 
     config, params, _ = load_run(scratch)
     assert config.model_type == model_type
-    for found, others in (load_folder(str(model)), load_run(back)[:2], load_run(again)[:2]):
+    for found, others in (load_folder(str(model)), load_run(again)[:2]):
         assert found == config
         for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
             np.testing.assert_array_equal(a, b)

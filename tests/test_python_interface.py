@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cocondenser_jax as cj
-from tests.world import write_records, write_tokenizer
+from tests.world import write_records, write_run, write_tokenizer
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -19,7 +19,6 @@ SUBJECTS = "birds maps vectors stars rivers recipes trains clocks".split()
 def workdir(tmp_path_factory):
     """A folder with what the page's examples read: text, tokenizer, run, index and judgments."""
     from cocondenser_jax.corpus.tokenizer import load_tokenizer
-    from cocondenser_jax.pretrain.checkpoint import save_converted
     from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.retrieval.index import build_index
 
@@ -39,8 +38,7 @@ def workdir(tmp_path_factory):
         n_head_layers=1, skip_from=1,
     )  # fmt: skip
     run = folder / "runs" / "cocondenser"
-    run.parent.mkdir()
-    save_converted(run, config, cj.init_params(config, seed=1), tokenizer, "a test")
+    write_run(run, config, cj.init_params(config, seed=1), folder / "tokenizer")
     cj.export_run(run, folder / "exported")
     encode_corpus(folder / "exported", folder, folder / "embeddings")
     build_index(folder / "embeddings", folder / "runs" / "index")

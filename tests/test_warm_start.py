@@ -9,17 +9,15 @@ import pytest
 
 from cocondenser_jax import warm_start
 from cocondenser_jax.configs import default
-from cocondenser_jax.convert.from_torch import import_folder, load_folder
+from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
-from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.warm_start import load_warm_start, pretrain
-from tests.world import write_tokenizer
+from tests.world import write_run, write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
 
@@ -51,7 +49,7 @@ def settings(**changes):
 def bert(request, folder, tmp_path):
     """The same model in both forms that a run may start from."""
     if request.param == "run":
-        import_folder(str(folder), tmp_path / "run")
+        write_run(tmp_path / "run", *load_folder(str(folder)), folder)
         return tmp_path / "run"
     return folder
 
@@ -72,7 +70,7 @@ def test_another_head_than_the_models_is_refused(bert):
 
 
 def test_a_run_says_what_its_head_reads(folder, tmp_path):
-    import_folder(str(folder), tmp_path / "run")
+    write_run(tmp_path / "run", *load_folder(str(folder)), folder)
     with pytest.raises(UserError, match=r"has skip_from 1, but config\.model\.skip_from is 2"):
         load_warm_start(str(tmp_path / "run"), settings(skip_from=2), 0)
 
@@ -84,7 +82,7 @@ def test_a_new_head_is_as_the_settings_say(folder):
     assert (config.n_head_layers, config.skip_from) == (1, 2)
     assert "head_0" in params
     assert "head_1" not in params
-    with pytest.raises(UserError, match="has no Condenser head; --init_head"):
+    with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
         load_warm_start(str(folder), asked, None)
 
 
@@ -99,9 +97,9 @@ def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert):
 def test_a_run_without_a_head_can_begin_one(bert, store, tmp_path):
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
     config, params = load_warm_start(str(bert), without, None)
-    tokenizer = load_tokenizer(str(open_store(store).tokenizer_folder))
-    save_converted(tmp_path / "headless", config, params, tokenizer, "test")
-    export_folder(params, config, open_store(store).tokenizer_folder, tmp_path / "exported", {})
+    tokenizer_folder = open_store(store).tokenizer_folder
+    write_run(tmp_path / "headless", config, params, tokenizer_folder)
+    export_folder(params, config, tokenizer_folder, tmp_path / "exported", {})
     assert not (tmp_path / "exported" / "condenser.json").exists()
     card = (tmp_path / "exported" / "README.md").read_text()
     assert "with a Condenser head" not in " ".join(card.split())
@@ -148,7 +146,7 @@ def test_an_experiment_names_what_its_run_starts_from(folder, store, tmp_path, m
 
     drawn, _ = start()
     assert drawn.n_head_layers == 1
-    with pytest.raises(UserError, match="has no Condenser head; --init_head"):
+    with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
         start(warm_start=str(folder))
     _, params = start(warm_start=str(folder), init_head=True, seed=3)
     _, expected = load_folder(str(folder), n_head_layers=1, skip_from=1, init_head_seed=3)

@@ -10,15 +10,19 @@ import lzma
 import os
 import random
 import re
+import shutil
 
 from backports import zstd
+from safetensors.numpy import save_file
 
 from cocondenser_jax.corpus.build import build_share, build_store
 from cocondenser_jax.corpus.shares import find_copies, hash_share
 from cocondenser_jax.corpus.sources import open_source, read_documents
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.checkpoint import named_arrays
 from cocondenser_jax.pretrain.experiment import resolve_without_store
+from cocondenser_jax.storage.runs import write_checksums
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 # Suffix of a file → how its content is packed.
@@ -145,6 +149,18 @@ def write_beir(folder, passages, queries, splits, prefixes=("p", "q")):
         judgments = {f"{query}{i}": {f"{passage}{i}": 1} for i in numbers}
         write_qrels(folder / "qrels" / f"{split}.tsv", judgments)
     return folder
+
+
+def write_run(folder, model_config, params, tokenizer_folder):
+    """Writes a run folder with these parameters in its only checkpoint."""
+    checkpoint = folder / "checkpoints" / "0"
+    checkpoint.mkdir(parents=True)
+    shutil.copytree(tokenizer_folder, folder / "tokenizer")
+    run = {"config": {}, "model": model_config.to_dict()}
+    (folder / "run.json").write_text(json.dumps(run))
+    save_file(named_arrays(params), checkpoint / "params.safetensors")
+    (checkpoint / "state.json").write_text(json.dumps({"step": 0, "skipped": 0, "probe": {}}))
+    write_checksums(checkpoint)
 
 
 def batches_of(config):

@@ -9,7 +9,6 @@ from cocondenser_jax.cli.flags import (
     JSON_OUT,
     command,
     flag,
-    only_one,
     required,
     take_engine,
 )
@@ -106,28 +105,17 @@ def _parse_step(text: str) -> int | str:
     return text if text == "best" else int(text)
 
 
-_to_pytorch = partial(flag, goes_with="checkpoint")
-
-
 @command(
     "convert --checkpoint=runs/cocondenser --out=runs/model",
-    flag("--checkpoint", Path, "a run folder of pretrain"),
-    flag("--pytorch_folder", str, "a Hugging Face folder or Hub name"),
+    required("--checkpoint", Path, "a run folder of pretrain"),
     required("--out", Path, "output folder"),
-    _to_pytorch("--step", _parse_step, "step, or best: of the best probe (default: the latest)"),
-    flag("--init_head", False, "add a random head if there is none", goes_with="pytorch_folder"),
+    flag("--step", _parse_step, "step, or best: of the best probe (default: the latest)"),
 )
-def convert(checkpoint, pytorch_folder, out, init_head, **options):
-    """Turn a checkpoint into a Hugging Face folder, or such a folder into a checkpoint."""
-    only_one(checkpoint=checkpoint, pytorch_folder=pytorch_folder)
-    if checkpoint:
-        from cocondenser_jax.convert.to_torch import export_run
+def convert(checkpoint, out, step):
+    """Turn a checkpoint into a Hugging Face folder; pretrain starts from such folders, too."""
+    from cocondenser_jax.convert.to_torch import export_run
 
-        export_run(checkpoint, out, **options)
-    elif pytorch_folder:
-        from cocondenser_jax.convert.from_torch import import_folder
-
-        import_folder(pytorch_folder, out, init_head=init_head)
+    export_run(checkpoint, out, step=step)
     print_text(out)
 
 

@@ -22,11 +22,9 @@ from cocondenser_jax.convert.names import (
     from_tensors,
     to_tensors,
 )
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import MODEL_TYPES, SIZES, ModelConfig
-from cocondenser_jax.pretrain.checkpoint import save_converted
 from cocondenser_jax.storage.files import read_json, read_object
 from cocondenser_jax.storage.hub import find_folder
 
@@ -56,15 +54,6 @@ _WEIGHTS = (
 )
 # Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
-
-
-def import_folder(name_or_folder: str, out: Path, *, init_head: bool = False) -> None:
-    """Writes a published model as a run folder that pre-training can start from.
-
-    With `init_head`, a Condenser head or an MLM projection that is missing is drawn with seed 0.
-    """
-    model_config, params = load_folder(name_or_folder, init_head_seed=0 if init_head else None)
-    save_converted(out, model_config, params, load_tokenizer(name_or_folder), name_or_folder)
 
 
 def load_folder(
@@ -187,8 +176,7 @@ def with_missing_head(
             continue
         if seed is None:
             raise UserError(
-                f"{source} has no {part}; --init_head (of pretrain: --config.init_head=true)"
-                " starts with a new, random one"
+                f"{source} has no {part}; --config.init_head=true starts with a new, random one"
             )
         logger.warning("%s has no %s: starting with a random one (seed %d)", source, part, seed)
         new = to_tensors(init_params(config, seed), config)

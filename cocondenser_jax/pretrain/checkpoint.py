@@ -3,7 +3,7 @@
 docs/architecture.md lists its files. A checkpoint is a folder `checkpoints/<step>`:
 
     params.safetensors     the parameters
-    optimizer.safetensors  the state of the optimizer; absent in a converted model
+    optimizer.safetensors  the state of the optimizer
     state.json             the step, how many steps were skipped, what the probe measured after it
     sha256.json            the checksums of the others
 """
@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax.corpus.store import TokenStore
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
@@ -91,13 +90,7 @@ def open_run(
         },
         "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
     }
-    path = workdir / "run.json"
-    if "config" not in read_object(path, absent=run):
-        raise UserError(
-            f"{workdir} holds a converted model: start from it with --config.warm_start, in a new"
-            " folder"
-        )
-    start_or_compare(path, run, FREE_SETTINGS)
+    start_or_compare(workdir / "run.json", run, FREE_SETTINGS)
     # Only now: a kill between the two leaves a folder that says which run it is.
     if not (workdir / "tokenizer").exists():
         with new_folder(workdir / "tokenizer") as folder:
@@ -125,7 +118,11 @@ def checkpoint_writer(
     """
 
     def write(arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
-        _write(workdir, arrays, facts)
+        with new_folder(workdir / "checkpoints" / str(facts["step"])) as folder:
+            for name, tensors in arrays.items():
+                save_file(tensors, folder / f"{name}.safetensors")
+            write_json(folder / _STATE, facts)
+            write_checksums(folder)
         best = best_probe(saved_probes(workdir))
         for earlier, folder in list(_checkpoints(workdir).items())[:-keep]:
             if not (best and earlier == best.step):
@@ -223,17 +220,6 @@ def load_run(
     return model_config, params, {**run, "step": step}
 
 
-def save_converted(
-    out: Path, model_config: ModelConfig, params: Any, tokenizer: SpanTokenizer, source: str
-) -> None:
-    """Writes parameters that come from elsewhere as a run folder that a run can start from."""
-    with new_folder(out) as folder:
-        (folder / "tokenizer").mkdir()
-        save_tokenizer(tokenizer, folder / "tokenizer", model_config.max_length)
-        _write(folder, {"params": named_arrays(params)}, {"step": 0})
-        write_json(folder / "run.json", {"converted_from": source, "model": model_config.to_dict()})
-
-
 def named_arrays(tree: Any) -> dict[str, np.ndarray]:
     """Copies the arrays of a tree, by their paths in it: `layer_0/query/kernel`, `1/0/mu/...`."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -278,17 +264,6 @@ def _read_params(folder: Path, like: Any) -> Any:
     """Reads the parameters of a checkpoint, and checks all its files."""
     require_intact(folder)
     return read_arrays(folder / "params.safetensors", like)
-
-
-def _write(
-    workdir: Path, arrays: Mapping[str, dict[str, np.ndarray]], facts: Mapping[str, Any]
-) -> None:
-    """Writes arrays by file and name, and facts, as the checkpoint of a step, whole or not."""
-    with new_folder(workdir / "checkpoints" / str(facts["step"])) as folder:
-        for name, tensors in arrays.items():
-            save_file(tensors, folder / f"{name}.safetensors")
-        write_json(folder / _STATE, facts)
-        write_checksums(folder)
 
 
 def _checkpoints(workdir: Path) -> dict[int, Path]:

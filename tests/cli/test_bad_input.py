@@ -81,7 +81,6 @@ def bad_inputs(folder):
         ),
         "workdir with something else": (pretrain(f"--workdir={folder}/data"), "already exists"),
         "no such run": (["convert", f"--checkpoint={folder}/none", f"--out={folder}/out"], "none"),
-        "both directions": (["convert", f"--out={folder}/out"], "give one of"),
         "no qrels": (
             ["evaluate", "run", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
             "none.tsv",
@@ -117,8 +116,7 @@ CASES = (
     "workers of no task", "chunk size", "unknown key", "wrong type", "unknown flag", "no store",
     "not a store", "tokenizer of another model", "no collection to probe", "no such split to probe",
     "workdir with something else", "no such run",
-    "both directions", "no qrels", "missing flag",
-    "unknown command", "mistyped flag",
+    "no qrels", "missing flag", "unknown command", "mistyped flag",
 )  # fmt: skip
 
 

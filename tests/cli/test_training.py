@@ -83,8 +83,6 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("convert --out=out --checkpoint=run --init_head", "--init_head goes with --pytorch_fol"),
-        ("convert --out=out --pytorch_folder=x --step=0", "--step goes with --checkpoint"),
         ("vocabulary --source=x --out=out --kind=roberta --cased", "--cased goes with --kind=bert"),
         ("vocabulary --source=none.txt --out=out", "no file none.txt"),
         ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),

@@ -181,7 +181,7 @@ def test_half_precision_weights_are_widened(bert_folder, dtype):
 
 def test_a_missing_head_is_never_made_up_silently(folder, caplog):
     (folder / "model.pt").unlink()
-    with pytest.raises(UserError, match=r"has no Condenser head; --init_head"):
+    with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
         load_folder(str(folder))
 
     with caplog.at_level(logging.WARNING):
@@ -202,7 +202,7 @@ def test_a_missing_head_is_never_made_up_silently(folder, caplog):
 
 def test_a_plain_encoder_lacks_the_mlm_projection(bert_folder, caplog):
     rewrite(bert_folder, lambda state: {k: v for k, v in state.items() if "cls." not in k})
-    with pytest.raises(UserError, match=r"has no MLM projection; --init_head"):
+    with pytest.raises(UserError, match=r"has no MLM projection; --config\.init_head"):
         load_folder(str(bert_folder))
     with caplog.at_level(logging.WARNING):
         config, params = load_folder(str(bert_folder), init_head_seed=0)

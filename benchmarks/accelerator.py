@@ -202,7 +202,7 @@ def gradient_error(size: Size, dtype: str) -> float:
     _, expected = batch_gradient(config, whole, params, batch)
     _, found = batch_gradient(config, chunked, params, batch)
     difference = jax.tree.map(lambda a, b: a - b, found, expected)
-    return float(optax.global_norm(difference) / optax.global_norm(expected))
+    return float(optax.tree.norm(difference) / optax.tree.norm(expected))
 
 
 def encode(scale: Scale, dtype: str) -> Iterator[Row]:

@@ -88,13 +88,6 @@ SETTINGS = {
     "train.chunk_size": Setting(
         64, Interval(0), "spans", "per forward pass on a device; 0: the whole batch at once"
     ),
-    "train.remat": Setting(
-        False,
-        None,
-        "",
-        "compute layers a second time for the gradient, and keep only their inputs: longer spans or"
-        " larger chunks fit, for about a third more arithmetic",
-    ),
     "train.skip_nonfinite": Setting(
         0, Interval(0), "steps", "NaN or infinite steps that a run may skip"
     ),

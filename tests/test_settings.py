@@ -184,8 +184,8 @@ def test_the_page_of_settings_is_up_to_date():
 @pytest.mark.parametrize(
     ("given", "read"),
     [
-        ("train.remat=true", True),
-        ("train.remat=False", False),
+        ("model.late_mlm=true", True),
+        ("model.late_mlm=False", False),
         ("log_every=7", 7),
         ("train.epochs=2", 2.0),
         ("optimizer.learning_rate=1e-3", 1e-3),
@@ -200,7 +200,7 @@ def test_an_override_is_read_by_its_settings_type(given, read):
     assert type(value) is type(read)
 
 
-@pytest.mark.parametrize("given", ["train.remat=1", "log_every=7.0", "train.epochs=two"])
+@pytest.mark.parametrize("given", ["model.late_mlm=1", "log_every=7.0", "train.epochs=two"])
 def test_an_override_of_another_type_is_refused(given):
     with pytest.raises(UserError, match=r"is '.*'; expected"):
         load_config("configs/default.py", [f"--config.{given}"], complete=False)

@@ -43,22 +43,20 @@ class Condenser(nn.Module):
 
     Only rows that are used are computed: the last layer of the backbone at CLS (and at the masked
     positions with `late_mlm`; everywhere for a mean), the last layer of the head at the masked
-    positions. With `remat` the gradient keeps what goes into a layer, and computes what is inside
-    it again.
+    positions.
     """
 
     config: ModelConfig
     dtype: jnp.dtype = jnp.dtype("float32")
-    remat: bool = False
 
     def setup(self) -> None:
         """Creates the modules; their names are the parameter names of a checkpoint."""
         config = self.config
         dtype = self.dtype
         self.embeddings = Embeddings(config, dtype)
-        layer = nn.remat(TransformerLayer) if self.remat else TransformerLayer
-        self.layers = [layer(config, dtype, number) for number in range(config.num_hidden_layers)]
-        self.head = [layer(config, dtype) for _ in range(config.n_head_layers)]
+        numbers = range(config.num_hidden_layers)
+        self.layers = [TransformerLayer(config, dtype, number) for number in numbers]
+        self.head = [TransformerLayer(config, dtype) for _ in range(config.n_head_layers)]
         if config.is_modern:
             self.final_norm = layer_norm(config, dtype)
         self.mlm = MaskedLMHead(config, dtype)

@@ -16,16 +16,12 @@ def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
     """Returns the operations of the whole Condenser for one span with `n_masked` mask slots."""
     predictions = n_masked * ((config.n_head_layers > 0) + config.late_mlm)
     per_prediction = 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
-    return layers_flops(config, length, n_masked) + predictions * per_prediction
-
-
-def layers_flops(config: ModelConfig, length: int, n_masked: int) -> int:
-    """Returns those of `forward_flops` that the layers of backbone and head do."""
     head = 0
     if config.n_head_layers:
         head = (config.n_head_layers - 1) * _layer(config, length, length)
         head += _layer(config, length, n_masked)
-    return head + _backbone(config, length, rows=1 + n_masked * config.late_mlm)
+    backbone = _backbone(config, length, rows=1 + n_masked * config.late_mlm)
+    return backbone + head + predictions * per_prediction
 
 
 def _backbone(config: ModelConfig, length: int, rows: int) -> int:

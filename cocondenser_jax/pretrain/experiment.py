@@ -58,7 +58,6 @@ def resolve_without_store(
         mlm_reduction=train.mlm_reduction,
         chunk_size=train.chunk_size,
         dtype=train.dtype,
-        remat=train.remat,
     )
     probe = config.probe
     return Experiment(

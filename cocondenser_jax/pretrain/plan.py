@@ -23,7 +23,7 @@ from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops, layers_flops
+from cocondenser_jax.model.flops import encode_flops, forward_flops
 from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
@@ -163,7 +163,7 @@ class _Work(NamedTuple):
     """What a core has to do at least."""
 
     model_flops: int  # floating-point operations of one span: forward pass and gradient
-    computed_flops: int  # of one span, with what the gradient cache and `remat` repeat
+    computed_flops: int  # of one span, with what the gradient cache repeats
     traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
     gradients: int  # bytes
     vectors: int  # bytes of those that a contrastive loss compares on all cores
@@ -179,19 +179,15 @@ def _work(
     and writes three.
     """
     objective = OBJECTIVES[settings.objective]
-    forward = layers = encode_flops(model_config, spec.length)
+    forward = encode_flops(model_config, spec.length)
     if objective.predicts_tokens:
         # Of two copies, the backbone reads the first, and the head the second.
         forward = forward_flops(model_config, spec.length, spec.n_slots) // objective.n_copies
-        layers = layers_flops(model_config, spec.length, spec.n_slots) // objective.n_copies
     n_chunks = n_spans // (settings.chunk_size or n_spans)
     computed = 3 * forward
     n_reads = 2
     if objective.contrast and n_chunks > 1:
         computed += encode_flops(model_config, spec.length)
-        n_reads += 1
-    if settings.remat:
-        computed += layers
         n_reads += 1
     per_chunk = n_reads * jnp.dtype(settings.dtype).itemsize + 8
     n_vectors = n_spans * objective.n_contrasted // 2

@@ -38,7 +38,6 @@ class LossSettings(NamedTuple):
     mlm_reduction: str = "token_mean"  #: or "span_sum"
     chunk_size: int = 0  #: spans; 0 for all that a device has
     dtype: str = "float32"
-    remat: bool = False
 
 
 class StepSettings(NamedTuple):
@@ -116,7 +115,7 @@ def loss_and_gradient(
     seeds the dropout.
     """
     objective = OBJECTIVES[settings.objective]
-    model = Condenser(model_config, jnp.dtype(settings.dtype), settings.remat)
+    model = Condenser(model_config, jnp.dtype(settings.dtype))
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
     n_copies = objective.n_copies

@@ -62,7 +62,6 @@ UNUSUAL = {
         "mlm_reduction": "span_sum",
         "chunk_size": 2,
         "dtype": "float32",
-        "remat": True,
     },
     "optimizer": {
         "learning_rate": 1e-2,

@@ -55,10 +55,12 @@ _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
     _PRECISION,
     flag("--pooling", ("cls", "mean"), "pooling other than the model's own", default=None),
     flag("--backend", ("torch", "jax"), "library to run the model; jax: on a host's TPU cores"),
+    flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
-def encode(model, corpus, out, shard, backend, json_out, **options):
+def encode(model, corpus, out, shard, backend, parquet, json_out, **options):
     """Encode passages into vectors; resumes an interrupted run."""
+    from cocondenser_jax.retrieval.embeddings import write_parquet
     from cocondenser_jax.retrieval.encode import encode_corpus
     from cocondenser_jax.storage.remote import output_folder
 
@@ -67,10 +69,12 @@ def encode(model, corpus, out, shard, backend, json_out, **options):
 
         options["backend"] = run_in_flax
     options["engine"] = take_engine(options)
-    if shard != (0, 1) and options["engine"]:
-        raise UserError("give one of --shard, which makes a part on its own, and --tasks")
+    if shard != (0, 1) and (options["engine"] or parquet):
+        raise UserError("--shard makes a part on its own: give neither --tasks nor --parquet")
     with output_folder(out) as folder:
         manifest = encode_corpus(model, corpus, folder, shard=shard, **options)
+        if parquet:
+            write_parquet(folder, parquet)
     print_metrics(manifest, json_out)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.ipc  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from cocondenser_jax.collection.layouts import Passage
@@ -99,6 +100,17 @@ def open_shards(folder: Path, manifest: Mapping[str, Any]) -> pyarrow.Table:
             )
         tables.append(table)
     return pyarrow.concat_tables(tables)
+
+
+def write_parquet(folder: Path, out: Path) -> None:
+    """Writes all shards as one Parquet file, whole or not at all: a row group for each."""
+    table = open_shards(folder, read_manifest(folder))
+    with (
+        new_file(out) as partial,
+        pyarrow.parquet.ParquetWriter(partial, table.schema) as writer,
+    ):
+        for batch in table.to_batches():
+            writer.write_batch(batch)
 
 
 def shard_vectors(table: pyarrow.Table) -> list[np.ndarray]:

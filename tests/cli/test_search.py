@@ -11,6 +11,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 import torch
 import transformers
@@ -94,12 +95,14 @@ def test_index_retrieve_and_search_read_what_several_machines_encoded(
 
 @pytest.mark.effect("encode --model", "encode --corpus", "encode --out", "encode --batch_size")
 @pytest.mark.effect("encode --passage_length", "encode --shard_size", "encode --dtype")
-@pytest.mark.effect("encode --precision", "encode --pooling", "encode --json_out")
+@pytest.mark.effect("encode --precision", "encode --pooling", "encode --parquet")
+@pytest.mark.effect("encode --json_out")
 def test_what_each_flag_of_encode_does(model_folder, beir, tmp_path, forward_sizes):
     command = "encode --batch_size=7 --passage_length=16 --shard_size=25 --pooling=mean"
     command += " --dtype=float16 --precision=bfloat16"
     places = [f"--model={model_folder}", f"--corpus={beir}", f"--out={tmp_path}/out"]
-    assert main([*command.split(), *places, f"--json_out={tmp_path}/encode.json"]) == 0
+    written = [f"--parquet={tmp_path}/new/vectors.parquet", f"--json_out={tmp_path}/encode.json"]
+    assert main([*command.split(), *places, *written]) == 0
     assert max(forward_sizes) == 7
     shards = [read_shard(path)[0] for path in sorted((tmp_path / "out").glob("*.arrow"))]
     assert [len(shard) for shard in shards] == [25, 25, 10]
@@ -114,10 +117,12 @@ def test_what_each_flag_of_encode_does(model_folder, beir, tmp_path, forward_siz
     assert (errors_N < 0.02).all()
     # As a database loads them.
     files = sorted((tmp_path / "out").rglob("*.arrow"))
-    table = pyarrow.dataset.dataset(files, format="arrow").to_table()
-    assert table.column_names == ["id", "title", "text", "vector"]
-    assert table["id"].to_pylist() == [passage.id for passage in passages]
-    np.testing.assert_array_equal(table["vector"].to_pylist(), vectors_NxD)
+    shards_table = pyarrow.dataset.dataset(files, format="arrow").to_table()
+    for table in (shards_table, pyarrow.parquet.read_table(tmp_path / "new" / "vectors.parquet")):
+        assert table.column_names == ["id", "title", "text", "vector"]
+        assert table["id"].to_pylist() == [passage.id for passage in passages]
+        np.testing.assert_array_equal(table["vector"].to_pylist(), vectors_NxD)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["vectors.parquet"]
     manifest = json.loads((tmp_path / "encode.json").read_text())
     assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
 

@@ -166,7 +166,7 @@ def test_vectors_in_seven_tasks_are_those_of_one(tmp_path, model_folder, beir, m
     expected = capsys.readouterr().out
     in_tasks = [*command, f"--out={tmp_path}/many", "--tasks=7"]
     assert main([*in_tasks, "--shard=0/2"]) == 2
-    assert "give one of --shard, which makes" in capsys.readouterr().err
+    assert "give neither --tasks nor --parquet" in capsys.readouterr().err
     assert main([*in_tasks, "--workers=2"]) == 0
     printed = capsys.readouterr()
     assert printed.out == expected

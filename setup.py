@@ -28,7 +28,11 @@ RETRIEVAL = [
     "PyStemmer>=2.2.0.3",
 ]
 REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5"]
-PAPERS = ["ijson>=3.5", "PyYAML>=6.0.2"]  # what papers/ reads, in the repository only
+PAPERS = [
+    "ijson>=3.5",
+    "PyYAML>=6.0.2",
+    "regex>=2025.10.22",
+]  # what papers/ reads, in the repository only
 TFDS = [
     "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
     "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it
@@ -88,7 +92,6 @@ setup(
         "ir-measures>=0.4",
         "ml_collections>=1.1",
         "pyarrow>=24",
-        "regex>=2025.10.22",
         "safetensors>=0.8",
         "scipy>=1.15",
         "tokenizers>=0.23.1",

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cocondenser_jax"
 MAX_LINES = 400  # of a file
-MAX_PACKAGE_LINES = 12_150
+MAX_PACKAGE_LINES = 12_000
 CATCH_ALLS = {"utils", "util", "helpers", "common", "misc"}
 PMAP_FILE = "pretrain/devices.py"
 

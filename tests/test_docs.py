@@ -128,9 +128,7 @@ def commands_of(text):
 
 def unknown_flags(words):
     """Returns the flags and settings of a command that it does not have."""
-    command = PROGRAM
-    while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
+    command = PROGRAM.commands[words.pop(0)]
     known = {name for flag in command.params for name in flag.opts}
     settings = {name for task in DECLARED_IN for name in declared_settings(task)}
     known |= {f"--config.{name}" for name in settings}
@@ -197,20 +195,12 @@ def all_prose():
         for path in (ROOT / folder).rglob("*.py"):
             for text in docstrings(path):
                 yield path.relative_to(ROOT).as_posix(), text
-    for name, command in every_command(PROGRAM):
+    for name, command in PROGRAM.commands.items():
         for text in (command.help, *(getattr(flag, "help", "") for flag in command.params)):
             yield name, text or ""
     for task in DECLARED_IN:
         for name, setting in declared_settings(task).items():
             yield f"config.{name}", setting.meaning
-
-
-def every_command(group):
-    """Yields the names and the commands of a group and of those in it."""
-    for name, command in group.commands.items():
-        yield name, command
-        if hasattr(command, "commands"):
-            yield from every_command(command)
 
 
 @pytest.mark.parametrize("pattern", [BRITISH, HOUSE_WORDS], ids=["British", "house"])

@@ -157,15 +157,15 @@ def test_mistakes_are_one_line(run, tmp_path, capsys):
     assert "13 documents: expected 2 to 12" in capsys.readouterr().err
 
 
-@pytest.mark.effect("verify store --store")
+@pytest.mark.effect("verify --store")
 def test_a_store_alone_is_compared_with_its_checksums(run, tmp_path, capsys):
     store = shutil.copytree(run.parent / "store", tmp_path / "store")
-    assert cli.main(["verify", "store", f"--store={store}"]) == 0
+    assert cli.main(["verify", f"--store={store}"]) == 0
     tokens = store / "tokens.bin"
     content = bytearray(tokens.read_bytes())
     content[-1] ^= 1
     tokens.write_bytes(content)
-    assert cli.main(["verify", "store", f"--store={store}"]) == 2
+    assert cli.main(["verify", f"--store={store}"]) == 2
     assert f"{tokens} has changed" in capsys.readouterr().err
-    assert cli.main(["verify", "store"]) == 2
+    assert cli.main(["verify"]) == 2
     assert "--store" in capsys.readouterr().err

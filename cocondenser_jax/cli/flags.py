@@ -24,10 +24,6 @@ PROGRAM = _Group(
     help="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-_GROUPS = {
-    "verify": _Group("verify", help="Check a token store."),
-    "evaluate": _Group("evaluate", help="Compute the metrics of a run."),
-}
 
 
 def command(
@@ -39,12 +35,8 @@ def command(
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        *first, name = example.split(" --")[0].split()
-        parent = PROGRAM
-        for word in first:
-            parent = _GROUPS[word]
-            PROGRAM.commands[word] = parent
-        parent.commands[name] = click.Command(
+        name = example.split(" --")[0]
+        PROGRAM.commands[name] = click.Command(
             name,
             callback=function,
             params=list(flags),

@@ -208,7 +208,6 @@ def rerank(model, data, run, run_out, json_out, **options):
     flag("--split", "train", "mine for the queries of this split"),
     required("--out", Path, "TREC run to write"),
     flag("--depth", COUNT, "rank, in each run, of the last passage taken", default=200),
-    flag("--answers", Path, "answers (.jsonl): leave out passages that hold one"),
     flag("--denoise_run", Path, "run of rerank (loss=binary): drop passages it finds relevant"),
     flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),
     JSON_OUT,

@@ -119,8 +119,8 @@ def convert(checkpoint, out, step):
     print_text(out)
 
 
-@command("verify store --store=stores/wiki", required("--store", Path, "a folder made by corpus"))
-def verify_a_store(store):
+@command("verify --store=stores/wiki", required("--store", Path, "a folder made by corpus"))
+def verify(store):
     """Compare every file of a token store with its checksum."""
     from cocondenser_jax.corpus.store import verify_store
 

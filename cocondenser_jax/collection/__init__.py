@@ -1,1 +1,1 @@
-"""A collection on disk: passages, queries, judgments, runs and answers. NumPy only."""
+"""A collection on disk: passages, queries, judgments and runs. NumPy only."""

@@ -50,24 +50,6 @@ def read_queries(path: Path) -> dict[str, str]:
     return {query.id: query.text for query in read_passages(path)}
 
 
-def read_answers(path: Path) -> dict[str, list[str]]:
-    """Reads the answers to questions: id → answers.
-
-    One JSON object a line: `_id` (or `id`, `query_id`), and `answers` (or `answer`), a list of
-    strings.
-    """
-    answers: dict[str, list[str]] = {}
-    for where, record in _read_records(path):
-        name = _read_new_id(record, answers, where)
-        found = _first_of(record, ("answers", "answer"), where)
-        if not isinstance(found, list) or not all(isinstance(answer, str) for answer in found):
-            raise UserError(f"{where}: the answers must be a list of strings")
-        answers[name] = [without_surrogates(answer) for answer in found]
-    if not any(answers.values()):
-        raise UserError(f"{path} holds no answers")
-    return answers
-
-
 def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields "FILE:LINE" and the fields of each line."""
     lines = numbered_lines(path)

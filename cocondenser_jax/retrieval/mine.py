@@ -10,16 +10,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.collection.folder import (
-    read_best_passages,
-    read_named,
-    read_split,
-    with_positives,
-)
-from cocondenser_jax.collection.layouts import read_answers
+from cocondenser_jax.collection.folder import read_best_passages, read_split, with_positives
 from cocondenser_jax.collection.trec import Run, read_run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.answers import make_matcher, prepare
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
 Excludes = Callable[[str, str], bool]
@@ -32,7 +25,6 @@ def mine(
     out: Path,
     *,
     depth: int = 200,
-    answers: Path | None = None,
     denoise_run: Path | None = None,
     denoise_below: float = 0.1,
 ) -> dict[str, Any]:
@@ -40,11 +32,10 @@ def mine(
 
     Args:
       sources: TREC runs.
-      data_folder: holds queries and judgments, and with `answers` the passages.
+      data_folder: holds queries and judgments.
       split: the one whose queries get negatives.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
-      answers: a file of `layouts.read_answers`: passages that hold an answer are left out.
       denoise_run: logits by `rerank.rerank`. A passage without one, or whose probability σ(logit)
         is not below `denoise_below`, is left out, as in RocketQA (arXiv 2010.08191).
       denoise_below: a probability; 0.1 is the paper's.
@@ -59,9 +50,6 @@ def mine(
     qrels = with_positives(read_split(data_folder, split)[1])
     best = {source: read_best_passages(source, qrels, depth) for source in sources}
     exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
-    if answers:
-        found = read_answers(answers)
-        exclusions["with an answer"] = _answer_test(found, data_folder, best)
     if denoise_run:
         exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})
         exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
@@ -108,13 +96,3 @@ def make_pool(
             else:
                 pool[query][passage] = 1 / rank
     return pool, excluded
-
-
-def _answer_test(
-    answers: Mapping[str, Sequence[str]],
-    corpus: Path,
-    best: Mapping[Path, Mapping[str, Sequence[str]]],
-) -> Excludes:
-    matchers = {query: make_matcher(found) for query, found in answers.items()}
-    texts = {name: prepare(p.text) for name, p in read_named(corpus, *best.items()).items()}
-    return lambda query, passage: query in matchers and matchers[query](texts[passage])

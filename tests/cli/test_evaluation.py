@@ -6,23 +6,16 @@ import pytest
 
 from cocondenser_jax.cli import main
 
-TEXTS = {"d1": "A red stone.", "d2": "A blue river in 1953.", "d3": "A green tree.", "d4": "Fish."}
 RUN = ["q1 d2 d1 d3", "q2 d2 d1", "q3 d4 d3 d2"]
 OTHER = ["q1 d1 d2 d3", "q2 d2 d1", "q3 d4 d2 d3"]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Two runs, judgments, answers, and a corpus; the working directory."""
-    (tmp_path / "data").mkdir()
-    records = [{"_id": id, "title": "white sheet", "text": text} for id, text in TEXTS.items()]
-    write_lines(tmp_path / "data" / "corpus.jsonl", map(json.dumps, records))
+    """Two runs and judgments, in the working directory."""
     for name, rankings in (("run.trec", RUN), ("other.trec", OTHER)):
         write_lines(tmp_path / name, run_lines(rankings))
     write_lines(tmp_path / "qrels.tsv", ["q1\td1\t1", "q2\td2\t1", "q3\td3\t1", "q4\td1\t1"])
-    answers = {"q1": ["Stone"], "q2": ["river"], "q3": ["1953", "white"], "q4": ["red"]}
-    lines = [json.dumps({"_id": question, "answers": a}) for question, a in answers.items()]
-    write_lines(tmp_path / "answers.jsonl", lines)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -40,10 +33,10 @@ def printed(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.effect("evaluate run --run", "evaluate run --qrels", "evaluate run --metrics")
-@pytest.mark.effect("evaluate run --json_out")
+@pytest.mark.effect("evaluate --run", "evaluate --qrels", "evaluate --metrics")
+@pytest.mark.effect("evaluate --json_out")
 def test_metrics_by_judgments(folder, capsys):
-    command = "evaluate run --run=run.trec --qrels=qrels.tsv --json_out=f"
+    command = "evaluate --run=run.trec --qrels=qrels.tsv --json_out=f"
     assert main([*command.split(), "--metrics=MRR@10, Recall@1"]) == 0
     assert printed(capsys) == [["MRR@10", "0.5000"], ["Recall@1", "0.2500"]]
     metrics = json.loads((folder / "f").read_text())
@@ -58,28 +51,9 @@ def test_metrics_by_judgments(folder, capsys):
     }
 
 
-@pytest.mark.effect("evaluate answers --run", "evaluate answers --answers")
-@pytest.mark.effect("evaluate answers --corpus", "evaluate answers --top_k")
-def test_metrics_by_answers(folder, capsys):
-    # q4 has no result. One answer of q3 stands in every title, but titles are not searched.
-    command = "evaluate answers --run=run.trec --answers=answers.jsonl --corpus=data --top_k=1,2,3"
-    assert main([*command.split(), "--json_out=f"]) == 0
-    assert printed(capsys) == [
-        ["Accuracy@1", "0.2500"],
-        ["Accuracy@2", "0.5000"],
-        ["Accuracy@3", "0.7500"],
-    ]
-    metrics = json.loads((folder / "f").read_text())
-    ranks = {"q1": 2, "q2": 1, "q3": 3, "q4": 9}
-    assert metrics["per_query"] == {
-        question: {f"Accuracy@{k}": float(rank <= k) for k in (1, 2, 3)}
-        for question, rank in ranks.items()
-    }
-
-
-@pytest.mark.effect("evaluate run --compare_with")
+@pytest.mark.effect("evaluate --compare_with")
 def test_two_runs_are_compared(folder, capsys):
-    command = "evaluate run --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
+    command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
     assert main([*command.split(), "--metrics=MRR@10,Recall@1", "--json_out=f"]) == 0
     header, *rows = printed(capsys)
     assert header[:2] == ["run", "other"]
@@ -101,25 +75,14 @@ def test_p_of_two_runs_is_a_bound_where_the_draws_end(folder, capsys):
     (folder / "many.tsv").write_text("".join(f"q{i} 0 d 1\n" for i in queries))
     (folder / "first.trec").write_text("".join(f"q{i} Q0 d 1 2 t\n" for i in queries))
     (folder / "last.trec").write_text("".join(f"q{i} Q0 x 1 2 t\n" for i in queries))
-    command = "evaluate run --run=first.trec --compare_with=last.trec --qrels=many.tsv"
+    command = "evaluate --run=first.trec --compare_with=last.trec --qrels=many.tsv"
     assert main([*command.split(), "--metrics=MRR@10"]) == 0
     row = printed(capsys)[1]
     assert row[5:7] == ["≤", "0.0002"]
 
 
-@pytest.mark.effect("evaluate answers --compare_with", "evaluate answers --json_out")
-def test_two_runs_are_compared_by_answers(folder, capsys):
-    command = "evaluate answers --run=run.trec --compare_with=other.trec --answers=answers.jsonl"
-    assert main([*command.split(), "--corpus=data", "--top_k=2", "--json_out=f"]) == 0
-    _, row = printed(capsys)
-    assert row[:4] == ["Accuracy@2", "0.5000", "0.7500", "-0.2500"]
-    assert json.loads((folder / "f").read_text())["compared_with"]["mean"] == {"Accuracy@2": 0.75}
-
-
 def test_a_run_against_itself(folder, capsys):
-    command = (
-        "evaluate run --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --metrics=MRR@10"
-    )
+    command = "evaluate --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --metrics=MRR@10"
     assert main(command.split()) == 0
     assert printed(capsys)[1] == "MRR@10 0.5000 0.5000 +0.0000 1 1 0 0 4".split()
 
@@ -127,49 +90,23 @@ def test_a_run_against_itself(folder, capsys):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("run --qrels=qrels.tsv --run=nan.trec", "nan.trec:1: the score must be a finite number"),
-        ("run --qrels=qrels.tsv --run=none.trec", "cannot read none.trec"),
-        ("run --qrels=qrels.tsv --run=strange.trec", "no result for any of the 4 judged queries"),
-        ("run --qrels=qrels.tsv --compare_with=nan.trec", "nan.trec:1: the score"),
-        ("run --qrels=one.tsv --compare_with=other.trec", "at least two queries"),
-        ("run --qrels=qrels.tsv --metrics=MRR@ten", "unknown metric 'MRR@ten'"),
-        ("run --qrels=qrels.tsv --metrics=Recall@0", "unknown metric 'Recall@0'"),
-        ("run --qrels=qrels.tsv --metrics=", "unknown metric ''"),
-        ("run --qrels=qrels.tsv --top_k=5", "No such option '--top_k'"),
-        ("run", "Missing option '--qrels'"),
-        ("answers --answers=answers.jsonl", "Missing option '--corpus'"),
-        (
-            "answers --corpus=data --answers=answers.jsonl --top_k=5,ten",
-            "whole numbers from 1",
-        ),
-        (
-            "answers --corpus=data --answers=answers.jsonl --top_k=0",
-            "whole numbers from 1",
-        ),
-        (
-            "answers --corpus=data --answers=answers.jsonl --top_k=",
-            "whole numbers from 1",
-        ),
-        ("answers --answers=broken.jsonl --corpus=data", "broken.jsonl:2 is not valid JSON"),
-        ("answers --answers=answers.jsonl --corpus=none", "none does not exist"),
-        (
-            "answers --answers=answers.jsonl --corpus=data --run=beyond.trec",
-            "beyond.trec names 1 passages that the data does not have: d9",
-        ),
-        (
-            "answers --answers=answers.jsonl --corpus=data --run=strange.trec",
-            "no result for any of the 4 answered queries",
-        ),
+        ("--qrels=qrels.tsv --run=nan.trec", "nan.trec:1: the score must be a finite number"),
+        ("--qrels=qrels.tsv --run=none.trec", "cannot read none.trec"),
+        ("--qrels=qrels.tsv --run=strange.trec", "no result for any of the 4 judged queries"),
+        ("--qrels=qrels.tsv --compare_with=nan.trec", "nan.trec:1: the score"),
+        ("--qrels=one.tsv --compare_with=other.trec", "at least two queries"),
+        ("--qrels=qrels.tsv --metrics=MRR@ten", "unknown metric 'MRR@ten'"),
+        ("--qrels=qrels.tsv --metrics=Recall@0", "unknown metric 'Recall@0'"),
+        ("--qrels=qrels.tsv --metrics=", "unknown metric ''"),
+        ("--qrels=qrels.tsv --top_k=5", "No such option '--top_k'"),
+        ("", "Missing option '--qrels'"),
     ],
 )
 def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
     write_lines(folder / "nan.trec", ["q1 Q0 d1 1 nan t"])
     write_lines(folder / "strange.trec", ["x1 Q0 d1 1 1.0 t"])
-    write_lines(folder / "beyond.trec", ["q1 Q0 d9 1 1.0 t"])
     write_lines(folder / "one.tsv", ["q1\td1\t1"])
-    write_lines(folder / "broken.jsonl", ['{"_id": "q1", "answers": ["x"]}', '{"_id": '])
-    kind, *others = flags.split()
-    command = ["evaluate", kind, "--run=run.trec", *others, "--json_out=metrics.json"]
+    command = ["evaluate", "--run=run.trec", *flags.split(), "--json_out=metrics.json"]
     assert main(command) == 2
     error = capsys.readouterr().err.splitlines()
     assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]

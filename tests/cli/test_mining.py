@@ -49,33 +49,6 @@ def test_every_layout_gives_the_same_run(folders):
     assert runs["msmarco"] == runs["beir"]
 
 
-@pytest.mark.effect("mine --answers")
-def test_passages_with_an_answer_are_no_negatives(folders, tmp_path, capsys):
-    data, answers, out = folders["beir"], tmp_path / "answers.jsonl", tmp_path / "pool.trec"
-    texts = [json.loads(x)["text"] for x in (data / "corpus.jsonl").read_text().splitlines()]
-    found = {}
-    for line in bm25(data).read_text().splitlines():
-        query, _, passage, *_ = line.split()
-        found.setdefault(query, []).append(int(passage))
-    negative = next(p for p in found["0"] if p != 0)
-    word = texts[negative].split()[0]
-    write_lines(answers, [json.dumps({"_id": "0", "answers": [word.upper()]})])
-    command = ["mine", f"--run={data}/bm25.trec", f"--data={data}", f"--out={out}"]
-    assert main([*command, f"--answers={answers}"]) == 0
-    pool = [line.split() for line in out.read_text().splitlines()]
-    expected = [p for p in found["0"] if p != 0 and word not in texts[p].split()]
-    assert [int(p) for q, _, p, *_ in pool if q == "0"] == expected
-    assert negative not in expected
-    without = len(found["0"]) - 1 - len(expected)
-    assert re.search(rf"excluded, with an answer +{without}\n", capsys.readouterr().out)
-
-    run = tmp_path / "other.trec"
-    write_lines(run, ["0 Q0 nobody 1 1.0 x"])
-    command = ["mine", f"--run={run}", f"--data={data}", f"--out={out}", f"--answers={answers}"]
-    assert main(command) == 2
-    assert f"{run} names 1 passages that the data does not have: nobody" in capsys.readouterr().err
-
-
 @pytest.mark.effect("mine --data", "mine --split", "mine --depth")
 def test_ranks_of_a_split(folders, tmp_path):
     data = Path(shutil.copytree(folders["beir"], tmp_path / "data"))

@@ -87,7 +87,7 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
         ("vocabulary --source=none.txt --out=out", "no file none.txt"),
         ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),
         ("verify --store=store --step=7", "cocondenser verify --help"),
-        ("verify store --store=store --step=7", "(see cocondenser verify store --help)"),
+        ("verify --store=store --step=7", "(see cocondenser verify --help)"),
     ],
 )
 def test_a_flag_without_effect_is_refused(command, says, capsys):

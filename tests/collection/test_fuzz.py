@@ -5,11 +5,7 @@ import tracemalloc
 
 import pytest
 
-from cocondenser_jax.collection.layouts import (
-    read_answers,
-    read_passages,
-    read_queries,
-)
+from cocondenser_jax.collection.layouts import read_passages, read_queries
 from cocondenser_jax.collection.trec import read_qrels, read_run, write_run
 from cocondenser_jax.errors import UserError
 from tests.mutations import fuzz_content, fuzz_record, jsonl
@@ -65,7 +61,7 @@ def test_lone_surrogates_of_passages_and_queries_are_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("unit", [b"a ", b"\t", b"[],"])
-@pytest.mark.parametrize("read", [read_run, read_qrels, read_queries, read_answers])
+@pytest.mark.parametrize("read", [read_run, read_qrels, read_queries])
 def test_one_long_line_costs_little_memory(unit, read, tmp_path):
     size = 50_000_001
     path = tmp_path / "long.tsv"

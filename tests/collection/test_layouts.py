@@ -163,11 +163,9 @@ def test_a_plain_file_goes_before_its_archive(tmp_path):
 def test_ids_that_are_integers_are_taken_as_strings(tmp_path):
     lines = [{"_id": 7, "text": "a"}, {"_id": 10**30, "text": "b"}, {"_id": "x", "text": "c"}]
     write_records(tmp_path / "corpus.jsonl", lines)
-    (tmp_path / "answers.jsonl").write_text('{"_id": 7, "answers": ["a"]}\n')
     found = [passage.id for passage in read_corpus(tmp_path)]
     assert found == ["7", str(10**30), "x"]
     assert layouts.read_queries(tmp_path / "corpus.jsonl") == dict(zip(found, "abc", strict=True))
-    assert layouts.read_answers(tmp_path / "answers.jsonl") == {"7": ["a"]}
 
 
 def test_queries_are_read_as_passages_are(tmp_path):

@@ -3,14 +3,8 @@
 import pytest
 
 from cocondenser_jax.collection.trec import read_qrels
-from cocondenser_jax.evaluation.answers import read_answers
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from tests.mutations import fuzz_content, fuzz_record, jsonl
-
-
-def _answers(path):
-    for name, answers in read_answers(path).items():
-        " ".join([name, *answers]).encode()
+from tests.mutations import fuzz_content
 
 
 def _judgments(path):
@@ -20,14 +14,9 @@ def _judgments(path):
 READERS = {
     "test.tsv": (b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td1\t2\n", _judgments),
     "qrels.trec": (b"q1 0 d1 1\nq2 0 d2 0\n", _judgments),
-    "answers.jsonl": (jsonl({"_id": "1", "answers": ["a", "b"]}), _answers),
 }
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_broken_file_is_read_or_refused(name, tmp_path):
     fuzz_content(tmp_path / name, *READERS[name])
-
-
-def test_json_of_wrong_types_is_read_or_refused(tmp_path):
-    fuzz_record(tmp_path / "answers.jsonl", {"_id": "1", "answers": ["a", "b"]}, _answers)

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split
-from cocondenser_jax.collection.layouts import read_answers
 from cocondenser_jax.collection.trec import first_passages, read_run
 from papers import dpr
+from papers.answers import read_answers
 
 
 def contexts(ids, field="passage_id"):

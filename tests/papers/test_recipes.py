@@ -191,7 +191,7 @@ def test_the_number_of_epochs_is_chosen_when_the_step_runs(tmp_path, monkeypatch
         ran.append(command[1:-1])
         scores = {"5": 0.1, "10": 0.3, "40": 0.2}
         score = {"M": scores[command[3]]} if command[1] == "try" else {}
-        # As `evaluate run` writes it, or `papers.sentences`.
+        # As `evaluate` writes it, or `papers.sentences`.
         result = {"mean": score, "per_query": {}} if command[3] == "10" else score
         Path(command[-1]).write_text(json.dumps(result))
         return 0
@@ -240,7 +240,7 @@ CONDENSER = "condenser-0/round1"
 )
 def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
     mined = set()
-    for step in steps_of(table, row).values():
+    for path, step in steps_of(table, row).items():
         for command in step.commands:
             if command[1] == "mine":
                 found = flags(command)
@@ -252,11 +252,14 @@ def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
                 data = given["--data"]
                 of_qa = data in ("W/qa/nq/train", "W/qa/trivia/train")
                 assert of_qa == ("qa/" in dense)
-                assert given.get("--answers") == (f"{data}/answers.jsonl" if of_qa else None)
                 others = ("W/msmarco/negatives.trec", "W/msmarco-docs/bm25.train.trec")
                 assert lexical in ((f"{data}/negatives.trec",) if of_qa else others)
                 assert given["--split"] == "train"
                 assert Path(dense).stem == ("qa_train" if of_qa else "train")
+                dropped = [dict(flags(other)) for other in step.commands if "drop" in other]
+                kept = {"--run": given["--out"], "--corpus": data, "--out": str(path)}
+                kept["--answers"] = f"{data}/answers.jsonl"
+                assert dropped == ([kept] if of_qa else [])
                 mined.add(Path(dense).parent.relative_to("W").as_posix())
     assert mined == retrievers
 

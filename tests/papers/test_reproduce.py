@@ -376,7 +376,7 @@ def test_a_row_ends_in_its_figures(tiny, name, row):
     assert resolve_rows(table, [row], *tiny)[1] == {}
     for step in steps.values():
         for command in step.commands:
-            if command[1] == "mine":
+            if command[1] == "mine" or "drop" in command:
                 assert read_pool(command) == expected_pool(command)
     for comparison in compare_goals(goals, table["tolerance"]):
         if comparison.test != "small_attention":  # a plot

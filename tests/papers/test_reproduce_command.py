@@ -82,7 +82,7 @@ def test_a_mistake_is_one_line(words, said, tmp_path, monkeypatch, capsys):
 
 
 def test_a_row_runs_in_processes_of_its_own(beir, tmp_path, monkeypatch, capfd):
-    words = "cocondenser evaluate run --run={run} --qrels={beir}/qrels/train.tsv --json_out={out}"
+    words = "cocondenser evaluate --run={run} --qrels={beir}/qrels/train.tsv --json_out={out}"
     recipes = {
         "beir": {"out": beir.name, "get": "nowhere"},
         "run": {

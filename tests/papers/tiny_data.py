@@ -12,7 +12,17 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from papers import abs_beam, abs_data, abs_rank, alternatives, dpr, project, sentences, triples
+from papers import (
+    abs_beam,
+    abs_data,
+    abs_rank,
+    alternatives,
+    answers,
+    dpr,
+    project,
+    sentences,
+    triples,
+)
 from papers.figures import attention, curves, neighbourhood, sizes
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -49,6 +59,7 @@ FINE_TUNING = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
 SCRIPTS = {
     "papers.abs_data": abs_data,
     "papers.alternatives": alternatives,
+    "papers.answers": answers,
     "papers.dpr": dpr,
     "papers.figures.attention": attention,
     "papers.figures.curves": curves,
@@ -86,12 +97,14 @@ def _smaller(words):
 
 
 def read_pool(command):
-    """Returns the pairs of query and passage that a command `mine` has written."""
+    """Returns the pairs of query and passage that `mine` or `papers.answers drop` has written."""
     return _pairs(_values(command, "--out")[0])
 
 
 def expected_pool(command):
     """Returns those that it should have written, from its runs and the tiny data."""
+    if "drop" in command:
+        return _without_answers(command)
     data = Path(_values(command, "--data")[0])
     split = [*_values(command, "--split"), "train"][0]  # train is the default
     pool = set()
@@ -99,21 +112,24 @@ def expected_pool(command):
         pool |= _pairs(source)
     for denoised in _values(command, "--denoise_run"):
         pool &= _pairs(denoised, below=math.log(0.99 / 0.01))
-    if not _values(command, "--answers"):
-        names = f"qrels.{split}.tsv", f"msmarco-doc{split}-qrels.tsv", f"qrels/{split}.tsv"
-        qrels = next(data / name for name in names if (data / name).is_file())
-        judged = [line.split() for line in qrels.read_text().splitlines()]
-        return pool - {(words[0], words[-2]) for words in judged}  # of 4 columns, or BEIR's 3
-    # No negative may hold an answer to the question, as the relevant passages do. The answers are
-    # those of DPR's own file.
+    names = f"qrels.{split}.tsv", f"msmarco-doc{split}-qrels.tsv", f"qrels/{split}.tsv"
+    qrels = next(data / name for name in names if (data / name).is_file())
+    judged = [line.split() for line in qrels.read_text().splitlines()]
+    return pool - {(words[0], words[-2]) for words in judged}  # of 4 columns, or BEIR's 3
+
+
+def _without_answers(command):
+    """No negative may hold an answer to the question. The answers are those of DPR's own file."""
+    data = Path(_values(command, "--corpus")[0])
     passages = (data / "psgs_w100.tsv").resolve()
     rows = [row.split("\t") for row in passages.read_text().splitlines()]
     texts = {name: text.replace(".", " .").split() for name, text, _ in rows}
     file = passages.parent / f"biencoder-{data.parent.name}-train.json"
     known = {q["question"]: tuple(q["answers"][0].split()) for q in json.loads(file.read_text())}
     lines = map(json.loads, (data / "queries.jsonl").read_text().splitlines())
-    answers = {line["_id"]: known[line["text"]] for line in lines}
-    return {(q, p) for q, p in pool if answers[q] not in itertools.pairwise(texts[p])}
+    held = {line["_id"]: known[line["text"]] for line in lines}
+    pool = _pairs(_values(command, "--run")[0])
+    return {(q, p) for q, p in pool if held[q] not in itertools.pairwise(texts[p])}
 
 
 def _pairs(run, below=math.inf):

@@ -82,31 +82,24 @@ def test_a_query_may_be_without_negatives(folder):
     assert metrics["negatives per query, least"] == 0
 
 
-def test_answers_and_scores_of_a_cross_encoder_exclude(folder):
+def test_scores_of_a_cross_encoder_exclude(folder):
     teacher = folder / "teacher.trec"
     # Logits of these probabilities, a little less than 0.1 and a little more among them.
     chances = {"b": 0.0999, "c": 0.01, "d": 0.1001, "e": 0.9, "a": 0.001}
     logits = {p: math.log(chance / (1 - chance)) for p, chance in chances.items()}
     teacher.write_text("".join(f"q1 Q0 {p} 0 {s} t\n" for p, s in logits.items()))
-    texts = {p: "first" if p == "c" else "second" if p == "a" else p for p in "abcdefg"}
-    write_records(folder / "corpus.jsonl", ({"_id": p, "text": text} for p, text in texts.items()))
-    # c holds an answer to q2 too, but is counted as relevant.
-    answers = {"q1": ["FIRST"], "q2": ["second", "first"], "q9": ["b"]}
-    write_records(folder / "answers.jsonl", ({"_id": q, "answers": a} for q, a in answers.items()))
     metrics = mine(
         [folder / "bm25.trec"],
         folder,
         "train",
         folder / "pool.trec",
-        answers=folder / "answers.jsonl",
         denoise_run=teacher,
         denoise_below=0.1,
     )
-    assert pools(folder / "pool.trec") == {"q1": ["b"]}
+    assert pools(folder / "pool.trec") == {"q1": ["b", "c"]}
     assert {k: v for k, v in metrics.items() if k.startswith("excluded")} == {
         "excluded, relevant": 2,
-        "excluded, with an answer": 2,
-        "excluded, not scored": 2,  # f of q1, b of q2: the teacher does not know q2
+        "excluded, not scored": 3,  # f of q1; a and b of q2, which the teacher does not know
         "excluded, scored too high": 2,
     }
 

@@ -88,10 +88,10 @@ class Cloud:
         return [json.loads(line) for line in lines]
 
 
-# A stand-in for `cocondenser`: `verify store` compares one file, and a run makes step 9, then 10.
+# A stand-in for `cocondenser`: `verify` compares one file, and a run makes step 9, then 10.
 PROGRAM = """
 case "$1" in
-  verify) test "$(cat "${3#--store=}/manifest.json")" = "a whole store"; exit ;;
+  verify) test "$(cat "${2#--store=}/manifest.json")" = "a whole store"; exit ;;
 esac
 test ! -d runs/first/checkpoints/10 || exit 0
 mkdir -p runs/first/checkpoints/partial && cd runs/first

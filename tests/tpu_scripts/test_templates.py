@@ -63,7 +63,7 @@ def require_trained(cloud, worker, command, **settings):
     assert {path.name for path in saved.iterdir()} == {"9.tar", "10.tar", "command.txt", "logs"}
     assert any((saved / "logs").iterdir())
     verify, first, second = (worker.folder / "arguments").read_text().splitlines()
-    assert verify == "verify store --store=stores/wiki.partial"
+    assert verify == "verify --store=stores/wiki.partial"
     assert first == second
     return shlex.split(first)
 

@@ -28,7 +28,7 @@ fetch_store() {
   for attempt in first second; do
     mkdir -p "$1.partial"
     gcloud storage rsync --recursive "$bucket/$1" "$1.partial" || stop 1 "$1 was not fetched"
-    if .venv/bin/cocondenser verify store --store="$1.partial"; then
+    if .venv/bin/cocondenser verify --store="$1.partial"; then
       mv "$1.partial" "$1"
       return
     fi

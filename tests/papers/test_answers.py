@@ -1,5 +1,6 @@
 """Answers in passages, against tokens told apart one character at a time."""
 
+import json
 import unicodedata
 
 import numpy as np
@@ -7,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.answers import answer_accuracy, make_matcher, prepare
+from papers import answers as script
+from papers.answers import answer_accuracy, make_matcher, prepare, read_answers
+from tests.mutations import fuzz_content, fuzz_record, jsonl
+from tests.world import write_records
 
 
 def tokens(text):
@@ -135,3 +140,101 @@ def test_what_cannot_be_evaluated():
         answer_accuracy({"q": {"d": 1.0}}, {"q": []}, {"d": "text"})
     with pytest.raises(UserError, match="any of the 1 answered queries"):
         answer_accuracy({"q": {"d": 1.0}}, {"r": ["text"]}, {"d": "text"})
+
+
+TEXTS = {"d1": "A red stone.", "d2": "A blue river in 1953.", "d3": "A green tree.", "d4": "Fish."}
+ANSWERS = {"q1": ["Stone"], "q2": ["river"], "q3": ["1953", "white"], "q4": ["red"]}
+RUN = {"q1": "d2 d1 d3", "q2": "d2 d1", "q3": "d4 d3 d2"}  # q4 has no result
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A run, answers and a corpus in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    # One answer of q3 stands in every title, but titles are not searched.
+    passages = ({"_id": p, "title": "white sheet", "text": text} for p, text in TEXTS.items())
+    write_records(tmp_path / "data" / "corpus.jsonl", passages)
+    answered = ({"_id": q, "answers": found} for q, found in ANSWERS.items())
+    write_records(tmp_path / "answers.jsonl", answered)
+    lines = [
+        f"{query} Q0 {passage} {rank} {-rank} t\n"
+        for query, passages in RUN.items()
+        for rank, passage in enumerate(passages.split(), start=1)
+    ]
+    (tmp_path / "run.trec").write_text("".join(lines))
+    return tmp_path
+
+
+def given(command, run="run.trec", answers="answers.jsonl", corpus="data"):
+    return [command, f"--run={run}", f"--answers={answers}", f"--corpus={corpus}"]
+
+
+def test_evaluate_prints_the_accuracy_and_writes_that_of_each_question(folder, capsys):
+    script.main([*given("evaluate"), "--top_k=1,2,3", "--json_out=f"])
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert printed == [["Accuracy@1", "0.2500"], ["Accuracy@2", "0.5000"], ["Accuracy@3", "0.7500"]]
+    metrics = json.loads((folder / "f").read_text())
+    ranks = {"q1": 2, "q2": 1, "q3": 3, "q4": 9}
+    assert metrics["per_query"] == {
+        question: {f"Accuracy@{k}": float(rank <= k) for k in (1, 2, 3)}
+        for question, rank in ranks.items()
+    }
+
+
+def test_drop_keeps_passages_without_an_answer_in_their_order(folder):
+    script.main([*given("drop"), "--out=pool.trec"])
+    kept = {query: [*found] for query, found in read_run(folder / "pool.trec").items()}
+    assert kept == {"q1": ["d2", "d3"], "q2": ["d1"], "q3": ["d4", "d3"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*given("evaluate"), "--top_k=5,ten"], "expected a whole number from 1, not 'ten'"),
+        ([*given("evaluate"), "--top_k=0"], "expected a whole number from 1, not '0'"),
+        (given("evaluate", corpus="none"), "none does not exist"),
+        (given("evaluate", run="beyond.trec"), "names 1 passages that the data does not have: d9"),
+        (given("evaluate", run="strange.trec"), "no result for any of the 4 answered queries"),
+        (given("evaluate", answers="none.jsonl"), "cannot read none.jsonl"),
+        (given("drop"), "the following arguments are required: --out"),
+        ([*given("drop", run="beyond.trec"), "--out=new"], "names 1 passages that the data"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_status_2(folder, capsys, words, said):
+    (folder / "beyond.trec").write_text("q1 Q0 d9 1 1.0 t\n")
+    (folder / "strange.trec").write_text("x1 Q0 d1 1 1.0 t\n")
+    with pytest.raises(SystemExit, match="2"):
+        script.main(words)
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"_id": "q2", "answers": ["x"]', "answers.jsonl:2 is not valid JSON"),
+        ('{"_id": "q2"}', ":2: expected `answers`, a list of strings"),
+        ('{"_id": "q2", "answers": [3]}', ":2: expected `answers`, a list of strings"),
+        ('{"answers": ["x"]}', ":2: expected `_id`, which no other line has"),
+        ('{"_id": "q1", "answers": ["x"]}', ":2: expected `_id`, which no other line has"),
+    ],
+)
+def test_a_broken_line_of_answers_is_named(tmp_path, line, said):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"_id": "q1", "answers": ["x"]}\n' + line + "\n")
+    with pytest.raises(UserError, match=said):
+        read_answers(path)
+
+
+def test_a_file_without_answers_is_refused(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"_id": "q1", "answers": []}\n')
+    with pytest.raises(UserError, match="holds no answers"):
+        read_answers(path)
+
+
+def test_a_broken_file_of_answers_is_read_or_refused(tmp_path):
+    record = {"_id": "1", "answers": ["a", "b"]}
+    fuzz_content(tmp_path / "answers.jsonl", jsonl(record), read_answers)
+    fuzz_record(tmp_path / "answers.jsonl", record, read_answers)

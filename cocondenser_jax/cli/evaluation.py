@@ -17,7 +17,7 @@ from cocondenser_jax.storage.files import write_json
     JSON_OUT,
 )
 def evaluate(run, qrels, metrics, compare_with, json_out):
-    """Compute the metrics of a run by judgments."""
+    """Compute the metrics of a run from relevance judgments."""
     from cocondenser_jax.collection.trec import read_qrels, read_run
     from cocondenser_jax.evaluation.ranking import evaluate_run
     from cocondenser_jax.evaluation.significance import compare, format_p

@@ -29,7 +29,7 @@ def quickstart(workdir):
     OVERRIDES,
 )
 def adapt(workdir, **options):
-    """Adapt an embedding model to your documents, and say whether it helped; resumes."""
+    """Adapt an embedding model to your documents, and test whether that helped; resumes."""
     from cocondenser_jax.quickstart.adapt import adapt
 
     _print_outcome(workdir, *adapt(workdir, **options))
@@ -57,7 +57,7 @@ def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Seq
     flag("--out", Path, "HTML file to write", default="report.html"),
 )
 def report(workdir, out):
-    """Show what runs logged, their settings, data and versions, on one HTML page."""
+    """Write one HTML page with the curves, settings, data and versions of runs."""
     from cocondenser_jax.analysis.report import write_run_report
 
     write_run_report(workdir, out)

@@ -27,7 +27,7 @@ _DENSE_INDEX = (
     flag("--embeddings", Path, "or the folder that encode wrote: exact search, in little memory"),
     required("--model", Path, "the retriever that encoded the passages: a folder or Hub name"),
     flag("--parameters", "", "faiss search parameters, such as nprobe=16 or efSearch=64"),
-    flag("--hybrid", _FUSIONS, "also search by BM25, and fuse as fuse --method", default=None),
+    flag("--hybrid", _FUSIONS, "also search with BM25 and fuse, see fuse --method", default=None),
 )
 _RUN_OF_DATA = (
     required("--data", Path, "the folder of the queries"),
@@ -37,7 +37,7 @@ _RUN_OF_DATA = (
     JSON_OUT,
 )
 _PRECISIONS = ("auto", "float32", "bfloat16")
-_AUTO = "number format; auto: bfloat16 on a GPU (encode: also a CPU) that has it"
+_AUTO = "number format; auto: bfloat16 if the GPU (encode: or CPU) supports it"
 _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
 
 
@@ -48,13 +48,13 @@ _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
     required("--out", Path, "the folder for the embeddings, or a URL such as gs://bucket/vectors"),
     flag("--batch_size", COUNT, "passages per forward pass (default: 128; on a CPU 32)"),
     flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
-    flag("--shard_size", COUNT, "passages per shard (default: a twentieth, 500 to 5000)"),
+    flag("--shard_size", COUNT, "passages per shard (default: a twentieth of all, 500 to 5000)"),
     SHARD,
     *ENGINE,
     flag("--dtype", ("float32", "float16"), "number format in the shards"),
     _PRECISION,
     flag("--pooling", ("cls", "mean"), "pooling other than the model's own", default=None),
-    flag("--backend", ("torch", "jax"), "library to run the model; jax: on a host's TPU cores"),
+    flag("--backend", ("torch", "jax"), "what runs the model; jax: on all TPU cores of this host"),
     flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
@@ -192,10 +192,10 @@ def fuse(run, run_out, json_out, **options):
     *_RUN_OF_DATA,
     flag("--batch_size", COUNT, "pairs per forward pass", default=64),
     _PRECISION,
-    flag("--with_positives", False, "also score passages relevant in --split, to teach or mine"),
+    flag("--with_positives", False, "also score relevant ones of --split, to teach or mine"),
 )
 def rerank(model, data, run, run_out, json_out, **options):
-    """Score the passages of a run with a cross-encoder; write them in the new order."""
+    """Score the passages of a run with a cross-encoder, and write the reranked run."""
     from cocondenser_jax.retrieval.rerank import rerank
 
     print_metrics(rerank(model, data, run, run_out, **options), json_out)
@@ -213,7 +213,7 @@ def rerank(model, data, run, run_out, json_out, **options):
     JSON_OUT,
 )
 def mine(run, data, split, out, json_out, **options):
-    """Make the pool of negatives that finetune draws from, out of one or several runs."""
+    """Collect the negatives that finetune samples from, out of one or more runs."""
     from cocondenser_jax.retrieval.mine import mine
 
     print_metrics(mine(run, data, split, out, **options), json_out)

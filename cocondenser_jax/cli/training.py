@@ -51,7 +51,7 @@ def vocabulary(source, out, kind, cased, **options):
     JSON_OUT,
 )
 def corpus(out, json_out, **options):
-    """Cut and tokenize documents into a store that pretrain reads."""
+    """Split and tokenize documents into a token store for pretrain."""
     from cocondenser_jax.corpus.build import build_shards, build_store
     from cocondenser_jax.storage.remote import output_folder
 
@@ -67,7 +67,7 @@ def corpus(out, json_out, **options):
     "pretrain --config=configs/cocondenser.py --workdir=runs/cocondenser"
     " --config.data.store=stores/wiki --config.warm_start=runs/condenser",
     *EXPERIMENT,
-    required("--workdir", Path, "the run folder: checkpoints, metrics, what the run decided"),
+    required("--workdir", Path, "the run folder: checkpoints, metrics, settings"),
     flag("--coordinator", str, "HOST:PORT of host 0; auto: ask the TPU pod, Slurm or Open MPI"),
     flag("--num_hosts", int, "with HOST:PORT: number of hosts"),
     flag("--host", int, "with HOST:PORT: number of this host, from 0"),
@@ -93,7 +93,7 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
     JSON_OUT,
 )
 def plan(config, overrides, topology, json_out):
-    """Compile the training step for a TPU, on any machine, and report what it needs."""
+    """Compile the training step for a TPU that you do not have, and report what it needs."""
     from cocondenser_jax.pretrain.plan import plan
     from cocondenser_jax.settings import load_config
 
@@ -109,10 +109,10 @@ def _parse_step(text: str) -> int | str:
     "convert --checkpoint=runs/cocondenser --out=runs/model",
     required("--checkpoint", Path, "a run folder of pretrain"),
     required("--out", Path, "output folder"),
-    flag("--step", _parse_step, "step, or best: of the best probe (default: the latest)"),
+    flag("--step", _parse_step, "number, or best: by the probe (default: latest)", metavar="STEP"),
 )
 def convert(checkpoint, out, step):
-    """Turn a checkpoint into a Hugging Face folder; pretrain starts from such folders, too."""
+    """Turn a checkpoint into a Hugging Face folder, from which pretrain can also start."""
     from cocondenser_jax.convert.to_torch import export_run
 
     export_run(checkpoint, out, step=step)

@@ -53,7 +53,7 @@ def read_qrels(path: Path) -> Qrels:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a TREC run: `query Q0 passage rank score tag`, one result a line.
+    """Reads a TREC run: `query Q0 passage rank score tag`, one result per line.
 
     Scores must be finite numbers, and a query must not have a passage twice.
     """
@@ -83,7 +83,7 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     """Writes a TREC run, best first, whole or not at all.
 
     The written scores decrease strictly (see `ranked`), so that every evaluation program sees this
-    order, however it breaks ties. Ids must have no white space.
+    order, however it breaks ties. Ids must not contain white space.
     """
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for query, scores in run.items():

@@ -74,9 +74,9 @@ def load_folder(
         head.
       skip_from: the backbone layer that a new head reads, or a head that does not say which; None
         for the middle.
-      representation: of the model's vectors, as in `ModelConfig`; "own": see `read_representation`.
-      init_head_seed: where the folder has no Condenser head, or no MLM projection, start with
-        random ones from this seed; None forbids it.
+      representation: as in `ModelConfig`, or "own", which `read_representation` explains.
+      init_head_seed: the seed of a random Condenser head or MLM projection, where the folder has
+        none; with None, that is an error.
 
     Returns:
       The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").

@@ -46,16 +46,16 @@ def export_folder(
 ) -> None:
     """Writes a Condenser as a Hugging Face folder, float32.
 
-    `transformers` reads the backbone with its MLM projection from it, sentence-transformers a
-    retriever with the model's representation, and pre-training can start from it.
+    From it, `transformers` loads the backbone with its MLM projection, and sentence-transformers a
+    retriever with the model's representation. Pre-training can start from it.
 
     Args:
       params: the Flax parameter tree, without the outer "params".
       config: the model's shape.
-      tokenizer_folder: of the tokenizer the model was trained with.
+      tokenizer_folder: the tokenizer that the model was trained with.
       out: the folder to make.
-      facts: about the run, {name: value}, values may be nested. The model card shows numbers and
-        single words: no path and no address.
+      facts: facts about the run by name; values may be nested. The model card shows only numbers
+        and single words, no paths or addresses.
     """
     require_absent(out)
     tokenizer = load_tokenizer(str(tokenizer_folder))

@@ -32,27 +32,27 @@ _SENTENCES: dict[str, dict[str, Any]] = {
 
 
 class Batch(NamedTuple):
-    """S rows of L tokens; where examples are pairs, rows 2i and 2i + 1 are one."""
+    """S rows of L tokens. If examples are pairs, rows 2i and 2i + 1 form a pair."""
 
     input_ids_SxL: np.ndarray  #: int32; [CLS], tokens, [SEP], padding; some are masked
     attention_mask_SxL: np.ndarray  #: bool
     masked_positions_SxM: np.ndarray  #: int32
     labels_SxM: np.ndarray  #: int32
     weights_SxM: np.ndarray  #: float32, 1 where a slot is used; a span's used slots come first
-    #: int32; the number of a row's document, and a hash of its text. Rows that share either are no
+    #: int32; the number of a row's document, and a hash of its text. Rows that share either are not
     #: negatives of each other.
     origins_Sx2: np.ndarray
 
 
 class BatchSpec(NamedTuple):
-    """What defines a batch, besides the data.
+    """The settings that define a batch, together with the data and the step.
 
     An example is
 
       span      a span;
       pair      two different spans of a document;
       cloze     a sentence of a span, and the rest of the span;
-      sentence  the same, the sentence of MIN_WORDS words or more where the span has one;
+      sentence  the same, with a sentence of MIN_WORDS words or more if the span has one;
       title     the first sentence of a document's first span, and the rest of the span;
       crops     a span cut in two between words;
       copies    a span twice, the second copy masked with `decoder_mask_probability`.
@@ -171,7 +171,7 @@ def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[st
 def make_batch(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> Batch:
-    """Returns one host's `n_rows / n_hosts` rows of the batch of a step; both count from 0.
+    """Returns one host's `n_rows / n_hosts` rows of a step's batch; hosts and steps count from 0.
 
     The spans of a pair are uniform over ordered pairs; `split_sentence` and `split_crops` describe
     the other examples of two texts.

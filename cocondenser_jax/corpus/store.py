@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStore:
-    """An open store. Pickles as its path, so worker processes map the same files."""
+    """An open token store. It is pickled as its path, so that workers map the same files."""
 
     path: Path  #: as given to `open_store`
     manifests: tuple[dict[str, Any], ...]  #: one per shard, in their order

@@ -36,7 +36,7 @@ def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = DEFAULT_METRIC
     Args:
       qrels: the judgments; a grade below 0, as in TREC's for spam, counts as 0.
       run: the results.
-      metrics: any of trec_eval's, as ir-measures spells them: MRR@10, Recall@100, nDCG@10, ….
+      metrics: any of trec_eval's, as ir-measures spells them, such as MRR@10 or nDCG@10.
     """
     names = {_parse(name): name for name in metrics}
     cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}

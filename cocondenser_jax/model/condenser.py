@@ -41,9 +41,9 @@ class CondenserOutput(NamedTuple):
 class Condenser(nn.Module):
     """Backbone, Condenser head and the MLM projection they share.
 
-    Only rows that are used are computed: the last layer of the backbone at CLS (and at the masked
-    positions with `late_mlm`; everywhere for a mean), the last layer of the head at the masked
-    positions.
+    Only rows that are used are computed. The last layer of the backbone is computed at CLS, with
+    `late_mlm` also at the masked positions, and everywhere for a mean. The last layer of the head
+    is computed at the masked positions.
     """
 
     config: ModelConfig

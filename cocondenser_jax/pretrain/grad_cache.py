@@ -48,7 +48,7 @@ def loss_gradient(
       contrast: representations of all chunks [chunks * examples, size] to a scalar. It may gather
         from other devices; the gradient then holds their contributions to these representations.
       on_chunk: calls a function on one of several chunks, and may change the chunk's arrays first
-        if no result changes: drop what is padding in all examples, say.
+        if no result changes, such as dropping common padding.
 
     Returns:
       The value of `contrast` (0 without), the sums added up over chunks, and the gradient.

@@ -30,7 +30,7 @@ LENGTH_SHARES = (7 / 8, 1)
 
 
 class LossSettings(NamedTuple):
-    """What the loss of a batch depends on, besides the network; see `configs/default.py`."""
+    """The settings of a batch's loss; `configs/default.py` explains them."""
 
     seed: int = 0  #: of dropout
     objective: str = "cocondenser"

@@ -20,14 +20,14 @@ def fuse_runs(
     weights: Sequence[float] | None = None,
     depth: int = 100,
 ) -> Run:
-    """Sums each passage's weighted values in several runs; 0 where a run does not have it.
+    """Fuses runs: sums the weighted values of each passage, 0 where a run does not have it.
 
     Args:
       runs: two or more; a query need not be in all of them.
       method: `rrf`: 1 / (60 + rank) (Cormack, Clarke & Büttcher, SIGIR 2009); `min_max`: (score -
         least) / (most - least) of a query's scores in the run, 1 where all are equal.
       weights: one per run; None: 1 each.
-      depth: passages kept of a query, the best; of equal ones those of the first run.
+      depth: best passages kept per query; of equal ones, those of the first run.
     """
     weights = [1.0] * len(runs) if weights is None else weights
     numbers = (*weights, depth)

@@ -45,8 +45,8 @@ def load_retriever(
 
     Args:
       folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
-      query_length: tokens kept of a query; None: what the folder says, else the model's limit.
-      passage_length: tokens kept of a passage (`folder.passage_text`); None likewise.
+      query_length: longest query in tokens; None: as in the folder, else the model's limit.
+      passage_length: longest passage in tokens (`folder.passage_text`); None likewise.
       pooling: "cls" or "mean", instead of the folder's own.
       two_towers: copy the encoder into a Router, for queries and passages, unless there are two.
     """

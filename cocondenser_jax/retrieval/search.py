@@ -63,11 +63,11 @@ def open_index(
 
     Args:
       folder: of `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
-      model_folder: the model, wherever it lies now.
+      model_folder: the folder of that model, which may have moved.
       parameters: of the search in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for
         HNSW: slower and more exact. Embeddings have none.
-      hybrid: the method of `fuse.fuse_runs` by which BM25 is fused in, the best 100 passages of
-        each side, or as many as are asked for; the first time writes `bm25` to the folder.
+      hybrid: the method of `fuse.fuse_runs` for fusing the best 100 passages of BM25 and of the
+        model, or more if more are asked for. The first call writes `bm25` to the folder.
 
     Raises:
       UserError: also if the model is not the one that encoded the passages.

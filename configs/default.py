@@ -83,7 +83,7 @@ SETTINGS = {
     "train.steps": Setting(0, Interval(0), "steps", "length of the run; 0: epochs decide"),
     "train.mlm_weight": Setting(1.0, Interval(0), "", "weight of the MLM loss"),
     "train.mlm_reduction": Setting(
-        "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of the paper"
+        "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of coCondenser"
     ),
     "train.chunk_size": Setting(
         64, Interval(0), "spans", "per forward pass on a device; 0: the whole batch at once"
@@ -92,7 +92,7 @@ SETTINGS = {
         0, Interval(0), "steps", "NaN or infinite steps that a run may skip"
     ),
     "train.dtype": Setting(
-        "bfloat16", ("bfloat16", "float32"), "", "of activations; parameters are float32"
+        "bfloat16", ("bfloat16", "float32"), "", "type of activations; parameters are float32"
     ),
     "optimizer.learning_rate": Setting(1e-4, Interval(0, 1), "", "peak; linear decay to 0"),
     "optimizer.warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
@@ -113,7 +113,7 @@ SETTINGS = {
         2_000, Interval(0), "steps", "between two probes; 0: none, and no document is held out"
     ),
     "probe.documents": Setting(
-        512, Interval(0), "documents", "held out for the probe; a tenth of all at most"
+        512, Interval(0), "documents", "held out for the probe; at most a tenth of all"
     ),
     "probe.data": Setting("", None, "", "a BEIR or MS MARCO folder that the probe searches, too"),
     "probe.split": Setting("test", None, "", "which queries and judgments of probe.data to use"),

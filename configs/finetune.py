@@ -63,10 +63,10 @@ TRAINING = {
     "seed": Setting(42, Interval(0), "", "order, negatives, dropout, new heads"),
     "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
     "checkpoint_every": Setting(
-        2000, Interval(0), "steps", "0: none but the best; an interrupted run starts again"
+        2000, Interval(0), "steps", "between two; 0: only the best, and a killed run starts over"
     ),
     "loader_workers": Setting(
-        0, Interval(0, 64), "processes", "prepare batches; on a GPU, 2 or more"
+        0, Interval(0, 64), "processes", "that prepare batches; on a GPU, use 2 or more"
     ),
 }
 # What training on queries and passages has, whatever reads them.
@@ -85,7 +85,7 @@ SETTINGS = {
     "epochs": TRAINING["epochs"]._replace(default=3),
     "learning_rate": TRAINING["learning_rate"]._replace(default=5e-6),
     "pooling": Setting("", ("", "cls", "mean"), "", "'': the folder's own; a plain folder has cls"),
-    "two_towers": Setting(False, None, "", "an encoder each for queries and passages"),
+    "two_towers": Setting(False, None, "", "separate encoders for queries and passages"),
     "query_length": Setting(32, Interval(3), "tokens", "longest query, prompt included"),
     "passage_length": Setting(
         128, Interval(3), "tokens", "longest passage, prompt and title included"

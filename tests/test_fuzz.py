@@ -78,5 +78,5 @@ def test_the_command_line_answers_with_one_line(content, tmp_path, capsys):
     for name in ("run", "qrels"):
         (tmp_path / name).write_bytes(content)
     flags = [f"--run={tmp_path / 'run'}", f"--qrels={tmp_path / 'qrels'}"]
-    assert main(["evaluate", "run", *flags]) == 2
+    assert main(["evaluate", *flags]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -172,7 +172,7 @@ def test_it_builds_a_store_and_trains_where_the_repository_is_not(install, tmp_p
     run("cocondenser", "corpus", *source)
     (tmp_path / "run.trec").write_text("1 Q0 a 1 2.0 x\n1 Q0 b 2 1.0 x\n")
     write_qrels(tmp_path / "qrels.tsv", {"1": {"b": 1}})
-    metrics = run("cocondenser", "evaluate", "run", "--run=run.trec", "--qrels=qrels.tsv")
+    metrics = run("cocondenser", "evaluate", "--run=run.trec", "--qrels=qrels.tsv")
     assert re.search(r"RR@10 +0.5000", metrics)
 
     config = ["--config=configs/small.py:condenser", "--config.data.store=store", *PRETRAIN]

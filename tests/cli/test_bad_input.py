@@ -82,10 +82,10 @@ def bad_inputs(folder):
         "workdir with something else": (pretrain(f"--workdir={folder}/data"), "already exists"),
         "no such run": (["convert", f"--checkpoint={folder}/none", f"--out={folder}/out"], "none"),
         "no qrels": (
-            ["evaluate", "run", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
+            ["evaluate", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
             "none.tsv",
         ),
-        "missing flag": (["evaluate", "run"], "Missing option '--run'"),
+        "missing flag": (["evaluate"], "Missing option '--run'"),
         "unknown command": (["pretrian"], "command 'pretrian'. (Did you mean one of: 'pretrain'"),
     }
 

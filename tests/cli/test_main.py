@@ -43,7 +43,7 @@ def full_device():
 def test_any_name_can_be_printed(encoding):
     code = "from cocondenser_jax.cli import main\nfrom cocondenser_jax.corpus import store\n"
     code += "store.verify_store = str\n"
-    code += "main(['verify', 'store', '--store=é\\x1b[2J'])"
+    code += "main(['verify', '--store=é\\x1b[2J'])"
     environment = os.environ | {"PYTHONIOENCODING": encoding}
     printed = subprocess.check_output([sys.executable, "-c", code], env=environment)
     name = "é" if encoding == "utf-8" else r"\xe9"
@@ -53,7 +53,7 @@ def test_any_name_can_be_printed(encoding):
 @pytest.mark.parametrize(
     "words",
     [
-        ["verify", "store", "--store=a\udcffb"],
+        ["verify", "--store=a\udcffb"],
         ["pretrain", "--config=a\udcffb.py", "--workdir=run"],
         ["adapt", "--corpus=x", "--model=y", "--workdir=z", "--config.seed=a\udcffb"],
     ],
@@ -91,13 +91,13 @@ def test_an_output_that_takes_nothing(
 ):
     with make_output() as output:
         monkeypatch.setattr("sys.stdout", output)
-        assert main(["verify", "store", "--help"] if is_help else command) == status
+        assert main(["verify", "--help"] if is_help else command) == status
     # What was closed here failed no second time.
     assert capsys.readouterr().err.rpartition("\r")[2].endswith(says)
 
 
 def test_a_process_says_one_line_of_a_full_or_closed_output():
-    program = [sys.executable, "-m", "cocondenser_jax.cli", "verify", "store", "--help"]
+    program = [sys.executable, "-m", "cocondenser_jax.cli", "verify", "--help"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     for redirection, says in ((">/dev/full", "[Errno 28]"), (">&-", "standard output is closed")):
         shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", *program]
@@ -138,5 +138,5 @@ def test_what_may_not_be_read_is_one_line(monkeypatch, capsys):
         raise PermissionError(13, "Permission denied", "stores/wiki")
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    assert main(["verify", "store", "--store=stores/wiki"]) == 2
+    assert main(["verify", "--store=stores/wiki"]) == 2
     assert capsys.readouterr().err.endswith("Permission denied: 'stores/wiki'\n")

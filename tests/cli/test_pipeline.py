@@ -107,7 +107,7 @@ def test_a_model_says_nothing_of_the_links_to_its_folder(finished):
 
 def test_the_pipeline_ends_in_metrics(finished, capsys):
     run, qrels = finished / "runs" / "test.trec", finished / "data" / "qrels" / "test.tsv"
-    assert main(["evaluate", "run", f"--run={run}", f"--qrels={qrels}"]) == 0
+    assert main(["evaluate", f"--run={run}", f"--qrels={qrels}"]) == 0
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
     # 40 passages, depth 100: every query finds its passage somewhere.
     assert float(printed["Recall@100"]) == 1.0

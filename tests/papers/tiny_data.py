@@ -260,8 +260,10 @@ def _write_quickstart(data, workdir):
     shutil.copytree(data / "boolq", quickstart / "data")
     qrels = quickstart / "data" / "qrels"
     shutil.copy(qrels / "test.tsv", qrels / "dev.tsv")
-    articles, tokenizer = data / "articles.jsonl.xz", data / "bert-base-uncased"
-    main(["corpus", f"--source={articles}", f"--tokenizer={tokenizer}", "--max_tokens=16",
+    text, tokenizer = quickstart / "data" / "pretrain.jsonl", quickstart / "tokenizer"
+    text.write_bytes(lzma.decompress((data / "articles.jsonl.xz").read_bytes()))
+    main(["vocabulary", f"--source={text}", "--size=8192", f"--out={tokenizer}"])
+    main(["corpus", f"--source={text}", f"--tokenizer={tokenizer}", "--max_tokens=16",
           f"--out={quickstart / 'store'}"])  # fmt: skip
     for folder in (quickstart, quickstart / "compare" / "no-pretraining"):
         shutil.copytree(data / "bert-base-uncased", folder / "model")

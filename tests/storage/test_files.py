@@ -18,6 +18,7 @@ from cocondenser_jax.storage.files import (
     new_folder,
     read_json,
     read_lines,
+    read_object,
     write_json,
 )
 from tests.world import COMPRESSIONS
@@ -173,6 +174,15 @@ def test_json_round_trip_and_its_errors(tmp_path):
         read_json(tmp_path / "b.json")
     with pytest.raises(UserError, match=r"cannot read .*c\.json"):
         read_json(tmp_path / "c.json")
+
+
+def test_an_object_may_be_absent_only_where_that_is_allowed(tmp_path):
+    path = tmp_path / "facts.json"
+    assert read_object(path, {"step": 1}) == {"step": 1}
+    with pytest.raises(UserError, match="cannot read .*facts.json"):
+        read_object(path)
+    write_json(path, {"step": 2})
+    assert read_object(path, {"step": 1}) == read_object(path) == {"step": 2}
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)

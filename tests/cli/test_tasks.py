@@ -116,8 +116,9 @@ def slurm(tmp_path, monkeypatch):
         "sbatch": SBATCH,
         "srun": '#!/bin/bash\nshift 3\nexec "$@"\n',
         "scontrol": "#!/bin/bash\necho here\n",
-        "squeue": "#!/bin/bash\n",
-        "scancel": '#!/bin/bash\necho "$@" > "$STAND_IN/canceled"\n',
+        # As of a job that has ended, which Slurm no longer knows.
+        "squeue": "#!/bin/bash\necho 'Invalid job id specified' >&2; exit 1\n",
+        "scancel": '#!/bin/bash\necho "$@" > "$STAND_IN/canceled"; exit 1\n',
     }
     for name, text in programs.items():
         (folder / name).write_text(text)

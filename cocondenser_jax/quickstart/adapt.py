@@ -130,7 +130,8 @@ def adapt(
                 f"{corpus} has {store.n_documents} documents: expected 20 or more, of two spans"
                 " with --config.data.pairs=spans, and --config.probe.every above 0"
             )
-        _log_work(experiment, store, data)
+        if not (workdir / "model").exists():
+            _log_work(experiment, store, data)
         run = workdir / "pretraining"
         trained = once(workdir / "model", partial(pretrain_model, config, run))
         choose = partial(_choose_share, store, documents_H, original, trained)

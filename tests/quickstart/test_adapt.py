@@ -227,6 +227,21 @@ def test_called_again_it_makes_nothing(finished, monkeypatch, caplog):
     )
     assert [row.metrics for row in again.rows] == [row["metrics"] for row in before.values()]
     assert again.summary in finished.printed[finished.judged]
+    assert not [m for m in caplog.messages if m.startswith("adapt: ")]
+
+
+def test_the_work_is_logged_before_the_first_step(finished, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger=adapting.__name__)
+    workdir = tmp_path / "again"
+    copy_pretraining(finished.judged, workdir)
+    shutil.rmtree(workdir / "model")
+
+    def pretrain(config, run, model):
+        raise UserError("the first step")
+
+    monkeypatch.setattr(adapting, "pretrain_model", pretrain)
+    with pytest.raises(UserError, match="the first step"):
+        adapt(workdir, str(finished.corpus), str(finished.model), finished.data, SETTINGS)
     work, test = [m for m in caplog.messages if m.startswith("adapt: ")]
     said = f"{N_TEXTS} documents; {N_STEPS} steps of 32 pairs (sentence), of up to 64 tokens each"
     assert work.endswith(said)

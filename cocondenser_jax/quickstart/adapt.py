@@ -20,6 +20,7 @@ What exists is not made again, so the same command resumes.
 """
 
 import logging
+import math
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -187,13 +188,14 @@ def propose_pretraining(
     n_examples = n * config.train.steps
     if not on_cpu:
         config.train.dtype = "bfloat16"
+        config.train.chunk_size = 64
         if n_spans >= 100 * 256 * n_devices:
             n = 256 * n_devices
             n_examples = 100 * n
-            config.train.chunk_size = 64
     n = max(min(n, n_spans * 9 // 10) // n_devices, 1) * n_devices
     config.data.batch_size = n
     config.data.pairs = pairs
+    config.train.chunk_size = math.gcd(2 * n // n_devices, config.train.chunk_size)
     config.train.steps = max(min(n_examples, settings.MOST_EPOCHS * n_spans) // n, 1)
     return config.lock()
 

@@ -127,6 +127,24 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_
 
     found = at_shortest_length(shape, (batch, None)).tolist()
     assert found == [length, {14: 3, 16: 4}[length]]
+    halves = at_shortest_length(shape, (batch, None), shares=(1 / 2, 1)).tolist()
+    fits_half = longest <= 8 and most_masked <= 2
+    assert halves == ([8, 2] if fits_half else [16, 4])
+
+
+@pytest.mark.parametrize(("objective", "between"), [("mlm", {14}), ("contrastive", {8, 12})])
+def test_chunks_have_more_lengths_to_choose_from_where_no_tokens_are_predicted(
+    config, objective, between
+):
+    """Of 16 tokens: 7/8, or a half and three quarters."""
+    config = changed(config, train__objective=objective, train__chunk_size=2)
+    store = open_store(Path(config.data.store))
+    model_config = model_of(config, store)
+    settings = step_of(config, config.train.steps).loss
+    batch = make_batch(store, batches_of(config), 0)
+    params = init_params(model_config, 0)
+    program = jax.make_jaxpr(lambda: batch_gradient(model_config, settings, params, batch))()
+    assert {n for n in (8, 12, 14) if f"bool[2,{n}]" in str(program)} == between
 
 
 @pytest.mark.parametrize("objective", ["mlm", "condenser", "retromae", "contrastive", "ict"])

@@ -13,13 +13,15 @@ def test_a_cpu_takes_what_was_measured():
     assert (measured.data.batch_size, measured.data.length, measured.train.steps) == (32, 128, 120)
     assert (measured.optimizer.learning_rate, measured.train.dtype) == (3e-5, "float32")
     assert (measured.data.pairs, measured.train.objective) == ("sentence", "contrastive")
+    assert measured.train.chunk_size == 8
     crops = propose_pretraining(6_000, "crops", n_devices=1, on_cpu=True)
     assert crops.data.pairs == "crops"
 
 
 def test_an_accelerator_takes_larger_batches_where_a_corpus_has_a_hundred():
     small = propose_pretraining(204_799, n_devices=8, on_cpu=False)
-    assert (small.data.batch_size, small.train.chunk_size, small.train.steps) == (32, 0, 120)
+    # Eight rows of a device are one chunk: a direct pass.
+    assert (small.data.batch_size, small.train.chunk_size, small.train.steps) == (32, 8, 120)
     large = propose_pretraining(204_800, n_devices=8, on_cpu=False)
     assert (large.data.batch_size, large.train.chunk_size, large.train.steps) == (2048, 64, 100)
     assert large.train.dtype == small.train.dtype == "bfloat16"

@@ -4,7 +4,7 @@ Queries are a few words in a row of documents that were not trained on. What was
 fused ranking of BM25 and the model as published, and agreement is the share of the changed model's
 ten best passages that are among its ten best. Finding the document itself would prove little: it is
 what training on pairs of its text improves, whatever happens to real queries. docs/adapt.md has
-results on three collections.
+results on four collections.
 """
 
 from collections.abc import Mapping

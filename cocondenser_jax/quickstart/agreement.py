@@ -62,10 +62,14 @@ def dense_run(model: SentenceTransformer, sample: Sample) -> Run:
     return search_run(index, sample.queries, FUSED_DEPTH)
 
 
-def fused_ranking(dense: Run, sample: Sample) -> dict[str, set[str]]:
-    """Returns the ten best passages of each query by BM25 and a dense run, fused by ranks."""
+def lexical_run(sample: Sample) -> Run:
+    """Finds the best passages of each query by BM25."""
     passages = (Passage(name, "", text) for name, text in sample.passages.items())
-    lexical = bm25_run(passages, sample.queries, FUSED_DEPTH)
+    return bm25_run(passages, sample.queries, FUSED_DEPTH)
+
+
+def fused_ranking(lexical: Run, dense: Run) -> dict[str, set[str]]:
+    """Returns the ten best passages of each query by two runs, fused by ranks."""
     fused = fuse_runs([lexical, dense], depth=DEPTH)
     return {query: set(found) for query, found in fused.items()}
 

@@ -9,7 +9,13 @@ from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.quickstart import agreement as module
-from cocondenser_jax.quickstart.agreement import agreement, dense_run, fused_ranking, sample_store
+from cocondenser_jax.quickstart.agreement import (
+    agreement,
+    dense_run,
+    fused_ranking,
+    lexical_run,
+    sample_store,
+)
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
@@ -68,7 +74,7 @@ def test_the_agreement_is_the_share_of_the_ten_best_of_bm25_and_the_model(
     }
     passages = [Passage(name, "", text) for name, text in sample.passages.items()]
     fused = fuse_runs([bm25_run(passages, sample.queries), dense], depth=10)
-    expected = fused_ranking(dense_run(before, sample), sample)
+    expected = fused_ranking(lexical_run(sample), dense_run(before, sample))
     assert expected == {query: set(found) for query, found in fused.items()}
     for model, folder in ((before, folders[0]), (after, folders[1])):
         best = ten_best(folder, sample)

@@ -19,7 +19,11 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels, read_run
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.corpus.batches import batch_document_ids, steps_per_epoch
+from cocondenser_jax.corpus.batches import (
+    batch_document_ids,
+    held_out_documents,
+    steps_per_epoch,
+)
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
@@ -162,6 +166,19 @@ def test_without_judgments_the_share_that_agrees_is_kept(finished):
     assert line == f"VERDICT: {said}"
     for name, value in weights(workdir / "retriever").items():
         np.testing.assert_array_equal(value, weights(workdir / kept / "model")[name], name)
+
+
+def test_without_judgments_the_verdict_is_of_the_share_that_is_kept(finished):
+    workdir = finished.unlabelled
+    chosen = json.loads((workdir / "agreement.json").read_text())
+    store = open_store(workdir / "store")
+    sample = adapting.sample_store(store, held_out_documents(store, 300, of_one_span=True))
+    before, after = (load_retriever(workdir / name) for name in ("published/model", "model"))
+    if chosen["share"]:
+        after = adapting.blend(before, after, chosen["share"])
+    runs = [adapting.dense_run(model, sample) for model in (before, after)]
+    verdict = adapting._judge_unlabeled(adapting.lexical_run(sample), *runs)
+    assert (verdict == chosen["verdict"]) == bool(chosen["share"])
 
 
 def test_the_retriever_is_a_drop_in_whose_weights_lie_between(finished):

@@ -207,6 +207,40 @@ def adapted() -> str:
     )
 
 
+def labels() -> str:
+    """Returns nDCG@10 over the number of labels, from the table of docs/results.md."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    table = page[page.index("<!-- proof/adapt-labels -->") :].split("<!-- end -->")[0]
+    found: dict[str, list[tuple[str, float]]] = {}
+    for row in table.splitlines()[3:]:
+        name, _, ndcg, *_ = (cell.strip() for cell in row.strip("|").split("|"))
+        model, amount = name.rsplit(", ", 1)
+        found.setdefault(model, []).append((amount.split()[0], float(ndcg)))
+    amounts = [amount.replace("no", "0") for amount, _ in found["adapted"]]
+    shares = [i / (len(amounts) - 1) for i in range(len(amounts))]
+    kinds = {"as published": "one", "adapted": "two"}
+    title = "all-MiniLM-L6-v2, fine-tuned on labeled pairs of documentation: nDCG@10"
+    shapes = [text(20, 28, title, size=16, at="start"), *legend(41, kinds)]
+    for i, (panel_name, suffix) in enumerate({"alone": "", "fused with BM25": " + BM25"}.items()):
+        curves = {
+            kind: [
+                (share, value)
+                for share, (_, value) in zip(shares, found[model + suffix], strict=True)
+            ]
+            for model, kind in kinds.items()
+        }
+        marks = dict(zip(amounts, shares, strict=True))
+        shapes += panel(10 + 400 * i, panel_name, curves, LABEL_TICKS, marks, 320)
+        shapes.append(text(214 + 400 * i, 288, "labeled pairs", kind="faint", size=12))
+    shapes.append(
+        _note(314, "1,000 docstrings' first paragraphs search 16,254 passages. One seed.")
+    )
+    return picture(820, 330, title, shapes)
+
+
+LABEL_TICKS = (0.4, 0.45, 0.5, 0.55)
+
+
 def learning() -> str:
     """Returns losses and probe of the quickstart's two stages, one after the other."""
     stages = json.loads((FOLDER / "quickstart.json").read_text(encoding="utf-8"))
@@ -330,6 +364,7 @@ PICTURES = {
     "cocondenser": cocondenser,
     "gradient_cache": gradient_cache,
     "adapted": adapted,
+    "labels": labels,
     "learning": learning,
     "plan": plan,
     "attention": attention,

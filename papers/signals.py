@@ -38,11 +38,10 @@ from cocondenser_jax.collection.trec import Qrels, Run
 from cocondenser_jax.corpus.batches import MIN_WORDS, held_out_documents
 from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.quickstart.adapt import CHANCE, FUSION
-from cocondenser_jax.quickstart.agreement import N_WORDS, agreement, fused_ranking
+from cocondenser_jax.quickstart.agreement import N_WORDS, agreement, decode_spans, fused_ranking
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.embeddings import nearest, passage_table
 from cocondenser_jax.retrieval.fuse import fuse_runs
@@ -81,14 +80,16 @@ def held_out_tests(store: TokenStore, others: Sequence[str], seed: int = 0) -> d
     texts = store.read_spans(spans_H, store.max_tokens - 2)
     rng = np.random.default_rng(seed)
     draws_Hx2 = rng.integers(2**64, size=(len(spans_H), 2), dtype=np.uint64)
-    wholes = _decode(store, texts)
+    wholes = decode_spans(store, texts)
     counts = Counter(word for text in (*others, *wholes) for word in {*text.split()})
     halves = {
         "crops": split_crops(*texts, draws_Hx2[:, 0]),
         "title": split_sentence(*texts, draws_Hx2, is_first=True),
         "sentence": split_sentence(*texts, draws_Hx2, min_words=MIN_WORDS),
     }
-    pairs = {kind: np.reshape(_decode(store, parts), (-1, 2)) for kind, parts in halves.items()}
+    pairs = {
+        kind: np.reshape(decode_spans(store, parts), (-1, 2)) for kind, parts in halves.items()
+    }
     pairs["words"] = np.array([[_words(text, rng), text] for text in wholes])
     parts = pairs["crops"].tolist()
     pairs["keywords"] = np.array([[rarest_words(left, counts), right] for left, right in parts])
@@ -113,12 +114,6 @@ def _words(text: str, rng: np.random.Generator) -> str:
     words = text.split()
     first = rng.integers(max(len(words) - N_WORDS, 0) + 1)
     return " ".join(words[first : first + N_WORDS])
-
-
-def _decode(store: TokenStore, texts: tuple[np.ndarray, np.ndarray, np.ndarray]) -> list[str]:
-    ids_NxL, _, n_tokens_N = texts
-    decode = load_tokenizer(str(store.tokenizer_folder)).backend.decode
-    return [decode(ids[:n]) for ids, n in zip(ids_NxL.tolist(), n_tokens_N, strict=True)]
 
 
 def judged_test(data: Path) -> tuple[Test, dict[str, str]]:

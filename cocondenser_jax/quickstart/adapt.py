@@ -253,19 +253,18 @@ def _choose_share(
     expected = fused_ranking(lexical, found)
     before = agreement(found, expected)
     changed = load_retriever(trained)
-    kept = 0.0
-    kept_run = found
     tried: dict[str, Any] = {}
     for share in SHARES:
         run = dense_run(blend(original, changed, share), sample)
         test = compare(agreement(run, expected), before)["agreement"]
         tried[f"{share:g}"] = test
         if test["difference"] >= 0 or test["randomisation_p"] >= CHANCE:
-            kept = share
-            kept_run = run
             break
-    verdict = _judge_unlabeled(lexical, found, kept_run)
-    write_json(out, {"share": kept, "tried": tried, "verdict": verdict})
+    else:
+        share = 0.0
+        run = found
+    verdict = _judge_unlabeled(lexical, found, run)
+    write_json(out, {"share": share, "tried": tried, "verdict": verdict})
 
 
 def _judge_unlabeled(lexical: Run, published: Run, adapted: Run) -> str:

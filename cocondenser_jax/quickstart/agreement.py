@@ -3,8 +3,7 @@
 Queries are a few words in a row of documents that were not trained on. What was found before is the
 fused ranking of BM25 and the model as published, and agreement is the share of the changed model's
 ten best passages that are among its ten best. Finding the document itself would prove little: it is
-what training on pairs of its text improves, whatever happens to real queries. docs/adapt.md has
-results on four collections.
+what training on pairs of its text improves, whatever happens to real queries (docs/adapt.md).
 """
 
 from collections.abc import Mapping
@@ -84,9 +83,14 @@ def agreement(dense: Run, expected: Mapping[str, set[str]]) -> dict[str, dict[st
     }
 
 
+def decode_spans(store: TokenStore, spans: tuple[np.ndarray, ...]) -> list[str]:
+    """Returns the texts of spans that are given as `read_spans` gives them."""
+    ids_NxL, _, n_tokens_N = spans
+    decode = load_tokenizer(str(store.tokenizer_folder)).backend.decode
+    return [decode(ids[:n]) for ids, n in zip(ids_NxL.tolist(), n_tokens_N, strict=True)]
+
+
 def _texts(store: TokenStore, spans_N: np.ndarray) -> dict[str, str]:
     """Returns number → text of spans."""
-    ids_NxL, _, n_tokens_N = store.read_spans(spans_N, store.max_tokens - 2)
-    decode = load_tokenizer(str(store.tokenizer_folder)).backend.decode
-    texts = (decode(ids[:n]) for ids, n in zip(ids_NxL.tolist(), n_tokens_N, strict=True))
+    texts = decode_spans(store, store.read_spans(spans_N, store.max_tokens - 2))
     return dict(zip(map(str, spans_N.tolist()), texts, strict=True))

@@ -22,8 +22,10 @@ What exists is not made again, so the same command resumes.
 import logging
 import math
 import shutil
+import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +33,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 from sentence_transformers import SentenceTransformer
+from tqdm import tqdm
 
 from cocondenser_jax.analysis.report import ResultRow, result_rows, write_report
-from cocondenser_jax.collection.folder import read_corpus, read_split
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.collection.trec import Run, read_run, write_run
 from cocondenser_jax.configs import adapt as settings
 from cocondenser_jax.convert.from_torch import read_shape
@@ -51,6 +54,7 @@ from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.agreement import (
     agreement,
     dense_run,
+    encode_texts,
     fused_ranking,
     lexical_run,
     sample_store,
@@ -78,6 +82,7 @@ ADAPTED = "adapted"  # the same of the model with the share that is kept
 FUSED = " + BM25"  # what the name of a fused row ends with
 FUSION: Method = "min_max"  # ahead of rrf in docs/results.md, "Hybrid search"
 _SPANS_LOOKED_AT = 1_000
+_PASSAGES_TIMED = 64
 
 
 class Outcome(NamedTuple):
@@ -136,7 +141,7 @@ def adapt(
                 " with --config.data.pairs=spans, and --config.probe.every above 0"
             )
         if not (workdir / "model").exists():
-            _log_work(experiment, store, data)
+            _log_work(experiment, store, data, original)
         run = workdir / "pretraining"
         trained = once(workdir / "model", partial(pretrain_model, config, run))
         choose = partial(_choose_share, store, documents_H, original, trained)
@@ -164,8 +169,10 @@ def adapt(
         return outcome._replace(summary=summary)
 
 
-def _log_work(experiment: Experiment, store: TokenStore, data: Path | None) -> None:
-    """Logs what training and the test will read."""
+def _log_work(
+    experiment: Experiment, store: TokenStore, data: Path | None, model: SentenceTransformer
+) -> None:
+    """Logs what training and the test will read, and how long the test's encoding will take."""
     spec = experiment.batches
     logger.info(
         "adapt: %s documents; %s steps of %s pairs (%s), of up to %s tokens each",
@@ -174,8 +181,22 @@ def _log_work(experiment: Experiment, store: TokenStore, data: Path | None) -> N
         spec.length,
     )
     if data is not None:
-        n_passages = sum(1 for _ in read_corpus(data))
-        logger.info("adapt: then the test encodes %s passages with two models", f"{n_passages:,}")
+        n_passages, seconds = _seconds_to_encode(model, data)
+        logger.info(
+            "adapt: then the test encodes %s passages with two models, about %s each",
+            f"{n_passages:,}",
+            tqdm.format_interval(seconds),
+        )
+
+
+def _seconds_to_encode(model: SentenceTransformer, data: Path) -> tuple[int, float]:
+    """Returns how many passages there are, and how long all take, judged by a sample of them."""
+    n_passages = sum(1 for _ in read_corpus(data))
+    step = math.ceil(n_passages / _PASSAGES_TIMED)
+    texts = [passage_text(passage) for passage in islice(read_corpus(data), 0, None, step)]
+    start = time.perf_counter()
+    encode_texts(model, texts)
+    return n_passages, (time.perf_counter() - start) * n_passages / len(texts)
 
 
 def propose_pretraining(

@@ -53,12 +53,17 @@ def sample_store(store: TokenStore, documents_H: np.ndarray, seed: int = 0) -> S
 
 def dense_run(model: SentenceTransformer, sample: Sample) -> Run:
     """Finds the best passages of each query by the inner products of a model's vectors."""
-    halved = uses_bfloat16("auto", on_cpu=True)
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=halved):
-        vectors_NxD = model.encode_document(list(sample.passages.values()), show_progress_bar=True)
+    vectors_NxD = encode_texts(model, list(sample.passages.values()))
     passages = passage_table(Passage(name, "", text) for name, text in sample.passages.items())
     index = OpenIndex(model, partial(nearest, [vectors_NxD]), passages, {}, None, None)
     return search_run(index, sample.queries, FUSED_DEPTH)
+
+
+def encode_texts(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+    """Returns the vectors of passages, computed in bfloat16 where `encode` would."""
+    halved = uses_bfloat16("auto", on_cpu=True)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=halved):
+        return model.encode_document(texts, show_progress_bar=True)
 
 
 def lexical_run(sample: Sample) -> Run:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -261,13 +262,22 @@ def test_the_work_is_logged_before_the_first_step(finished, tmp_path, monkeypatc
         raise UserError("the first step")
 
     monkeypatch.setattr(adapting, "pretrain_model", pretrain)
+    seconds = [0]  # two for each passage that is encoded
+    clock = SimpleNamespace(perf_counter=lambda: sum(seconds))
+    monkeypatch.setattr(adapting, "time", clock)
+    monkeypatch.setattr(adapting, "_PASSAGES_TIMED", 3)
+    monkeypatch.setattr(adapting, "encode_texts", lambda _, texts: seconds.append(2 * len(texts)))
     with pytest.raises(UserError, match="the first step"):
         adapt(workdir, str(finished.corpus), str(finished.model), finished.data, SETTINGS)
     work, test = [m for m in caplog.messages if m.startswith("adapt: ")]
     said = f"{N_TEXTS} documents; {N_STEPS} steps of 32 pairs (sentence), of up to 64 tokens each"
     assert work.endswith(said)
     n_passages = len(lines(finished.data / "corpus.jsonl"))
-    assert f"the test encodes {n_passages} passages" in test
+    assert len(seconds) == 2
+    assert seconds[1] == 2 * 3
+    minutes, rest = divmod(2 * n_passages, 60)
+    each = f"about {minutes:02}:{rest:02} each"
+    assert test.endswith(f"the test encodes {n_passages} passages with two models, {each}")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ part of the one and a copy of the other is not seen outside.
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -29,6 +30,11 @@ from cocondenser_jax.pretrain.step import (
 )
 
 Forward = Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]
+
+# libtpu 0.0.42 reads this when it is loaded. It compiles nested matrix products on a stack of
+# 64 KiB, which BERT-base's step overflows on v4 and v6e. The user's own flags come last, and win.
+_TPU_FLAGS = f"--fibers_default_thread_stack_size={2**20}"
+os.environ["LIBTPU_INIT_ARGS"] = f"{_TPU_FLAGS} {os.environ.get('LIBTPU_INIT_ARGS', '')}".strip()
 
 
 def mapped_step(

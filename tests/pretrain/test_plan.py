@@ -197,3 +197,14 @@ def test_the_work_of_a_step_grows_with_its_chunks():
     assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
     alone = _work(model, settings._replace(objective="condenser"), SPEC, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", []), ("--mine=1 --other=2", ["--mine=1", "--other=2"])]
+)
+def test_libtpu_gets_a_larger_stack_and_then_the_users_flags(given, expected):
+    """Without the stack, libtpu 0.0.42 crashes when it compiles BERT-base's step for v4 or v6e."""
+    program = "import os, cocondenser_jax.pretrain.devices; print(os.environ['LIBTPU_INIT_ARGS'])"
+    environment = os.environ | {"LIBTPU_INIT_ARGS": given}
+    printed = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert printed.split() == ["--fibers_default_thread_stack_size=1048576", *expected]

@@ -233,7 +233,9 @@ def labels() -> str:
         shapes += panel(10 + 400 * i, panel_name, curves, LABEL_TICKS, marks, 320)
         shapes.append(text(214 + 400 * i, 288, "labeled pairs", kind="faint", size=12))
     shapes.append(
-        _note(314, "1,000 docstrings' first paragraphs search 16,254 passages. One seed.")
+        _note(
+            314, "1,000 docstrings' first paragraphs search 16,254 passages. Means over two seeds."
+        )
     )
     return picture(820, 330, title, shapes)
 

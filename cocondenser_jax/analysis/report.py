@@ -73,7 +73,11 @@ def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
 
 
 def write_report(
-    out: Path, title: str, summary: str, folders: Mapping[str, Path], rows: Sequence[ResultRow] = ()
+    out: Path,
+    title: str,
+    summary: str,
+    folders: Mapping[str, Path],
+    rows: Sequence[ResultRow] = (),
 ) -> None:
     """Writes a page on a comparison and on runs, whole or not at all.
 

@@ -22,7 +22,12 @@ from cocondenser_jax.corpus.shares import (
     read_share,
     text_digest,
 )
-from cocondenser_jax.corpus.sources import Document, open_source, read_documents, read_parts
+from cocondenser_jax.corpus.sources import (
+    Document,
+    open_source,
+    read_documents,
+    read_parts,
+)
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum, open_store
 from cocondenser_jax.corpus.token_files import TokenWriter
@@ -43,7 +48,12 @@ BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
 
 
 def build_store(
-    source: str, tokenizer: str, out: Path, *, max_tokens: int = 128, short_span_prob: float = 0.0
+    source: str,
+    tokenizer: str,
+    out: Path,
+    *,
+    max_tokens: int = 128,
+    short_span_prob: float = 0.0,
 ) -> dict[str, Any]:
     """Cuts and tokenizes a corpus into a store; returns its manifest.
 

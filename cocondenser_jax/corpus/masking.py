@@ -29,7 +29,7 @@ def draws_per_span(content: int, capacity: int) -> int:
     return 1 + content + capacity
 
 
-def mask_whole_words(
+def mask_whole_words(  # noqa: PLR0913
     ids_NxC: np.ndarray,
     word_start_NxC: np.ndarray,
     n_tokens_N: np.ndarray,

@@ -172,7 +172,10 @@ def _parquet_parts(path: Path, prefix: str) -> list[Part]:
 
 
 def _record_part(
-    source: str, records: Callable[[], Iterable[dict[str, Any]]], prefix: str = "", first: int = 1
+    source: str,
+    records: Callable[[], Iterable[dict[str, Any]]],
+    prefix: str = "",
+    first: int = 1,
 ) -> Part:
     """Makes a part of records; one without an id is named by prefix and number, from `first`."""
 

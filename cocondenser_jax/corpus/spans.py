@@ -167,7 +167,10 @@ def _targets(text: str, limit: int, short_span_prob: float) -> Iterator[int]:
 
 
 def _pack(
-    sentences: Iterable[Span], limit: int, targets: Iterator[int], as_first: Callable[[Span], Span]
+    sentences: Iterable[Span],
+    limit: int,
+    targets: Iterator[int],
+    as_first: Callable[[Span], Span],
 ) -> Iterator[Span]:
     waiting: list[Span] = []
     n_waiting = 0

@@ -41,7 +41,9 @@ def contrastive(scores_QxP: torch.Tensor, own_QxG: torch.Tensor) -> torch.Tensor
 
 
 def soft_labels(
-    scores_QxP: torch.Tensor, own_QxG: torch.Tensor, teacher_QxG: torch.Tensor
+    scores_QxP: torch.Tensor,
+    own_QxG: torch.Tensor,
+    teacher_QxG: torch.Tensor,
 ) -> torch.Tensor:
     """Returns 1/Q Σ_q KL(T_q ‖ S_q), the distillation of a cross-encoder.
 

@@ -17,7 +17,12 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, uses_bfloat16
-from cocondenser_jax.storage.files import file_sha256, full_disk_errors, new_folder, read_object
+from cocondenser_jax.storage.files import (
+    file_sha256,
+    full_disk_errors,
+    new_folder,
+    read_object,
+)
 from cocondenser_jax.storage.metrics import Log, metrics_log
 from cocondenser_jax.storage.runs import (
     CHECKSUMS,

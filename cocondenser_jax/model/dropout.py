@@ -16,7 +16,8 @@ _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio, odd: consecutive multiples are spre
 
 
 def fold_in(
-    seeds: UInt32[Input, "..."] | None, numbers: Shaped[Input, "..."] | int
+    seeds: UInt32[Input, "..."] | None,
+    numbers: Shaped[Input, "..."] | int,
 ) -> UInt32[Array, "..."] | None:
     """Returns seeds (uint32) of numbered parts, None (no dropout) for None.
 

@@ -244,7 +244,10 @@ class MaskedLMHead(nn.Module):
         flat_SxD = hidden_BxMxD.reshape(-1, config.hidden_size)
         # Summed in float32: at a bias of -14, bfloat16 has a spacing of 1/16.
         logits_SxV = jnp.einsum(
-            "sd,vd->sv", flat_SxD, words_VxD.astype(self.dtype), preferred_element_type=jnp.float32
+            "sd,vd->sv",
+            flat_SxD,
+            words_VxD.astype(self.dtype),
+            preferred_element_type=jnp.float32,
         )
         logits_SxV += bias_V[None]
         return logits_SxV.reshape(*hidden_BxMxD.shape[:2], config.vocab_size)

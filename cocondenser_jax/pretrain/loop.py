@@ -94,7 +94,7 @@ def train(
         between_steps(run)
 
 
-def _train(
+def _train(  # noqa: C901, PLR0915
     experiment: Experiment,
     store: TokenStore,
     workdir: Path,

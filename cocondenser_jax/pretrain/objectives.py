@@ -99,7 +99,11 @@ OBJECTIVES = {
     "retromae": Objective("copies", predicts_tokens=True, has_head=True, n_copies=2),
     # Gao & Callan, arXiv 2108.05540.
     "cocondenser": Objective(
-        "pair", predicts_tokens=True, has_head=True, contrast=corpus_contrastive_sum, n_contrasted=2
+        "pair",
+        predicts_tokens=True,
+        has_head=True,
+        contrast=corpus_contrastive_sum,
+        n_contrasted=2,
     ),
     # Its ablation without masked tokens.
     "contrastive": Objective("pair", contrast=corpus_contrastive_sum, n_contrasted=2),

@@ -105,7 +105,10 @@ def open_shards(folder: Path, manifest: Mapping[str, Any]) -> pyarrow.Table:
 def write_parquet(folder: Path, out: Path) -> None:
     """Writes all shards as one Parquet file, whole or not at all: a row group for each."""
     table = open_shards(folder, read_manifest(folder))
-    with new_file(out) as partial, pyarrow.parquet.ParquetWriter(partial, table.schema) as writer:
+    with (
+        new_file(out) as partial,
+        pyarrow.parquet.ParquetWriter(partial, table.schema) as writer,
+    ):
         for batch in table.to_batches():
             writer.write_batch(batch)
 

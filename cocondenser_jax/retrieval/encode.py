@@ -63,7 +63,7 @@ class Loading(NamedTuple):
     backend: Backend | None
 
 
-def encode_corpus(
+def encode_corpus(  # noqa: PLR0913
     model_folder: Path,
     corpus: Path,
     out: Path,

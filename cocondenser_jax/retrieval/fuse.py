@@ -43,7 +43,10 @@ def fuse_runs(
 
 
 def fuse_scores(
-    rankings: Sequence[Mapping[Name, float]], method: Method, weights: Sequence[float], depth: int
+    rankings: Sequence[Mapping[Name, float]],
+    method: Method,
+    weights: Sequence[float],
+    depth: int,
 ) -> dict[Name, float]:
     """Fuses one query's scores as `fuse_runs` does; best first."""
     sums: dict[Name, float] = {}

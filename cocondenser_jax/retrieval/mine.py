@@ -18,7 +18,7 @@ from cocondenser_jax.errors import UserError
 Excludes = Callable[[str, str], bool]
 
 
-def mine(
+def mine(  # noqa: PLR0913
     sources: Sequence[Path],
     data_folder: Path,
     split: str,

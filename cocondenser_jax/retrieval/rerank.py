@@ -16,7 +16,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import load_cross_encoder, uses_bfloat16
 
 
-def rerank(
+def rerank(  # noqa: PLR0913
     model_folder: Path,
     data_folder: Path,
     run_file: Path,

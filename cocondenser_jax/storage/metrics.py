@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import full_disk_errors, parse_object, read_lines, write_text
+from cocondenser_jax.storage.files import (
+    full_disk_errors,
+    parse_object,
+    read_lines,
+    write_text,
+)
 
 # Logs the metrics of one step; steps count from 1.
 Log = Callable[[int, Mapping[str, float]], None]

@@ -35,7 +35,7 @@ def numbered(lines: Mapping[str, Sequence[float]]) -> dict[str, dict[float, floa
     return {name: dict(enumerate(values, start=1)) for name, values in lines.items()}
 
 
-def write_plot(
+def write_plot(  # noqa: PLR0913
     out: Path,
     title: str,
     lines: Mapping[str, Mapping[float, float]],

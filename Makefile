@@ -1,6 +1,6 @@
 # make quickstart   install and run the whole pipeline on the docstrings of this machine
 # make test         install and run what CI runs: lint, types, tests
-# make optimised    the tests of numbers again, with XLA's optimisations on
+# make optimized    the tests of numbers again, with XLA's optimizations on
 # make wheel        install the wheel with each extra into an empty environment, and use it
 # make oldest       the tests of the core with the oldest versions that setup.py allows
 # make cluster      the tests of corpus and encode on many machines, with Ray too
@@ -17,7 +17,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimised wheel oldest cluster databases docs bench bench-gpu bench-tpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimized wheel oldest cluster databases docs bench bench-gpu bench-tpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -36,7 +36,7 @@ types: .venv/tools
 unit: .venv/tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
 
-optimised: .venv/tools
+optimized: .venv/tools
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest --numprocesses 2 tests/model/test_parity.py \
 	  tests/pretrain/test_grad_cache.py tests/pretrain/test_step.py tests/pretrain/test_loop.py \
 	  tests/pretrain/test_survival.py

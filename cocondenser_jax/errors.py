@@ -4,18 +4,27 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# From U+DC80 on, Python has the bytes of a path that are not UTF-8.
-_ESCAPED = set(range(32)) - {ord("\t")} | {*range(127, 160)} | {*range(0xDC80, 0xDD00)}
-_ESCAPES = {i: f"\\x{i & 255:02x}" for i in _ESCAPED}
+# Characters that a terminal may act on. From U+DC80 on, Python has the bytes of a path that are not
+# UTF-8.
+_CONTROL = [*range(9), *range(10, 32), *range(127, 160), *range(0xDC80, 0xDD00)]
+_ESCAPES = {number: f"\\x{number & 255:02x}" for number in _CONTROL}
 
 # The extra of setup.py that a package comes with; what is not here comes with every installation.
 EXTRAS = {
-    "pretrain": "flax grain jax jaxtyping optax",
-    "retrieval": "Stemmer accelerate bm25s faiss numba sentence_transformers torch",
-    "report": "jinja2 matplotlib",
-    "tfds": "tensorflow_datasets",
-    "cluster": "datatrove",
-    "ray": "ray",
+    "pretrain": ("flax", "grain", "jax", "jaxtyping", "optax"),
+    "retrieval": (
+        "Stemmer",
+        "accelerate",
+        "bm25s",
+        "faiss",
+        "numba",
+        "sentence_transformers",
+        "torch",
+    ),
+    "report": ("jinja2", "matplotlib"),
+    "tfds": ("tensorflow_datasets",),
+    "cluster": ("datatrove",),
+    "ray": ("ray",),
 }
 
 
@@ -48,13 +57,6 @@ def first_three(names: Sequence[str]) -> str:
     return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
 
 
-def first_words(text: str, n: int) -> str:
-    """Returns the start of a text, of at most about `n` characters, on one line."""
-    # textwrap.shorten leaves nothing of a text without spaces, and reads all of a long one.
-    text = " ".join(text[: 10 * n].split())
-    return text if len(text) <= n else text[:n].rsplit(" ", 1)[0] + " …"
-
-
 def lookup(known: Mapping[str, Any], name: str, kind: str) -> Any:
     """Returns what is known by a name; raises a UserError with similar names for any other."""
     if name not in known:
@@ -67,7 +69,7 @@ def name_extra(error: ImportError) -> UserError | None:
     """Words an import that failed as the extra to install; None if it is of no extra."""
     package = (error.name or "").partition(".")[0]
     for extra, packages in EXTRAS.items():
-        if package in packages.split():
+        if package in packages:
             wanted = f"cocondenser-jax[{extra}]"
             return UserError(f"{package} is missing; it comes with: pip install '{wanted}'")
     return None

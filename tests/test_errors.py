@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cocondenser_jax.errors import UserError, first_line, first_three, first_words, name_extra
+from cocondenser_jax.errors import UserError, first_line, first_three, name_extra
 
 
 def test_user_error_is_one_line():
@@ -33,18 +33,6 @@ def test_first_three_names():
     assert first_three([]) == ""
     assert first_three(["a", "b", "c"]) == "a, b, c"
     assert first_three(["a", "b", "c", "d"]) == "a, b, c, ..."
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (" one\n  two\tthree", "one two three"),
-        ("word " * 1000, "word word …"),
-        ("文" * 1000, "文" * 13 + " …"),  # words without spaces between them
-    ],
-)
-def test_first_words_of_a_text(text, shown):
-    assert first_words(text, 13) == shown
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_every_package_that_is_imported_is_required_by_the_extra_that_errors_nam
         name = canonicalize_name(requirement.name)
         required.setdefault(name, set()).add(extra[1] if extra else "")
     distributions = importlib.metadata.packages_distributions()
-    in_extra = {name: extra for extra, names in EXTRAS.items() for name in names.split()}
+    in_extra = {name: extra for extra, names in EXTRAS.items() for name in names}
     for package in sorted(imported_packages()):
         # Where it is not installed, a distribution is taken to be called like its package.
         installed = distributions.get(package, [package])

@@ -23,12 +23,18 @@ from cocondenser_jax.cli.output import LogFormatter
 from cocondenser_jax.errors import UserError, name_extra
 
 # Libraries whose INFO is not shown.
-_QUIET = "aiobotocore datasets faiss httpx jax sentence_transformers".split()
+_QUIET = ("aiobotocore", "datasets", "faiss", "httpx", "jax", "sentence_transformers")
 
 # Errors of the operating system that the user can mend.
 _FIXABLE = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EMFILE),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.EMFILE,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
 }
 
 

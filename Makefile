@@ -46,7 +46,7 @@ wheel: .venv/tools
 
 oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest -p no:randomly tests/model tests/corpus tests/retrieval \
-	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/test_verify.py
+	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/checks/test_verify.py
 
 cluster: .venv/cluster
 	$(BIN)/python -m pytest tests/storage/test_parts.py tests/corpus/test_shares.py tests/cli/test_tasks.py

@@ -266,7 +266,7 @@ def torch_side(
     """Times the plain PyTorch implementation."""
     import torch
 
-    from benchmarks.reference import contrastive_loss, full_labels, mlm_sum, open_reference
+    from checks.reference import contrastive_loss, full_labels, mlm_sum, open_reference
     from cocondenser_jax.corpus.batches import Batch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.verify import main as verify
+from checks.verify import main as verify
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.pretrain.checkpoint import load_run

@@ -9,7 +9,7 @@ import optax
 import pytest
 import torch
 
-from benchmarks.reference import open_reference
+from checks.reference import open_reference
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors

@@ -13,7 +13,7 @@ import pytest
 import torch
 from ml_collections import ConfigDict
 
-from benchmarks.reference import (
+from checks.reference import (
     contrastive_loss,
     full_labels,
     mlm_sum,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reference import IGNORED, full_labels, mlm_sum, open_reference
+from checks.reference import IGNORED, full_labels, mlm_sum, open_reference
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import make_batch

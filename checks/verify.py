@@ -3,7 +3,7 @@
 All three compute the same losses and the gradient of every tensor, in float32, without dropout and
 with the same masks. PyTorch's are computed by transformers' modules, and share no code with ours.
 
-  python -m benchmarks.verify --checkpoint=runs/cocondenser --pytorch_folder=runs/model
+  python -m checks.verify --checkpoint=runs/cocondenser --pytorch_folder=runs/model
 
 The exit status is 1 if they differ.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from ml_collections import ConfigDict
 
-from benchmarks.reference import (
+from checks.reference import (
     IGNORED,
     TorchCondenser,
     contrastive_loss,

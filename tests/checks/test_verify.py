@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
-from benchmarks.reference import full_labels
-from benchmarks.verify import main, verify_checkpoint
+from checks.reference import full_labels
+from checks.verify import main, verify_checkpoint
 from cocondenser_jax import cli
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.to_torch import export_folder

@@ -1,0 +1,1 @@
+"""One program for each measurement: see README.md beside this file."""

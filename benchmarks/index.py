@@ -24,8 +24,6 @@ from benchmarks.results import report
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.retrieval.embeddings import (
     MANIFEST,
-    float_blocks,
-    nearest,
     open_shards,
     passage_table,
     read_manifest,
@@ -33,6 +31,7 @@ from cocondenser_jax.retrieval.embeddings import (
     shard_vectors,
     write_shard,
 )
+from cocondenser_jax.retrieval.exact import float_blocks, nearest
 from cocondenser_jax.retrieval.index import build_index
 
 FACTORIES = ("IVF1024,PQ48", "IVF1024,SQ8")

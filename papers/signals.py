@@ -23,7 +23,6 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,10 +42,9 @@ from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.quickstart.adapt import CHANCE, FUSION
 from cocondenser_jax.quickstart.agreement import N_WORDS, agreement, decode_spans, fused_ranking
 from cocondenser_jax.retrieval.bm25 import bm25_run
-from cocondenser_jax.retrieval.embeddings import nearest, passage_table
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever
-from cocondenser_jax.retrieval.search import OpenIndex, search_run
+from cocondenser_jax.retrieval.search import search_vectors
 from cocondenser_jax.storage.files import write_json
 
 SHARES = (1.0, 0.5)  # of the change of the weights
@@ -186,9 +184,7 @@ def _find(
     for kind, (test, searched, _) in tests.items():
         own = dict(zip(test.own, _encode(model, test.own.values()), strict=True))
         vectors_NxD = np.stack([own[name] if name in own else vectors[name] for name in searched])
-        table = passage_table(_passages(searched))
-        index = OpenIndex(model, partial(nearest, [vectors_NxD]), table, {}, None, None)
-        runs[kind] = search_run(index, test.queries, DEPTH)
+        runs[kind] = search_vectors(model, vectors_NxD, _passages(searched), test.queries, DEPTH)
     return runs
 
 

@@ -104,18 +104,18 @@ def index(out, json_out, **options):
 )
 def search(model, parameters, hybrid, query, top_k, json_out, **place):
     """Print the best passages for a query, or for each line of standard input."""
-    from cocondenser_jax.retrieval.search import open_index, search_text
+    from cocondenser_jax.retrieval.search import open_index, search_text_timed
 
     index = open_index(only_one(**place), model, parameters=parameters, hybrid=hybrid)
     answers = []
     for text in _typed_queries() if query is None else [query]:
-        found = search_text(index, text, top_k)
-        print_search(text, [(s, f"{p.id}  {p.title}".rstrip(), p.text) for s, p in found])
+        hits, seconds = search_text_timed(index, text, top_k)
+        print_search(text, [(s, f"{p.id}  {p.title}".rstrip(), p.text) for s, p in hits])
         if query is None:
-            times = [f"{part} {1000 * value:.1f} ms" for part, value in index.seconds.items()]
+            times = [f"{part} {1000 * value:.1f} ms" for part, value in seconds.items()]
             print(f"  {', '.join(times)}", flush=True)
-        hits = [{"score": score, **passage._asdict()} for score, passage in found]
-        answers.append({"query": text, "hits": hits})
+        rows = [{"score": score, **passage._asdict()} for score, passage in hits]
+        answers.append({"query": text, "hits": rows})
     if json_out:
         write_json(json_out, answers if query is None else answers[0])
 

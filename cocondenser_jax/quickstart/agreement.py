@@ -7,7 +7,6 @@ what training on pairs of its text improves, whatever happens to real queries (d
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +18,9 @@ from cocondenser_jax.collection.trec import Run, first_passages
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.retrieval.bm25 import bm25_run
-from cocondenser_jax.retrieval.embeddings import nearest, passage_table
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import uses_bfloat16
-from cocondenser_jax.retrieval.search import OpenIndex, search_run
+from cocondenser_jax.retrieval.search import search_vectors
 
 N_PASSAGES = 2_000
 N_WORDS = 6
@@ -54,9 +52,8 @@ def sample_store(store: TokenStore, documents_H: np.ndarray, seed: int = 0) -> S
 def dense_run(model: SentenceTransformer, sample: Sample) -> Run:
     """Finds the best passages of each query by the inner products of a model's vectors."""
     vectors_NxD = encode_texts(model, list(sample.passages.values()))
-    passages = passage_table(Passage(name, "", text) for name, text in sample.passages.items())
-    index = OpenIndex(model, partial(nearest, [vectors_NxD]), passages, {}, None, None)
-    return search_run(index, sample.queries, FUSED_DEPTH)
+    passages = (Passage(name, "", text) for name, text in sample.passages.items())
+    return search_vectors(model, vectors_NxD, passages, sample.queries, FUSED_DEPTH)
 
 
 def encode_texts(model: SentenceTransformer, texts: list[str]) -> np.ndarray:

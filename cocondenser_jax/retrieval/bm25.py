@@ -70,20 +70,20 @@ def bm25_run(
             ids.append(passage.id)
             yield passage
 
-    index = _index_words(noted(), k1, b)
-    found_Q = rank_by_words(index, list(queries.values()), depth)
+    index = _build_index(noted(), k1, b)
+    found_Q = rank_by_bm25(index, list(queries.values()), depth)
     return {
         query: {ids[row]: score for row, score in found.items()}
         for query, found in zip(queries, found_Q, strict=True)
     }
 
 
-def open_word_index(folder: Path, passages: pyarrow.Table) -> Any:
+def open_bm25_index(folder: Path, passages: pyarrow.Table) -> Any:
     """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it."""
     place = folder / "bm25"
     if not place.exists():
         with new_folder(place) as partial:
-            index = _index_words(passage_at(passages, row) for row in range(len(passages)))
+            index = _build_index(passage_at(passages, row) for row in range(len(passages)))
             index.save(partial, show_progress=False)
             write_checksums(partial)
     try:
@@ -96,7 +96,7 @@ def open_word_index(folder: Path, passages: pyarrow.Table) -> Any:
     return index
 
 
-def rank_by_words(index: Any, queries: list[str], depth: int) -> list[dict[int, float]]:
+def rank_by_bm25(index: Any, queries: list[str], depth: int) -> list[dict[int, float]]:
     """Ranks by BM25; returns row → score of each query's passages, best first."""
     n_passages = index.scores["num_docs"]
     index.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
@@ -116,7 +116,7 @@ def rank_by_words(index: Any, queries: list[str], depth: int) -> list[dict[int, 
     return found_Q
 
 
-def _index_words(corpus: Iterable[Passage], k1: float = 0.9, b: float = 0.4) -> Any:
+def _build_index(corpus: Iterable[Passage], k1: float = 0.9, b: float = 0.4) -> Any:
     bar = tqdm(corpus, desc="BM25 index", unit=" passages")
     tokens = _tokenize(passage_text(passage) for passage in bar)
     index = _import_bm25s().BM25(k1=k1, b=b, method="lucene")

@@ -1,4 +1,4 @@
-"""A folder of embeddings: writes and maps its shards, and searches them all.
+"""A folder of embeddings: writes its shards, and maps them.
 
 Shard i is `embeddings-<i>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
 `vector`. Files are memory-mapped: a folder may be larger than memory. Machine m of n writes the
@@ -6,7 +6,7 @@ shards m, n + m, 2n + m and so on to its own `runs.shard_folder`; they are read 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.ipc  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
-from tqdm import tqdm
 
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
@@ -24,8 +23,6 @@ from cocondenser_jax.storage.runs import require_same, shard_folders
 MANIFEST = "manifest.json"
 # What may differ between machines and when a run resumes: of the first two, checksums are compared.
 MOVED = ("model", "corpus", "batch_size")
-# Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
-_BLOCK_ROWS = 65_536
 # Lengths of 64 bits: the texts of a shard may be larger than 2 GB.
 PASSAGES = pyarrow.schema([(name, pyarrow.large_string()) for name in Passage._fields])
 
@@ -144,38 +141,3 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     ):
         raise UserError(f"{path} is not what cocondenser encode writes: encode the corpus again")
     return manifest
-
-
-def float_blocks(shards: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yields the vectors of all shards as float32, a block at a time, N x D."""
-    for vectors_NxD in shards:
-        for start in range(0, len(vectors_NxD), _BLOCK_ROWS):
-            yield np.asarray(vectors_NxD[start : start + _BLOCK_ROWS], np.float32)
-
-
-def nearest(
-    shards: Sequence[np.ndarray], queries_QxD: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the vectors with the largest inner products, exactly, one block after another.
-
-    Args:
-      shards: vectors, N x D each.
-      queries_QxD: float32.
-      k: neighbors per query, at most as many as there are passages.
-
-    Returns:
-      `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
-    """
-    import faiss  # encoding does without it
-
-    best = faiss.ResultHeap(len(queries_QxD), k, keep_max=True)
-    first_row = 0
-    bar = tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1)
-    for block_NxD in float_blocks(bar):
-        scores_QxK, rows_QxK = faiss.knn(
-            queries_QxD, block_NxD, min(k, len(block_NxD)), faiss.METRIC_INNER_PRODUCT
-        )
-        best.add_result(scores_QxK, rows_QxK + first_row)
-        first_row += len(block_NxD)
-    best.finalize()
-    return best.D, best.I

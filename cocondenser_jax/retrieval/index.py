@@ -20,13 +20,13 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import (
     MANIFEST,
     PASSAGES,
-    float_blocks,
     map_table,
     open_shards,
     read_manifest,
     shard_vectors,
     write_table,
 )
+from cocondenser_jax.retrieval.exact import float_blocks
 from cocondenser_jax.storage.files import file_sha256, new_folder, write_json
 from cocondenser_jax.storage.remote import local_copy
 

@@ -1,7 +1,7 @@
 """Searches an index or embeddings by inner products of vectors, and by BM25."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +16,15 @@ from cocondenser_jax.collection.folder import read_queries
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.bm25 import open_word_index, rank_by_words
+from cocondenser_jax.retrieval.bm25 import open_bm25_index, rank_by_bm25
 from cocondenser_jax.retrieval.embeddings import (
-    nearest,
     open_shards,
     passage_at,
+    passage_table,
     read_manifest,
     shard_vectors,
 )
+from cocondenser_jax.retrieval.exact import nearest
 from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
 from cocondenser_jax.retrieval.index import read_index
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256
@@ -35,7 +36,13 @@ _QUERIES_AT_ONCE = 256
 _FUSED_DEPTH = 100
 
 
-class FoundPassage(NamedTuple):
+# Of a query: row → score of its passages, best first.
+Ranking = dict[int, float]
+# That the parts of a search took: `encoding` the queries, `search`, and `bm25` in a hybrid search.
+Seconds = dict[str, float]
+
+
+class Hit(NamedTuple):
     """A passage and its score for a query."""
 
     score: float
@@ -49,14 +56,27 @@ class OpenIndex(NamedTuple):
     # vectors_QxD and k to scores_QxK, decreasing, and rows_QxK
     nearest: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
     passages: pyarrow.Table  # `id`, `title` and `text` of the rows
-    seconds: dict[str, float]  # that `encoding`, `search` and `bm25` took in the last call
-    words: Any  # the BM25 index of a hybrid search
-    hybrid: Method | None
+
+
+class HybridIndex(NamedTuple):
+    """An index whose results are fused with those of BM25 over the same passages."""
+
+    dense: OpenIndex
+    bm25: Any
+    method: Method
+
+    @property
+    def passages(self) -> pyarrow.Table:
+        """The passages of both."""
+        return self.dense.passages
+
+
+Index = OpenIndex | HybridIndex
 
 
 def open_index(
     folder: Path, model_folder: Path, *, parameters: str = "", hybrid: Method | None = None
-) -> OpenIndex:
+) -> Index:
     """Opens an index, or embeddings as they are, with the model that encoded them.
 
     A search of embeddings reads all of them, block by block, and is exact, as with "Flat".
@@ -86,12 +106,13 @@ def open_index(
     model = load_retriever(model_folder, pooling=manifest.get("given_pooling"))
     if is_index:
         index, passages = read_index(folder, manifest, parameters)
-        search = partial(_nearest_in_index, index)
+        dense = OpenIndex(model, partial(_nearest_in_index, index), passages)
     else:
         passages = open_shards(folder, manifest)
-        search = partial(nearest, shard_vectors(passages))
-    words = open_word_index(folder, passages) if hybrid else None
-    return OpenIndex(model, search, passages, {}, words, hybrid)
+        dense = OpenIndex(model, partial(nearest, shard_vectors(passages)), passages)
+    if hybrid is None:
+        return dense
+    return HybridIndex(dense, open_bm25_index(folder, passages), hybrid)
 
 
 def retrieve(
@@ -111,64 +132,103 @@ def retrieve(
     """
     queries = read_queries(data_folder, split)
     index = open_index(folder, model_folder, **options)
-    write_run(run_out, search_run(index, queries, depth))
+    run, seconds = search_run_timed(index, queries, depth)
+    write_run(run_out, run)
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
-    for part, value in index.seconds.items():
+    for part, value in seconds.items():
         metrics[f"{part}_seconds"] = value
         metrics[f"{part}_ms_per_query"] = 1000 * value / len(queries)
     return metrics
 
 
-def search_run(index: OpenIndex, queries: Mapping[str, str], depth: int = 100) -> Run:
+def search_run(index: Index, queries: Mapping[str, str], depth: int = 100) -> Run:
     """Finds the `depth` best passages for each query (id → text)."""
+    return search_run_timed(index, queries, depth)[0]
+
+
+def search_run_timed(
+    index: Index, queries: Mapping[str, str], depth: int = 100
+) -> tuple[Run, Seconds]:
+    """Searches as `search_run`, and also returns how long the parts of the search took."""
     if not queries:
-        return {}
-    found_Q = _find(index, list(queries.values()), depth)
+        return {}, {}
+    ranking_Q, seconds = _rank(index, list(queries.values()), depth)
     ids = index.passages["id"]
-    return {
-        query: {ids[row].as_py(): score for row, score in found.items()}
-        for query, found in zip(queries, found_Q, strict=True)
+    run = {
+        query: {ids[row].as_py(): score for row, score in ranking.items()}
+        for query, ranking in zip(queries, ranking_Q, strict=True)
     }
+    return run, seconds
 
 
-def search_text(index: OpenIndex, query: str, k: int = 10) -> list[FoundPassage]:
+def search_vectors(
+    model: SentenceTransformer,
+    vectors_NxD: np.ndarray,
+    passages: Iterable[Passage],
+    queries: Mapping[str, str],
+    depth: int = 100,
+) -> Run:
+    """Finds the best passages for each query by vectors in memory, exactly.
+
+    Args:
+      model: encoded the passages, and encodes the queries.
+      vectors_NxD: of the passages.
+      passages: N of them.
+      queries: id → text.
+      depth: passages per query.
+    """
+    index = OpenIndex(model, partial(nearest, [vectors_NxD]), passage_table(passages))
+    return search_run(index, queries, depth)
+
+
+def search_text(index: Index, query: str, k: int = 10) -> list[Hit]:
     """Finds the `k` best passages for one query."""
+    return search_text_timed(index, query, k)[0]
+
+
+def search_text_timed(index: Index, query: str, k: int = 10) -> tuple[list[Hit], Seconds]:
+    """Searches as `search_text`, and also returns how long the parts of the search took."""
     if not query.strip() or without_surrogates(query) != query:
         raise UserError("the query is empty or not UTF-8: expected some words")
-    (found,) = _find(index, [query], k)
-    return [FoundPassage(score, passage_at(index.passages, row)) for row, score in found.items()]
+    (ranking,), seconds = _rank(index, [query], k)
+    hits = [Hit(score, passage_at(index.passages, row)) for row, score in ranking.items()]
+    return hits, seconds
 
 
-def _find(index: OpenIndex, texts: list[str], k: int) -> list[dict[int, float]]:
-    """Returns row → score of each text's passages, best first."""
+def _rank(index: Index, texts: list[str], k: int) -> tuple[list[Ranking], Seconds]:
+    """Ranks the passages for each text."""
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
-    if index.hybrid is None:
-        return _find_by_vectors(index, texts, k)
+    if isinstance(index, OpenIndex):
+        return _rank_by_vectors(index, texts, k)
     depth = max(k, _FUSED_DEPTH)
-    dense_Q = _find_by_vectors(index, texts, depth)
+    dense_Q, seconds = _rank_by_vectors(index.dense, texts, depth)
     start = time.perf_counter()
-    lexical_Q = rank_by_words(index.words, texts, depth)
-    index.seconds["bm25"] = time.perf_counter() - start
-    both_Q = zip(lexical_Q, dense_Q, strict=True)
-    return [fuse_scores(both, index.hybrid, weights=(1.0, 1.0), depth=k) for both in both_Q]
+    lexical_Q = rank_by_bm25(index.bm25, texts, depth)
+    seconds["bm25"] = time.perf_counter() - start
+    ranking_Q = [
+        fuse_scores(both, index.method, weights=(1.0, 1.0), depth=k)
+        for both in zip(lexical_Q, dense_Q, strict=True)
+    ]
+    return ranking_Q, seconds
 
 
-def _find_by_vectors(index: OpenIndex, texts: list[str], k: int) -> list[dict[int, float]]:
+def _rank_by_vectors(index: OpenIndex, texts: list[str], k: int) -> tuple[list[Ranking], Seconds]:
     start = time.perf_counter()
     vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
     vectors_QxD = vectors_QxD.astype(np.float32)
     encoded = time.perf_counter()
     scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, len(index.passages)))
-    index.seconds.update(encoding=encoded - start, search=time.perf_counter() - encoded)
+    seconds = {"encoding": encoded - start, "search": time.perf_counter() - encoded}
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
     order_QxK = np.lexsort((rows_QxK, -scores_QxK))
-    return [
+    ranking_Q = [
         {rows_K[i]: scores_K[i] for i in order_K if rows_K[i] >= 0}
         for scores_K, rows_K, order_K in zip(
             scores_QxK.tolist(), rows_QxK.tolist(), order_QxK.tolist(), strict=True
         )
     ]
+    return ranking_Q, seconds
 
 
 def _nearest_in_index(
@@ -177,6 +237,6 @@ def _nearest_in_index(
     """Searches for some queries at a time, to move the progress bar."""
     n_queries = len(queries_QxD)
     starts = trange(0, n_queries, _QUERIES_AT_ONCE, desc="search", disable=n_queries == 1)
-    found = [index.search(queries_QxD[i : i + _QUERIES_AT_ONCE], k) for i in starts]
-    scores, rows = zip(*found, strict=True)
+    blocks = [index.search(queries_QxD[i : i + _QUERIES_AT_ONCE], k) for i in starts]
+    scores, rows = zip(*blocks, strict=True)
     return np.concatenate(scores), np.concatenate(rows)

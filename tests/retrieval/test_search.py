@@ -11,8 +11,7 @@ import pytest
 from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval import bm25, encode, models, search
-from cocondenser_jax.retrieval import embeddings as embeddings_module
+from cocondenser_jax.retrieval import bm25, encode, exact, models, search
 from cocondenser_jax.retrieval import index as index_module
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.index import build_index
@@ -99,7 +98,7 @@ def test_blocks_of_vectors_and_of_queries_do_not_matter(
 ):
     queries = read_queries(beir)
     whole = search.search_run(search.open_index(index, model_folder), queries)
-    monkeypatch.setattr(embeddings_module, "_BLOCK_ROWS", 10)  # three blocks of each shard
+    monkeypatch.setattr(exact, "_BLOCK_ROWS", 10)  # three blocks of each shard
     monkeypatch.setattr(search, "_QUERIES_AT_ONCE", 7)
     build_index(embeddings, tmp_path / "index")
     vectors_NxD = faiss.read_index(str(tmp_path / "index" / "index.faiss")).reconstruct_n(0, 60)
@@ -153,12 +152,33 @@ def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
         assert search.search_run(searcher, {}) == {}
 
 
-def test_times_are_those_of_the_parts(model_folder, embeddings, monkeypatch):
-    clock = iter([10.0, 12.0, 17.0])
+def test_times_are_those_of_the_parts(model_folder, hybrid_folder, monkeypatch):
+    dense = search.open_index(hybrid_folder, model_folder)
+    hybrid = search.open_index(hybrid_folder, model_folder, hybrid="rrf")
+    clock = iter([10.0, 12.0, 17.0, 20.0, 21.0, 23.0, 30.0, 37.0])
     monkeypatch.setattr(search.time, "perf_counter", lambda: next(clock))
-    searcher = search.open_index(embeddings, model_folder)
-    search.search_run(searcher, {"q": "abcde"})
-    assert searcher.seconds == {"encoding": 2.0, "search": 5.0}
+    run, of_run = search.search_run_timed(dense, {"q": "abcde"}, depth=3)
+    hits, of_text = search.search_text_timed(hybrid, "abcde", k=3)
+    assert of_run == {"encoding": 2.0, "search": 5.0}
+    assert of_text == {"encoding": 1.0, "search": 2.0, "bm25": 7.0}
+    monkeypatch.undo()
+    assert run == search.search_run(dense, {"q": "abcde"}, depth=3)
+    assert hits == search.search_text(hybrid, "abcde", k=3)
+    assert search.search_run_timed(dense, {}) == ({}, {})
+
+
+def test_vectors_in_memory_are_searched_as_those_of_a_folder(model_folder, beir, embeddings):
+    queries = read_queries(beir)
+    vectors_NxD = read_vectors(embeddings)
+    model = models.load_retriever(model_folder, passage_length=16)
+    expected = search.search_run(search.open_index(embeddings, model_folder), queries, depth=7)
+    run = search.search_vectors(model, vectors_NxD, read_corpus(beir), queries, depth=7)
+    assert {q: list(found) for q, found in run.items()} == {
+        q: list(found) for q, found in expected.items()
+    }
+    for query, found in run.items():
+        assert found == pytest.approx(expected[query], rel=1e-6)
+    assert search.search_vectors(model, vectors_NxD, read_corpus(beir), {}) == {}
 
 
 # All lists of an IVF index: one list, faiss's own choice, may hold a single passage.
@@ -189,7 +209,7 @@ def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
         search.search_text(searcher, " \n")
 
 
-def test_missing_neighbours_are_left_out(model_folder, embeddings, tmp_path):
+def test_missing_neighbors_are_left_out(model_folder, embeddings, tmp_path):
     # One of eight cells is visited, so a depth of 60 cannot be reached.
     build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
     searcher = search.open_index(tmp_path / "index", model_folder)
@@ -310,20 +330,20 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(
         ]
         assert list(run["none"]) == list(dense_run["none"])[:depth]
         assert any(list(run[q]) != list(dense_run[q])[:depth] for q in queries)
-    assert hybrid.seconds.keys() == {"encoding", "search", "bm25"}
-    found = search.search_text(hybrid, "?", k=2)
-    assert [hit.passage.id for hit in found] == list(run["none"])[:2]
+    assert hybrid.passages is hybrid.dense.passages
+    hits = search.search_text(hybrid, "?", k=2)
+    assert [hit.passage.id for hit in hits] == list(run["none"])[:2]
 
 
 def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
     first = search.open_index(hybrid_folder, model_folder, hybrid="rrf")
-    monkeypatch.setattr(bm25, "_index_words", None)
+    monkeypatch.setattr(bm25, "_build_index", None)
     again = search.open_index(hybrid_folder, model_folder, hybrid="min_max")
     search.open_index(hybrid_folder, model_folder)
     for compiled in (False, True):
         monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else 10**9)
         found, again_found = (
-            bm25.rank_by_words(each.words, ["title abcde", "?"], 9) for each in (first, again)
+            bm25.rank_by_bm25(each.bm25, ["title abcde", "?"], 9) for each in (first, again)
         )
         assert found == again_found
         assert len(found[0]) == 9
@@ -351,6 +371,6 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
         open_hybrid()
     shutil.rmtree(hybrid_folder / "bm25")
     table = pyarrow.ipc.open_file((hybrid_folder / "passages.arrow").read_bytes()).read_all()
-    bm25.open_word_index(hybrid_folder, table[:59])
+    bm25.open_bm25_index(hybrid_folder, table[:59])
     with pytest.raises(UserError, match=f"bm25 was made of other passages: {advice}"):
         open_hybrid()

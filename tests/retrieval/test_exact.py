@@ -1,0 +1,37 @@
+"""Exact search through shards, compared with faiss's flat index and with NumPy."""
+
+import faiss
+import numpy as np
+import pytest
+
+from cocondenser_jax.retrieval import exact
+
+
+def integers(rng, *shape):
+    """Numbers whose products and sums are exact, so that equal scores are equal in any order."""
+    return rng.integers(-8, 9, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("n_queries", [1, 30])  # faiss has one way for few queries, one for many
+def test_shards_give_what_a_flat_index_gives(monkeypatch, dtype, n_queries):
+    monkeypatch.setattr(exact, "_BLOCK_ROWS", 40)
+    rng = np.random.default_rng(0)
+    vectors_NxD = integers(rng, 230, 6)
+    vectors_NxD[200:] = vectors_NxD[:30]  # ties, within a shard and across
+    queries_QxD = integers(rng, n_queries, 6)
+    shards = [shard.astype(dtype) for shard in np.split(vectors_NxD, [100, 107, 150])]
+    index = faiss.IndexFlatIP(6)
+    index.add(vectors_NxD)
+    all_QxN = queries_QxD @ vectors_NxD.T
+    for k in (1, 5, 60, 120, 230):  # from less than the smallest shard to more than the largest
+        scores_QxK, rows_QxK = exact.nearest(shards, queries_QxD, k)
+        flat_QxK, flat_rows_QxK = index.search(queries_QxD, k)
+        np.testing.assert_array_equal(scores_QxK, flat_QxK)
+        np.testing.assert_array_equal(scores_QxK, -np.sort(-all_QxN, 1)[:, :k])
+        np.testing.assert_array_equal(scores_QxK, np.take_along_axis(all_QxN, rows_QxK, 1))
+        for scores_K, rows_K, flat_rows_K in zip(scores_QxK, rows_QxK, flat_rows_QxK, strict=True):
+            assert len(set(rows_K)) == k
+            # Of those that tie for the last place any may be there; all others must be.
+            sure = scores_K > scores_K[-1] if k < 230 else slice(None)
+            assert set(rows_K[sure]) == set(flat_rows_K[sure])

@@ -87,7 +87,7 @@ def test_another_name_is_an_attribute_error():
         ("import cocondenser_jax.corpus.build", "jax torch transformers datasets"),
         # What `pretrain` and `convert` call.
         (
-            "import cocondenser_jax.warm_start, cocondenser_jax.convert.to_torch",
+            "import cocondenser_jax.pretrain.loop, cocondenser_jax.pretrain.export",
             "torch transformers datasets",
         ),
     ],

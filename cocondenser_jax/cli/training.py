@@ -79,10 +79,11 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 
     experiment = load_config(config, overrides)
 
-    from cocondenser_jax import warm_start  # loads JAX, which a wrong setting need not wait for
+    # These load JAX, which a wrong setting need not wait for.
     from cocondenser_jax.pretrain.hosts import run_on_hosts
+    from cocondenser_jax.pretrain.loop import train
 
-    run = partial(warm_start.pretrain, experiment, workdir, profile_dir)
+    run = partial(train, experiment, workdir, profile_dir)
     run_on_hosts(run, coordinator, num_hosts, host)
 
 
@@ -113,7 +114,7 @@ def _parse_step(text: str) -> int | str:
 )
 def convert(checkpoint, out, step):
     """Turn a checkpoint into a Hugging Face folder, from which pretrain can also start."""
-    from cocondenser_jax.convert.to_torch import export_run
+    from cocondenser_jax.pretrain.export import export_run
 
     export_run(checkpoint, out, step=step)
     print_text(out)

@@ -22,19 +22,9 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, escape_control
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
 
 _WORD = re.compile(r"[\w.+-]+\Z", re.ASCII)
-
-
-def export_run(run: Path, out: Path, *, step: int | str | None = None) -> None:
-    """Writes a checkpoint of a run as a Hugging Face folder: the latest, or that of a step.
-
-    Args and errors are those of `load_run` and `export_folder`.
-    """
-    model_config, params, facts = load_run(run, step)
-    export_folder(params, model_config, run / "tokenizer", out, facts)
 
 
 def export_folder(

@@ -26,6 +26,8 @@ class ProbeSettings(NamedTuple):
 class Experiment(NamedTuple):
     """Everything that a run needs."""
 
+    warm_start: str  # the run or the Hugging Face model to start from; "": a new model
+    init_head: bool  # whether a head that the warm start lacks is drawn
     network: dict[str, Any]  # fields of the `ModelConfig` of a new model
     representation: str  # as in `ModelConfig`; "own": the warm start's
     batches: BatchSpec
@@ -61,16 +63,23 @@ def resolve_without_store(
     )
     probe = config.probe
     return Experiment(
-        _network(config, vocab_size, pad_token_id),
-        config.model.representation,
-        _batches(config),
-        StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
-        n_steps,
-        ProbeSettings(probe.every, probe.data, probe.split, probe.passages),
-        config.checkpoint.every,
-        config.checkpoint.keep,
-        config.log_every,
-        config.to_dict(),
+        warm_start=config.warm_start,
+        init_head=config.init_head,
+        network=_network(config, vocab_size, pad_token_id),
+        representation=config.model.representation,
+        batches=_batches(config),
+        step=StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
+        n_steps=n_steps,
+        probe=ProbeSettings(
+            every=probe.every,
+            data=probe.data,
+            split=probe.split,
+            passages=probe.passages,
+        ),
+        save_every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+        log_every=config.log_every,
+        settings=config.to_dict(),
     )
 
 
@@ -78,14 +87,14 @@ def _batches(config: ConfigDict) -> BatchSpec:
     objective = OBJECTIVES[config.train.objective]
     example = objective.example
     return BatchSpec(
-        config.seed,
-        config.data.batch_size,
-        config.data.length,
-        PAIRS[config.data.pairs] if example == "pair" else example,
-        objective.predicts_tokens,
-        config.data.mask_probability,
-        config.data.decoder_mask_probability,
-        config.probe.documents if config.probe.every else 0,
+        seed=config.seed,
+        batch_size=config.data.batch_size,
+        length=config.data.length,
+        example=PAIRS[config.data.pairs] if example == "pair" else example,
+        masked=objective.predicts_tokens,
+        mask_probability=config.data.mask_probability,
+        decoder_mask_probability=config.data.decoder_mask_probability,
+        held_out=config.probe.documents if config.probe.every else 0,
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 from tqdm import tqdm
@@ -24,7 +23,6 @@ from cocondenser_jax.corpus.batches import (
 )
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, escape_control, first_three
-from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.devices import mapped_step, replicate
@@ -39,46 +37,28 @@ from cocondenser_jax.pretrain.step import (
     initial_state,
     state_shapes,
 )
+from cocondenser_jax.pretrain.warm_start import first_model
 from cocondenser_jax.storage.metrics import metrics_log
 from cocondenser_jax.storage.runs import lock_folder
 
 logger = logging.getLogger(__name__)
 
-# From experiment and store to the model and the parameters that a run starts from.
-WarmStart = Callable[[Experiment, TokenStore], tuple[ModelConfig, Any]]
 PROFILED = range(1, 5)  # batches of a process that --profile_dir traces: not the compilation
 
 
-def new_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
-    """Returns a new model, with the bias of the MLM projection at each token's log frequency.
+def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) -> None:
+    """Pre-trains with the objective of an experiment, or resumes from the run's last checkpoint.
 
-    The projection is tied to the word embeddings. While its bias still has to learn that most words
-    are rare, the embeddings learn it instead: those of all rare words move in one direction, and
-    can hardly be told apart afterwards.
-    """
-    model_config = ModelConfig(**experiment.network)
-    params = init_params(model_config, experiment.step.loss.seed)
-    counts_V = store.token_counts() + 1.0
-    params["mlm"]["bias"] = np.log(counts_V / counts_V.sum()).astype(np.float32)
-    return model_config, params
+    A new run starts from `config.warm_start`, or from a new model. A run that resumes does not read
+    what it started from, which may be gone by then.
 
-
-def train(
-    config: ConfigDict,
-    workdir: Path,
-    warm_start: WarmStart = new_model,
-    profile_dir: Path | None = None,
-) -> None:
-    """Pre-trains with the objective of an experiment, from the start or the run's last checkpoint.
-
-    On several hosts each calls it, after `hosts.connect`, with a store of its own; only the first
-    reads and writes the run folder; docs/architecture.md says what it holds.
+    On several hosts each calls it, after `hosts.run_on_hosts` has connected them, with a store of
+    its own; only the first reads and writes the run folder; docs/architecture.md says what it
+    holds.
 
     Args:
       config: the settings; see `configs/default.py`.
       workdir: the run folder.
-      warm_start: gives model and parameters to start from. It is not called for a run that resumes:
-        what that run started from may be gone by then.
       profile_dir: gets a trace of some steps after the first, for xprof or TensorBoard.
 
     Raises:
@@ -86,7 +66,7 @@ def train(
     """
     store = open_store(Path(config.data.store))
     experiment = resolve(config, store)
-    run = functools.partial(_train, experiment, store, workdir, warm_start, profile_dir)
+    run = functools.partial(_train, experiment, store, workdir, profile_dir)
     if jax.process_count() > 1:
         # JAX catches the signal, and agrees with the other hosts on a step that none has passed.
         run(multihost_utils.reached_preemption_sync_point)
@@ -98,7 +78,6 @@ def _train(  # noqa: C901, PLR0915
     experiment: Experiment,
     store: TokenStore,
     workdir: Path,
-    warm_start: WarmStart,
     profile_dir: Path | None,
     stop_after: Callable[[int], bool],
 ) -> None:
@@ -109,7 +88,7 @@ def _train(  # noqa: C901, PLR0915
     with contextlib.ExitStack() as stack:
         if hosts.is_first():
             stack.enter_context(lock_folder(workdir))
-        model_config, params = _model_and_params(experiment, workdir, store, warm_start)
+        model_config, params = _model_and_params(experiment, workdir, store)
         chunk_size = experiment.step.loss.chunk_size
         check_batch(spec, chunk_size, model_config.max_length, jax.device_count())
         train_step = mapped_step(model_config, experiment.step)
@@ -234,14 +213,14 @@ def _say_what_starts(
 
 
 def _model_and_params(
-    experiment: Experiment, workdir: Path, store: TokenStore, warm_start: WarmStart
+    experiment: Experiment, workdir: Path, store: TokenStore
 ) -> tuple[ModelConfig, Any | None]:
     """Returns the run's model, and on host 0 the parameters of a run without a checkpoint."""
     model = params = None
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)
         if model_config is None:
-            model_config, params = warm_start(experiment, store)
+            model_config, params = first_model(experiment, store)
         model = model_config.to_dict()
     facts = {"config": experiment.settings, "data": store.sha256, "model": model}
     model_config = ModelConfig(**hosts.broadcast_and_compare(facts)["model"])

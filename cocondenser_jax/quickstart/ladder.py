@@ -44,7 +44,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import resolve
-from cocondenser_jax.pretrain.loop import new_model
+from cocondenser_jax.pretrain.warm_start import new_model
 from cocondenser_jax.quickstart.steps import make_once, pretrain_model, seconds_of
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.convert.to_torch import export_run
+from cocondenser_jax.pretrain.export import export_run
+from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.storage.files import read_object, write_json
-from cocondenser_jax.warm_start import pretrain
 
 SECONDS = "seconds.json"
 
@@ -46,5 +46,5 @@ def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
 
 def pretrain_model(config: ConfigDict, run: Path, model: Path) -> None:
     """Pre-trains in the run folder `run`, and exports the result to the folder `model`."""
-    pretrain(config, run)
+    train(config, run)
     export_run(run, model)

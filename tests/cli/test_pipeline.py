@@ -16,12 +16,9 @@ import jax
 import numpy as np
 import pytest
 
-from cocondenser_jax import warm_start
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.storage.files import read_json
 from tests.cli.workplace import ODD_NAME, SMALLER, make_workplace
 
@@ -149,27 +146,29 @@ def headless(finished, tmp_path):
     return folder
 
 
-def test_pretraining_starts_from_an_exported_folder(finished, headless, tmp_path, monkeypatch):
-    starts = []
+def test_pretraining_starts_from_an_exported_folder(finished, headless, tmp_path):
+    def pretrain(name, *settings):
+        """Runs a step that changes nothing."""
+        return main(
+            [
+                "pretrain",
+                "--config=configs/small.py",
+                f"--workdir={tmp_path}/{name}",
+                f"--config.data.store={finished}/stores/wiki",
+                *SMALLER["pretrain"].split(),
+                "--config.train.steps=1",
+                "--config.optimizer.learning_rate=0",
+                *settings,
+            ]
+        )
 
-    def train(config, workdir, warm_start, profile_dir):
-        store = open_store(Path(config.data.store))
-        starts.append(warm_start(resolve(config, store), store))
-
-    monkeypatch.setattr(warm_start, "train", train)
-    command = [
-        "pretrain",
-        "--config=configs/small.py",
-        f"--workdir={tmp_path}/run",
-        f"--config.data.store={finished}/stores/wiki",
-        *SMALLER["pretrain"].split(),
-    ]
-    assert main([*command, f"--config.warm_start={finished}/runs/model"]) == 0
-    command += [f"--config.warm_start={headless}"]
-    assert main(command) == 2
-    assert main([*command, "--config.init_head=True"]) == 0
+    assert pretrain("whole", f"--config.warm_start={finished}/runs/model") == 0
+    assert pretrain("refused", f"--config.warm_start={headless}") == 2
+    assert not (tmp_path / "refused").exists()
+    assert pretrain("new", f"--config.warm_start={headless}", "--config.init_head=True") == 0
     _, params, _ = load_run(finished / "runs" / "cocondenser")
-    (_, whole), (_, new_head) = starts
+    _, whole, _ = load_run(tmp_path / "whole")
+    _, new_head, _ = load_run(tmp_path / "new")
     assert same(whole, params)
     assert not same(new_head.pop("head_0"), params.pop("head_0"))
     assert same(new_head, params)

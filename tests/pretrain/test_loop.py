@@ -1,6 +1,7 @@
 """Runs: what they leave behind, how they resume, what they refuse."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import shutil
@@ -28,15 +29,17 @@ from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import encoder
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.flops import forward_flops
 from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import mapped_step
 from cocondenser_jax.pretrain.experiment import resolve
-from cocondenser_jax.pretrain.loop import new_model, train
+from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.pretrain.warm_start import new_model
 from cocondenser_jax.storage.runs import flatten
-from tests.world import read_metrics
+from tests.world import model_of, read_metrics, write_run
 
 RATES = ("spans_per_second", "tokens_per_second", "input_wait_share", "model_tflops_per_second")
 # No value is the default. What is True or False, or "bfloat16", there is the other here.
@@ -348,13 +351,14 @@ def test_stage_two_starts_with_stage_one(config, tmp_path):
     config = config.copy_and_resolve_references().unlock()
     config.train.objective = "condenser"
     train(config, tmp_path / "one")
-    model_config, params, facts = load_run(tmp_path / "one")
+    _, params, facts = load_run(tmp_path / "one")
     assert facts["step"] == 6
     assert all("contrastive_loss" not in line for line in logged(tmp_path / "one"))
     config.train.objective = "cocondenser"
     config.train.steps = 1
     config.optimizer.learning_rate = 0.0
-    train(config, tmp_path / "two", warm_start=lambda *_: (model_config, params))
+    config.warm_start = str(tmp_path / "one")
+    train(config, tmp_path / "two")
     for a, b in zip(
         jax.tree.leaves(load_run(tmp_path / "two")[1]), jax.tree.leaves(params), strict=True
     ):
@@ -362,12 +366,14 @@ def test_stage_two_starts_with_stage_one(config, tmp_path):
 
 
 def test_a_model_of_another_vocabulary_is_refused(config, tmp_path):
-    train(config, tmp_path / "run")
-    model_config, params, _ = load_run(tmp_path / "run")
-    larger = type(model_config)(**model_config.to_dict() | {"vocab_size": 1000})
+    store = open_store(Path(config.data.store))
+    larger = dataclasses.replace(model_of(config, store), vocab_size=1000)
+    write_run(tmp_path / "larger", larger, init_params(larger, 0), store.tokenizer_folder)
+    config = config.copy_and_resolve_references().unlock()
+    config.warm_start = str(tmp_path / "larger")
     with pytest.raises(UserError, match="build the store with the model's own tokenizer"):
-        train(config, tmp_path / "other", warm_start=lambda *_: (larger, params))
-    assert not (tmp_path / "other").exists()
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_with_something_else_is_left_alone(config, tmp_path):

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from cocondenser_jax import warm_start
 from cocondenser_jax.analysis.report import ResultRow
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels
@@ -20,6 +19,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain import warm_start
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.quickstart import ladder
 from cocondenser_jax.quickstart.ladder import quickstart

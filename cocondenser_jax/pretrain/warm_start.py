@@ -1,36 +1,54 @@
-"""Pre-training from what an experiment names: another run, a Hugging Face model, or nothing."""
+"""What a run starts from: another run, a Hugging Face model, or a new model."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
+import numpy as np
 
 from cocondenser_jax.convert.from_torch import load_folder, with_missing_head
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import Experiment
-from cocondenser_jax.pretrain.loop import new_model, train
+
+# What a model that is started from does not keep.
+_OF_THE_EXPERIMENT = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
-def pretrain(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) -> None:
-    """Calls `pretrain.loop.train` with `config.warm_start`; see there, and `load_warm_start`."""
-    name = config.warm_start
-    seed = config.seed if config.init_head else None
+def first_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
+    """Returns the model that an experiment names to start from, and its parameters; else a new one.
 
-    def start(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
-        if not name:
-            return new_model(experiment, store)
-        loaded = load_warm_start(name, experiment.network, seed, experiment.representation)
-        _check_vocabulary(name, store)
-        return loaded
+    Raises:
+      UserError: if the store was made with another tokenizer than the model's, or the model lacks
+        a head and `init_head` is not set.
+    """
+    name = experiment.warm_start
+    if not name:
+        return new_model(experiment, store)
+    seed = experiment.step.loss.seed if experiment.init_head else None
+    started = load_warm_start(name, experiment.network, seed, experiment.representation)
+    _check_vocabulary(name, store)
+    return started
 
-    train(config, workdir, start, profile_dir)
+
+def new_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
+    """Returns a new model, with the bias of the MLM projection at each token's log frequency.
+
+    The projection is tied to the word embeddings. While its bias still has to learn that most words
+    are rare, the embeddings learn it instead: those of all rare words move in one direction, and
+    can hardly be told apart afterwards.
+    """
+    model_config = ModelConfig(**experiment.network)
+    params = init_params(model_config, experiment.step.loss.seed)
+    counts_V = store.token_counts() + 1.0
+    params["mlm"]["bias"] = np.log(counts_V / counts_V.sum()).astype(np.float32)
+    return model_config, params
 
 
 def load_warm_start(
@@ -50,25 +68,24 @@ def load_warm_start(
     A Condenser head or an MLM projection that is missing is drawn from `init_head_seed`; None
     forbids it.
     """
-    asked = {name: network[name] for name in ("n_head_layers", "skip_from")}
+    head = {name: network[name] for name in ("n_head_layers", "skip_from")}
     if _is_run(name_or_folder):
         model_config, params, _ = load_run(Path(name_or_folder))
     else:
         model_config, params = load_folder(
-            name_or_folder, **asked, representation=representation, init_head_seed=init_head_seed
+            name_or_folder, **head, representation=representation, init_head_seed=init_head_seed
         )
     if not (network["n_head_layers"] and model_config.n_head_layers):
         tensors = to_tensors(params, model_config)
-        model_config = dataclasses.replace(model_config, late_mlm=True, **asked)
+        model_config = dataclasses.replace(model_config, late_mlm=True, **head)
         params = with_missing_head(name_or_folder, tensors, model_config, init_head_seed)
-    for setting, wanted in asked.items():
+    for setting, wanted in head.items():
         if getattr(model_config, setting) != wanted:
             raise UserError(
                 f"{name_or_folder}: its Condenser head has {setting}"
                 f" {getattr(model_config, setting)}, but config.model.{setting} is {wanted}"
             )
-    kept = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
-    changes = {name: network[name] for name in kept}
+    changes = {name: network[name] for name in _OF_THE_EXPERIMENT}
     if representation != "own":
         changes["representation"] = representation
     return dataclasses.replace(model_config, **changes), params

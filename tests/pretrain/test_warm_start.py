@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from cocondenser_jax import warm_start
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
@@ -16,7 +15,8 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.experiment import resolve
-from cocondenser_jax.warm_start import load_warm_start, pretrain
+from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
 from tests.world import write_run, write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
@@ -77,13 +77,13 @@ def test_a_run_says_what_its_head_reads(folder, tmp_path):
 
 def test_a_new_head_is_as_the_settings_say(folder):
     (folder / "model.pt").unlink()
-    asked = settings(n_head_layers=1, skip_from=2)
-    config, params = load_warm_start(str(folder), asked, 0)
+    head = settings(n_head_layers=1, skip_from=2)
+    config, params = load_warm_start(str(folder), head, 0)
     assert (config.n_head_layers, config.skip_from) == (1, 2)
     assert "head_0" in params
     assert "head_1" not in params
     with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
-        load_warm_start(str(folder), asked, None)
+        load_warm_start(str(folder), head, None)
 
 
 def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert):
@@ -122,23 +122,19 @@ def test_another_vocabulary_is_refused(bert, store, tmp_path):
     config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
     write_tokenizer(next(bert.glob("tokenizer"), bert), ["other words"], 40)
     with pytest.raises(UserError, match="made with another tokenizer"):
-        pretrain(config, tmp_path / "new")
+        train(config, tmp_path / "new")
 
 
 @pytest.mark.effect("pretrain warm_start", "pretrain init_head")
-def test_an_experiment_names_what_its_run_starts_from(folder, store, tmp_path, monkeypatch):
+def test_an_experiment_names_what_its_run_starts_from(folder, store):
     (folder / "model.pt").unlink()
-    started = []
-    monkeypatch.setattr(warm_start, "train", lambda *arguments: started.append(arguments))
 
     def start(**changes):
         config = default.get_config().unlock()
         config.data.store, config.model = str(store), settings(n_head_layers=1)
         config.update(changes)
-        pretrain(config, tmp_path / "run")
-        _, _, begin, _ = started.pop()
         opened = open_store(store)
-        return begin(resolve(config, opened), opened)
+        return first_model(resolve(config, opened), opened)
 
     def same(one, other):
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)

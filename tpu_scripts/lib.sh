@@ -109,8 +109,8 @@ is_queued() { [[ $PROVISIONING == queued* ]]; }
 VM_FOLDER=cocondenser_jax
 # What of the project a VM needs.
 # shellcheck disable=SC2034 # it is used in other files
-PROJECT_FILES=(cocondenser_jax configs benchmarks tpu_scripts Makefile setup.py constraints.txt
-  README.md LICENSE)
+PROJECT_FILES=(cocondenser_jax configs benchmarks checks tpu_scripts Makefile setup.py
+  constraints.txt README.md LICENSE)
 
 # job WORKERS ACTION NAME ...: see on_vm/job.sh.
 job() {

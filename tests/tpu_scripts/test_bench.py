@@ -1,6 +1,9 @@
 """bench.sh: what it starts on a VM, and what it fetches."""
 
+import ast
 import json
+import re
+from pathlib import Path
 
 from tests.tpu_scripts.cloud import set_up
 
@@ -11,6 +14,9 @@ MAKEFILE = """bench-tpu:
 \techo '[{}]' >benchmarks/results/tpu.json
 \t%s
 """
+
+
+ROOT = Path(__file__).parents[2]
 
 
 def vm_with(cloud, recipe):
@@ -68,6 +74,19 @@ def test_half_of_the_rows_are_not_taken_for_all(cloud):
     assert not (cloud.home / "tpu.json").exists()
     cloud.run("bench", "--out=tpu.json")
     assert json.loads((cloud.home / "tpu.json").read_text()) == [{}]
+
+
+def test_a_vm_gets_all_that_the_measurements_import():
+    lib = (ROOT / "tpu_scripts" / "lib.sh").read_text()
+    (files,) = re.findall(r"^PROJECT_FILES=\(([^)]*)\)", lib, re.MULTILINE)
+    imported = {
+        node.module.partition(".")[0]
+        for name in ("accelerator", "step")
+        for node in ast.walk(ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    own = {name for name in imported if (ROOT / name).is_dir()}
+    assert {"benchmarks", "checks", "cocondenser_jax"} <= own <= {*files.split()}
 
 
 def test_it_needs_a_single_host_that_is_there(cloud):

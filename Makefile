@@ -49,7 +49,7 @@ oldest: .venv-oldest/installed
 	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/checks/test_verify.py
 
 cluster: .venv/cluster
-	$(BIN)/python -m pytest tests/storage/test_parts.py tests/corpus/test_shares.py tests/cli/test_tasks.py
+	$(BIN)/python -m pytest tests/test_workers.py tests/corpus/test_shares.py tests/cli/test_tasks.py
 
 databases: .venv/databases
 	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py

@@ -1,4 +1,4 @@
-"""`corpus` and `encode` in parts: one and two workers, and the cost of the engine where it is idle.
+"""`corpus` and `encode` in tasks: one and two workers, and the cost of the engine where it is idle.
 
 Each row is one command, by wall time from its start to its end, medians of the rounds, in which the
 sides take turns; a worker has one thread. The corpus is the docstrings of this machine, several

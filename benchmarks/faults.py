@@ -31,7 +31,7 @@ TESTS = {
     "pretrain/loop.py": ["tests/pretrain/test_loop.py", "tests/pretrain/test_hosts.py"],
     "retrieval/encode.py": ["tests/retrieval/test_encode.py", "tests/cli/test_tasks.py"],
     "retrieval/models.py": ["tests/retrieval/test_models.py", "tests/retrieval/test_fuzz.py"],
-    "storage/parts.py": ["tests/storage/test_parts.py", "tests/cli/test_tasks.py"],
+    "workers.py": ["tests/test_workers.py", "tests/cli/test_tasks.py"],
 }
 
 

@@ -99,25 +99,25 @@ def write_store(folder, texts, max_tokens=16, vocab_size=80):
     return folder / "store"
 
 
-def write_shards(source, tokenizer, out, n, max_tokens, short_span_prob=0.0):
-    """Writes a store in n shards, as `corpus --tasks` does, in this process."""
+def write_in_tasks(source, tokenizer, out, n, max_tokens, short_span_prob=0.0):
+    """Writes a store in n tasks, as `corpus --tasks` does, in this process."""
     work = out.parent / f"{out.name} work"
     n_documents = None
     if len(open_source(source)) < n:
         n_documents = sum(1 for _ in read_documents(source))
-    shares = [(index, n) for index in range(n)]
-    for shard in shares:
-        hash_share(source, n_documents, work, shard)
-    for shard in shares:
-        find_copies(work, shard)
+    tasks = [(index, n) for index in range(n)]
+    for task in tasks:
+        hash_share(source, n_documents, work, task)
+    for task in tasks:
+        find_copies(work, task)
     settings = {
         "source": source,
         "max_tokens": max_tokens,
         "short_span_prob": short_span_prob,
-        "parts": len(open_source(source)),
+        "pieces": len(open_source(source)),
     }
-    for shard in shares:
-        build_share(settings, tokenizer, n_documents, out, work, shard)
+    for task in tasks:
+        build_share(settings, tokenizer, n_documents, out, work, task)
 
 
 def write_qrels(path, judgments):

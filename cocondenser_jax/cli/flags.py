@@ -11,7 +11,7 @@ import click
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import read_object
-from cocondenser_jax.storage.parts import Engine
+from cocondenser_jax.workers import Engine
 
 
 class _Group(click.Group):
@@ -95,7 +95,7 @@ def only_one(**flags: Any) -> Any:
     return given[0]
 
 
-def _parse_shard(text: str) -> tuple[int, int]:
+def _parse_task(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
         raise ValueError("expected i/n with 0 <= i < n, such as 0/8")
@@ -125,13 +125,18 @@ EXPERIMENT = (
     OVERRIDES,
 )
 JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
-_MACHINE = "process part I, from 0, of N: one part per machine"
-SHARD = flag("--shard", _parse_shard, _MACHINE, default="0/1", metavar="I/N")
+TASK = flag(
+    "--task",
+    _parse_task,
+    "run task I, from 0, of N alone: one task per machine",
+    default="0/1",
+    metavar="I/N",
+)
 COUNT = click.IntRange(1)
 _with_tasks = partial(flag, goes_with="tasks")
 ENGINE = (
-    flag("--tasks", click.IntRange(2), "divide the work into N parts, for several workers"),
-    _with_tasks("--workers", COUNT, "parts at a time (default, local: one per core)"),
+    flag("--tasks", click.IntRange(2), "divide the work into N tasks, for several workers"),
+    _with_tasks("--workers", COUNT, "tasks at a time (default, local: one per core)"),
     _with_tasks("--executor", ("local", "slurm", "ray"), "what runs the workers: docs/scaling.md"),
     _with_tasks("--executor_options", Path, "JSON file with options of the executor"),
 )

@@ -10,7 +10,7 @@ from cocondenser_jax.cli.flags import (
     COUNT,
     ENGINE,
     JSON_OUT,
-    SHARD,
+    TASK,
     command,
     flag,
     only_one,
@@ -49,7 +49,7 @@ _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
     flag("--batch_size", COUNT, "passages per forward pass (default: 128; on a CPU 32)"),
     flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
     flag("--shard_size", COUNT, "passages per shard (default: a twentieth of all, 500 to 5000)"),
-    SHARD,
+    TASK,
     *ENGINE,
     flag("--dtype", ("float32", "float16"), "number format in the shards"),
     _PRECISION,
@@ -58,7 +58,7 @@ _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
     flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
-def encode(model, corpus, out, shard, backend, parquet, json_out, **options):
+def encode(model, corpus, out, task, backend, parquet, json_out, **options):
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.embeddings import write_parquet
     from cocondenser_jax.retrieval.encode import encode_corpus
@@ -69,10 +69,10 @@ def encode(model, corpus, out, shard, backend, parquet, json_out, **options):
 
         options["backend"] = run_in_flax
     options["engine"] = take_engine(options)
-    if shard != (0, 1) and (options["engine"] or parquet):
-        raise UserError("--shard makes a part on its own: give neither --tasks nor --parquet")
+    if task != (0, 1) and (options["engine"] or parquet):
+        raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
     with output_folder(out) as folder:
-        manifest = encode_corpus(model, corpus, folder, shard=shard, **options)
+        manifest = encode_corpus(model, corpus, folder, task=task, **options)
         if parquet:
             write_parquet(folder, parquet)
     print_metrics(manifest, json_out)

@@ -52,11 +52,11 @@ def vocabulary(source, out, kind, cased, **options):
 )
 def corpus(out, json_out, **options):
     """Split and tokenize documents into a token store for pretrain."""
-    from cocondenser_jax.corpus.build import build_shards, build_store
+    from cocondenser_jax.corpus.build import build_in_tasks, build_store
     from cocondenser_jax.storage.remote import output_folder
 
     engine = take_engine(options)
-    build = partial(build_shards, engine=engine) if engine else build_store
+    build = partial(build_in_tasks, engine=engine) if engine else build_store
     with output_folder(out) as folder:
         manifest = build(out=folder, **options)
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}

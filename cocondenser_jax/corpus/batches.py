@@ -186,8 +186,8 @@ def held_out_documents(store: TokenStore, n: int, of_one_span: bool = False) -> 
     """Returns the numbers of the `n` documents, at most a tenth of all, that are never drawn.
 
     Of the documents with two spans (with one, if `of_one_span` or where none has two), these have
-    the lowest hashes, in order, of first and last spans: the same however a store is sharded,
-    identical texts together.
+    the lowest hashes, in order, of first and last spans: the same in however many tasks a store was
+    built, identical texts together.
     """
     documents_D = store.documents_of_pairs
     if of_one_span or not len(documents_D):

@@ -1,7 +1,7 @@
 """Builds a token store: cuts and tokenizes a corpus once.
 
 The texts stream through. Beside them, memory holds what tells copies: about 100 bytes per document,
-or those of one part where the work is divided.
+or those of one task where the work is divided.
 """
 
 import shutil
@@ -39,11 +39,11 @@ from cocondenser_jax.corpus.tokenizer import (
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, new_folder, read_object, write_json
-from cocondenser_jax.storage.parts import Engine, make_parts
-from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_compare
+from cocondenser_jax.storage.runs import lock_folder, start_or_compare, task_folder
+from cocondenser_jax.workers import Engine, run_tasks
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
-Target = Callable[[int], Path]  # what a part, from 0, makes
+Target = Callable[[int], Path]  # what a task, from 0, makes
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
 
 
@@ -80,13 +80,13 @@ def build_store(
             seen.add(text_digest(text))
             return len(seen) == n_before
 
-        settings["parts"] = len(parts)
+        settings["pieces"] = len(parts)
         manifest = _write_store(folder, documents, is_copy, loaded, settings)
         require_documents(source, manifest)
     return manifest
 
 
-def build_shards(
+def build_in_tasks(
     source: str,
     tokenizer: str,
     out: Path,
@@ -95,16 +95,16 @@ def build_shards(
     max_tokens: int = 128,
     short_span_prob: float = 0.0,
 ) -> dict[str, Any]:
-    """Builds the store of `build_store` in `engine.tasks` shards; resumes where it was stopped.
+    """Builds the store of `build_store` in `engine.tasks` tasks; resumes where it was stopped.
 
-    Opened as one store, the shards hold the same documents in the same order. Returns `counts` and
-    `dropped` of all.
+    Opened as one store, the folders of the tasks hold the same documents in the same order. Returns
+    `counts` and `dropped` of all.
     """
     check_cutting(max_tokens, short_span_prob)
     n = engine.tasks
     out = out.absolute()
     settings_file = out / "tasks.json"
-    work = out / "tasks"
+    work = out / "work"
     parts = open_source(source)
     with lock_folder(out):
         n_documents = None
@@ -115,7 +115,7 @@ def build_shards(
             "source": source,
             "max_tokens": max_tokens,
             "short_span_prob": short_span_prob,
-            "parts": len(parts),
+            "pieces": len(parts),
         }
         settings = {
             **cutting,
@@ -126,18 +126,18 @@ def build_shards(
         }
         start_or_compare(settings_file, settings, ("tokenizer",))
 
-        def make(title: str, function: Callable[..., object], target: Target) -> None:
-            make_parts(title, function, lambda k: target(k).exists(), engine, work)
+        def run(title: str, function: Callable[..., object], target: Target) -> None:
+            run_tasks(title, function, lambda k: target(k).exists(), engine, work)
 
-        def shard(index: int) -> Path:
-            return shard_folder(out, (index, n))
+        def folder(index: int) -> Path:
+            return task_folder(out, (index, n))
 
-        if not all(shard(index).exists() for index in range(n)):
+        if not all(folder(index).exists() for index in range(n)):
             digests = partial(hash_share, source, n_documents, work)
             stores = partial(build_share, cutting, tokenizer, n_documents, out, work)
-            make("digests", digests, partial(part_file, work, "digests"))
-            make("copies", partial(find_copies, work), partial(part_file, work, "copies"))
-            make("corpus", stores, shard)
+            run("digests", digests, partial(part_file, work, "digests"))
+            run("copies", partial(find_copies, work), partial(part_file, work, "copies"))
+            run("corpus", stores, folder)
         manifests = open_store(out).manifests
         total = {
             key: {name: sum(each[key][name] for each in manifests) for name in manifests[0][key]}
@@ -154,19 +154,19 @@ def build_share(
     n_documents: int | None,
     out: Path,
     work: Path,
-    shard: tuple[int, int],
+    task: tuple[int, int],
 ) -> None:
-    """Makes the shard of `out` that holds share i of n of a corpus, as `build_store`.
+    """Makes the folder of `out` that holds share i of n of a corpus, as `build_store`.
 
-    `settings` are those of the manifest: `source`, `max_tokens`, `short_span_prob` and `parts`;
-    `n_documents` and `shard` are as in `shares.read_share`; `work` has what `shares.find_copies`
+    `settings` are those of the manifest: `source`, `max_tokens`, `short_span_prob` and `pieces`;
+    `n_documents` and `task` are as in `shares.read_share`; `work` has what `shares.find_copies`
     wrote about all shares.
     """
-    copies = copies_in_share(work, shard)
-    documents = read_share(settings["source"], n_documents, shard)
+    copies = copies_in_share(work, task)
+    documents = read_share(settings["source"], n_documents, task)
     loaded = load_tokenizer(tokenizer)
-    with new_folder(shard_folder(out, shard)) as folder:
-        _write_store(folder, documents, lambda n, _: n in copies, loaded, settings, shard)
+    with new_folder(task_folder(out, task)) as folder:
+        _write_store(folder, documents, lambda n, _: n in copies, loaded, settings, task)
 
 
 def check_cutting(max_tokens: int, short_span_prob: float) -> None:
@@ -192,7 +192,7 @@ def _write_store(
     is_copy: Callable[[int, str], bool],
     tokenizer: SpanTokenizer,
     settings: Mapping[str, Any],
-    shard: tuple[int, int] = (0, 1),
+    task: tuple[int, int] = (0, 1),
 ) -> dict[str, Any]:
     """Writes all files of a store, the manifest last, and returns it.
 
@@ -223,7 +223,7 @@ def _write_store(
     manifest = {
         "format_version": FORMAT_VERSION,
         **settings,
-        "shard": [*shard],
+        "task": [*task],
         "tokenizer": {n: value for n, value in vars(tokenizer).items() if n != "backend"},
         "counts": writer.counts | {"documents_of_one_span": n_single},
         "dropped": dict(dropped),

@@ -24,16 +24,16 @@ def text_digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def read_share(source: str, n_documents: int | None, shard: tuple[int, int]) -> Iterator[Document]:
+def read_share(source: str, n_documents: int | None, task: tuple[int, int]) -> Iterator[Document]:
     """Streams share i of n of a source.
 
     Args:
       source: see `sources.open_source`.
       n_documents: how many documents the source has, of which a share takes a range and skips
         those before; None: a share takes a range of the source's parts, and reads nothing else.
-      shard: (i, n), from 0.
+      task: (i, n), from 0.
     """
-    index, n_shares = shard
+    index, n_shares = task
     parts = open_source(source)
     n_items = len(parts) if n_documents is None else n_documents
     begin = index * n_items // n_shares
@@ -48,24 +48,24 @@ def part_file(work: Path, stage: str, index: int) -> Path:
     return work / stage / f"{index:05d}.npy"
 
 
-def hash_share(source: str, n_documents: int | None, work: Path, shard: tuple[int, int]) -> None:
+def hash_share(source: str, n_documents: int | None, work: Path, task: tuple[int, int]) -> None:
     """Writes the digests of a share, in ascending order: halves, and number in the share."""
-    documents = read_share(source, n_documents, shard)
+    documents = read_share(source, n_documents, task)
     digests = b"".join(
         text_digest(document.text) + number.to_bytes(8, "big")
         for number, document in enumerate(documents)
         if document.text.strip()
     )
     rows_Dx3 = np.frombuffer(digests, ">u8").reshape(-1, 3).astype(np.uint64)
-    _save(part_file(work, "digests", shard[0]), rows_Dx3[np.lexsort(rows_Dx3.T[1::-1])])
+    _save(part_file(work, "digests", task[0]), rows_Dx3[np.lexsort(rows_Dx3.T[1::-1])])
 
 
-def find_copies(work: Path, shard: tuple[int, int]) -> None:
+def find_copies(work: Path, task: tuple[int, int]) -> None:
     """Writes which documents repeat one before: share and number, in ascending order.
 
     Reads range i of n of the digests of all n shares.
     """
-    index, n_ranges = shard
+    index, n_ranges = task
     own = [
         np.insert(
             _rows_of_range(part_file(work, "digests", share), index, n_ranges), 2, share, axis=1
@@ -80,9 +80,9 @@ def find_copies(work: Path, shard: tuple[int, int]) -> None:
     _save(part_file(work, "copies", index), copies_Cx2[np.lexsort(copies_Cx2.T[::-1])])
 
 
-def copies_in_share(work: Path, shard: tuple[int, int]) -> set[int]:
+def copies_in_share(work: Path, task: tuple[int, int]) -> set[int]:
     """Returns the numbers of a share's documents that repeat one before."""
-    index, n_ranges = shard
+    index, n_ranges = task
     numbers: set[int] = set()
     for each in range(n_ranges):
         copies_Cx2 = np.load(part_file(work, "copies", each), mmap_mode="r", allow_pickle=False)

@@ -2,7 +2,7 @@
 
 A store is a folder with the arrays of `token_files.py`, the tokenizer in `tokenizer/`, and
 `manifest.json` (counts, checksums, origin), written last: without it, a folder is unfinished.
-A folder of shards, which n machines cut, opens as one store; so do several weighted corpora.
+The folders of n tasks open as one store; so do several weighted corpora.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ from cocondenser_jax.corpus.token_files import TokenFiles, map_files, read_windo
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.remote import local_copy
-from cocondenser_jax.storage.runs import require_same, shard_folders
+from cocondenser_jax.storage.runs import require_same, task_folders
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _SPANS_AT_ONCE = 10_000  # spans read together to count their tokens
 
 
@@ -41,7 +41,7 @@ class TokenStore:
     """An open token store. It is pickled as its path, so that workers map the same files."""
 
     path: Path  #: as given to `open_store`
-    manifests: tuple[dict[str, Any], ...]  #: one per shard, in their order
+    manifests: tuple[dict[str, Any], ...]  #: one per folder, in their order
     sources: tuple[Source, ...]  #: the corpora, in their order
     n_documents: int  #: D
     n_spans: int  #: N
@@ -122,11 +122,11 @@ class TokenStore:
 
 
 def open_store(path: Path) -> TokenStore:
-    """Opens a store, all shards in a folder, or several stores, as one; reads no tokens yet.
+    """Opens a store, the folders of all its tasks, or several stores, as one; reads no tokens yet.
 
     Args:
-      path: a folder of `build_store`, or of its shards, or its URL on an object store; or several,
-        separated by commas. Prefix a folder with `N*` to read it N times per epoch:
+      path: a folder of `build_store` or `build_in_tasks`, or its URL on an object store; or
+        several, separated by commas. Prefix a folder with `N*` to read it N times per epoch:
         `stores/wikipedia,2*stores/books`.
     """
     path = Path(path)
@@ -136,14 +136,14 @@ def open_store(path: Path) -> TokenStore:
     parts: list[TokenFiles] = []
     n_documents = 0
     for weight, source in _weighted_folders(path):
-        shards = shard_folders(source)
-        found = [_read_manifest(shard) for shard in shards]
-        require_same(shards, found, ["parts", "short_span_prob"])
-        files = [_map_part(shard, manifest) for shard, manifest in zip(shards, found, strict=True)]
+        own = task_folders(source)
+        found = [_read_manifest(folder) for folder in own]
+        require_same(own, found, ["pieces", "short_span_prob"])
+        files = [_map_part(folder, manifest) for folder, manifest in zip(own, found, strict=True)]
         first = n_documents
         n_documents += sum(len(part.first_span) - 1 for part in files)
         sources.append(Source(source, weight, first, n_documents))
-        folders += shards
+        folders += own
         manifests += found
         parts += files
     require_same(folders, manifests, ["max_tokens", "tokenizer"])
@@ -181,7 +181,7 @@ def verify_store(path: Path) -> None:
     """Opens a store, reads every file and compares its checksum with the manifest."""
     open_store(path)
     for _, store in _weighted_folders(Path(path)):
-        for folder in shard_folders(store):
+        for folder in task_folders(store):
             for name, facts in _read_manifest(folder)["files"].items():
                 file = folder / name
                 if file_sha256(file) != facts["sha256"]:

@@ -96,7 +96,7 @@ def map_files(folder: Path, vocab_size: int) -> TokenFiles:
     byte: np.dtype = np.dtype("u1")
     dtypes = [token_dtype(vocab_size), byte, INT64, INT64, byte, INT64]
     paths = [folder / name for name in FILE_NAMES]
-    # A file of 0 bytes, as the names in a shard without documents, cannot be mapped.
+    # A file of 0 bytes, as the names in a store without documents, cannot be mapped.
     return TokenFiles(
         *(
             np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.zeros(0, dtype)

@@ -1,8 +1,8 @@
 """A folder of embeddings: writes its shards, and maps them.
 
-Shard i is `embeddings-<i>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
-`vector`. Files are memory-mapped: a folder may be larger than memory. Machine m of n writes the
-shards m, n + m, 2n + m and so on to its own `runs.shard_folder`; they are read as one folder.
+Shard k is `embeddings-<k>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
+`vector`. Files are memory-mapped: a folder may be larger than memory. Task i of n writes the
+shards i, n + i, 2n + i and so on to its own `runs.task_folder`; they are read as one folder.
 """
 
 import math
@@ -18,7 +18,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import new_file, read_object
-from cocondenser_jax.storage.runs import require_same, shard_folders
+from cocondenser_jax.storage.runs import require_same, task_folders
 
 MANIFEST = "manifest.json"
 # What may differ between machines and when a run resumes: of the first two, checksums are compared.
@@ -84,15 +84,15 @@ def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table 
 
 
 def open_shards(folder: Path, manifest: Mapping[str, Any]) -> pyarrow.Table:
-    """Maps all shards of the folder of all machines."""
-    parts = shard_folders(folder)
+    """Maps all shards, of the folders of all tasks."""
+    folders = task_folders(folder)
     tables = []
     for number in range(manifest["shards"]):
-        part = parts[number % len(parts)]
-        table = map_shard(part, manifest, number)
+        own = folders[number % len(folders)]
+        table = map_shard(own, manifest, number)
         if table is None:
             raise UserError(
-                f"{shard_file(part, number)} is missing or damaged: encode again with the same "
+                f"{shard_file(own, number)} is missing or damaged: encode again with the same "
                 "flags, which renews such shards only"
             )
         tables.append(table)
@@ -119,10 +119,10 @@ def shard_vectors(table: pyarrow.Table) -> list[np.ndarray]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of an index or of embeddings; those of several machines must agree."""
-    parts = shard_folders(folder)
-    manifests = [_read_manifest(part) for part in parts]
-    require_same(parts, manifests, [name for name in manifests[0] if name not in MOVED])
+    """Reads the manifest of an index or of embeddings; those of several tasks must agree."""
+    folders = task_folders(folder)
+    manifests = [_read_manifest(each) for each in folders]
+    require_same(folders, manifests, [name for name in manifests[0] if name not in MOVED])
     return manifests[0]
 
 

@@ -41,8 +41,8 @@ from cocondenser_jax.retrieval.models import (
 )
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.parts import Engine, make_parts
-from cocondenser_jax.storage.runs import lock_folder, shard_folder, start_or_compare
+from cocondenser_jax.storage.runs import lock_folder, start_or_compare, task_folder
+from cocondenser_jax.workers import Engine, run_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def encode_corpus(  # noqa: PLR0913
     batch_size: int | None = None,
     passage_length: int | None = None,
     shard_size: int | None = None,
-    shard: tuple[int, int] = (0, 1),
+    task: tuple[int, int] = (0, 1),
     engine: Engine | None = None,
     dtype: Literal["float32", "float16"] = "float32",
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
@@ -86,29 +86,29 @@ def encode_corpus(  # noqa: PLR0913
     Args:
       model_folder: see `models.load_retriever`.
       corpus: a data folder, or its file of passages.
-      out: the folder for the shards; with several machines or parts, for their folders.
+      out: the folder for the shards; with several tasks, for their folders.
       batch_size: passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
       passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
-      shard: (i, n): what machine i of n is to encode, from 0: see `embeddings.py`.
-      engine: makes the shares of as many machines as it has tasks; the vectors are those of one.
+      task: (i, n): encodes the shards of task i of n alone, from 0: see `embeddings.py`.
+      engine: runs all tasks, on workers; the vectors are those of one task.
       dtype: number format on disk.
       precision: see `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
       pooling: see `models.load_retriever`.
       backend: runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
 
     Returns:
-      The manifest: model, its hash, dimension, number of passages and the settings above. With
-      several machines, each returns that of the whole corpus.
+      The manifest: model, its hash, dimension, number of passages and the settings above. Each
+      task returns that of the whole corpus.
     """
     path = corpus_file(corpus)
-    if shard[1] > 1 and (out / MANIFEST).exists():
-        raise UserError(f"{out} holds the embeddings of one machine: choose a new folder")
+    if task[1] > 1 and (out / MANIFEST).exists():
+        raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
     loading = Loading(model_folder, passage_length, pooling, batch_size, precision, backend)
-    with lock_folder(shard_folder(out, shard)):
+    with lock_folder(task_folder(out, task)):
         # A first reading of the whole file: a broken line stops the run before there is a shard.
         n_passages, sha256 = count_and_hash(path)
-        shard_size = shard_size or default_shard_size(n_passages // shard[1])
+        shard_size = shard_size or default_shard_size(n_passages // task[1])
         data = {
             "corpus": str(path),
             "corpus_sha256": sha256,
@@ -118,8 +118,8 @@ def encode_corpus(  # noqa: PLR0913
             "dtype": dtype,
         }
         if engine:
-            return _encode_in_parts(loading, data, out, engine)
-        return _encode_share(*load_encoder(loading), data, out, shard)
+            return _encode_in_tasks(loading, data, out, engine)
+        return _encode_task(*load_encoder(loading), data, out, task)
 
 
 def load_encoder(loading: Loading) -> tuple[SentenceTransformer, dict[str, Any]]:
@@ -149,34 +149,34 @@ def load_encoder(loading: Loading) -> tuple[SentenceTransformer, dict[str, Any]]
     return model, settings
 
 
-# A worker makes one part after another with the same model.
+# A worker runs one task after another with the same model.
 _kept_encoder = functools.lru_cache(maxsize=1)(load_encoder)
 
 
-def encode_part(
-    loading: Loading, data: Mapping[str, Any], out: Path, shard: tuple[int, int]
+def encode_task(
+    loading: Loading, data: Mapping[str, Any], out: Path, task: tuple[int, int]
 ) -> None:
-    """Encodes what machine i of n would, in a worker."""
-    with lock_folder(shard_folder(out, shard)):
-        _encode_share(*_kept_encoder(loading), data, out, shard)
+    """Encodes the shards of task i of n, in a worker."""
+    with lock_folder(task_folder(out, task)):
+        _encode_task(*_kept_encoder(loading), data, out, task)
 
 
-def _encode_share(
+def _encode_task(
     model: SentenceTransformer,
     settings: Mapping[str, Any],
     data: Mapping[str, Any],
     out: Path,
-    shard: tuple[int, int],
+    task: tuple[int, int],
 ) -> dict[str, Any]:
-    """Writes the shards of machine i of n that are missing from its folder or damaged."""
-    folder = shard_folder(out, shard)
+    """Writes the shards of task i of n that are missing from its folder or damaged."""
+    folder = task_folder(out, task)
     manifest = {**settings, **data}
     if (folder / MANIFEST).exists():
         logger.info("resuming with the shards in %s", folder)
     start_or_compare(folder / MANIFEST, manifest, MOVED)
     passages = read_corpus(Path(manifest["corpus"]))
-    index, n_machines = shard
-    own = range(index, manifest["shards"], n_machines)
+    index, n_tasks = task
+    own = range(index, manifest["shards"], n_tasks)
     n_own = sum(shard_rows(manifest, number) for number in own)
     halved = manifest["precision"] == "bfloat16"
     with (
@@ -203,7 +203,7 @@ def _encode_share(
     return manifest
 
 
-def _encode_in_parts(
+def _encode_in_tasks(
     loading: Loading, data: Mapping[str, Any], out: Path, engine: Engine
 ) -> dict[str, Any]:
     n = engine.tasks
@@ -215,15 +215,15 @@ def _encode_in_parts(
     start_or_compare(out / "tasks.json", {**settings, **data}, MOVED)
 
     def is_done(index: int) -> bool:
-        folder = shard_folder(out, (index, n))
+        folder = task_folder(out, (index, n))
         manifest = read_object(folder / MANIFEST, {})
         numbers = range(index, data["shards"], n)
         return bool(manifest) and None not in (map_shard(folder, manifest, k) for k in numbers)
 
-    make_parts("encode", partial(encode_part, loading, data, out), is_done, engine, out / "tasks")
+    run_tasks("encode", partial(encode_task, loading, data, out), is_done, engine, out / "work")
     manifest = read_manifest(out)
     open_shards(out, manifest)
-    shutil.rmtree(out / "tasks", ignore_errors=True)
+    shutil.rmtree(out / "work", ignore_errors=True)
     return manifest
 
 

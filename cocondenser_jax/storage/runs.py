@@ -1,4 +1,4 @@
-"""Folders that grow: their lock, settings, numbered checkpoints, and shards by several machines."""
+"""Folders that grow: their lock, settings, numbered checkpoints, and folders of tasks."""
 
 import contextlib
 import json
@@ -130,33 +130,35 @@ def require_intact(folder: Path) -> None:
             raise UserError(f"{folder} is damaged ({name} is not what was saved)")
 
 
-def shard_folder(folder: Path, shard: tuple[int, int]) -> Path:
-    """Returns the folder of part i of n, counted from 0; a single part has the folder itself."""
-    index, n_shards = shard
-    if not 0 <= index < n_shards:
-        raise UserError(f"shard {index}/{n_shards}: expected i/n with 0 <= i < n")
-    return folder / f"shard-{index:05d}-of-{n_shards:05d}" if n_shards > 1 else folder
+def task_folder(folder: Path, task: tuple[int, int]) -> Path:
+    """Returns the folder of task i of n, from 0; the only task of a work has the folder itself."""
+    index, n_tasks = task
+    if not 0 <= index < n_tasks:
+        raise UserError(f"task {index}/{n_tasks}: expected i/n with 0 <= i < n")
+    return folder / f"task-{index:05d}-of-{n_tasks:05d}" if n_tasks > 1 else folder
 
 
-def shard_folders(folder: Path) -> list[Path]:
-    """Returns the folders of all parts in order; without parts, the folder itself."""
-    present = {path.name for path in folder.glob("shard-*-of-" + "[0-9]" * 5)}
+def task_folders(folder: Path) -> list[Path]:
+    """Returns the folders of all tasks in order; for a work of one task, the folder itself."""
+    present = {path.name for path in folder.glob("task-*-of-" + "[0-9]" * 5)}
     if not present:
         return [folder]
-    n_shards = max(int(name[-5:]) for name in present)
-    expected = [shard_folder(folder, (index, n_shards)) for index in range(n_shards)]
+    n_tasks = max(int(name[-5:]) for name in present)
+    expected = [task_folder(folder, (index, n_tasks)) for index in range(n_tasks)]
     names = [path.name for path in expected]
     if missing := [name for name in names if name not in present]:
         raise UserError(f"{folder} lacks {first_three(missing)}")
-    if alien := sorted(present.difference(names)):
-        raise UserError(f"{folder} also holds {first_three(alien)}, from a different sharding")
+    if unexpected := sorted(present.difference(names)):
+        raise UserError(
+            f"{folder} also holds {first_three(unexpected)}, from another number of tasks"
+        )
     return expected
 
 
 def require_same(
     folders: Sequence[Path], manifests: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> None:
-    """Raises a UserError if the manifests of parts of one whole differ in any of the names."""
+    """Raises a UserError if the manifests of tasks of one work differ in any of the names."""
     for folder, manifest in zip(folders, manifests, strict=True):
         if differing := [name for name in names if manifest.get(name) != manifests[0].get(name)]:
             raise UserError(f"{folder} differs from {folders[0]} in its {first_three(differing)}")

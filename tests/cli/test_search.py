@@ -55,7 +55,7 @@ def vectors_by_hand(folder, texts, length):
     return (hidden.sum(1) / mask.sum(1)).numpy()
 
 
-@pytest.mark.effect("encode --shard")
+@pytest.mark.effect("encode --task")
 def test_index_retrieve_and_search_read_what_several_machines_encoded(
     encoded, model_folder, beir, tmp_path, capfd
 ):
@@ -63,18 +63,18 @@ def test_index_retrieve_and_search_read_what_several_machines_encoded(
     command = ["encode", model, f"--corpus={beir}", "--shard_size=25", f"--out={tmp_path}/out"]
     search = ["search", model, f"--query={query}"]
     index = ["index", f"--embeddings={tmp_path}/out", f"--out={tmp_path}/index"]
-    assert main([*command, "--shard=0/2"]) == 0
+    assert main([*command, "--task=0/2"]) == 0
     for words in (index, [*search, f"--embeddings={tmp_path}/out"]):
         capfd.readouterr()
         assert main(words) == 2
-        lacks = f"cocondenser: {tmp_path}/out lacks shard-00001-of-00002\n"
+        lacks = f"cocondenser: {tmp_path}/out lacks task-00001-of-00002\n"
         assert capfd.readouterr().err.endswith(lacks)
-    assert main([*command, "--shard=1/2", "--backend=jax"]) == 0
+    assert main([*command, "--task=1/2", "--backend=jax"]) == 0
     assert main(index) == 2
     assert "1-of-00002 differs from " in capfd.readouterr().err
-    shutil.rmtree(tmp_path / "out" / "shard-00001-of-00002")
-    assert main([*command, "--shard=1/2"]) == 0
-    assert main([*command, "--shard=2/2"]) == 2
+    shutil.rmtree(tmp_path / "out" / "task-00001-of-00002")
+    assert main([*command, "--task=1/2"]) == 0
+    assert main([*command, "--task=2/2"]) == 2
     assert main(index) == 0
     found = []
     for place in (f"--embeddings={tmp_path}/out", f"--index={tmp_path}/index"):

@@ -1,4 +1,4 @@
-"""`--tasks`: a result made in parts equals that of one process, to the bit."""
+"""`--tasks`: a result made in tasks equals that of one process, to the bit."""
 
 import json
 import re
@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 
+from cocondenser_jax import workers
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.retrieval import encode
-from cocondenser_jax.storage import parts
-from cocondenser_jax.storage.parts import Engine
+from cocondenser_jax.workers import Engine
 from tests.cli.workplace import make_workplace
 from tests.world import make_texts
 
@@ -43,12 +43,12 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
     assert contents(open_store(tmp_path / "many")) == contents(open_store(tmp_path / "one"))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "many").glob("*/*.bin")}
     assert sorted({path.parent.name for path in made}) == [
-        f"shard-0000{index}-of-00007" for index in range(7)
+        f"task-0000{index}-of-00007" for index in range(7)
     ]
     assert main([*in_tasks, "--workers=1"]) == 0  # nothing is left to do
-    assert "parts" not in capsys.readouterr().err
+    assert "tasks" not in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in made} == made
-    shutil.rmtree(tmp_path / "many" / "shard-00004-of-00007")
+    shutil.rmtree(tmp_path / "many" / "task-00004-of-00007")
     assert main([*in_tasks, "--workers=1"]) == 0
     assert {p: p.stat().st_mtime_ns for p in made if "00004" not in str(p)}.items() <= made.items()
     assert contents(open_store(tmp_path / "many")) == contents(open_store(tmp_path / "one"))
@@ -56,7 +56,7 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
     assert "max_tokens=10, now it is 12" in capsys.readouterr().err
 
 
-def test_a_part_that_cannot_be_read_is_named(tmp_path, command, capsys):
+def test_a_task_that_cannot_be_read_is_named(tmp_path, command, capsys):
     source = tmp_path / "source"
     source.mkdir()
     for k, text in enumerate(make_texts(3, n_sentences=5, seed=1)):
@@ -66,7 +66,7 @@ def test_a_part_that_cannot_be_read_is_named(tmp_path, command, capsys):
     assert main(command) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(
-        f"cocondenser: part 1 of 3 failed twice: {source}/1.jsonl:2 is not valid JSON"
+        f"cocondenser: task 1 of 3 failed twice: {source}/1.jsonl:2 is not valid JSON"
     )
     (source / "1.jsonl").write_text(json.dumps({"text": " "}))
     assert main(command) == 0
@@ -141,7 +141,7 @@ def test_a_corpus_on_slurm(tmp_path, command, slurm, capsys):
     stages = ["digests", "copies", "corpus"]
     scripts = [(slurm / f"{number}.slurm").read_text() for number in (0, 2, 4)]
     assert scripts == [
-        SCRIPT.format(logs=f"{tmp_path}/out/tasks/logs/{stage}", prefix=sys.prefix)
+        SCRIPT.format(logs=f"{tmp_path}/out/work/logs/{stage}", prefix=sys.prefix)
         for stage in stages
     ]
     assert main([*command, f"--out={tmp_path}/one"]) == 0
@@ -166,14 +166,14 @@ def test_vectors_in_seven_tasks_are_those_of_one(tmp_path, model_folder, beir, m
     assert main([*command, f"--out={tmp_path}/one"]) == 0
     expected = capsys.readouterr().out
     in_tasks = [*command, f"--out={tmp_path}/many", "--tasks=7"]
-    assert main([*in_tasks, "--shard=0/2"]) == 2
+    assert main([*in_tasks, "--task=0/2"]) == 2
     assert "give neither --tasks nor --parquet" in capsys.readouterr().err
     assert main([*in_tasks, "--workers=2"]) == 0
     printed = capsys.readouterr()
     assert printed.out == expected
     assert "encode: 100%" in printed.err
     one = {path.name: path for path in (tmp_path / "one").glob("*.arrow")}
-    many = {path.name: path for path in (tmp_path / "many").glob("shard-*-of-00007/*.arrow")}
+    many = {path.name: path for path in (tmp_path / "many").glob("task-*-of-00007/*.arrow")}
     assert len(one) == 7
     assert {name: path.read_bytes() for name, path in one.items()} == {
         name: path.read_bytes() for name, path in many.items()
@@ -212,17 +212,17 @@ def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, monkeypatch
     monkeypatch.setattr(encode, "load_retriever", lambda *a, **k: loaded.append(1) or load(*a, **k))
 
     def run_without_workers(work, missing, engine, bar):
-        for part in missing:
-            parts._make_part(work, part)
+        for index in missing:
+            workers._run_task(work, index)
 
-    monkeypatch.setitem(parts._EXECUTORS, "local", run_without_workers)
+    monkeypatch.setitem(workers._EXECUTORS, "local", run_without_workers)
     encode._kept_encoder.cache_clear()
     encode.encode_corpus(model_folder, beir, tmp_path / "out", engine=Engine(tasks=3))
     encode._kept_encoder.cache_clear()
     assert len(loaded) == 1
 
 
-def test_a_part_on_slurm_that_cannot_be_read_is_named(tmp_path, command, slurm, capsys):
+def test_a_task_on_slurm_that_cannot_be_read_is_named(tmp_path, command, slurm, capsys):
     source = tmp_path / "source"
     source.mkdir()
     for k in range(2):
@@ -233,7 +233,7 @@ def test_a_part_on_slurm_that_cannot_be_read_is_named(tmp_path, command, slurm, 
     assert main([*command, f"--source={source}", f"--out={tmp_path}/out", *flags]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(
-        f"cocondenser: part 0 of 2 failed twice: {source}/0.jsonl:2 is not valid JSON"
+        f"cocondenser: task 0 of 2 failed twice: {source}/0.jsonl:2 is not valid JSON"
     )
     assert (slurm / "canceled").read_text() == "7\n"
 
@@ -244,5 +244,5 @@ def test_a_full_disk_ends_in_one_line(tmp_path, command, small_disk, capsys):
     assert main(in_tasks) == 2
     small_disk(resource.RLIM_INFINITY)
     last = capsys.readouterr().err.splitlines()[-1]
-    assert re.match(r"cocondenser: part 0 of 2 failed twice: .*File too large", last)
+    assert re.match(r"cocondenser: task 0 of 2 failed twice: .*File too large", last)
     assert main(in_tasks) == 0

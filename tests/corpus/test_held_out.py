@@ -9,7 +9,7 @@ import pytest
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
-from tests.world import write_shards
+from tests.world import write_in_tasks
 
 
 def build(source, tokenizer, out):
@@ -54,11 +54,11 @@ def test_the_documents_of_the_lowest_hashes(store):
     assert held_out_documents(store, 1000).tolist() == in_order[:4]  # a tenth at most
 
 
-def test_the_same_documents_however_a_store_is_sharded(store, source, wordpiece_folder):
-    folder = source.parent / "sharded"
-    write_shards(str(source), str(wordpiece_folder), folder, 3, max_tokens=12)
-    sharded = open_store(folder)
-    assert names(sharded, 4) == names(store, 4)
+def test_the_same_documents_whatever_tasks_built_a_store(store, source, wordpiece_folder):
+    folder = source.parent / "in tasks"
+    write_in_tasks(str(source), str(wordpiece_folder), folder, 3, max_tokens=12)
+    in_tasks = open_store(folder)
+    assert names(in_tasks, 4) == names(store, 4)
 
 
 def test_identical_texts_go_together(store):

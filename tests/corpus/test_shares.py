@@ -9,7 +9,7 @@ from cocondenser_jax.corpus import shares
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.store import open_store, verify_store
-from tests.world import write_records, write_shards
+from tests.world import write_in_tasks, write_records
 
 
 def test_a_share_is_a_range_of_the_source_and_reads_nothing_else(tmp_path):
@@ -17,8 +17,8 @@ def test_a_share_is_a_range_of_the_source_and_reads_nothing_else(tmp_path):
         write_records(tmp_path / f"{k}.jsonl", [{"id": f"{k}{i}", "text": "a"} for i in range(k)])
     everything = [f"{k}{i}" for k in range(5) for i in range(k)]
 
-    def read(n_documents, shard):
-        return [d.id for d in shares.read_share(str(tmp_path), n_documents, shard)]
+    def read(n_documents, task):
+        return [d.id for d in shares.read_share(str(tmp_path), n_documents, task)]
 
     for n in (2, 3, 5):
         assert [name for i in range(n) for name in read(None, (i, n))] == everything
@@ -39,8 +39,8 @@ def test_copies_are_found_across_shares_as_by_a_table(tmp_path, monkeypatch):
         shares, "read_share", lambda *_: documents[ends[_[2][0]] : ends[_[2][0] + 1]]
     )
     for stage in (
-        lambda shard: shares.hash_share("", None, tmp_path, shard),
-        lambda shard: shares.find_copies(tmp_path, shard),
+        lambda task: shares.hash_share("", None, tmp_path, task),
+        lambda task: shares.find_copies(tmp_path, task),
     ):
         for index in range(4):
             stage((index, 4))
@@ -68,7 +68,7 @@ def test_digests_at_the_ends_of_ranges_belong_to_one(tmp_path):
 
 
 @pytest.mark.parametrize("n_files", [1, 9])
-def test_a_store_in_shards_is_that_of_one_machine_to_the_bit(
+def test_a_store_in_tasks_is_that_of_one_machine_to_the_bit(
     paragraphs, wordpiece_folder, tmp_path, n_files
 ):
     unique = [*dict.fromkeys(paragraphs)][:30]
@@ -80,9 +80,9 @@ def test_a_store_in_shards_is_that_of_one_machine_to_the_bit(
         lines = (json.dumps({"text": text}) for text in own)
         (source / f"{k}.jsonl").write_text("\n".join(lines))
     build_store(str(source), str(wordpiece_folder), tmp_path / "one", max_tokens=24)
-    write_shards(str(source), str(wordpiece_folder), tmp_path / "shards", 7, max_tokens=24)
-    verify_store(tmp_path / "shards")
-    one, many = open_store(tmp_path / "one"), open_store(tmp_path / "shards")
+    write_in_tasks(str(source), str(wordpiece_folder), tmp_path / "many", 7, max_tokens=24)
+    verify_store(tmp_path / "many")
+    one, many = open_store(tmp_path / "one"), open_store(tmp_path / "many")
     assert 0 in [manifest["counts"]["documents"] for manifest in many.manifests]
     dropped = [sum(m["dropped"]["duplicate"] for m in s.manifests) for s in (one, many)]
     assert dropped == [31, 31]  # of 61 texts, 30 different ones

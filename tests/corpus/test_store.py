@@ -16,7 +16,7 @@ from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
-from tests.world import write_records, write_shards
+from tests.world import write_in_tasks, write_records
 
 MAX_TOKENS = 24
 
@@ -48,9 +48,9 @@ def stores(corpus, tokenizer_folders, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shards(corpus, tokenizer_folders, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards") / "store"
-    write_shards(corpus, tokenizer_folders["bert"], folder, 3, max_tokens=MAX_TOKENS)
+def in_tasks(corpus, tokenizer_folders, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("in-tasks") / "store"
+    write_in_tasks(corpus, tokenizer_folders["bert"], folder, 3, max_tokens=MAX_TOKENS)
     return folder
 
 
@@ -119,8 +119,8 @@ def test_the_store_knows_its_tokenizer(stores, tokenizer, model_type):
         assert getattr(store, field) == getattr(tokenizer, field)
 
 
-def test_shards_hold_what_one_store_holds(shards, stores, corpus):
-    whole, parts = open_store(stores["bert"]), open_store(shards)
+def test_tasks_hold_what_one_store_holds(in_tasks, stores, corpus):
+    whole, parts = open_store(stores["bert"]), open_store(in_tasks)
     assert stored_documents(parts) == stored_documents(whole)
     assert list(stored_documents(parts)) == list(stored_documents(whole))
     assert np.array_equal(parts.first_span_D, whole.first_span_D)
@@ -140,8 +140,8 @@ def test_shards_hold_what_one_store_holds(shards, stores, corpus):
         assert np.array_equal(together, np.concatenate(apart))
 
 
-def test_one_shard_opens_by_itself(shards):
-    store = open_store(shards / "shard-00001-of-00003")
+def test_the_folder_of_one_task_opens_by_itself(in_tasks):
+    store = open_store(in_tasks / "task-00001-of-00003")
     assert store.n_documents == store.manifests[0]["counts"]["documents"]
 
 
@@ -207,8 +207,8 @@ def test_numbers_outside_the_store_are_refused(stores):
             store.document_id(number)
 
 
-def test_a_store_pickles_as_its_path(shards):
-    store = open_store(shards)
+def test_a_store_pickles_as_its_path(in_tasks):
+    store = open_store(in_tasks)
     copy = pickle.dumps(store)
     assert len(copy) < 1000
     assert stored_documents(pickle.loads(copy)) == stored_documents(store)
@@ -241,8 +241,8 @@ def test_batches_of_documents_do_not_matter(
     )
 
 
-def test_tokens_are_counted_in_all_spans_or_in_evenly_spaced_ones(shards, monkeypatch):
-    store = open_store(shards)
+def test_tokens_are_counted_in_all_spans_or_in_evenly_spaced_ones(in_tasks, monkeypatch):
+    store = open_store(in_tasks)
     monkeypatch.setattr(store_module, "_SPANS_AT_ONCE", 7)
     documents = stored_documents(store).values()
     ids = [ids for spans in documents for ids, _ in spans]
@@ -274,7 +274,7 @@ def test_a_damaged_store_does_not_open(stores, tmp_path):
         open_store(folder)
     folder = damaged("old")
     (folder / "manifest.json").write_text('{"format_version": 0}')
-    with pytest.raises(UserError, match="format version 0, expected 4"):
+    with pytest.raises(UserError, match="format version 0, expected 5"):
         open_store(folder)
     folder = damaged("miscounted")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -295,14 +295,14 @@ def test_verifying_finds_a_changed_byte(stores, tmp_path):
         verify_store(folder)
 
 
-def test_shards_that_do_not_belong_together_do_not_open(
-    shards, corpus, tokenizer_folders, tmp_path
+def test_tasks_that_do_not_belong_together_do_not_open(
+    in_tasks, corpus, tokenizer_folders, tmp_path
 ):
-    folder = tmp_path / "shards"
-    shutil.copytree(shards, folder)
-    second = folder / "shard-00001-of-00003"
+    folder = tmp_path / "copy"
+    shutil.copytree(in_tasks, folder)
+    second = folder / "task-00001-of-00003"
     shutil.rmtree(second)
-    with pytest.raises(UserError, match=r"lacks shard-00001-of-00003$"):
+    with pytest.raises(UserError, match=r"lacks task-00001-of-00003$"):
         open_store(folder)
     for tokenizer, options, difference in (
         ("bert", {"max_tokens": MAX_TOKENS + 1}, "of-00003 in its max_tokens"),
@@ -310,7 +310,7 @@ def test_shards_that_do_not_belong_together_do_not_open(
         ("bert", {"max_tokens": MAX_TOKENS, "short_span_prob": 0.5}, "in its short_span_prob"),
     ):
         other = tmp_path / difference
-        write_shards(corpus, tokenizer_folders[tokenizer], other, 3, **options)
+        write_in_tasks(corpus, tokenizer_folders[tokenizer], other, 3, **options)
         shutil.copytree(other / second.name, second)
         with pytest.raises(UserError, match=f"differs from .*{difference}"):
             open_store(folder)

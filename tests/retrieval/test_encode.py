@@ -41,20 +41,20 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
 
 
 def encode_on_machines(n, *arguments, **options):
-    return [encode.encode_corpus(*arguments, shard=(i, n), **options) for i in range(n)]
+    return [encode.encode_corpus(*arguments, task=(i, n), **options) for i in range(n)]
 
 
 def test_machines_share_a_corpus(model_folder, beir, tmp_path):
     alone = encode.encode_corpus(model_folder, beir, tmp_path / "alone", shard_size=7)
     # Whose model and corpus lie elsewhere.
     copy = Path(shutil.copytree(model_folder, tmp_path / "copy"))
-    encode.encode_corpus(copy, beir / "corpus.jsonl", tmp_path / "out", shard_size=7, shard=(2, 4))
-    with pytest.raises(UserError, match="out lacks shard-00000-of-00004, shard-00001-of-00004, sh"):
+    encode.encode_corpus(copy, beir / "corpus.jsonl", tmp_path / "out", shard_size=7, task=(2, 4))
+    with pytest.raises(UserError, match="out lacks task-00000-of-00004, task-00001-of-00004, ta"):
         embeddings.read_manifest(tmp_path / "out")
     made = encode_on_machines(4, model_folder, beir, tmp_path / "out", shard_size=7)
     assert {
         path.name: len(list(path.glob("*.arrow"))) for path in (tmp_path / "out").iterdir()
-    } == {f"shard-{i:05d}-of-00004": n for i, n in enumerate((3, 2, 2, 2))}
+    } == {f"task-{i:05d}-of-00004": n for i, n in enumerate((3, 2, 2, 2))}
     assert [m | {"model": alone["model"], "corpus": alone["corpus"]} for m in made] == [alone] * 4
     both = [tmp_path / "alone", tmp_path / "out"]
     manifests = [embeddings.read_manifest(folder) for folder in both]
@@ -69,40 +69,40 @@ def test_a_machine_resumes_alone_and_others_do_not_fit_it(
 ):
     out = tmp_path / "out"
     encode_on_machines(3, model_folder, beir, out, shard_size=20)
-    vectors_file = out / "shard-00001-of-00003" / "embeddings-00001.arrow"
+    vectors_file = out / "task-00001-of-00003" / "embeddings-00001.arrow"
     before = vectors_file.read_bytes()
     vectors_file.write_bytes(before[:-4])
     with pytest.raises(UserError, match=f"{vectors_file} is missing or damaged"):
         embeddings.open_shards(out, embeddings.read_manifest(out))
-    hold(out / "shard-00000-of-00003")  # another machine at work is in nobody's way
-    encode.encode_corpus(model_folder, beir, out, shard_size=20, shard=(1, 3))
+    hold(out / "task-00000-of-00003")  # another machine at work is in nobody's way
+    encode.encode_corpus(model_folder, beir, out, shard_size=20, task=(1, 3))
     assert vectors_file.read_bytes() == before
-    (out / "shard-00002-of-00003" / "embeddings-00002.arrow").unlink()
+    (out / "task-00002-of-00003" / "embeddings-00002.arrow").unlink()
     with pytest.raises(UserError, match=r"-00003/embeddings-00002\.arrow is missing or damaged"):
         embeddings.open_shards(out, embeddings.read_manifest(out))
-    (out / "shard-00002-of-00003" / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"shard-00002-of-00003 holds no manifest\.json"):
+    (out / "task-00002-of-00003" / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"task-00002-of-00003 holds no manifest\.json"):
         embeddings.read_manifest(out)
-    shutil.rmtree(out / "shard-00002-of-00003")
-    encode.encode_corpus(make_model(seed=1), beir, out, shard_size=20, shard=(2, 3))
+    shutil.rmtree(out / "task-00002-of-00003")
+    encode.encode_corpus(make_model(seed=1), beir, out, shard_size=20, task=(2, 3))
     with pytest.raises(UserError, match=r"2-of-00003 differs from .+ in its model_sha256"):
         embeddings.read_manifest(out)
-    encode.encode_corpus(model_folder, beir, out, shard_size=20, shard=(0, 2))
-    with pytest.raises(UserError, match="out also holds shard-00000-of-00002, from a different"):
+    encode.encode_corpus(model_folder, beir, out, shard_size=20, task=(0, 2))
+    with pytest.raises(UserError, match="out also holds task-00000-of-00002, from another"):
         embeddings.read_manifest(out)
-    with pytest.raises(UserError, match="shard 2/2: expected i/n with 0 <= i < n"):
-        encode.encode_corpus(model_folder, beir, out, shard=(2, 2))
+    with pytest.raises(UserError, match="task 2/2: expected i/n with 0 <= i < n"):
+        encode.encode_corpus(model_folder, beir, out, task=(2, 2))
     with pytest.raises(UserError, match="out already exists"):
         encode.encode_corpus(model_folder, beir, out)
     encode.encode_corpus(model_folder, beir, tmp_path / "alone")
-    with pytest.raises(UserError, match="alone holds the embeddings of one machine"):
-        encode.encode_corpus(model_folder, beir, tmp_path / "alone", shard=(0, 2))
+    with pytest.raises(UserError, match="alone holds the embeddings of one task"):
+        encode.encode_corpus(model_folder, beir, tmp_path / "alone", task=(0, 2))
 
 
 def test_a_machine_without_a_shard(model_folder, beir, tmp_path):
     for i in range(3):
         out = tmp_path / "out"
-        encode.encode_corpus(model_folder, beir, out, shard=(i, 3), shard_size=40)
+        encode.encode_corpus(model_folder, beir, out, task=(i, 3), shard_size=40)
     manifest = embeddings.read_manifest(tmp_path / "out")
     table = embeddings.open_shards(tmp_path / "out", manifest)
     assert table["id"].to_pylist() == [passage.id for passage in read_corpus(beir)]

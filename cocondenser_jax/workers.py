@@ -1,8 +1,8 @@
-"""Makes the parts of a result in several processes, or on many machines by Slurm or Ray.
+"""Runs the tasks of a work in several processes, or on many machines by Slurm or Ray.
 
-A part is a file or folder that is whole or absent, made by a function of `shard`, (i, n). Parts
-that are there are not made again. A part that fails is tried once more, and then ends all; one
-whose worker was killed is made once more after all others.
+Task (i, n) makes part i of n of a result: a file or folder that is whole or absent. A task whose
+result is there does not run again. A task that fails is tried once more, and then ends all; one
+whose worker was killed runs once more after all others.
 """
 
 import os
@@ -34,7 +34,7 @@ _POLL = 0.5  # seconds between two looks at a Slurm job
 
 
 class Engine(NamedTuple):
-    """What makes parts: `tasks` of them, at most `workers` at a time."""
+    """What runs tasks: `tasks` of them, at most `workers` at a time."""
 
     tasks: int
     workers: int | None = None  # None: one per CPU core of this machine; elsewhere all at once
@@ -43,74 +43,74 @@ class Engine(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What workers are to do: call a function with `shard`, in a folder."""
+    """What workers are to do: call a function with `task`, in a folder."""
 
-    make: Callable[..., object]
-    n_parts: int
+    function: Callable[..., object]
+    n_tasks: int
     logs: Path
     folder: Path
     version: str
 
 
-def make_parts(
+def run_tasks(
     title: str,
-    make: Callable[..., object],
+    function: Callable[..., object],
     is_done: Callable[[int], bool],
     engine: Engine,
     work_folder: Path,
 ) -> None:
-    """Makes the parts that are missing; returns once all are there.
+    """Runs the tasks whose results are missing; returns once all are there.
 
     Args:
       title: what the progress bar is called.
-      make: makes the part `shard`; a worker imports it by its name, and calls it.
-      is_done: tells whether a part, from 0, is there.
+      function: runs the task `task`, (i, n); a worker imports it by its name, and calls it.
+      is_done: tells whether the result of a task, from 0, is there.
       engine: what runs the workers.
       work_folder: for logs; all workers must see it.
     """
     logs = (work_folder / "logs" / title).absolute()
-    work = Work(make, engine.tasks, logs, Path.cwd(), __version__)
-    missing = [part for part in range(engine.tasks) if not is_done(part)]
+    work = Work(function, engine.tasks, logs, Path.cwd(), __version__)
+    missing = [index for index in range(engine.tasks) if not is_done(index)]
     for _ in range(2):
         if not missing:
             return
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(parents=True)
         n_done = engine.tasks - len(missing)
-        with tqdm(total=engine.tasks, initial=n_done, desc=title, unit=" parts") as bar:
+        with tqdm(total=engine.tasks, initial=n_done, desc=title, unit=" tasks") as bar:
             _EXECUTORS[engine.executor](work, missing, engine, bar)
-        missing = [part for part in missing if not is_done(part)]
+        missing = [index for index in missing if not is_done(index)]
     if missing:
         raise UserError(
-            f"{title}: the worker of part {missing[0]} of {engine.tasks} ended twice without a"
+            f"{title}: the worker of task {missing[0]} of {engine.tasks} ended twice without a"
             f" message (killed, or out of memory); the others are kept (logs: {logs})"
         )
 
 
-def _make_part(work: Work, part: int) -> None:
-    """Makes a part, in a worker."""
+def _run_task(work: Work, index: int) -> None:
+    """Runs a task, in a worker."""
     if work.version != __version__:
         raise UserError(
             f"a worker has version {__version__} of cocondenser-jax, expected {work.version}"
         )
     reason = ""
-    path = work.logs / f"part-{part:05d}.log"
+    path = work.logs / f"task-{index:05d}.log"
     for _ in range(2):
         try:
             with path.open("a") as log, redirect_stderr(log), chdir(work.folder):
-                work.make(shard=(part, work.n_parts))
+                work.function(task=(index, work.n_tasks))
             return
         except Exception as error:
             reason = first_line(error)
             with suppress(OSError), path.open("a") as log:  # the disk may be full
                 traceback.print_exc(file=log)
-    raise UserError(f"part {part} of {work.n_parts} failed twice: {reason}")
+    raise UserError(f"task {index} of {work.n_tasks} failed twice: {reason}")
 
 
-def _run_here(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
-    """Makes parts in processes of this machine.
+def _run_here(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
+    """Runs tasks in processes of this machine.
 
-    Each worker is a pool of one process, so that a killed one costs its part alone.
+    Each worker is a pool of one process, so that a killed one costs its task alone.
     """
     n_cores = os.cpu_count() or 1
     n_workers = engine.workers or n_cores
@@ -119,13 +119,13 @@ def _run_here(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]"
     # Not a fork, which would copy locks that threads of this process hold.
     new_worker = partial(ProcessPoolExecutor, 1, get_context("spawn"), _start_worker, settings)
     idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
-    for _ in parts[:n_workers]:
-        idle.put(new_worker())  # its process starts with its first part
+    for _ in tasks[:n_workers]:
+        idle.put(new_worker())  # its process starts with its first task
 
-    def make(part: int) -> bool:
+    def run(index: int) -> bool:
         worker = idle.get()
         try:
-            worker.submit(_make_part_here, work, part).result()
+            worker.submit(_run_task_here, work, index).result()
         except BrokenProcessPool:
             worker = new_worker()
             return False
@@ -135,9 +135,9 @@ def _run_here(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]"
 
     # Workers inherit the mask: Ctrl-C reaches this process alone, which then ends them.
     mask = (signal.SIG_BLOCK, [signal.SIGINT, signal.SIGHUP])
-    with ThreadPoolExecutor(n_workers, "parts", signal.pthread_sigmask, mask) as threads:
+    with ThreadPoolExecutor(n_workers, "tasks", signal.pthread_sigmask, mask) as threads:
         try:
-            for future in as_completed([threads.submit(make, part) for part in parts]):
+            for future in as_completed([threads.submit(run, index) for index in tasks]):
                 if future.result():
                     bar.update()
         finally:
@@ -157,8 +157,8 @@ def _start_worker(parents_end: Connection, n_threads: int) -> None:
         os.environ.setdefault(name, f"{n_threads}")
 
 
-def _make_part_here(work: Work, part: int) -> None:
-    """Makes a part; SIGTERM ends this process by an exception, so that nothing half-made stays."""
+def _run_task_here(work: Work, index: int) -> None:
+    """Runs a task; SIGTERM ends this process by an exception, so that nothing half-made stays."""
 
     def end(*_: object) -> None:
         signal.alarm(10)  # should a library catch the exception
@@ -166,28 +166,28 @@ def _make_part_here(work: Work, part: int) -> None:
 
     signal.signal(signal.SIGTERM, end)
     try:
-        _make_part(work, part)
+        _run_task(work, index)
     except SystemExit:  # the pool would catch it, and go on
         os._exit(128 + signal.SIGTERM)
 
 
-def _run_on_ray(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
-    """Makes parts as tasks of the Ray cluster of RAY_ADDRESS, or of one on this machine."""
+def _run_on_ray(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
+    """Runs tasks on the Ray cluster of RAY_ADDRESS, or on one of this machine."""
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     signal.signal(signal.SIGTERM, handler)  # Ray's own aborts
     try:
-        task = ray.remote(_make_part).options(max_retries=0, **engine.options)
+        remote = ray.remote(_run_task).options(max_retries=0, **engine.options)
     except (TypeError, ValueError) as error:
         raise UserError(f"--executor_options of ray: {first_line(error)}") from error
-    waiting = list(reversed(parts))
+    waiting = list(reversed(tasks))
     running: list[Any] = []
     try:
         while waiting or running:
-            while waiting and len(running) < (engine.workers or len(parts)):
-                running.append(task.remote(work, waiting.pop()))
+            while waiting and len(running) < (engine.workers or len(tasks)):
+                running.append(remote.remote(work, waiting.pop()))
             done, running = ray.wait(running)
             try:
                 ray.get(done)
@@ -201,8 +201,8 @@ def _run_on_ray(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any
             ray.cancel(reference, force=True)
 
 
-def _run_on_slurm(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
-    """Makes parts in a job array of Slurm, which datatrove writes and submits."""
+def _run_on_slurm(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
+    """Runs tasks in a job array of Slurm, which datatrove writes and submits."""
     from datatrove.executor import SlurmPipelineExecutor
     from datatrove.utils.logging import logger
 
@@ -210,14 +210,14 @@ def _run_on_slurm(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[A
     options = {"venv_path": f"{sys.prefix}/bin/activate", **engine.options}
     try:
         executor = SlurmPipelineExecutor(
-            pipeline=[partial(_make_part_on_slurm, work)],
+            pipeline=[partial(_run_task_on_slurm, work)],
             tasks=engine.tasks,
             workers=engine.workers or -1,
             logging_dir=str(work.logs),
             **options,
         )
-        for part in set(range(engine.tasks)).difference(parts):
-            executor.mark_rank_as_completed(part)
+        for index in set(range(engine.tasks)).difference(tasks):
+            executor.mark_rank_as_completed(index)
         executor.run()
         _wait_for_slurm(str(executor.job_id), work, bar)
     except TypeError as error:
@@ -226,12 +226,12 @@ def _run_on_slurm(work: Work, parts: Sequence[int], engine: Engine, bar: "tqdm[A
         raise UserError(f"--executor=slurm: {first_line(error)}") from error
 
 
-def _make_part_on_slurm(work: Work, data: object, part: int, n_parts: int) -> None:
-    """Makes a part, and notes why it failed; what datatrove calls."""
+def _run_task_on_slurm(work: Work, data: object, index: int, n_tasks: int) -> None:
+    """Runs a task, and notes why it failed; what datatrove calls."""
     try:
-        _make_part(work, part)
+        _run_task(work, index)
     except UserError as error:
-        write_text(work.logs / "failures" / f"{part:05d}", str(error))
+        write_text(work.logs / "failures" / f"{index:05d}", str(error))
         raise
 
 

@@ -1,4 +1,4 @@
-"""The engine, with parts that take no time: nothing lost, nothing twice, nobody left behind."""
+"""The engine, with tasks that take no time: nothing lost, nothing twice, nobody left behind."""
 
 import os
 import signal
@@ -12,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from cocondenser_jax import workers
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage import parts
-from cocondenser_jax.storage.parts import Engine, make_parts
-from tests.storage.part_makers import calls, make
+from cocondenser_jax.workers import Engine, run_tasks
+from tests.worker_tasks import calls, make
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def run(folder, engine, **arguments):
     def is_done(index):
-        return (folder / f"part-{index}" / "text").exists()
+        return (folder / f"task-{index}" / "text").exists()
 
-    maker = partial(make, folder, **arguments)
-    make_parts("parts", maker, is_done, engine, folder / "work")
+    function = partial(make, folder, **arguments)
+    run_tasks("tasks", function, is_done, engine, folder / "work")
 
 
 def made(folder):
-    return sorted(path.read_text() for path in folder.glob("part-*/text"))
+    return sorted(path.read_text() for path in folder.glob("task-*/text"))
 
 
 def all_of(n):
@@ -56,30 +56,30 @@ def session(pid):
     return alive
 
 
-def test_three_workers_make_seven_parts_and_no_part_twice(tmp_path, capsys):
+def test_three_workers_run_seven_tasks_and_no_task_twice(tmp_path, capsys):
     engine = Engine(tasks=7, workers=3)
     run(tmp_path, engine)
     assert made(tmp_path) == all_of(7)
     assert sorted(index for index, _ in calls(tmp_path)) == list(range(7))
     assert len({pid for _, pid in calls(tmp_path)} - {os.getpid()}) in (2, 3)
-    assert "parts: 100%" in capsys.readouterr().err
+    assert "tasks: 100%" in capsys.readouterr().err
     run(tmp_path, engine)
     assert len(calls(tmp_path)) == 7
-    (tmp_path / "part-5" / "text").unlink()
-    (tmp_path / "part-5").rmdir()
+    (tmp_path / "task-5" / "text").unlink()
+    (tmp_path / "task-5").rmdir()
     run(tmp_path, engine)
     assert [index for index, _ in calls(tmp_path)][7:] == [5]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_part_that_fails_twice_ends_all_and_the_others_stay(tmp_path, workers):
-    with pytest.raises(UserError, match=r"^part 6 of 7 failed twice: no luck$"):
+def test_a_task_that_fails_twice_ends_all_and_the_others_stay(tmp_path, workers):
+    with pytest.raises(UserError, match=r"^task 6 of 7 failed twice: no luck$"):
         run(tmp_path, Engine(tasks=7, workers=workers), failing=[6])
     assert [index for index, _ in calls(tmp_path)].count(6) == 2
     before = made(tmp_path)
     assert set(before) <= set(all_of(7)[:6])
     assert len(before) >= 7 - workers  # the others were in progress
-    assert "ValueError" in (tmp_path / "work/logs/parts/part-00006.log").read_text()
+    assert "ValueError" in (tmp_path / "work/logs/tasks/task-00006.log").read_text()
     first = len(calls(tmp_path))
     run(tmp_path, Engine(tasks=7, workers=2))
     assert made(tmp_path) == all_of(7)
@@ -87,12 +87,12 @@ def test_a_part_that_fails_twice_ends_all_and_the_others_stay(tmp_path, workers)
 
 
 def kill_one_worker(tmp_path, executor):
-    """Runs seven parts, and kills the worker of part 3 while it works on it."""
+    """Runs seven tasks, and kills the worker of task 3 while it works on it."""
     killed = []
 
     def kill():
-        wait_for(lambda: 3 in dict(calls(tmp_path)), "nobody works on part 3")
-        wait_for(lambda: (tmp_path / "part-3.partial").is_dir(), "part 3 is not begun")
+        wait_for(lambda: 3 in dict(calls(tmp_path)), "nobody works on task 3")
+        wait_for(lambda: (tmp_path / "task-3.partial").is_dir(), "task 3 is not begun")
         killed.append(dict(calls(tmp_path))[3])
         os.kill(killed[0], signal.SIGKILL)
         wait_for(lambda: len(made(tmp_path)) == 6, "the others do not go on")
@@ -109,11 +109,11 @@ def kill_one_worker(tmp_path, executor):
     assert numbers[-1] == 3  # after all others
 
 
-def test_a_killed_worker_costs_its_part_alone(tmp_path):
+def test_a_killed_worker_costs_its_task_alone(tmp_path):
     kill_one_worker(tmp_path, "local")
 
 
-def test_a_worker_that_is_ended_costs_its_part_alone(tmp_path):
+def test_a_worker_that_is_ended_costs_its_task_alone(tmp_path):
     thread = threading.Thread(target=end_worker, args=(tmp_path,))
     thread.start()
     run(tmp_path, Engine(tasks=3, workers=2), slow=[0])
@@ -122,7 +122,7 @@ def test_a_worker_that_is_ended_costs_its_part_alone(tmp_path):
 
 
 def end_worker(folder):
-    wait_for(lambda: (folder / "part-0.partial").is_dir(), "part 0 is not begun")
+    wait_for(lambda: (folder / "task-0.partial").is_dir(), "task 0 is not begun")
     os.kill(dict(calls(folder))[0], signal.SIGTERM)
     (folder / "go on").touch()
 
@@ -136,7 +136,7 @@ def test_ray(tmp_path):
         kill_one_worker(tmp_path, "ray")
         folder = tmp_path / "failing"
         folder.mkdir()
-        with pytest.raises(UserError, match=r"^part 2 of 3 failed twice: no luck$"):
+        with pytest.raises(UserError, match=r"^task 2 of 3 failed twice: no luck$"):
             run(folder, Engine(tasks=3, workers=2, executor="ray"), failing=[2])
         run(folder, Engine(tasks=3, workers=2, executor="ray"))
         assert made(folder) == all_of(3)
@@ -144,7 +144,7 @@ def test_ray(tmp_path):
         ray.shutdown()
 
 
-def test_a_part_whose_worker_is_killed_twice_is_named(tmp_path):
+def test_a_task_whose_worker_is_killed_twice_is_named(tmp_path):
     def kill():
         for n_calls in (1, 2):
             wait_for(
@@ -154,7 +154,7 @@ def test_a_part_whose_worker_is_killed_twice_is_named(tmp_path):
 
     thread = threading.Thread(target=kill)
     thread.start()
-    with pytest.raises(UserError, match="the worker of part 1 of 3 ended twice without a message"):
+    with pytest.raises(UserError, match="the worker of task 1 of 3 ended twice without a message"):
         run(tmp_path, Engine(tasks=3, workers=2), slow=[1])
     thread.join()
     assert made(tmp_path) == ["0 of 3", "2 of 3"]
@@ -166,7 +166,7 @@ def test_no_worker_outlives_the_command(tmp_path, number):
 import signal, sys
 from pathlib import Path
 from cocondenser_jax import cli
-from tests.storage.test_parts import Engine, run
+from tests.test_workers import Engine, run
 signal.signal(signal.SIGTERM, cli._end)
 cli._run = lambda words: run(Path({str(tmp_path)!r}), Engine(tasks=4, workers=2), slow=[1, 2])
 sys.exit(cli.main([]))
@@ -178,7 +178,7 @@ sys.exit(cli.main([]))
         start_new_session=True,
     )
     wait_for(lambda: {1, 2} <= set(dict(calls(tmp_path))), "no worker at work")
-    wait_for(lambda: len(list(tmp_path.glob("*.partial"))) == 2, "no part begun")
+    wait_for(lambda: len(list(tmp_path.glob("*.partial"))) == 2, "no task begun")
     assert len(session(process.pid)) >= 4
     if number == signal.SIGINT:  # Ctrl-C reaches all of them
         os.killpg(process.pid, number)
@@ -194,7 +194,7 @@ sys.exit(cli.main([]))
 
 
 def test_a_worker_with_another_version_of_the_package_makes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "__version__", "0.0")
+    monkeypatch.setattr(workers, "__version__", "0.0")
     message = r"a worker has version .* of cocondenser-jax, expected 0\.0$"
     with pytest.raises(UserError, match=message):
         run(tmp_path, Engine(tasks=2, workers=1))

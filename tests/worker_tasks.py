@@ -1,4 +1,4 @@
-"""What the workers of test_parts.py call: each makes a file, and notes that it was called."""
+"""What the workers of test_workers.py call: each makes a file, and notes that it was called."""
 
 import os
 import time
@@ -6,17 +6,17 @@ import time
 from cocondenser_jax.storage.files import new_folder
 
 
-def make(folder, shard, failing=(), slow=()):
-    """Makes part i; notes its number and process. A slow one waits to be killed, once."""
-    index, n_parts = shard
+def make(folder, task, failing=(), slow=()):
+    """Runs task i; notes its number and process. A slow one waits to be killed, once."""
+    index, n_tasks = task
     with (folder / "calls").open("a") as calls:
         calls.write(f"{index} {os.getpid()}\n")
     if index in failing:
         raise ValueError(f"no luck\nwith {index}")
-    with new_folder(folder / f"part-{index}") as part:
+    with new_folder(folder / f"task-{index}") as made:
         while index in slow and not (folder / "go on").exists():
             time.sleep(0.05)
-        (part / "text").write_text(f"{index} of {n_parts}")
+        (made / "text").write_text(f"{index} of {n_tasks}")
 
 
 def calls(folder):

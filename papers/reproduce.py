@@ -27,8 +27,8 @@ from cocondenser_jax.evaluation.significance import compare, correct, format_p
 from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.storage.files import read_json, write_json
 
-# Peak bfloat16 operations a second: eight cores of a TPU v3, see pretrain/plan.py; NVIDIA's data
-# sheets of A100 and H100 SXM, dense.
+# Peak bfloat16 operations a second: eight cores of a TPU v3, see pretrain/accelerators.py; NVIDIA's
+# data sheets of A100 and H100 SXM, dense.
 PEAKS = {"v3-8": 8 * 61.5e12, "A100": 312e12, "H100": 989e12}
 UTILISATION = 0.4  # of the peak, assumed
 

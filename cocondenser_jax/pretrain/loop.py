@@ -25,9 +25,9 @@ from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, escape_control, first_three
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts
+from cocondenser_jax.pretrain.accelerators import model_flops, peak_flops
 from cocondenser_jax.pretrain.devices import mapped_step, replicate
 from cocondenser_jax.pretrain.experiment import Experiment, resolve
-from cocondenser_jax.pretrain.plan import model_flops, peak_flops
 from cocondenser_jax.pretrain.probe import open_probe
 from cocondenser_jax.pretrain.signals import between_steps
 from cocondenser_jax.pretrain.step import (

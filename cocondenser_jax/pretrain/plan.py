@@ -10,7 +10,6 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,8 @@ from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.model.flops import encode_flops
+from cocondenser_jax.pretrain.accelerators import TPUS, DeviceLimits, model_flops
 from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
@@ -41,36 +41,6 @@ VOCABULARIES = {  # published size, id of padding
 }
 
 
-class Core(NamedTuple):
-    """What one JAX device of a generation can do: half a chip of v2 and v3, else a chip."""
-
-    memory: float  # GiB of HBM
-    compute: float  # bfloat16 TFLOP/s
-    bandwidth: float  # GB/s from HBM
-    network: float  # GB/s, all links to other chips together
-    chip_config: str = "default"
-
-
-# Google Cloud's TPU documentation; links of v2 and v3 from Jouppi et al., *A
-# domain-specific supercomputer for training deep neural networks*, CACM 2020: four links of 496 and
-# 656 Gbit/s a chip.
-CORES = {
-    "v2": Core(8, 22.5, 350, 124),
-    "v3": Core(16, 61.5, 450, 164),
-    "v4": Core(32, 275, 1228, 300, chip_config="megacore"),
-    "v5e": Core(16, 197, 819, 200),
-    "v5p": Core(95, 459, 2765, 600),
-    "v6e": Core(32, 918, 1640, 448),
-}
-# Those whose `device_kind` in JAX is not "TPU " and the name of the generation.
-DEVICE_KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
-# bfloat16 TFLOP/s of NVIDIA's data sheets, without sparsity, by `device_kind`.
-GPUS = {
-    "NVIDIA A100-SXM4-40GB": 312,
-    "NVIDIA A100-SXM4-80GB": 312,
-    "NVIDIA H100 80GB HBM3": 989,
-    "NVIDIA H200": 989,
-}
 # Machines by the names they are rented under, and their chips, which have one host.
 _CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
 MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
@@ -105,14 +75,14 @@ def plan_step(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
 ) -> dict[str, Any]:
     """Returns the plan of a step, see `plan`."""
-    core, devices = find_topology(topology)
+    limits, devices = find_topology(topology)
     check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
     n_spans = spec.n_rows // len(devices)
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
     state = state_shapes(model_config, settings.optimizer)
-    work = _work(model_config, settings.loss, spec, n_spans, _bytes(state.params) // 4)
+    work = step_work(model_config, settings.loss, spec, n_spans, _bytes(state.params) // 4)
     known = {
         "topology": topology,
         "cores": len(devices),
@@ -130,8 +100,8 @@ def plan_step(
         if not exhausted:
             raise
         return {"fits": f"no: {reason.splitlines()[0]}", **known}
-    seconds = _roofline(core, work, n_spans, len(devices))
-    planned = {"fits": "yes"} | known | _memory(core, program.memory_analysis(), state)
+    seconds = roofline(limits, work, n_spans, len(devices))
+    planned = {"fits": "yes"} | known | _memory(limits, program.memory_analysis(), state)
     for what, value in seconds.items():
         planned[f"roofline, {what} (ms)"] = 1e3 * value
     if n_steps := settings.optimizer.n_steps:
@@ -140,59 +110,37 @@ def plan_step(
     return planned
 
 
-def peak_flops(devices: Sequence[Any], dtype: str) -> float | None:
-    """Returns the floating-point operations a second of devices together, as published.
-
-    None where they are not known, or the computation is not in bfloat16.
-    """
-    kind = devices[0].device_kind
-    generation = kind.removeprefix("TPU ")
-    core = CORES.get(DEVICE_KINDS.get(generation, generation))
-    tflops = core.compute if core else GPUS.get(kind)
-    if tflops is None or dtype != "bfloat16":
-        return None
-    return len(devices) * tflops * 1e12
-
-
-def model_flops(model_config: ModelConfig, settings: LossSettings, spec: BatchSpec) -> int:
-    """Returns the floating-point operations of one span: forward pass and gradient, once."""
-    return _work(model_config, settings, spec, 1, 0).model_flops
-
-
-class _Work(NamedTuple):
-    """What a core has to do at least."""
+class StepWork(NamedTuple):
+    """What one device has to do in a step, at least."""
 
     model_flops: int  # floating-point operations of one span: forward pass and gradient
     computed_flops: int  # of one span, with what the gradient cache repeats
     traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
     gradients: int  # bytes
-    vectors: int  # bytes of those that a contrastive loss compares on all cores
+    vectors: int  # bytes of those that a contrastive loss compares on all devices
 
 
-def _work(
+def step_work(
     model_config: ModelConfig, settings: LossSettings, spec: BatchSpec, n_spans: int, n_params: int
-) -> _Work:
-    """Counts the work of a step on one core, which has `n_spans`.
+) -> StepWork:
+    """Counts the work of a step on one device, which has `n_spans`.
 
     Of the memory traffic only what cannot be avoided: in each chunk the parameters are read once
     for every pass and direction, and the gradient sum is read and written; AdamW reads four arrays
     and writes three.
     """
     objective = OBJECTIVES[settings.objective]
-    forward = encode_flops(model_config, spec.length)
-    if objective.predicts_tokens:
-        # Of two copies, the backbone reads the first, and the head the second.
-        forward = forward_flops(model_config, spec.length, spec.n_slots) // objective.n_copies
+    flops = model_flops(model_config, settings, spec)
     n_chunks = n_spans // (settings.chunk_size or n_spans)
-    computed = 3 * forward
+    computed = flops
     n_reads = 2
     if objective.contrast and n_chunks > 1:
         computed += encode_flops(model_config, spec.length)
         n_reads += 1
     per_chunk = n_reads * jnp.dtype(settings.dtype).itemsize + 8
     n_vectors = n_spans * objective.n_contrasted // 2
-    return _Work(
-        model_flops=3 * forward,
+    return StepWork(
+        model_flops=flops,
         computed_flops=computed,
         traffic=n_params * (n_chunks * per_chunk + 28),
         gradients=4 * n_params,
@@ -200,8 +148,8 @@ def _work(
     )
 
 
-def find_topology(name: str) -> tuple[Core, list[Any]]:
-    """Returns what a core of a machine can do, and the machine's devices, which are not here."""
+def find_topology(name: str) -> tuple[DeviceLimits, list[Any]]:
+    """Returns what a device of a machine can do, and all of its devices, which are not here."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "planning needs libtpu, which compiles for TPUs without having one:"
@@ -210,7 +158,7 @@ def find_topology(name: str) -> tuple[Core, list[Any]]:
     layout = MACHINES.get(name, name)
     generation = layout.partition(":")[0]
     expected = f"expected one of {', '.join(MACHINES)}, or a slice such as v3:4x4"
-    if generation not in CORES or ":" not in layout:
+    if generation not in TPUS or ":" not in layout:
         raise UserError(f"unknown topology {name!r}: {expected}")
     jax.config.update("jax_platforms", "cpu")  # a TPU that is here stays free
     # Keeps libtpu from asking the network which machine this is, and from claiming its TPU.
@@ -218,8 +166,8 @@ def find_topology(name: str) -> tuple[Core, list[Any]]:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v3-8")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    core = CORES[generation]
-    options: dict[str, Any] = {"chip_config_name": core.chip_config}
+    chip_config = "megacore" if generation == "v4" else "default"  # both cores are one device
+    options: dict[str, Any] = {"chip_config_name": chip_config}
     if name in MACHINES:  # else libtpu would give the eight chips of v5e-8 and v6e-8 two hosts
         chips = [int(size) for size in f"{_CHIPS[generation]}x1".split("x")]
         options["chips_per_host_bounds"] = chips[:3]
@@ -228,11 +176,11 @@ def find_topology(name: str) -> tuple[Core, list[Any]]:
     except jax.errors.JaxRuntimeError as error:
         reason = first_line(error).partition(": ")[2]
         raise UserError(f"unknown topology {name!r} ({reason}): {expected}") from error
-    return core, list(description.devices)
+    return TPUS[generation], list(description.devices)
 
 
-def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:
-    """Returns the memory of one core by kind; XLA lays out temporaries as one block."""
+def _memory(limits: DeviceLimits, analysis: Any, state: Any) -> dict[str, float]:
+    """Returns the memory of one device by kind; XLA lays out temporaries as one block."""
     parameters = _bytes(state.params)
     optimizer = _bytes(state.optimizer_state)
     arguments = analysis.argument_size_in_bytes
@@ -249,10 +197,12 @@ def _memory(core: Core, analysis: Any, state: Any) -> dict[str, float]:
         "in all": arguments + outputs + temporaries + program,
     }
     in_gib = {f"memory, {kind} (GiB)": size / GIB for kind, size in kinds.items()}
-    return {**in_gib, "memory of a core (GiB)": float(core.memory)}
+    return {**in_gib, "memory of a core (GiB)": float(limits.memory)}
 
 
-def _roofline(core: Core, work: _Work, n_spans: int, n_devices: int) -> dict[str, float]:
+def roofline(
+    limits: DeviceLimits, work: StepWork, n_spans: int, n_devices: int
+) -> dict[str, float]:
     """Returns the seconds that a step takes at least, and its three bounds.
 
     Arithmetic and memory overlap. The vectors are gathered, their cotangents and the gradients
@@ -261,9 +211,9 @@ def _roofline(core: Core, work: _Work, n_spans: int, n_devices: int) -> dict[str
     gathered = work.vectors * n_devices
     moved = (gathered + 2 * (gathered + work.gradients)) * (n_devices - 1) / n_devices
     bounds = {
-        "arithmetic": work.computed_flops * n_spans / (core.compute * 1e12),
-        "memory": work.traffic / (core.bandwidth * 1e9),
-        "network": moved / (core.network * 1e9),
+        "arithmetic": work.computed_flops * n_spans / (limits.compute * 1e12),
+        "memory": work.traffic / (limits.bandwidth * 1e9),
+        "network": moved / (limits.network * 1e9),
     }
     return {**bounds, "step": max(bounds["arithmetic"], bounds["memory"]) + bounds["network"]}
 

@@ -15,18 +15,15 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
 from cocondenser_jax.pretrain import plan as module
+from cocondenser_jax.pretrain.accelerators import TPUS, DeviceLimits
 from cocondenser_jax.pretrain.experiment import resolve_without_store
 from cocondenser_jax.pretrain.plan import (
-    CORES,
     GIB,
-    Core,
-    _roofline,
-    _Work,
-    _work,
-    model_flops,
-    peak_flops,
+    StepWork,
     plan,
     plan_step,
+    roofline,
+    step_work,
 )
 from cocondenser_jax.pretrain.step import LossSettings, state_shapes
 from tests.world import step_of
@@ -68,26 +65,14 @@ def test_a_batch_that_does_not_fit_is_named(tmp_path):
 
 
 def test_the_work_of_a_step_counts_what_the_gradient_cache_repeats():
-    core = SimpleNamespace(device_kind="TPU v3")
     settings = LossSettings(dtype="bfloat16", chunk_size=64)
     model = ModelConfig()
     per_span = 3 * forward_flops(model, 128, 26) + encode_flops(model, 128)
-    assert _work(model, settings, SPEC, 512, 0).computed_flops == per_span
+    assert step_work(model, settings, SPEC, 512, 0).computed_flops == per_span
     # Without MLM the head is not computed.
     contrastive = settings._replace(objective="contrastive")
-    found = _work(model, contrastive, SPEC, 512, 0).computed_flops
-    assert found == 4 * encode_flops(model, 128)
-    assert peak_flops([core] * 8, "bfloat16") == 8 * 61.5e12
-    chip = SimpleNamespace(device_kind="TPU v5 lite")
-    assert peak_flops([chip], "bfloat16") == 197e12
-    assert peak_flops([SimpleNamespace(device_kind="NVIDIA H200")], "bfloat16") == 989e12
-    assert peak_flops([core], "float32") is None
-    assert model_flops(model, settings, SPEC) == 3 * forward_flops(model, 128, 26)
-    # A pair of copies goes through the backbone once, and through the head once.
-    copies = SPEC._replace(example="copies", decoder_mask_probability=0.5)
-    found = model_flops(model, settings._replace(objective="retromae"), copies)
-    assert found == 3 * forward_flops(model, 128, 26 + 45) // 2
-    assert peak_flops(jax.devices(), "bfloat16") is None
+    computed = step_work(model, contrastive, SPEC, 512, 0).computed_flops
+    assert computed == 4 * encode_flops(model, 128)
 
 
 @pytest.mark.effect("plan --config", "plan --topology", "plan --json_out")
@@ -106,7 +91,7 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     analysis = SimpleNamespace(**{f"{k}_size_in_bytes": int(x * GIB) for k, x in sizes.items()})
     compiled = SimpleNamespace(memory_analysis=lambda: analysis)
     devices = [SimpleNamespace(process_index=i // 4, device_kind="TPU") for i in range(8)]
-    monkeypatch.setattr(module, "find_topology", lambda name: (CORES["v3"], devices))
+    monkeypatch.setattr(module, "find_topology", lambda name: (TPUS["v3"], devices))
     monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
     model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
     settings = step_of(config, 6)
@@ -171,15 +156,15 @@ def test_without_libtpu_it_says_how_to_get_it(config, monkeypatch):
 
 def test_a_step_takes_what_its_slowest_parts_take():
     """Of 10 spans of 3 TFLOP at 60 TFLOP/s, 1.2 TB at 0.9 TB/s, and rings of 4 cores at 70 GB/s."""
-    core = Core(16, compute=60.0, bandwidth=900.0, network=70.0)
-    work = _Work(
+    limits = DeviceLimits(memory=16, compute=60.0, bandwidth=900.0, network=70.0)
+    work = StepWork(
         model_flops=2 * 10**12,
         computed_flops=3 * 10**12,
         traffic=12 * 10**11,
         gradients=14 * 10**9,
         vectors=7 * 10**9,
     )
-    bounds = _roofline(core, work, 10, 4)
+    bounds = roofline(limits, work, 10, 4)
     network = 0.75 * 28 / 70 + 2 * 0.75 * (28 + 14) / 70
     expected = {"arithmetic": 30 / 60, "memory": 1200 / 900, "network": network}
     assert bounds == pytest.approx(expected | {"step": 1200 / 900 + network})
@@ -188,14 +173,14 @@ def test_a_step_takes_what_its_slowest_parts_take():
 def test_the_work_of_a_step_grows_with_its_chunks():
     model, n = ModelConfig(), 1000  # parameters
     settings = LossSettings(dtype="bfloat16", chunk_size=8)
-    direct = _work(model, settings._replace(chunk_size=0), SPEC, 32, n)
-    cached = _work(model, settings, SPEC, 32, n)
+    direct = step_work(model, settings._replace(chunk_size=0), SPEC, 32, n)
+    cached = step_work(model, settings, SPEC, 32, n)
     assert cached.model_flops == direct.model_flops == direct.computed_flops
     assert cached.computed_flops == direct.model_flops + encode_flops(model, 128)
     # Two bytes a number read forwards and backwards, thrice with the cache; a sum read and written.
     assert direct.traffic == n * (2 * 2 + 8 + 28)
     assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
-    alone = _work(model, settings._replace(objective="condenser"), SPEC, 32, n)
+    alone = step_work(model, settings._replace(objective="condenser"), SPEC, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))
 
 

@@ -39,8 +39,9 @@ from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.quickstart.adapt import CHANCE, FUSION
+from cocondenser_jax.quickstart.adapt import FUSION
 from cocondenser_jax.quickstart.agreement import N_WORDS, agreement, decode_spans, fused_ranking
+from cocondenser_jax.quickstart.verdict import decide
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever
@@ -211,9 +212,7 @@ def _judge(test: _Test, found: Run, published: Run) -> list[str | float]:
 
 def _verdict(compared: Mapping[str, Any]) -> list[str | float]:
     difference = compared["difference"]
-    if compared["randomisation_p"] >= CHANCE:
-        return ["no difference", difference]
-    return ["helped" if difference > 0 else "harmed", difference]
+    return [decide(difference, compared["randomisation_p"]), difference]
 
 
 def count_right(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Reports: a comparison of retrievers, curves and facts of runs, on one HTML page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,32 +22,52 @@ _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
 
 
-class ResultRow(NamedTuple):
-    """A retriever of a comparison."""
+class Ranking(NamedTuple):
+    """A ranking to compare with others, and what it scores."""
 
     name: str
+    model: str  # by whose vectors it is; "": by BM25 alone
+    is_fused: bool  # with the ranking of BM25
+    metrics: Metrics
+    seconds: float  # that it took to make
+
+
+class ResultRow(NamedTuple):
+    """A ranking of a comparison."""
+
+    name: str
+    model: str  # as in `Ranking`
+    is_fused: bool
     metrics: Mapping[str, float]  # means, in [0, 1]
     p_values: Mapping[str, float]  # of the randomization test; none in the row tested against
     seconds: float
 
 
-def result_rows(
-    tested: Mapping[str, Metrics], seconds: Mapping[str, float], against: str
-) -> list[ResultRow]:
-    """Returns a row for each ranking, tested against the one that is named.
+def result_rows(rankings: Sequence[Ranking], baselines: Collection[str]) -> list[ResultRow]:
+    """Returns a row for each ranking, tested against the best baseline.
 
     Args:
-      tested: name → metrics.
-      seconds: name → how long it took.
-      against: the name.
+      rankings: of the same queries, with the same metrics.
+      baselines: names; the best has the highest mean of the first metric.
     """
+    metric = next(iter(rankings[0].metrics["mean"]))
+    candidates = [ranking for ranking in rankings if ranking.name in baselines]
+    best = max(candidates, key=lambda ranking: ranking.metrics["mean"][metric])
     rows = []
-    for name, metrics in tested.items():
-        tests = compare(tested[against]["per_query"], metrics["per_query"])
+    for ranking in rankings:
         p_values = {}
-        if name != against:
-            p_values = {measure: test["randomisation_p"] for measure, test in tests.items()}
-        rows.append(ResultRow(name, metrics["mean"], p_values, seconds[name]))
+        if ranking is not best:
+            tests = compare(best.metrics["per_query"], ranking.metrics["per_query"])
+            p_values = {name: test["randomisation_p"] for name, test in tests.items()}
+        row = ResultRow(
+            name=ranking.name,
+            model=ranking.model,
+            is_fused=ranking.is_fused,
+            metrics=ranking.metrics["mean"],
+            p_values=p_values,
+            seconds=ranking.seconds,
+        )
+        rows.append(row)
     return rows
 
 

@@ -23,7 +23,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,7 @@ from ml_collections import ConfigDict
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from cocondenser_jax.analysis.report import ResultRow, result_rows, write_report
+from cocondenser_jax.analysis.report import Ranking, ResultRow, result_rows, write_report
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.collection.trec import Run, read_run, write_run
 from cocondenser_jax.configs import adapt as settings
@@ -46,8 +46,8 @@ from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.evaluation.significance import compare, format_p
+from cocondenser_jax.evaluation.ranking import Metrics, evaluate_run
+from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
@@ -60,6 +60,7 @@ from cocondenser_jax.quickstart.agreement import (
     sample_store,
 )
 from cocondenser_jax.quickstart.steps import make_once, pretrain_model, seconds_of
+from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, decide, judge
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.fuse import Method, fuse_runs
@@ -73,13 +74,9 @@ from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 logger = logging.getLogger(__name__)
 
 SHARES = (1.0, 0.75, 0.5, 0.25)  # of the change of the weights, the largest first
-CHANCE = 0.05  # a difference whose p-value is not below it counts as none
 MEASURES = ("nDCG@10", "MRR@10", "Recall@100")  # the first decides
 # Right: the same verdict as by judgments; papers/signals.py measured it.
 WITHOUT_JUDGMENTS = "no judgments: by words of held-out documents, right in 8 of 8 cases"
-PUBLISHED = "published"  # the folder and the row of the model as it was
-ADAPTED = "adapted"  # the same of the model with the share that is kept
-FUSED = " + BM25"  # what the name of a fused row ends with
 FUSION: Method = "min_max"  # ahead of rrf in docs/results.md, "Hybrid search"
 _SPANS_LOOKED_AT = 1_000
 _PASSAGES_TIMED = 64
@@ -147,26 +144,28 @@ def adapt(
         choose = partial(_choose_share, store, documents_H, original, trained)
         chosen = read_object(once(workdir / "agreement.json", choose))
         share = chosen["share"]
-        kept = published
+        models = {PUBLISHED: published}
         if share:
-            kept = once(
+            models[ADAPTED] = once(
                 workdir / ADAPTED / "model",
                 lambda out: _save(blend(original, load_retriever(trained), share), out),
             )
 
-        outcome = Outcome([], f"{chosen['verdict']} | {WITHOUT_JUDGMENTS}", [])
+        rows: list[ResultRow] = []
+        verdict = Verdict(**chosen["verdict"])
+        said = f"{verdict.line()} | {WITHOUT_JUDGMENTS}"
         if data is not None:
-            outcome = _test(workdir, data, [published.parent, kept.parent])
-        if not outcome.summary.startswith("helped"):
-            kept = published
-        if outcome.rows:
-            outcome.search.append(f"--embeddings={kept.parent / 'embeddings'}")
-            write_json(workdir / "results.json", [row._asdict() for row in outcome.rows])
-        once(workdir / "retriever", partial(_copy, kept))
-        summary = f"VERDICT: {outcome.summary} | retriever/ is {kept.parent.name}"
+            rows = _test(workdir, data, models)
+            verdict = judge(rows)
+            said = verdict.line()
+            write_json(workdir / "results.json", [row._asdict() for row in rows])
+        kept = ADAPTED if verdict.outcome == "helped" else PUBLISHED
+        search = _search_flags(rows, verdict.winner, models[kept].parent / "embeddings")
+        once(workdir / "retriever", partial(_copy, models[kept]))
+        summary = f"VERDICT: {said} | retriever/ is {kept}"
         title = f"{model}, adapted to {corpus}"
-        write_report(workdir / "report.html", title, summary, {ADAPTED: run}, outcome.rows)
-        return outcome._replace(summary=summary)
+        write_report(workdir / "report.html", title, summary, {ADAPTED: run}, rows)
+        return Outcome(rows, summary, search)
 
 
 def _log_work(
@@ -279,75 +278,68 @@ def _choose_share(
         run = dense_run(blend(original, changed, share), sample)
         test = compare(agreement(run, expected), before)["agreement"]
         tried[f"{share:g}"] = test
-        if test["difference"] >= 0 or test["randomisation_p"] >= CHANCE:
+        if decide(test["difference"], test["randomisation_p"]) != "harmed":
             break
     else:
         share = 0.0
         run = found
-    verdict = _judge_unlabeled(lexical, found, run)
-    write_json(out, {"share": share, "tried": tried, "verdict": verdict})
+    verdict = _judge_unlabeled(lexical, found, run if share else None)
+    write_json(out, {"share": share, "tried": tried, "verdict": verdict._asdict()})
 
 
-def _judge_unlabeled(lexical: Run, published: Run, adapted: Run) -> str:
+def _judge_unlabeled(lexical: Run, published: Run, adapted: Run | None) -> Verdict:
     """Compares two models, fused with BM25, by how well queries find the spans they are from."""
     qrels = {query: {query: 1} for query in lexical}
-    before = PUBLISHED + FUSED
-    runs = {before: published, ADAPTED + FUSED: adapted}
-    tested = {
-        name: evaluate_run(qrels, fuse_runs([lexical, run], FUSION), MEASURES[:1])
-        for name, run in runs.items()
-    }
-    return judge(result_rows(tested, dict.fromkeys(runs, 0.0), before), before)[0]
+    runs = {PUBLISHED: published}
+    if adapted is not None:
+        runs[ADAPTED] = adapted
+    rankings = []
+    for model, run in runs.items():
+        fused = fuse_runs([lexical, run], FUSION)
+        metrics = evaluate_run(qrels, fused, MEASURES[:1])
+        rankings.append(_ranking(model, metrics, is_fused=True))
+    return judge(result_rows(rankings, _names_without_change(rankings)))
 
 
-def _test(workdir: Path, data: Path, folders: Sequence[Path]) -> Outcome:
-    """Tests the models of some folders, alone and fused with BM25, against each other."""
+def _ranking(model: str, metrics: Metrics, *, is_fused: bool, seconds: float = 0.0) -> Ranking:
+    return Ranking(
+        name=f"{model} + BM25" if is_fused else model or "BM25",
+        model=model,
+        is_fused=is_fused,
+        metrics=metrics,
+        seconds=seconds,
+    )
+
+
+def _names_without_change(rankings: Sequence[Ranking]) -> list[str]:
+    return [ranking.name for ranking in rankings if ranking.model != ADAPTED]
+
+
+def _test(workdir: Path, data: Path, models: Mapping[str, Path]) -> list[ResultRow]:
+    """Tests models (by name, in a folder of their own), alone and fused with BM25."""
     once = partial(make_once, workdir)
     bm25 = once(workdir / "bm25.trec", partial(write_bm25_run, data, split="test"))
-    made = {"BM25": [bm25]}
-    for folder in dict.fromkeys(folders):
+    _, qrels = read_split(data, "test")
+
+    def evaluated(model: str, results: Sequence[Path], *, is_fused: bool = False) -> Ranking:
+        metrics = evaluate_run(qrels, read_run(results[-1]), MEASURES)
+        return _ranking(model, metrics, is_fused=is_fused, seconds=seconds_of(workdir, results))
+
+    rankings = [evaluated("", [bm25])]
+    for name, model in models.items():
+        folder = model.parent
         dense = once(folder / "test.trec", partial(_search, folder, data))
         fused = once(folder / "fused.trec", partial(_fuse, [bm25, dense]))
-        before = [workdir / "model", workdir / "agreement.json"] if folder.name == ADAPTED else []
-        made[folder.name] = [*before, dense]
-        made[folder.name + FUSED] = [*before, bm25, dense, fused]
-    _, qrels = read_split(data, "test")
-    tested = {name: evaluate_run(qrels, read_run(of[-1]), MEASURES) for name, of in made.items()}
-    means = {name: metrics["mean"][MEASURES[0]] for name, metrics in tested.items()}
-    best = max((name for name in means if not name.startswith(ADAPTED)), key=means.__getitem__)
-    seconds = {name: seconds_of(workdir, of) for name, of in made.items()}
-    rows = result_rows(tested, seconds, best)
-    verdict, after = judge(rows, best)
-    hybrid = [f"--hybrid={FUSION}"] if after.endswith(FUSED) else []
-    return Outcome(rows, verdict, hybrid)
+        before = [workdir / "model", workdir / "agreement.json"] if name == ADAPTED else []
+        rankings.append(evaluated(name, [*before, dense]))
+        rankings.append(evaluated(name, [*before, bm25, dense, fused], is_fused=True))
+    return result_rows(rankings, _names_without_change(rankings))
 
 
-def judge(rows: Sequence[ResultRow], before: str) -> tuple[str, str]:
-    """Compares the best row of the adapted model with the best that was there before.
-
-    Args:
-      rows: tested against the row `before`.
-      before: its name.
-
-    Returns:
-      The verdict (helped, no difference or harmed; measure, what was compared, difference and p),
-      and the name of the row to search with. Where there is no adapted model, nothing has changed.
-    """
-    measure = MEASURES[0]
-    adapted = [row for row in rows if row.name.startswith(ADAPTED)]
-    if not adapted:
-        return f"no difference | {measure} | no share of the change agrees", before
-    (reference,) = [row for row in rows if row.name == before]
-    best = max(adapted, key=lambda row: row.metrics[measure])
-    difference = best.metrics[measure] - reference.metrics[measure]
-    p = best.p_values[measure]
-    word = "no difference"
-    if p < CHANCE:
-        word = "helped" if difference > 0 else "harmed"
-    compared = f"{best.name} {best.metrics[measure]:.4f}, {before}"
-    verdict = f"{word} | {measure} | {compared} {reference.metrics[measure]:.4f}"
-    after = best.name if word == "helped" else before
-    return f"{verdict} | {difference:+.4f} | p {format_p(p)}", after
+def _search_flags(rows: Sequence[ResultRow], winner: str, embeddings: Path) -> list[str]:
+    """Returns what makes `search` rank as the row that won; nothing without a test."""
+    flags = [f"--hybrid={FUSION}" for row in rows if row.name == winner and row.is_fused]
+    return [*flags, f"--embeddings={embeddings}"] if rows else []
 
 
 def _search(folder: Path, data: Path, out: Path) -> None:

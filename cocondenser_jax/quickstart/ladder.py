@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from cocondenser_jax.analysis.report import ResultRow, result_rows, write_report
+from cocondenser_jax.analysis.report import Ranking, ResultRow, result_rows, write_report
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.configs import quickstart as pretraining
@@ -107,13 +107,21 @@ def evaluate_candidates(
     workdir: Path, data: Path, candidates: Sequence[Candidate]
 ) -> list[ResultRow]:
     """Evaluates what BM25 and each model found, and tests each against the last."""
-    made = {"BM25": [workdir / "bm25.trec"]}
+    files = {"BM25": [workdir / "bm25.trec"]}
     for each in candidates:
-        made[each.name] = [*each.models, each.folder / "test.trec"]
+        files[each.name] = [*each.models, each.folder / "test.trec"]
     _, qrels = read_split(data, "test")
-    tested = {name: evaluate_run(qrels, read_run(of[-1])) for name, of in made.items()}
-    seconds = {name: seconds_of(workdir, of) for name, of in made.items()}
-    return result_rows(tested, seconds, candidates[-1].name)
+    rankings = [
+        Ranking(
+            name=name,
+            model="" if name == "BM25" else name,
+            is_fused=False,
+            metrics=evaluate_run(qrels, read_run(results[-1])),
+            seconds=seconds_of(workdir, results),
+        )
+        for name, results in files.items()
+    ]
+    return result_rows(rankings, [candidates[-1].name])
 
 
 def write_task(folder: Path) -> None:

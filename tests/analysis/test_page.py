@@ -55,8 +55,8 @@ def write_run(folder, metric, facts):
 def written_page(tmp_path, **changes):
     run = write_run(tmp_path / "run", "loss", {"seed": 7, "jax": "0.10"})
     rows = [
-        ResultRow("BM25", {"MRR@10": 0.471}, {"MRR@10": 0.02}, 0.2),
-        ResultRow("coCondenser", {"MRR@10": 0.24}, {}, 1513.0),
+        ResultRow("BM25", "", False, {"MRR@10": 0.471}, {"MRR@10": 0.02}, 0.2),
+        ResultRow("coCondenser", "coCondenser", False, {"MRR@10": 0.24}, {}, 1513.0),
     ]
     values = {"title": "A run", "summary": "Small.", "folders": {"stage 1": run}, "rows": rows}
     out = tmp_path / "report.html"
@@ -91,7 +91,7 @@ def test_a_curve_has_its_colour_and_last_value_in_plot_and_legend(tmp_path):
 
 def hostile_content(tmp_path):
     run = write_run(tmp_path / "hostile", HOSTILE, {HOSTILE: HOSTILE})
-    row = ResultRow(HOSTILE, {HOSTILE: 0.5}, {}, 1.0)
+    row = ResultRow(HOSTILE, HOSTILE, False, {HOSTILE: 0.5}, {}, 1.0)
     return {"title": HOSTILE, "summary": HOSTILE, "folders": {HOSTILE: run}, "rows": [row]}
 
 

@@ -82,6 +82,6 @@ def test_p_of_a_comparison_is_corrected_for_its_rows():
     rows = []
     for name, p in measured.items():
         p_values = {"MRR@10": p, "nDCG@10": 0.9} if p else {}
-        rows.append(ResultRow(name, {"MRR@10": 0.5, "nDCG@10": 0.6}, p_values, 1.0))
+        rows.append(ResultRow(name, name, False, {"MRR@10": 0.5, "nDCG@10": 0.6}, p_values, 1.0))
     header, *lines = comparison_table(rows)
     assert [line[header.index("p")] for line in lines] == ["≤ 0.0006", "0.04", "", "0.04"]

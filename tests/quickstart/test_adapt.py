@@ -33,6 +33,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart.adapt import adapt, propose_pairs
+from cocondenser_jax.quickstart.verdict import Verdict
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.world import write_records
@@ -160,10 +161,9 @@ def test_without_judgments_the_share_that_agrees_is_kept(finished):
         assert holds == (float(share) == chosen["share"])
     assert chosen["share"] in (0.0, float(last))
     line = finished.printed[workdir].splitlines()[0]
-    kept = "published"
-    if chosen["share"] and chosen["verdict"].startswith("helped"):
-        kept = "adapted"
-    said = f"{chosen['verdict']} | {adapting.WITHOUT_JUDGMENTS} | retriever/ is {kept}"
+    verdict = Verdict(**chosen["verdict"])
+    kept = "adapted" if verdict.outcome == "helped" else "published"
+    said = f"{verdict.line()} | {adapting.WITHOUT_JUDGMENTS} | retriever/ is {kept}"
     assert line == f"VERDICT: {said}"
     for name, value in weights(workdir / "retriever").items():
         np.testing.assert_array_equal(value, weights(workdir / kept / "model")[name], name)
@@ -175,11 +175,11 @@ def test_without_judgments_the_verdict_is_of_the_share_that_is_kept(finished):
     store = open_store(workdir / "store")
     sample = adapting.sample_store(store, held_out_documents(store, 300, of_one_span=True))
     before, after = (load_retriever(workdir / name) for name in ("published/model", "model"))
+    runs = [adapting.dense_run(before, sample), None]
     if chosen["share"]:
-        after = adapting.blend(before, after, chosen["share"])
-    runs = [adapting.dense_run(model, sample) for model in (before, after)]
+        runs[1] = adapting.dense_run(adapting.blend(before, after, chosen["share"]), sample)
     verdict = adapting._judge_unlabeled(adapting.lexical_run(sample), *runs)
-    assert (verdict == chosen["verdict"]) == bool(chosen["share"])
+    assert verdict._asdict() == chosen["verdict"]
 
 
 def test_the_retriever_is_a_drop_in_whose_weights_lie_between(finished):
@@ -229,6 +229,9 @@ def test_with_judgments_all_rankings_are_compared_on_them(finished):
             for measure, value in found.items():
                 assert rows[row]["metrics"][measure] == pytest.approx(value, abs=2e-3), row
     assert all(row["seconds"] > 0 for row in rows.values())
+    facts = {name: (row["model"], row["is_fused"]) for name, row in rows.items()}
+    assert facts.pop("BM25") == ("", False)
+    assert facts == {n + end: (n, bool(end)) for n in names for end in ("", " + BM25")}
 
 
 def test_the_search_that_is_printed_finds_something(finished, capsys):

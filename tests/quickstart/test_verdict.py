@@ -1,0 +1,124 @@
+"""The verdict of a comparison: the value that decides, and the line that is printed."""
+
+import pytest
+
+from cocondenser_jax.analysis.report import Ranking, ResultRow, result_rows
+from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.quickstart import adapt as adapting
+from cocondenser_jax.quickstart.verdict import Verdict, decide, judge
+from cocondenser_jax.retrieval.fuse import fuse_runs
+
+
+def row(name, value, p=None):
+    """Makes a row of a model, or of BM25; without a p it is the one that all are tested against."""
+    model = name.removesuffix(" + BM25").removesuffix("BM25")
+    return ResultRow(
+        name=name,
+        model=model,
+        is_fused=name.endswith(" + BM25"),
+        metrics={"nDCG@10": value, "MRR@10": 1 - value},
+        p_values={} if p is None else {"nDCG@10": p, "MRR@10": 0.5},
+        seconds=1.0,
+    )
+
+
+BEFORE = [row("BM25", 0.3, 0.01), row("published", 0.4, 0.01), row("published + BM25", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("value", "p", "shown", "outcome", "winner"),
+    [
+        (0.6, 0.049, "0.049", "helped", "adapted + BM25"),
+        (0.6, 0.05, "0.05", "no difference", "published + BM25"),
+        (0.45, 0.0001, "≤ 0.0001", "harmed", "published + BM25"),
+    ],
+)
+def test_the_verdict_is_about_the_best_before_and_the_best_after(value, p, shown, outcome, winner):
+    verdict = judge([*BEFORE, row("adapted", 0.1, 0.0), row("adapted + BM25", value, p)])
+    assert verdict == Verdict(
+        outcome=outcome,
+        metric="nDCG@10",
+        best="adapted + BM25",
+        best_mean=value,
+        before="published + BM25",
+        before_mean=0.5,
+        difference=value - 0.5,
+        p=p,
+    )
+    assert verdict.winner == winner
+    compared = f"adapted + BM25 {value:.4f}, published + BM25 0.5000"
+    assert verdict.line() == f"{outcome} | nDCG@10 | {compared} | {value - 0.5:+.4f} | p {shown}"
+
+
+def test_a_model_whose_name_begins_like_the_adapted_one_is_not_the_adapted_one():
+    verdict = judge([*BEFORE, row("adapted-by-others", 0.9, 0.0), row("adapted", 0.6, 0.0)])
+    assert (verdict.best, verdict.outcome) == ("adapted", "helped")
+
+
+def test_a_model_that_is_left_as_it_is_makes_no_difference():
+    verdict = judge(BEFORE)
+    assert (verdict.outcome, verdict.difference, verdict.p) == ("no difference", 0.0, 1.0)
+    assert verdict.line() == "no difference | nDCG@10 | none of the change is kept"
+    assert verdict.winner == "published + BM25"
+
+
+@pytest.mark.parametrize(
+    ("difference", "p", "outcome"),
+    [
+        (0.1, 0.049, "helped"),
+        (-0.1, 0.049, "harmed"),
+        (0.1, 0.05, "no difference"),
+        (-0.1, 0.05, "no difference"),
+        (0.0, 1.0, "no difference"),
+    ],
+)
+def test_a_difference_counts_below_the_level(difference, p, outcome):
+    assert decide(difference, p) == outcome
+
+
+def ranking(name, values):
+    per_query = {f"q{i}": {"nDCG@10": v, "MRR@10": 1 - v} for i, v in enumerate(values)}
+    mean = sum(values) / len(values)
+    metrics = {"mean": {"nDCG@10": mean, "MRR@10": 1 - mean}, "per_query": per_query}
+    return Ranking(name=name, model=name, is_fused=False, metrics=metrics, seconds=2.0)
+
+
+def test_all_are_tested_against_the_best_of_the_baselines():
+    low, middle, high = [0.1] * 8, [0.4] * 8, [0.9] * 8
+    rankings = [ranking("low", low), ranking("middle", middle), ranking("high", high)]
+    rows = {row.name: row for row in result_rows(rankings, ["low", "middle"])}
+    assert rows["middle"].p_values == {}
+    # All eight queries differ alike: two of the 256 assignments are as extreme.
+    assert rows["low"].p_values == rows["high"].p_values == {"nDCG@10": 2 / 256, "MRR@10": 2 / 256}
+    assert [row.metrics["nDCG@10"] for row in rows.values()] == pytest.approx([0.1, 0.4, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("places", "outcome"), [((1, 0), "helped"), ((0, 1), "harmed"), ((1, 1), "no difference")]
+)
+def test_without_judgments_the_verdict_is_on_the_spans_that_queries_are_from(places, outcome):
+    """A model has the own span at a place of its ranking, BM25 ranks others only."""
+    queries = [f"{i}" for i in range(20)]
+    others = {f"other {i}": 1.0 - i / 10 for i in range(3)}
+
+    def run(place):
+        return {query: {**others, query: (0.95, 2.0)[place == 0]} for query in queries}
+
+    lexical = {query: dict(others) for query in queries}
+    verdict = adapting._judge_unlabeled(lexical, *map(run, places))
+    qrels = {query: {query: 1} for query in queries}
+    means = [
+        evaluate_run(qrels, fuse_runs([lexical, run(place)], "min_max"), ["nDCG@10"])["mean"]
+        for place in places
+    ]
+    published, adapted = (mean["nDCG@10"] for mean in means)
+    assert verdict[:6] == (
+        outcome,
+        "nDCG@10",
+        "adapted + BM25",
+        adapted,
+        "published + BM25",
+        published,
+    )
+    assert verdict.difference == pytest.approx(adapted - published)
+    assert adapting._judge_unlabeled(lexical, run(0), None).best == "published + BM25"

@@ -74,9 +74,10 @@ COMMANDS = {
         losses,
     ),
     "finetune": Command(
-        "--config=configs/quickstart_finetune.py --config.model={0}/model --config.data={0}/data"
-        " --config.max_steps=40 --config.checkpoint_every=5 --config.log_every=1"
-        " --config.batch_size=16",
+        "--config=configs/quickstart_finetune.py --config.model.folder={0}/model"
+        " --config.data.folder={0}/data"
+        " --config.train.max_steps=40 --config.checkpoint.every=5 --config.log_every=1"
+        " --config.data.batch_size=16",
         "--workdir",
         lambda folder: (
             losses(folder),

@@ -1,19 +1,20 @@
-"""Fine-tuning a bi-encoder: MS MARCO passages with BM25 negatives, and variants.
+r"""Fine-tuning a bi-encoder: MS MARCO passages with BM25 negatives, and variants.
 
 Papers: Gao & Callan, "Unsupervised Corpus Aware Language Model Pre-training for Dense Passage
 Retrieval" (arXiv 2108.05540), and "Condenser" (arXiv 2104.08253) for documents.
 
 Command:
   cocondenser finetune --config=configs/finetune.py --workdir=runs/finetune \
-    --config.model=runs/model --config.data=DATA --config.negatives_run=runs/bm25.train.trec
+    --config.model.folder=runs/model --config.data.folder=DATA \
+    --config.data.negatives_run=runs/bm25.train.trec
 
 Arithmetic of a step: 8 queries × (1 positive + 7 negatives) = 64 passages; a query's softmax runs
 over all 64, so it has 7 negatives of its own and 56 of the other queries. 532,761 pairs of
 a query and a relevant passage × 3 epochs / 8 = 199,785 steps.
-Without a run of negatives (`negatives_per_query=0`), make the batch larger: 64 queries give each
-query 63 negatives.
+Without a run of negatives (`data.negatives_per_query=0`), make the batch larger: 64 queries give
+each query 63 negatives.
 
---config=configs/finetune.py:VARIANT, with --config.data and --config.negatives_run:
+--config=configs/finetune.py:VARIANT, with --config.data.folder and --config.data.negatives_run:
 
   marco_round2     data of MS MARCO passages; negatives that `mine` took from two runs, BM25's and
                    round 1's, 200 of each. It starts from the pre-trained model again.
@@ -22,7 +23,7 @@ query 63 negatives.
                    of two files, each of one of the runs: about 225,000 steps.
   marco_documents  data of MS MARCO documents, the first 512 tokens; run of BM25.
   nq, trivia       data that papers/dpr.py makes of DPR's files (Karpukhin et al., arXiv
-                   2004.04906), and --config.negatives_run=DATA/negatives.trec:
+                   2004.04906), and --config.data.negatives_run=DATA/negatives.trec:
                    128 questions × (1 positive + 1 negative) = 256 passages of 256 tokens, 40
                    epochs, 1e-5. Two towers, as the author's command has (coCondenser-nq there; its
                    rate is 5e-6), and its 32 tokens of a question, where DPR has 256.
@@ -34,8 +35,9 @@ documents 5.3; nq and trivia 1.9 each; adaptive 0.4 for 100,000 queries.
 Expected of coCondenser: MRR@10 of MS MARCO's dev.small 0.357, round 2 0.382; top-20 accuracy after
 round 2 0.843 on nq, 0.832 on trivia, of Condenser before it 0.801 and 0.810.
 
-weight_decay: 0.01 is that of BERT's pre-training (Devlin et al., arXiv 1810.04805); the papers name
-none, the commands of Tevatron and DPR have 0. At 5e-6 all steps together take away 0.5 %.
+optimizer.weight_decay: 0.01 is that of BERT's pre-training (Devlin et al., arXiv 1810.04805); the
+papers name none, the commands of Tevatron and DPR have 0. At 5e-6 all steps together take away
+0.5 %.
 
 A declaration is: default, allowed values, unit, meaning.
 """
@@ -47,109 +49,121 @@ import ml_collections
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 
-# What every fine-tuning has, whatever its task.
-TRAINING = {
-    "model": Setting("", GIVEN, "", "transformer or retriever: a folder or hub name"),
-    "data": Setting("", GIVEN, "", "folder in BEIR or MS MARCO layout"),
-    "batch_size": Setting(32, Interval(1), "rows", "per step, over all processes"),
-    "epochs": Setting(1, Interval(1), "epochs", "passes over the training rows"),
-    "max_steps": Setting(0, Interval(0), "steps", "ends the run earlier; 0: epochs decide"),
-    "learning_rate": Setting(2e-5, Interval(0, 1), "", "peak; linear decay to 0"),
-    "warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
-    "weight_decay": Setting(0.01, Interval(0, 1), "", "AdamW; none on biases and LayerNorm"),
-    "precision": Setting(
-        "auto", ("auto", "float32", "bfloat16"), "", "auto: bfloat16 on a GPU that has it"
-    ),
+# What fine-tuning has, whatever its task.
+GENERAL = {
     "seed": Setting(42, Interval(0), "", "order, negatives, dropout, new heads"),
     "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
-    "checkpoint_every": Setting(
-        2000, Interval(0), "steps", "between two; 0: only the best, and a killed run starts over"
+}
+DATA = {
+    "data.folder": Setting("", GIVEN, "", "folder in BEIR or MS MARCO layout"),
+    "data.split": Setting("train", GIVEN, "", "the judgments: qrels/SPLIT.tsv and the like"),
+    "data.train_queries": Setting(
+        0, Interval(0), "queries", "a random sample of the split; 0: all"
     ),
-    "loader_workers": Setting(
+    "data.batch_size": Setting(8, Interval(1), "queries", "per step, over all processes"),
+    "data.negatives_run": Setting("", None, "", "TREC run to sample negatives from"),
+    "data.negatives_per_query": Setting(7, Interval(0), "passages", "sampled again every epoch"),
+    "data.negatives_depth": Setting(200, Interval(1), "passages", "per query, to sample from"),
+    "data.loader_workers": Setting(
         0, Interval(0, 64), "processes", "that prepare batches; on a GPU, use 2 or more"
     ),
 }
-# What training on queries and passages has, whatever reads them.
-RANKING = {
-    "split": Setting("train", GIVEN, "", "the judgments: qrels/SPLIT.tsv and the like"),
-    "train_queries": Setting(0, Interval(0), "queries", "a random sample of the split; 0: all"),
-    "negatives_run": Setting("", None, "", "TREC run to sample negatives from"),
-    "negatives_per_query": Setting(7, Interval(0), "passages", "sampled again every epoch"),
-    "negatives_depth": Setting(200, Interval(1), "passages", "per query, to sample from"),
+MODEL = {"model.folder": Setting("", GIVEN, "", "transformer or retriever: a folder or hub name")}
+TRAINING = {
+    "train.epochs": Setting(3, Interval(1), "epochs", "passes over the training rows"),
+    "train.max_steps": Setting(0, Interval(0), "steps", "ends the run earlier; 0: epochs decide"),
+    "train.precision": Setting(
+        "auto", ("auto", "float32", "bfloat16"), "", "auto: bfloat16 on a GPU that has it"
+    ),
+    "optimizer.learning_rate": Setting(2e-5, Interval(0, 1), "", "peak; linear decay to 0"),
+    "optimizer.warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
+    "optimizer.weight_decay": Setting(
+        0.01, Interval(0, 1), "", "AdamW; none on biases and LayerNorm"
+    ),
+    "checkpoint.every": Setting(
+        2000, Interval(0), "steps", "between two; 0: only the best, and a killed run starts over"
+    ),
 }
 SETTINGS = {
     "task": Setting("retriever", ("retriever",), "", "what is trained"),
-    **TRAINING,
-    **RANKING,
-    "batch_size": Setting(8, Interval(2), "queries", "per step, over all processes"),
-    "epochs": TRAINING["epochs"]._replace(default=3),
-    "learning_rate": TRAINING["learning_rate"]._replace(default=5e-6),
-    "pooling": Setting("", ("", "cls", "mean"), "", "'': the folder's own; a plain folder has cls"),
-    "two_towers": Setting(False, None, "", "separate encoders for queries and passages"),
-    "query_length": Setting(32, Interval(3), "tokens", "longest query, prompt included"),
-    "passage_length": Setting(
-        128, Interval(3), "tokens", "longest passage, prompt and title included"
-    ),
-    "query_prompt": Setting("", None, "", "put before every query; '': the folder's own"),
-    "passage_prompt": Setting("", None, "", "put before every passage; '': the folder's own"),
-    "loss": Setting(
-        "contrastive",
-        ("contrastive", "soft_labels"),
-        "",
-        "soft labels need a teacher",
-    ),
-    "teacher_run": Setting("", None, "", "TREC run of a cross-encoder's scores, for soft labels"),
-    "scale": Setting(1.0, Interval(1e-6), "", "factor of the scores: 1 / temperature"),
-    "chunk_size": Setting(
-        0, Interval(0), "texts", "per forward pass, with a gradient cache; 0: a whole step's"
-    ),
-    "batches": Setting(
+    **GENERAL,
+    **DATA,
+    "data.batch_size": DATA["data.batch_size"]._replace(allowed=Interval(2)),
+    "data.batches": Setting(
         "random", ("random", "sequential", "hard"), "", "hard: adaptive batch scheduling"
     ),
-    "batch_scores": Setting(
+    "data.batch_scores": Setting(
         "encoder",
         ("encoder", "bm25"),
         "",
         "what scores hard batches from the second epoch; in the first, bm25 does",
     ),
-    "batch_depth": Setting(100, Interval(1), "passages", "scored for each query, for hard batches"),
-    "eval_every": Setting(
+    "data.batch_depth": Setting(
+        100, Interval(1), "passages", "scored for each query, for hard batches"
+    ),
+    **MODEL,
+    "model.pooling": Setting(
+        "", ("", "cls", "mean"), "", "'': the folder's own; a plain folder has cls"
+    ),
+    "model.two_towers": Setting(False, None, "", "separate encoders for queries and passages"),
+    "model.query_length": Setting(32, Interval(3), "tokens", "longest query, prompt included"),
+    "model.passage_length": Setting(
+        128, Interval(3), "tokens", "longest passage, prompt and title included"
+    ),
+    "model.query_prompt": Setting("", None, "", "put before every query; '': the folder's own"),
+    "model.passage_prompt": Setting("", None, "", "put before every passage; '': the folder's own"),
+    "loss.name": Setting(
+        "contrastive",
+        ("contrastive", "soft_labels"),
+        "",
+        "soft labels need a teacher",
+    ),
+    "loss.teacher_run": Setting(
+        "", None, "", "TREC run of a cross-encoder's scores, for soft labels"
+    ),
+    "loss.scale": Setting(1.0, Interval(1e-6), "", "factor of the scores: 1 / temperature"),
+    "loss.chunk_size": Setting(
+        0, Interval(0), "texts", "per forward pass, with a gradient cache; 0: a whole step's"
+    ),
+    **TRAINING,
+    "optimizer.learning_rate": TRAINING["optimizer.learning_rate"]._replace(default=5e-6),
+    "eval.every": Setting(
         0,
         Interval(0),
         "steps",
         "between two evaluations, of which the best model is kept; 0: none, keep the last model",
     ),
-    "eval_split": Setting("dev", GIVEN, "", "the judgments to evaluate on"),
-    "eval_run": Setting(
+    "eval.split": Setting("dev", GIVEN, "", "the judgments to evaluate on"),
+    "eval.run": Setting(
         "", None, "", "TREC run of the passages to rank, for MRR@100; '': the collection, MRR@10"
     ),
 }
 
 
 _DPR = {
-    "batch_size": 128,
-    "negatives_per_query": 1,
-    "epochs": 40,
-    "learning_rate": 1e-5,
-    "passage_length": 256,
-    "two_towers": True,
+    "data.batch_size": 128,
+    "data.negatives_per_query": 1,
+    "model.passage_length": 256,
+    "model.two_towers": True,
+    "train.epochs": 40,
+    "optimizer.learning_rate": 1e-5,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
-    "marco_round2": {"negatives_depth": 400},
-    "marco_documents": {"passage_length": 512},
+    "marco_round2": {"data.negatives_depth": 400},
+    "marco_documents": {"model.passage_length": 512},
     "nq": _DPR,
     "trivia": _DPR,
-    "adaptive": {"batches": "hard", "negatives_per_query": 0, "epochs": 15},
+    "adaptive": {"data.batches": "hard", "data.negatives_per_query": 0, "train.epochs": 15},
 }
 
 
 def get_config(argument: str = "") -> ml_collections.ConfigDict:
-    """Returns the settings of the paper or of a variant; `model` and `data` must be named."""
+    """Returns the settings of the paper or of a variant; model and data must be named."""
     if argument not in VARIANTS:
         raise UserError(
             f"configs/finetune.py:{argument}: expected one of {', '.join(filter(None, VARIANTS))}"
         )
     config = to_config(SETTINGS)
-    config.update(VARIANTS[argument])
+    config.update_from_flattened_dict(VARIANTS[argument])
     return config

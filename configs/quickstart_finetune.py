@@ -1,7 +1,7 @@
 r"""The quickstart's fine-tuning: the rest of a docstring is found from its first paragraph.
 
   cocondenser finetune --config=configs/quickstart_finetune.py --workdir=runs/finetune \
-    --config.model=runs/quickstart/model --config.data=runs/quickstart/data
+    --config.model.folder=runs/quickstart/model --config.data.folder=runs/quickstart/data
 
 Batch: 64 queries with a passage each; every query has the 63 other passages as negatives.
 One epoch is about 11,500 / 64 = 180 steps.
@@ -14,15 +14,16 @@ from cocondenser_jax.errors import UserError
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    """Returns the settings; `model` and `data` must be named."""
+    """Returns the settings; model and data must be named."""
     if argument:
         raise UserError(f"configs/quickstart_finetune.py has no variant {argument!r}")
     config = finetune.get_config().unlock()
-    config.passage_length = 64
-    config.negatives_per_query = 0
-    config.batch_size = 64
-    config.epochs = 1  # for time: three are not worse on dev (mini/settings)
-    config.learning_rate = 1e-3  # on dev as good as 2e-3, better than 5e-4 (mini/rates)
+    config.model.passage_length = 64
+    config.data.negatives_per_query = 0
+    config.data.batch_size = 64
+    config.train.epochs = 1  # for time: three are not worse on dev (mini/settings)
+    # On dev as good as 2e-3, better than 5e-4 (mini/rates).
+    config.optimizer.learning_rate = 1e-3
     config.log_every = 10
-    config.checkpoint_every = 0
+    config.checkpoint.every = 0
     return config.lock()

@@ -36,8 +36,8 @@ def beam_plan(
     each of them the k pairs d_a with the largest h(B − d_r + d_a), the two that make B hardest.
 
     As in the study, d_a is among the best passages of the queries in B, `candidates`, 100 of each
-    query by `batch_depth`, or its query is near a passage in B: here, has that passage among its
-    best; the study takes the 100 best queries of each passage.
+    query by `data.batch_depth`, or its query is near a passage in B: here, has that passage among
+    its best; the study takes the 100 best queries of each passage.
 
     Args:
       candidates: as for `schedule.greedy_plan`, like the rest.

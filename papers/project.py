@@ -2,7 +2,7 @@
 
 python -m papers.project --model=runs/model --size=768 --out=runs/projected
 
-makes a folder to fine-tune from, as `finetune --config.model=runs/projected` does.
+makes a folder to fine-tune from, as `finetune --config.model.folder=runs/projected` does.
 """
 
 import argparse

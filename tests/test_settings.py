@@ -158,10 +158,10 @@ def test_a_refused_setting_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     commands = [
         ["pretrain", "--config=configs/default.py", "--config.log_every=0"],
-        ["finetune", "--config=configs/finetune.py", "--config.warmup_ratio=2"],
+        ["finetune", "--config=configs/finetune.py", "--config.optimizer.warmup_ratio=2"],
     ]
     for command in commands:
-        given = ["--config.data=d", "--config.model=m"]
+        given = ["--config.data.folder=d", "--config.model.folder=m"]
         given = ["--config.data.store=s"] if command[0] == "pretrain" else given
         assert main([*command, *given, "--workdir=run"]) == 2
         assert "expected a" in capsys.readouterr().err

@@ -50,6 +50,11 @@ def as_flags(settings):
     return [f"--config.{name}={value}" for name, value in settings.items()]
 
 
+def change_settings(config, settings):
+    """Changes settings of a config, by their dotted names."""
+    config.update_from_flattened_dict(settings)
+
+
 def with_devices(n):
     """Returns the environment of a process that has n devices."""
     flags = re.sub(r"device_count=\d+", f"device_count={n}", os.environ["XLA_FLAGS"])

@@ -130,8 +130,8 @@ def verify(store):
 
 
 @command(
-    "finetune --config=configs/finetune.py --workdir=runs/finetune --config.model=runs/model"
-    " --config.data=data/msmarco",
+    "finetune --config=configs/finetune.py --workdir=runs/finetune --config.model.folder=runs/model"
+    " --config.data.folder=data/msmarco",
     *EXPERIMENT,
     required("--workdir", Path, "the run folder: the trained model, metrics, checkpoints"),
     JSON_OUT,

@@ -29,7 +29,7 @@ from cocondenser_jax.retrieval.models import load_retriever
 class ModelSettings(NamedTuple):
     """The bi-encoder to train; see configs/finetune.py."""
 
-    model: str
+    folder: Path
     pooling: str
     two_towers: bool
     query_length: int
@@ -56,12 +56,12 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: a query's relevant
     passage, its sampled negatives, and the passages of the other queries.
     """
-    is_soft = settings.loss.loss == "soft_labels"
+    is_soft = settings.loss.name == "soft_labels"
     _require_negatives(settings, is_soft)
     data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
     model = _load(settings.model)
     loss = InBatchLoss(model, data.judgments, settings.loss)
-    evaluator = DevSearch(settings.dev, data, loss.score) if settings.dev.eval_every else None
+    evaluator = DevSearch(settings.dev, data, loss.score) if settings.dev.every else None
     trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
     plan = epoch_plans(settings.batches, data, model, settings.trainer.workdir / "plans")
     arguments = trainer.arguments(settings.trainer)
@@ -96,19 +96,19 @@ def _require_negatives(settings: BiEncoderSettings, is_soft: bool) -> None:
     n_negatives = settings.data.negatives_per_query
     if n_negatives and not settings.data.negatives_run:
         raise UserError(
-            f"config.negatives_per_query is {n_negatives}, but there is no "
-            "config.negatives_run to draw them from: name a TREC run, or set it to 0"
+            f"config.data.negatives_per_query is {n_negatives}, but there is no "
+            "config.data.negatives_run to draw them from: name a TREC run, or set it to 0"
         )
     if is_soft and not (settings.teacher_run and n_negatives):
         raise UserError(
-            "config.loss is soft_labels: expected config.teacher_run, a TREC run of a "
-            "cross-encoder's scores, and config.negatives_per_query of at least 1"
+            "config.loss.name is soft_labels: expected config.loss.teacher_run, a TREC run of a "
+            "cross-encoder's scores, and config.data.negatives_per_query of at least 1"
         )
 
 
 def _load(settings: ModelSettings) -> SentenceTransformer:
     model = load_retriever(
-        Path(settings.model),
+        settings.folder,
         settings.query_length,
         settings.passage_length,
         settings.pooling or None,

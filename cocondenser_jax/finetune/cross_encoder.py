@@ -25,7 +25,7 @@ class CrossEncoderSettings(NamedTuple):
     """The fine-tuning of a cross-encoder; see configs/cross_encoder.py."""
 
     data: DataSettings
-    model: str
+    model_folder: Path
     max_length: int
     loss: str
     trainer: TrainerSettings
@@ -43,7 +43,7 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     """
     data = read_training(settings.data)
     model = load_cross_encoder(
-        Path(settings.model), settings.max_length, head_seed=settings.trainer.seed
+        settings.model_folder, settings.max_length, head_seed=settings.trainer.seed
     )
     trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
     loss: torch.nn.Module

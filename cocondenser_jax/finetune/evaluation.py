@@ -24,10 +24,10 @@ from cocondenser_jax.retrieval.models import uses_bfloat16
 class DevSettings(NamedTuple):
     """What to evaluate on, and how; see configs/finetune.py."""
 
-    data: str
-    eval_every: int  # 0: no evaluation
-    eval_split: str
-    eval_run: str  # "": the whole collection
+    folder: Path
+    every: int  # steps; 0: no evaluation
+    split: str
+    run: str  # "": the whole collection
     precision: str
 
 
@@ -40,7 +40,7 @@ class DevSearch(BaseEvaluator):
 
     d being the ranked passages that are not judged relevant to q. MRR is the mean of 1 / rank of
     the best relevant passage, 0 beyond the cutoff; ties, and scores that are no numbers, count
-    against it. Without an `eval_run`, the whole collection is ranked and the cutoff is 10; with
+    against it. Without a run, the whole collection is ranked and the cutoff is 10; with
     one, the relevant passages and all that the run has for the query (or, if it has none, for all
     others), and the cutoff is 100.
     """
@@ -56,9 +56,8 @@ class DevSearch(BaseEvaluator):
     ) -> None:
         """Reads the split, and adds its files to the data's; `score` is `InBatchLoss.score`."""
         super().__init__()
-        folder = Path(settings.data)
-        queries, qrels = read_split(folder, settings.eval_split)
-        files = split_files(folder, settings.eval_split)
+        queries, qrels = read_split(settings.folder, settings.split)
+        files = split_files(settings.folder, settings.split)
         require_known(
             chain.from_iterable(qrels.values()), data.passages, "passages", files["judgments"]
         )
@@ -66,8 +65,8 @@ class DevSearch(BaseEvaluator):
         relevant = with_positives(qrels)
         names = list(data.passages)
         others: dict[str, list[str]] = {}
-        if settings.eval_run:
-            run = Path(settings.eval_run)
+        if settings.run:
+            run = Path(settings.run)
             data.files["eval_run"] = run
             others = read_candidates(run, qrels, data.passages, len(names))
             names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
@@ -80,8 +79,8 @@ class DevSearch(BaseEvaluator):
         ]
         self._score = score
         self._bfloat16 = uses_bfloat16(settings.precision)
-        self._cutoff = 100 if settings.eval_run else 10
-        self._every = settings.eval_every
+        self._cutoff = 100 if settings.run else 10
+        self._every = settings.every
 
     def arguments(self) -> dict[str, Any]:
         """Returns the training arguments that evaluate during training."""

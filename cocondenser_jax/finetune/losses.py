@@ -24,7 +24,7 @@ from cocondenser_jax.finetune.training_data import Judgments
 class LossSettings(NamedTuple):
     """Which loss of which scores; see configs/finetune.py."""
 
-    loss: str
+    name: str
     scale: float
     chunk_size: int
 
@@ -76,7 +76,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         self.model = model
         self.mini_batch_size = settings.chunk_size  # the name that `CachedLossMixin` reads
         self._judgments = judgments
-        self._name = settings.loss
+        self._name = settings.name
         self._scale = settings.scale
 
     def score(self, queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:

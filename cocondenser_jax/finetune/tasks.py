@@ -2,25 +2,26 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.bi_encoder import BiEncoderSettings, bi_encoder_trainer
+from cocondenser_jax.finetune.bi_encoder import (
+    BiEncoderSettings,
+    ModelSettings,
+    bi_encoder_trainer,
+)
 from cocondenser_jax.finetune.cross_encoder import CrossEncoderSettings, cross_encoder_trainer
+from cocondenser_jax.finetune.evaluation import DevSettings
+from cocondenser_jax.finetune.losses import LossSettings
+from cocondenser_jax.finetune.samplers import BatchSettings
+from cocondenser_jax.finetune.trainer import TrainerSettings
+from cocondenser_jax.finetune.training_data import DataSettings
 from cocondenser_jax.storage.files import require_absent
 from cocondenser_jax.storage.runs import lock_folder
-
-Settings = BiEncoderSettings | CrossEncoderSettings
-
-_TASKS: dict[str, tuple[type[Settings], Callable[[Any], Any]]] = {
-    "retriever": (BiEncoderSettings, bi_encoder_trainer),
-    "cross_encoder": (CrossEncoderSettings, cross_encoder_trainer),
-}
 
 
 def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -40,29 +41,86 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     n_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if settings.trainer.batch_size % n_processes:
         raise UserError(
-            f"config.batch_size is {settings.trainer.batch_size}: expected a multiple of the "
+            f"config.data.batch_size is {settings.trainer.batch_size}: expected a multiple of the "
             f"{n_processes} processes that share it"
         )
     with lock_folder(workdir) if trainer.is_main_process() else contextlib.nullcontext():
         require_absent(workdir / config.task)
-        _, make_trainer = _TASKS[config.task]
-        hf_trainer = make_trainer(settings)
+        hf_trainer: Any
+        if isinstance(settings, BiEncoderSettings):
+            hf_trainer = bi_encoder_trainer(settings)
+        else:
+            hf_trainer = cross_encoder_trainer(settings)
         outcome = trainer.run(hf_trainer, settings.trainer, config.task)
         return outcome | {"pairs": len(hf_trainer.train_dataset)}
 
 
-def resolve(config: ConfigDict, workdir: Path) -> Settings:
+def resolve(config: ConfigDict, workdir: Path) -> BiEncoderSettings | CrossEncoderSettings:
     """Makes the settings of the config's task, so that nothing below reads a config."""
-    record = config.to_dict()
-    values = record | {"workdir": workdir, "record": record}
-    kind, _ = _TASKS[config.task]
-    settings: Settings = _take(kind, values)
-    return settings
+    if config.task == "cross_encoder":
+        return CrossEncoderSettings(
+            data=_data(config),
+            model_folder=Path(config.model.folder),
+            max_length=config.model.max_length,
+            loss=config.loss.name,
+            trainer=_trainer(config, workdir),
+        )
+    return BiEncoderSettings(
+        data=_data(config),
+        teacher_run=config.loss.teacher_run,
+        model=ModelSettings(
+            folder=Path(config.model.folder),
+            pooling=config.model.pooling,
+            two_towers=config.model.two_towers,
+            query_length=config.model.query_length,
+            passage_length=config.model.passage_length,
+            query_prompt=config.model.query_prompt,
+            passage_prompt=config.model.passage_prompt,
+        ),
+        loss=LossSettings(config.loss.name, config.loss.scale, config.loss.chunk_size),
+        batches=BatchSettings(
+            batches=config.data.batches,
+            batch_size=config.data.batch_size,
+            batch_scores=config.data.batch_scores,
+            batch_depth=config.data.batch_depth,
+            seed=config.seed,
+        ),
+        dev=DevSettings(
+            folder=Path(config.data.folder),
+            every=config.eval.every,
+            split=config.eval.split,
+            run=config.eval.run,
+            precision=config.train.precision,
+        ),
+        trainer=_trainer(config, workdir),
+    )
 
 
-def _take(part: Any, values: Mapping[str, Any]) -> Any:
-    """Makes a named tuple, and the named tuples that are its fields, from values by name."""
-    taken = {}
-    for name, kind in get_type_hints(part).items():
-        taken[name] = _take(kind, values) if hasattr(kind, "_fields") else values[name]
-    return part(**taken)
+def _data(config: ConfigDict) -> DataSettings:
+    return DataSettings(
+        folder=Path(config.data.folder),
+        split=config.data.split,
+        train_queries=config.data.train_queries,
+        negatives_run=config.data.negatives_run,
+        negatives_per_query=config.data.negatives_per_query,
+        negatives_depth=config.data.negatives_depth,
+        seed=config.seed,
+    )
+
+
+def _trainer(config: ConfigDict, workdir: Path) -> TrainerSettings:
+    return TrainerSettings(
+        workdir=workdir,
+        seed=config.seed,
+        log_every=config.log_every,
+        batch_size=config.data.batch_size,
+        loader_workers=config.data.loader_workers,
+        epochs=config.train.epochs,
+        max_steps=config.train.max_steps,
+        precision=config.train.precision,
+        learning_rate=config.optimizer.learning_rate,
+        warmup_ratio=config.optimizer.warmup_ratio,
+        weight_decay=config.optimizer.weight_decay,
+        checkpoint_every=config.checkpoint.every,
+        record=config.to_dict(),
+    )

@@ -36,24 +36,24 @@ from cocondenser_jax.storage.runs import (
 logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
-_FREE = ("model", "data", "negatives_run", "teacher_run")
+_FREE = ("model.folder", "data.folder", "data.negatives_run", "loss.teacher_run")
 
 
 class TrainerSettings(NamedTuple):
     """How to train, whatever is trained; see `TRAINING` of configs/finetune.py."""
 
+    workdir: Path
+    seed: int
+    log_every: int
     batch_size: int
+    loader_workers: int
     epochs: int
     max_steps: int
+    precision: str
     learning_rate: float
     warmup_ratio: float
     weight_decay: float
-    precision: str
-    seed: int
-    log_every: int
     checkpoint_every: int
-    loader_workers: int
-    workdir: Path
     record: dict[str, Any]  # every setting of the run, as finetune.json keeps them
 
 
@@ -65,13 +65,13 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, 
     record = settings.record
     if n_rows < settings.batch_size:
         raise UserError(
-            f"{record['data']} has {n_rows} rows to train on: too few for one step of "
+            f"{record['data']['folder']} has {n_rows} rows to train on: too few for one step of "
             f"batch_size={settings.batch_size}"
         )
     if not is_main_process():
         return
     checksums = {name: file_sha256(file) for name, file in files.items()}
-    checksums["model"] = model_sha256(Path(record["model"]))
+    checksums["model"] = model_sha256(Path(record["model"]["folder"]))
     start_or_compare(settings.workdir / "finetune.json", record | {"sha256": checksums}, _FREE)
 
 

@@ -27,9 +27,9 @@ from cocondenser_jax.errors import UserError, first_three
 
 
 class DataSettings(NamedTuple):
-    """Which pairs to train on, and which negatives; see `RANKING` of configs/finetune.py."""
+    """Which pairs to train on, and which negatives; see `DATA` of configs/finetune.py."""
 
-    data: str
+    folder: Path
     split: str
     train_queries: int
     negatives_run: str
@@ -157,17 +157,16 @@ def read_training(settings: DataSettings, teacher_run: Path | None = None) -> Tr
     A query without results in `negatives_run` draws from all passages; with a cross-encoder's
     scores, `teacher_run`, negatives are drawn from the passages it has scored.
     """
-    folder = Path(settings.data)
-    files = split_files(folder, settings.split)
-    queries, qrels = read_split(folder, settings.split)
-    passages = {p.id: passage_text(p) for p in read_corpus(folder)}
+    files = split_files(settings.folder, settings.split)
+    queries, qrels = read_split(settings.folder, settings.split)
+    passages = {p.id: passage_text(p) for p in read_corpus(settings.folder)}
     require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
     found = list(with_positives(qrels).items())
     drawn = sample(
         settings.train_queries,
         len(found),
         settings.seed,
-        "config.train_queries",
+        "config.data.train_queries",
         "the number of queries with a positive",
     )
     relevant = dict(found[i] for i in drawn)

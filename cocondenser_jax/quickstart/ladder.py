@@ -203,7 +203,9 @@ def _search(candidate: Candidate, data: Path, out: Path) -> None:
     index = candidate.folder / "index"
     if not retriever.exists():
         config = finetuning.get_config().unlock()
-        config.update(model=str(candidate.models[-1]), data=str(data), seed=SEED)
+        config.model.folder = str(candidate.models[-1])
+        config.data.folder = str(data)
+        config.seed = SEED
         trained = candidate.folder / "finetuning" / "retriever"
         if not trained.exists():  # it does if a kill came between these lines
             finetune(config, trained.parent)

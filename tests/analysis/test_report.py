@@ -33,7 +33,8 @@ def runs(tmp_path):
         "data": {"sha256": "5a1e", "source": "a<b.txt", "documents": 9, "spans": 20, "tokens": 999},
         "versions": {"jax": "0.10.2"},
     }
-    tuned = finetune.get_config().to_dict() | {"epochs": 2, "sha256": {"model": "ab12"}}
+    tuned = finetune.get_config().to_dict() | {"sha256": {"model": "ab12"}}
+    tuned["train"]["epochs"] = 2
     return [
         write_run(tmp_path / "first", "run.json", facts, **LOGGED, spans_per_second=64.0),
         write_run(tmp_path / "second", "run.json", facts, **LOGGED | {"contrastive_loss": 0.75}),
@@ -66,7 +67,7 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     assert first["model.hidden_size"] == "384"
     assert first["versions.jax"] == "0.10.2"
     tuned = facts_of(page, runs[2])
-    assert (tuned["epochs"], tuned["sha256.model"]) == ("2", "ab12")
+    assert (tuned["train.epochs"], tuned["sha256.model"]) == ("2", "ab12")
 
 
 def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):

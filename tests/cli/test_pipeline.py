@@ -97,9 +97,8 @@ def test_no_credential_is_written_or_printed(finished):
 def test_a_model_says_nothing_of_the_links_to_its_folder(finished):
     for path in (finished / "runs").rglob("*.json"):
         assert "/link" not in path.read_text(), path.name
-    assert json.loads((finished / "runs" / "finetune" / "finetune.json").read_text())["model"] == (
-        f"{ODD_NAME}/runs/model"
-    )
+    tuned = json.loads((finished / "runs" / "finetune" / "finetune.json").read_text())
+    assert tuned["model"]["folder"] == f"{ODD_NAME}/runs/model"
 
 
 def test_the_pipeline_ends_in_metrics(finished, capsys):
@@ -119,7 +118,7 @@ def test_each_run_is_that_of_its_experiment(finished):
         assert config["train"]["objective"] == stage
         assert config["model"]["n_head_layers"] == 1  # in small.py, not in default.py
     config = read_json(finished / "runs" / "finetune" / "finetune.json")
-    assert (config["task"], config["learning_rate"]) == ("retriever", 3e-4)
+    assert (config["task"], config["optimizer"]["learning_rate"]) == ("retriever", 3e-4)
 
 
 def same(left, right):

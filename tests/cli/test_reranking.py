@@ -54,14 +54,14 @@ def cross_encoder(place):
         "--config=configs/cross_encoder.py",
         f"--workdir={place}/run",
         f"--json_out={place}/finetune.json",
-        f"--config.model={place}/model",
-        f"--config.data={place}/data",
-        f"--config.negatives_run={place}/pool.trec",
-        "--config.negatives_per_query=2",
-        "--config.loss=binary",
-        "--config.max_length=24",
-        "--config.batch_size=4",
-        "--config.max_steps=2",
+        f"--config.model.folder={place}/model",
+        f"--config.data.folder={place}/data",
+        f"--config.data.negatives_run={place}/pool.trec",
+        "--config.data.negatives_per_query=2",
+        "--config.loss.name=binary",
+        "--config.model.max_length=24",
+        "--config.data.batch_size=4",
+        "--config.train.max_steps=2",
     ]
     assert main(command) == 0
     metrics = json.loads((place / "finetune.json").read_text())

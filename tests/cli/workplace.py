@@ -13,8 +13,8 @@ ODD_NAME += "x" * (200 - len(os.fsencode(ODD_NAME)))
 SMALLER = {
     "corpus": "--max_tokens=16",
     "pretrain": " ".join(as_flags({"train.steps": 3, "checkpoint.every": 2, **TINY})),
-    "finetune": "--config.max_steps=2 --config.batch_size=4 --config.query_length=8"
-    " --config.passage_length=16",
+    "finetune": "--config.train.max_steps=2 --config.data.batch_size=4"
+    " --config.model.query_length=8 --config.model.passage_length=16",
 }
 
 

@@ -1,7 +1,5 @@
 """Fine-tuning: the loss, one step of the optimizer, the rows of a step, resuming."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,40 +18,27 @@ from cocondenser_jax.finetune.schedule import random_plan
 from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.finetune.training_data import Rows, draw_negatives, read_training
 from cocondenser_jax.retrieval.models import load_retriever, passage_tokens, towers
-from tests.world import read_metrics
+from tests.world import change_settings, read_metrics
 
 
-@pytest.fixture
-def config(model_folder, beir):
-    config = finetune_config.get_config()
-    config.update(
-        model=str(model_folder),
-        data=str(beir),
-        negatives_per_query=0,
-        batch_size=4,
-        query_length=8,
-        passage_length=16,
-        log_every=1,
-    )
-    return config
-
-
-@pytest.fixture(scope="module")
-def run_file(beir, tmp_path_factory):
-    """Ten passages for each query, its positive first."""
-    path = tmp_path_factory.mktemp("runs") / "bm25.trec"
-    run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
-    write_run(path, run)
-    return path
-
-
-@pytest.mark.effect("retriever model", "retriever data", "retriever scale")
-@pytest.mark.effect("retriever query_length", "retriever passage_length")
+@pytest.mark.effect("retriever model.folder", "retriever data.folder", "retriever loss.scale")
+@pytest.mark.effect("retriever model.query_length", "retriever model.passage_length")
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_one_step_is_adamw_on_the_loss_of_all_pairs(make_model, beir, config, tmp_path, scale):
     folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    config.update(model=str(folder), batch_size=24, max_steps=1, warmup_ratio=0.0)
-    config.update(learning_rate=1e-3, weight_decay=0.5, scale=scale)
+    change_settings(
+        config,
+        {
+            "model.folder": str(folder),
+            "data.batch_size": 24,
+            "train.max_steps": 1,
+            "optimizer.warmup_ratio": 0.0,
+        },
+    )
+    change_settings(
+        config,
+        {"optimizer.learning_rate": 1e-3, "optimizer.weight_decay": 0.5, "loss.scale": scale},
+    )
     result = finetune(config, tmp_path / "run")
 
     # The same step by hand: torch's autograd, Adam's first step and decoupled decay in plain sight.
@@ -89,9 +74,9 @@ def test_one_step_is_adamw_on_the_loss_of_all_pairs(make_model, beir, config, tm
         np.testing.assert_allclose(trained[name][clear], expected[clear].detach(), atol=2e-6)
 
 
-@pytest.mark.effect("retriever max_steps")
+@pytest.mark.effect("retriever train.max_steps")
 def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, beir):
-    config.update(max_steps=4, learning_rate=1e-3)
+    change_settings(config, {"train.max_steps": 4, "optimizer.learning_rate": 1e-3})
     result = finetune(config, tmp_path / "run")
     assert result["steps"] == 4
     assert result["pairs"] == 24
@@ -109,7 +94,7 @@ def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, b
         finetune(config, tmp_path / "run")
 
 
-@pytest.mark.effect("retriever batches")
+@pytest.mark.effect("retriever data.batches")
 @pytest.mark.parametrize("order", ["random", "sequential", "hard"])
 def test_every_epoch_has_each_pair_once_and_its_own_negatives(
     config, run_file, monkeypatch, tmp_path, beir, order
@@ -122,8 +107,16 @@ def test_every_epoch_has_each_pair_once_and_its_own_negatives(
             return batches[-1]
 
     monkeypatch.setattr(bi_encoder, "Rows", Spy)
-    config.update(epochs=3, batch_size=4, negatives_per_query=2, negatives_run=str(run_file))
-    config.batches = order
+    change_settings(
+        config,
+        {
+            "train.epochs": 3,
+            "data.batch_size": 4,
+            "data.negatives_per_query": 2,
+            "data.negatives_run": str(run_file),
+        },
+    )
+    config.data.batches = order
     finetune(config, tmp_path / "run")
 
     names = {passage_text(p): p.id for p in read_corpus(beir)}
@@ -157,13 +150,16 @@ def test_every_epoch_has_each_pair_once_and_its_own_negatives(
 def test_an_interrupted_run_ends_as_if_it_had_not_been(
     config, run_file, monkeypatch, tmp_path, order
 ):
-    config.update(
-        batches=order,
-        epochs=3,
-        learning_rate=1e-3,
-        negatives_per_query=1,
-        negatives_run=str(run_file),
-        checkpoint_every=4,
+    change_settings(
+        config,
+        {
+            "data.batches": order,
+            "train.epochs": 3,
+            "optimizer.learning_rate": 1e-3,
+            "data.negatives_per_query": 1,
+            "data.negatives_run": str(run_file),
+            "checkpoint.every": 4,
+        },
     )
     finetune(config, tmp_path / "whole")
 
@@ -203,14 +199,14 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
 def test_bfloat16_is_close_and_not_the_same(config, tmp_path):
     losses = []
     for precision in ("float32", "auto", "bfloat16"):
-        config.update(max_steps=1, precision=precision)
+        change_settings(config, {"train.max_steps": 1, "train.precision": precision})
         losses.append(finetune(config, tmp_path / precision)["loss"])
     # Without a GPU, auto is float32.
     assert losses[0] == losses[1] != losses[2] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_a_run_shorter_than_a_log_has_a_loss(config, tmp_path):
-    config.update(max_steps=3, log_every=2)
+    change_settings(config, {"train.max_steps": 3, "log_every": 2})
     result = finetune(config, tmp_path / "run")
     assert [m["step"] for m in read_metrics(tmp_path / "run")] == [2, 3]
     assert result["loss"] == read_metrics(tmp_path / "run")[-1]["loss"] > 0
@@ -219,7 +215,9 @@ def test_a_run_shorter_than_a_log_has_a_loss(config, tmp_path):
 def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tmp_path):
     run = {"q0": {"d1": 2.0, "d2": 1.0}}
     write_run(tmp_path / "one.trec", run)
-    config.update(negatives_per_query=2, negatives_run=str(tmp_path / "one.trec"))
+    change_settings(
+        config, {"data.negatives_per_query": 2, "data.negatives_run": str(tmp_path / "one.trec")}
+    )
     training = read_training(resolve(config, tmp_path).data)
     drawn = [set(), set()]
     for training.epoch in range(9):
@@ -229,14 +227,17 @@ def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tm
     assert len(drawn[1]) > 9
 
 
-@pytest.mark.effect("retriever teacher_run", "retriever loss")
+@pytest.mark.effect("retriever loss.teacher_run", "retriever loss.name")
 def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file, tmp_path):
-    config.update(
-        loss="soft_labels",
-        negatives_per_query=2,
-        negatives_run=str(run_file),
-        teacher_run=str(tmp_path / "teacher.trec"),
-        max_steps=2,
+    change_settings(
+        config,
+        {
+            "loss.name": "soft_labels",
+            "data.negatives_per_query": 2,
+            "data.negatives_run": str(run_file),
+            "loss.teacher_run": str(tmp_path / "teacher.trec"),
+            "train.max_steps": 2,
+        },
     )
     teacher = read_run(run_file)
     del teacher["q3"]["d3"]
@@ -254,16 +255,24 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file
     assert candidates["q3"] == ["d5"]
     assert candidates["q4"] == [f"d{i}" for i in range(5, 14)]
     taught = finetune(config, tmp_path / "run")
-    config.loss = "contrastive"
+    config.loss.name = "contrastive"
     assert taught["steps"] == 2
     assert taught["loss"] != pytest.approx(finetune(config, tmp_path / "other")["loss"], rel=0.01)
 
 
-@pytest.mark.effect("retriever two_towers")
+@pytest.mark.effect("retriever model.two_towers")
 def test_two_towers_start_equal_and_diverge(config, tmp_path, beir):
     folders = []
     for two_towers in (False, True):
-        config.update(two_towers=two_towers, max_steps=3, learning_rate=1e-2, warmup_ratio=0.0)
+        change_settings(
+            config,
+            {
+                "model.two_towers": two_towers,
+                "train.max_steps": 3,
+                "optimizer.learning_rate": 1e-2,
+                "optimizer.warmup_ratio": 0.0,
+            },
+        )
         folders.append(finetune(config, tmp_path / str(two_towers))["retriever"])
     losses = [read_metrics(tmp_path / run) for run in ("False", "True")]
     assert losses[0][0]["loss"] == pytest.approx(losses[1][0]["loss"], rel=1e-5)
@@ -279,70 +288,27 @@ def test_two_towers_start_equal_and_diverge(config, tmp_path, beir):
     elsewhere = SentenceTransformer(folders[1])
     np.testing.assert_array_equal(elsewhere.encode_query(text), model.encode_query(text))
     # A second round trains both.
-    config.update(model=folders[1], two_towers=False, max_steps=1)
+    change_settings(
+        config, {"model.folder": folders[1], "model.two_towers": False, "train.max_steps": 1}
+    )
     again = finetune(config, tmp_path / "second")["retriever"]
     assert towers(load_retriever(Path(again))).keys() == {"query", "document"}
-
-
-# 12 steps: the last is not a multiple of 5, and is logged all the same.
-@pytest.mark.parametrize(("chunk_size", "log_every"), [(0, 1), (1, 5)])
-def test_two_processes_make_the_steps_of_one(
-    make_model, config, run_file, tmp_path, chunk_size, log_every
-):
-    folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    settings = {
-        "model": str(folder),
-        "negatives_per_query": 1,
-        "negatives_run": str(run_file),
-        "batches": "hard",
-        "chunk_size": chunk_size,
-        "log_every": log_every,
-        "epochs": 2,
-        "learning_rate": 1e-3 if chunk_size else 1e-2,
-        "checkpoint_every": 5,
-        "eval_every": 0 if chunk_size else 6,
-        "eval_split": "train",
-    }
-    config.update(settings)
-    finetune(config, tmp_path / "one")
-
-    flags = {**settings, **{k: config[k] for k in ("data", "batch_size")}}
-    flags |= {k: config[k] for k in ("query_length", "passage_length")}
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-        + ["-m", "cocondenser_jax.cli", "finetune", f"--config={finetune_config.__file__}"]
-        + [f"--workdir={tmp_path / 'two'}"]
-        + [f"--config.{key}={value}" for key, value in flags.items()],
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
-    one, two = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
-    found = [[m.get("eval_loss") for m in run if "loss" not in m] for run in (one, two)]
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
-    assert len(found[0]) == (0 if chunk_size else 2)
-    one, two = ([m for m in run if "loss" in m] for run in (one, two))
-    assert [m["step"] for m in two] == ([*range(1, 13)] if log_every == 1 else [5, 10, 12])
-    np.testing.assert_allclose([m["loss"] for m in two], [m["loss"] for m in one], rtol=1e-4)
-    norms = [[m["grad_norm"] for m in run] for run in (one, two)]
-    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-3)
-    load_retriever(tmp_path / "two" / "retriever")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "/nowhere"}, "/nowhere: no such folder"),
-        ({"data": "/nowhere"}, "/nowhere does not exist"),
-        ({"split": "dev"}, "has no judgments of split 'dev'"),
-        ({"negatives_per_query": 1}, "no config.negatives_run"),
-        ({"batch_size": 25}, "has 24 rows to train on: too few .*batch_size=25"),
-        ({"loss": "soft_labels"}, "config.loss is soft_labels: expected config.teacher_run"),
-        ({"passage_length": 65}, "passage_length=65: expected 3 to 64"),
+        ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
+        ({"data.folder": "/nowhere"}, "/nowhere does not exist"),
+        ({"data.split": "dev"}, "has no judgments of split 'dev'"),
+        ({"data.negatives_per_query": 1}, "no config.data.negatives_run"),
+        ({"data.batch_size": 25}, "has 24 rows to train on: too few .*batch_size=25"),
+        ({"loss.name": "soft_labels"}, "config.loss.name is soft_labels: expected config.loss.t"),
+        ({"model.passage_length": 65}, "passage_length=65: expected 3 to 64"),
     ],
 )
 def test_bad_settings_leave_nothing(config, tmp_path, change, message):
-    config.update(change)
+    change_settings(config, change)
     with pytest.raises(UserError, match=message):
         finetune(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -357,9 +323,10 @@ def test_a_folder_with_something_else_is_refused(config, tmp_path):
 
 def test_the_shipped_config_is_locked_and_the_papers():
     config = finetune_config.get_config()
-    assert (config.batch_size, config.negatives_per_query, config.learning_rate) == (8, 7, 5e-6)
+    assert (config.data.batch_size, config.data.negatives_per_query) == (8, 7)
+    assert config.optimizer.learning_rate == 5e-6
     with pytest.raises(AttributeError):
-        config.learning_rat = 1.0
+        config.optimizer.learning_rat = 1.0
 
 
 @pytest.mark.parametrize("variant", ["nq", "trivia"])
@@ -368,7 +335,15 @@ def test_the_variants_of_dpr_have_two_towers(config, variant, tmp_path):
     settings = resolve(dpr, tmp_path)
     assert (settings.trainer.batch_size, settings.data.negatives_per_query) == (128, 1)
     assert (settings.trainer.epochs, settings.trainer.learning_rate) == (40, 1e-5)
-    dpr.update(model=config.model, data=config.data, negatives_per_query=0, max_steps=1)
-    dpr.update(batch_size=4, passage_length=16)
+    change_settings(
+        dpr,
+        {
+            "model.folder": config.model.folder,
+            "data.folder": config.data.folder,
+            "data.negatives_per_query": 0,
+            "train.max_steps": 1,
+        },
+    )
+    change_settings(dpr, {"data.batch_size": 4, "model.passage_length": 16})
     retriever = finetune(dpr, tmp_path / "run")["retriever"]
     assert towers(load_retriever(Path(retriever))).keys() == {"query", "document"}

@@ -28,7 +28,7 @@ from cocondenser_jax.finetune.training_data import (
     to_judgments,
     training_pairs,
 )
-from tests.world import read_metrics
+from tests.world import change_settings, read_metrics
 
 N_QUERIES, POOL = 24, 9
 
@@ -45,28 +45,42 @@ def run_file(beir, tmp_path_factory):
 @pytest.fixture
 def config(model_folder, beir, run_file):
     config = cross_encoder_config.get_config()
-    config.update(
-        model=str(model_folder),
-        data=str(beir),
-        negatives_run=str(run_file),
-        negatives_per_query=2,
-        batch_size=4,
-        max_length=24,
-        learning_rate=1e-3,
-        log_every=1,
+    change_settings(
+        config,
+        {
+            "model.folder": str(model_folder),
+            "data.folder": str(beir),
+            "data.negatives_run": str(run_file),
+            "data.negatives_per_query": 2,
+            "data.batch_size": 4,
+            "model.max_length": 24,
+            "optimizer.learning_rate": 1e-3,
+            "log_every": 1,
+        },
     )
     return config
 
 
-@pytest.mark.effect("cross_encoder model", "cross_encoder data", "cross_encoder loss")
-@pytest.mark.effect("cross_encoder max_length")
+@pytest.mark.effect(
+    "cross_encoder model.folder", "cross_encoder data.folder", "cross_encoder loss.name"
+)
+@pytest.mark.effect("cross_encoder model.max_length")
 @pytest.mark.parametrize("loss", ["softmax", "binary"])
 def test_one_step_is_adamw_on_the_loss_of_all_groups(
     make_cross_encoder, beir, config, run_file, tmp_path, loss
 ):
     folder = make_cross_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    config.update(model=str(folder), loss=loss, batch_size=24, max_steps=1, warmup_ratio=0.0)
-    config.weight_decay = 0.5
+    change_settings(
+        config,
+        {
+            "model.folder": str(folder),
+            "loss.name": loss,
+            "data.batch_size": 24,
+            "train.max_steps": 1,
+            "optimizer.warmup_ratio": 0.0,
+        },
+    )
+    config.optimizer.weight_decay = 0.5
     result = finetune(config, tmp_path / "run")
 
     # The same step by hand: pairs one by one, torch's autograd, Adam's first step.
@@ -129,7 +143,7 @@ def test_every_epoch_has_its_negatives_of_the_querys_pool(config, monkeypatch, t
         return preprocess(self, pairs, **kwargs)
 
     monkeypatch.setattr(CrossEncoder, "preprocess", spy)
-    config.update(epochs=3)
+    change_settings(config, {"train.epochs": 3})
     finetune(config, tmp_path / "run")
 
     names = {passage_text(p): p.id for p in read_corpus(beir)}
@@ -150,9 +164,9 @@ def test_every_epoch_has_its_negatives_of_the_querys_pool(config, monkeypatch, t
     assert len(changed) > 0.8 * len(negatives)
 
 
-@pytest.mark.effect("cross_encoder max_steps")
+@pytest.mark.effect("cross_encoder train.max_steps")
 def test_the_result_is_a_folder_for_sentence_transformers(config, tmp_path, monkeypatch):
-    config.update(max_steps=2)
+    change_settings(config, {"train.max_steps": 2})
     result = finetune(config, tmp_path / "run")
     assert (result["steps"], result["pairs"]) == (2, 24)
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -172,7 +186,7 @@ def test_the_result_is_a_folder_for_sentence_transformers(config, tmp_path, monk
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_path):
-    config.update(epochs=2, batch_size=6, checkpoint_every=3)
+    change_settings(config, {"train.epochs": 2, "data.batch_size": 6, "checkpoint.every": 3})
     finetune(config, tmp_path / "whole")
 
     step_end = trainer._Metrics.on_step_end
@@ -206,14 +220,14 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "/nowhere"}, "/nowhere: no such folder"),
-        ({"negatives_run": "/nowhere"}, "cannot read /nowhere"),
-        ({"batch_size": 25}, "has 24 rows to train on: too few"),
-        ({"max_length": 65}, "max_length=65: expected 8 to 64"),
+        ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
+        ({"data.negatives_run": "/nowhere"}, "cannot read /nowhere"),
+        ({"data.batch_size": 25}, "has 24 rows to train on: too few"),
+        ({"model.max_length": 65}, "max_length=65: expected 8 to 64"),
     ],
 )
 def test_bad_settings_leave_nothing(config, tmp_path, change, message):
-    config.update(change)
+    change_settings(config, change)
     with pytest.raises(UserError, match=message):
         finetune(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.finetune.training_data import read_training
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.storage.runs import write_checksums
-from tests.world import read_metrics, write_qrels
+from tests.world import change_settings, read_metrics, write_qrels
 
 
 @pytest.fixture(scope="module")
@@ -56,28 +56,31 @@ def evaluate_by_hand(model, queries, passages, qrels, candidates, cutoff, score)
     return np.mean(losses), evaluate_run(qrels, run, (f"MRR@{cutoff}",))["mean"][f"MRR@{cutoff}"]
 
 
-def make_config(model_folder, data, **settings):
+def make_config(model_folder, data, settings):
     config = finetune_config.get_config()
-    config.update(
-        model=str(model_folder),
-        data=str(data),
-        negatives_per_query=0,
-        batch_size=4,
-        query_length=8,
-        passage_length=16,
-        epochs=3,
-        learning_rate=1e-2,
-        log_every=1,
-        checkpoint_every=4,
-        eval_every=2,
-        eval_split="held-out",
+    change_settings(
+        config,
+        {
+            "model.folder": str(model_folder),
+            "data.folder": str(data),
+            "data.negatives_per_query": 0,
+            "data.batch_size": 4,
+            "model.query_length": 8,
+            "model.passage_length": 16,
+            "train.epochs": 3,
+            "optimizer.learning_rate": 1e-2,
+            "log_every": 1,
+            "checkpoint.every": 4,
+            "eval.every": 2,
+            "eval.split": "held-out",
+        },
     )
-    config.update(settings)
+    change_settings(config, settings)
     return config
 
 
-def make_search(model_folder, data, **settings):
-    resolved = resolve(make_config(model_folder, data, **settings), None)
+def make_search(model_folder, data, settings):
+    resolved = resolve(make_config(model_folder, data, settings), None)
     training = read_training(resolved.data)
     model = models.load_retriever(model_folder, 8, 16)
     loss = InBatchLoss(model, training.judgments, resolved.loss)
@@ -87,7 +90,7 @@ def make_search(model_folder, data, **settings):
 def test_the_collection_is_ranked(model_folder, data, texts):
     model = models.load_retriever(model_folder, 8, 16)
     names = {query: list(texts[1]) for query in QRELS}
-    found = make_search(model_folder, data, scale=0.5)(model)
+    found = make_search(model_folder, data, {"loss.scale": 0.5})(model)
     score = lambda query_D, passage_D: 0.5 * float(query_D @ passage_D)  # noqa: E731
     loss, mrr = evaluate_by_hand(model, *texts, QRELS, names, 10, score)
     assert 0 < mrr < 0.5
@@ -113,19 +116,19 @@ def candidates_of(run):
     return {q: {*run.get(q, everything), *relevant[q]} for q in QRELS}
 
 
-@pytest.mark.effect("retriever eval_run")
+@pytest.mark.effect("retriever eval.run")
 def test_the_passages_of_a_run_are_ranked(model_folder, data, texts, dev_run):
     model = models.load_retriever(model_folder, 8, 16)
     path, run = dev_run
     score = lambda query_D, passage_D: float(query_D @ passage_D)  # noqa: E731
     loss, mrr = evaluate_by_hand(model, *texts, QRELS, candidates_of(run), 100, score)
-    found = make_search(model_folder, data, eval_run=str(path))(model)
+    found = make_search(model_folder, data, {"eval.run": str(path)})(model)
     assert found == {"loss": pytest.approx(loss, rel=1e-5), "MRR@100": pytest.approx(mrr)}
-    whole = make_search(model_folder, data)(model)
+    whole = make_search(model_folder, data, {})(model)
     assert whole["loss"] > found["loss"], "the collection is harder to rank"
     (data / "unknown.trec").write_text("q1 Q0 nowhere 1 1.0 x\n")
     with pytest.raises(UserError, match="names 1 passages that the data does not"):
-        make_search(model_folder, data, eval_run=str(data / "unknown.trec"))
+        make_search(model_folder, data, {"eval.run": str(data / "unknown.trec")})
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
@@ -139,7 +142,7 @@ def test_a_collapsed_model_ranks_nothing_first(model_folder, data, value):
         encode_document = encode_query
 
     with np.errstate(invalid="ignore"):
-        assert make_search(model_folder, data)(Collapsed())["MRR@10"] == 0
+        assert make_search(model_folder, data, {})(Collapsed())["MRR@10"] == 0
 
 
 def evaluations(workdir, measure="eval_MRR@10"):
@@ -159,10 +162,10 @@ def trained(workdir):
 def whole(model_folder, data, tmp_path_factory):
     """A run that evaluates every second step, and what it returns."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
-    return workdir, finetune(make_config(model_folder, data), workdir)
+    return workdir, finetune(make_config(model_folder, data, {}), workdir)
 
 
-@pytest.mark.effect("retriever eval_every", "retriever eval_split")
+@pytest.mark.effect("retriever eval.every", "retriever eval.split")
 def test_the_best_model_is_kept(whole, data):
     workdir, result = whole
     found = evaluations(workdir)
@@ -171,14 +174,14 @@ def test_the_best_model_is_kept(whole, data):
     assert 2 < best < 18, "a run whose last model is the best shows nothing"
     assert (result["best_step"], result["eval_MRR@10"]) == (best, found[best][0])
     model = SentenceTransformer(str(workdir / "retriever"))
-    again = make_search(workdir / "retriever", data)(model)
+    again = make_search(workdir / "retriever", data, {})(model)
     assert again["MRR@10"] == found[best][0]
     assert result["eval_loss"] == found[best][1]
     assert again["loss"] == pytest.approx(found[best][1], rel=1e-5)
 
 
 def test_evaluating_changes_nothing_in_training(whole, model_folder, data, tmp_path):
-    finetune(make_config(model_folder, data, eval_every=0), tmp_path / "run")
+    finetune(make_config(model_folder, data, {"eval.every": 0}), tmp_path / "run")
     losses = [
         {
             line["step"]: (line["loss"], line["grad_norm"])
@@ -205,12 +208,14 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
     config = make_config(
         model_folder,
         data,
-        batches="hard",
-        batch_scores="bm25",
-        learning_rate=1e-3,
-        checkpoint_every=6,
-        eval_run=str(dev_run[0]),
-        seed=2,
+        {
+            "data.batches": "hard",
+            "data.batch_scores": "bm25",
+            "optimizer.learning_rate": 1e-3,
+            "checkpoint.every": 6,
+            "eval.run": str(dev_run[0]),
+            "seed": 2,
+        },
     )
     result = finetune(config, tmp_path / "whole")
     found = evaluations(tmp_path / "whole", "eval_MRR@100")
@@ -261,7 +266,7 @@ def test_a_best_model_that_is_damaged_is_not_saved(model_folder, data, tmp_path,
             weights.write_bytes(b"")
 
     monkeypatch.setattr(trainer._Metrics, "on_train_end", damage)
-    config = make_config(model_folder, data, max_steps=4)
+    config = make_config(model_folder, data, {"train.max_steps": 4})
     with pytest.raises(UserError, match=r"checkpoint-\d is damaged \(model.safetensors is not"):
         finetune(config, tmp_path / "run")
     assert not (tmp_path / "run" / "retriever").exists()
@@ -279,7 +284,7 @@ def test_a_split_that_does_not_fit_leaves_nothing(model_folder, data, tmp_path, 
     shutil.copytree(data, tmp_path / "data")
     if judgments:
         (tmp_path / "data" / "qrels" / "other.tsv").write_text(judgments)
-    config = make_config(model_folder, tmp_path / "data", eval_split="other")
+    config = make_config(model_folder, tmp_path / "data", {"eval.split": "other"})
     with pytest.raises(UserError, match=message):
         finetune(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -104,7 +104,7 @@ def test_plans_follow_bm25_then_the_encoder(model_folder, data, texts, tmp_path,
         start()(2)
 
 
-@pytest.mark.effect("retriever batch_scores", "retriever batch_depth")
+@pytest.mark.effect("retriever data.batch_scores", "retriever data.batch_depth")
 def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(data, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(samplers, "encoder_candidates", None)
     conflicts = schedule.false_negatives(*IDS)

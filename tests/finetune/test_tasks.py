@@ -18,26 +18,32 @@ from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, search_run
+from cocondenser_jax.storage.runs import flatten
 from tests.retrieval_data import read_vectors
-from tests.world import read_metrics, write_qrels
+from tests.world import change_settings, read_metrics, write_qrels
 
 CONFIGS = {"retriever": retriever, "cross_encoder": cross_encoder}
 UNUSUAL = {
-    "batch_size": 6,
-    "epochs": 2,
-    "learning_rate": 1e-3,
-    "warmup_ratio": 0.25,
-    "weight_decay": 0.3,
-    "precision": "bfloat16",
+    "data.batch_size": 6,
+    "train.epochs": 2,
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.warmup_ratio": 0.25,
+    "optimizer.weight_decay": 0.3,
+    "train.precision": "bfloat16",
     "seed": 7,
     "log_every": 3,
-    "checkpoint_every": 5,
-    "loader_workers": 1,
+    "checkpoint.every": 5,
+    "data.loader_workers": 1,
 }
 # Of one task alone; 12 tokens are fewer than most texts have.
 OWN = {
-    "retriever": {"query_length": 8, "passage_length": 12, "pooling": "mean", "chunk_size": 4},
-    "cross_encoder": {"max_length": 12},
+    "retriever": {
+        "model.query_length": 8,
+        "model.passage_length": 12,
+        "model.pooling": "mean",
+        "loss.chunk_size": 4,
+    },
+    "cross_encoder": {"model.max_length": 12},
 }
 
 
@@ -57,11 +63,13 @@ def data(beir, tmp_path_factory):
 def config(request, model_folder, data):
     task = request.node.callspec.params["task"]
     config = CONFIGS[task].get_config()
-    defaults = config.to_dict()
-    config.update(UNUSUAL | OWN[task])
-    assert all(config[name] != defaults[name] for name in UNUSUAL | OWN[task])
-    config.update(model=str(model_folder), data=str(data / "data"))
-    config.update(negatives_run=str(data / "run.trec"), negatives_per_query=2)
+    defaults = flatten(config.to_dict())
+    change_settings(config, UNUSUAL | OWN[task])
+    assert all(value != defaults[name] for name, value in (UNUSUAL | OWN[task]).items())
+    change_settings(config, {"model.folder": str(model_folder), "data.folder": str(data / "data")})
+    change_settings(
+        config, {"data.negatives_run": str(data / "run.trec"), "data.negatives_per_query": 2}
+    )
     return config
 
 
@@ -102,23 +110,31 @@ def first_texts(hf_trainer):
         pytest.param(
             "retriever",
             marks=[
-                pytest.mark.effect("retriever task", "retriever batch_size", "retriever epochs"),
-                pytest.mark.effect("retriever learning_rate", "retriever warmup_ratio"),
-                pytest.mark.effect("retriever weight_decay", "retriever precision"),
+                pytest.mark.effect(
+                    "retriever task", "retriever data.batch_size", "retriever train.epochs"
+                ),
+                pytest.mark.effect(
+                    "retriever optimizer.learning_rate", "retriever optimizer.warmup_ratio"
+                ),
+                pytest.mark.effect("retriever optimizer.weight_decay", "retriever train.precision"),
                 pytest.mark.effect("retriever seed", "retriever log_every"),
-                pytest.mark.effect("retriever checkpoint_every", "retriever loader_workers"),
-                pytest.mark.effect("retriever pooling", "retriever chunk_size"),
+                pytest.mark.effect("retriever checkpoint.every", "retriever data.loader_workers"),
+                pytest.mark.effect("retriever model.pooling", "retriever loss.chunk_size"),
             ],
         ),
         pytest.param(
             "cross_encoder",
             marks=[
-                pytest.mark.effect("cross_encoder task", "cross_encoder batch_size"),
-                pytest.mark.effect("cross_encoder epochs", "cross_encoder learning_rate"),
-                pytest.mark.effect("cross_encoder warmup_ratio", "cross_encoder weight_decay"),
-                pytest.mark.effect("cross_encoder precision", "cross_encoder seed"),
-                pytest.mark.effect("cross_encoder log_every", "cross_encoder checkpoint_every"),
-                pytest.mark.effect("cross_encoder loader_workers"),
+                pytest.mark.effect("cross_encoder task", "cross_encoder data.batch_size"),
+                pytest.mark.effect(
+                    "cross_encoder train.epochs", "cross_encoder optimizer.learning_rate"
+                ),
+                pytest.mark.effect(
+                    "cross_encoder optimizer.warmup_ratio", "cross_encoder optimizer.weight_decay"
+                ),
+                pytest.mark.effect("cross_encoder train.precision", "cross_encoder seed"),
+                pytest.mark.effect("cross_encoder log_every", "cross_encoder checkpoint.every"),
+                pytest.mark.effect("cross_encoder data.loader_workers"),
             ],
         ),
     ],
@@ -133,7 +149,7 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
     assert len(order) == len(other) == 6
     assert order != other
 
-    config.update(seed=7, loader_workers=0)
+    change_settings(config, {"seed": 7, "data.loader_workers": 0})
     dtypes, n_texts, saved = set(), set(), {}
     write_checksums = trainer.write_checksums
 
@@ -176,24 +192,28 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
         pytest.param(
             "retriever",
             marks=[
-                pytest.mark.effect("retriever split", "retriever train_queries"),
-                pytest.mark.effect("retriever negatives_run"),
-                pytest.mark.effect("retriever negatives_per_query", "retriever negatives_depth"),
+                pytest.mark.effect("retriever data.split", "retriever data.train_queries"),
+                pytest.mark.effect("retriever data.negatives_run"),
+                pytest.mark.effect(
+                    "retriever data.negatives_per_query", "retriever data.negatives_depth"
+                ),
             ],
         ),
         pytest.param(
             "cross_encoder",
             marks=[
-                pytest.mark.effect("cross_encoder split", "cross_encoder train_queries"),
-                pytest.mark.effect("cross_encoder negatives_run"),
-                pytest.mark.effect("cross_encoder negatives_per_query"),
-                pytest.mark.effect("cross_encoder negatives_depth"),
+                pytest.mark.effect("cross_encoder data.split", "cross_encoder data.train_queries"),
+                pytest.mark.effect("cross_encoder data.negatives_run"),
+                pytest.mark.effect("cross_encoder data.negatives_per_query"),
+                pytest.mark.effect("cross_encoder data.negatives_depth"),
             ],
         ),
     ],
 )
 def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, tmp_path):
-    config.update(split="other", train_queries=7, negatives_depth=4)
+    change_settings(
+        config, {"data.split": "other", "data.train_queries": 7, "data.negatives_depth": 4}
+    )
     made = made_trainer(monkeypatch, config, tmp_path / "run")
     passages = {passage_text(p): p.id for p in read_corpus(data / "data")}
     queries = {text: name for name, text in read_queries(data / "data").items()}
@@ -209,7 +229,7 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
     assert {place for places in drawn for place in places} == {1, 2, 3}
     seeds = []
     for seed in (7, 8):
-        config.update(seed=seed, train_queries=0)
+        change_settings(config, {"seed": seed, "data.train_queries": 0})
         made = made_trainer(monkeypatch, config, tmp_path / f"seed {seed}")
         assert len(made.train_dataset) == 10
         seeds.append([negatives(row) for row in made.data_collator.fill(made.train_dataset)])
@@ -217,10 +237,13 @@ def test_the_settings_of_queries_and_negatives(config, task, data, monkeypatch, 
 
 
 PROMPTS = {"query": "abc abc ", "document": "hhh "}
-PROMPT_SETTINGS = {"query_prompt": PROMPTS["query"], "passage_prompt": PROMPTS["document"]}
+PROMPT_SETTINGS = {
+    "model.query_prompt": PROMPTS["query"],
+    "model.passage_prompt": PROMPTS["document"],
+}
 
 
-@pytest.mark.effect("retriever query_prompt", "retriever passage_prompt")
+@pytest.mark.effect("retriever model.query_prompt", "retriever model.passage_prompt")
 @pytest.mark.parametrize("task", ["retriever"])
 @pytest.mark.parametrize(
     ("of_folder", "settings"), [(PROMPTS, {}), (PROMPTS | {"query": "cccc "}, PROMPT_SETTINGS)]
@@ -231,8 +254,16 @@ def test_prompts_stand_before_the_texts(
     model, prompts = load_retriever(model_folder), PROMPTS
     model.prompts.update(of_folder)
     model.save_pretrained(str(tmp_path / "model"))
-    config.update(model=str(tmp_path / "model"), loader_workers=0, passage_length=30, **settings)
-    config.pooling = ""  # the folder's own modules
+    change_settings(
+        config,
+        {
+            "model.folder": str(tmp_path / "model"),
+            "data.loader_workers": 0,
+            "model.passage_length": 30,
+            **settings,
+        },
+    )
+    config.model.pooling = ""  # the folder's own modules
     batch = next(iter(made_trainer(monkeypatch, config, tmp_path / "run").get_train_dataloader()))
     for column, task_name in (("query", "query"), ("positive", "document")):
         prompt = model.tokenizer(prompts[task_name])["input_ids"][:-1]
@@ -245,8 +276,16 @@ def test_prompts_stand_before_the_texts(
 def test_prompts_of_the_settings_are_used_wherever_the_retriever_is(
     config, task, data, two_towers, tmp_path
 ):
-    config.update(loader_workers=0, max_steps=1, pooling="", precision="float32")
-    config.update(two_towers=two_towers, **PROMPT_SETTINGS)
+    change_settings(
+        config,
+        {
+            "data.loader_workers": 0,
+            "train.max_steps": 1,
+            "model.pooling": "",
+            "train.precision": "float32",
+        },
+    )
+    change_settings(config, {"model.two_towers": two_towers, **PROMPT_SETTINGS})
     finetune(config, tmp_path / "run")
     retriever = tmp_path / "run" / "retriever"
     saved = json.loads((retriever / "config_sentence_transformers.json").read_text())

@@ -15,7 +15,7 @@ from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.storage import runs
 from cocondenser_jax.storage.runs import LOCK
-from tests.world import read_metrics
+from tests.world import change_settings, read_metrics
 
 
 @pytest.fixture
@@ -31,20 +31,23 @@ def inputs(model_folder, beir, tmp_path):
 
 def make_config(inputs):
     config = finetune_config.get_config()
-    config.update(
-        model=str(inputs / "model"),
-        data=str(inputs / "data"),
-        loss="soft_labels",
-        negatives_per_query=1,
-        negatives_run=str(inputs / "negatives.trec"),
-        teacher_run=str(inputs / "teacher.trec"),
-        batch_size=4,
-        query_length=8,
-        passage_length=16,
-        epochs=2,
-        learning_rate=1e-3,
-        log_every=2,
-        checkpoint_every=3,
+    change_settings(
+        config,
+        {
+            "model.folder": str(inputs / "model"),
+            "data.folder": str(inputs / "data"),
+            "loss.name": "soft_labels",
+            "data.negatives_per_query": 1,
+            "data.negatives_run": str(inputs / "negatives.trec"),
+            "loss.teacher_run": str(inputs / "teacher.trec"),
+            "data.batch_size": 4,
+            "model.query_length": 8,
+            "model.passage_length": 16,
+            "train.epochs": 2,
+            "optimizer.learning_rate": 1e-3,
+            "log_every": 2,
+            "checkpoint.every": 3,
+        },
     )
     return config
 
@@ -216,7 +219,7 @@ def test_a_damaged_checkpoint_is_passed_over(inputs, whole, monkeypatch, tmp_pat
 )
 def test_a_full_disk_ends_in_one_line(inputs, small_disk, tmp_path, share, every, what):
     config = make_config(inputs)
-    config.update(max_steps=3, checkpoint_every=every)
+    change_settings(config, {"train.max_steps": 3, "checkpoint.every": every})
     small_disk(int((inputs / "model" / "model.safetensors").stat().st_size * share))
     with pytest.raises(UserError, match=f"cannot write {tmp_path}/run/{what}: [^\n]+$"):
         finetune(config, tmp_path / "run")

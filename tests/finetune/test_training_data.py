@@ -21,7 +21,7 @@ from cocondenser_jax.finetune.training_data import (
 
 
 def test_samples_grow_with_their_size_and_follow_the_seed():
-    draw = functools.partial(sample, setting="config.train_queries", what="the queries")
+    draw = functools.partial(sample, setting="config.data.train_queries", what="the queries")
     samples = [draw(n, 200, 3) for n in (10, 50, 200)]
     assert [len(rows) for rows in samples] == [10, 50, 200]
     assert set(samples[0]) < set(samples[1]) < set(samples[2])

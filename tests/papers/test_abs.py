@@ -81,11 +81,11 @@ def test_a_run_has_the_plans_of_the_script(model_folder, beir, tmp_path, monkeyp
     plan = abs_beam.beam_plan
     monkeypatch.setattr(abs_beam, "beam_plan", recorded)
     config = {
-        "model": model_folder,
-        "data": beir,
-        "batch_size": 4,
-        "passage_length": 16,
-        "epochs": 2,
+        "model.folder": model_folder,
+        "model.passage_length": 16,
+        "data.folder": beir,
+        "data.batch_size": 4,
+        "train.epochs": 2,
     }
     words = ["--config=configs/finetune.py:adaptive", f"--workdir={tmp_path}/run"]
     assert abs_beam.main([*words, *as_flags(config)]) == 0
@@ -135,9 +135,15 @@ def test_a_run_is_taught_and_evaluated_by_learned_scores(
 
     monkeypatch.setattr(abs_rank, "LearnedScores", Noted)
     config = {
-        **{"model": model_folder, "data": beir, "batch_size": 4, "learning_rate": 1e-3},
-        **{"max_steps": 2, "eval_every": 2, "eval_split": "train", "negatives_per_query": 0},
-        "passage_length": 16,
+        "model.folder": model_folder,
+        "model.passage_length": 16,
+        "data.folder": beir,
+        "data.batch_size": 4,
+        "data.negatives_per_query": 0,
+        "train.max_steps": 2,
+        "optimizer.learning_rate": 1e-3,
+        "eval.every": 2,
+        "eval.split": "train",
     }
     words = ["--config=configs/finetune.py", f"--workdir={tmp_path}/run", *as_flags(config)]
     assert abs_rank.main(words) == 0

@@ -85,8 +85,8 @@ def settings_of(command):
     """Returns epochs, rows of a batch, rate and negatives of a command of fine-tuning."""
     if is_fine_tuning(command):
         config = config_of(command)
-        values = (config.epochs, config.batch_size, config.learning_rate)
-        return (*values, config.get("negatives_per_query"))
+        values = (config.train.epochs, config.data.batch_size, config.optimizer.learning_rate)
+        return (*values, config.data.negatives_per_query)
     given = sentences.make_parser().parse_args(command[3:])
     epochs = given.epochs or sentences.TASKS[given.task].epochs
     return epochs, sentences.BATCH_SIZE, sentences.LEARNING_RATE, None
@@ -109,9 +109,9 @@ def test_the_study_ranks_the_candidates_of_each_dev_query():
     assert trained
     for command in trained:
         given = dict(flags(command))
-        assert given["--config.eval_split"] == "dev"
-        assert given["--config.data"] == "W/abs/splits"
-        assert given["--config.eval_run"] == "W/abs/splits/dev.trec"
+        assert given["--config.eval.split"] == "dev"
+        assert given["--config.data.folder"] == "W/abs/splits"
+        assert given["--config.eval.run"] == "W/abs/splits/dev.trec"
     (made,) = STEPS[Path("W/abs/splits")].commands
     (ranked,) = STEPS[Path(dict(flags(made))["--run"])].commands
     assert {"--split=dev.small", "--depth=1000"} <= set(ranked)
@@ -146,7 +146,8 @@ def test_second_rounds_are_as_long_as_the_authors():
         for pattern, (rows, steps) in lengths.items():
             if fnmatch.fnmatch(workdir, pattern):
                 config = config_of(command)
-                assert config.epochs * rows / config.batch_size == pytest.approx(steps, rel=0.12)
+                made = config.train.epochs * rows / config.data.batch_size
+                assert made == pytest.approx(steps, rel=0.12)
 
 
 def test_few_rows_are_trained_as_long_as_is_best_for_bert():
@@ -180,7 +181,7 @@ def test_the_number_of_epochs_is_chosen_when_the_step_runs(tmp_path, monkeypatch
                 "measure": "M",
             },
             "out": "of-{model}-best",
-            "run": ["c train {model} --config.epochs={epochs} {out}"],
+            "run": ["c train {model} --config.train.epochs={epochs} {out}"],
         },
     }
     monkeypatch.setattr(reproduce, "load_manifest", lambda: ({}, recipes))
@@ -200,12 +201,12 @@ def test_the_number_of_epochs_is_chosen_when_the_step_runs(tmp_path, monkeypatch
     run_steps(steps, tmp_path, execute)
     assert ran == [
         *(["try", "bert", n] for n in ("5", "10", "40")),
-        ["train", "other", "--config.epochs=10"],
+        ["train", "other", "--config.train.epochs=10"],
     ]
     files = {n: tmp_path / f"of-bert-{n}.json" for n in ("5", "10", "40")}
     out = tmp_path / "of-other-best"
     assert steps[out] == Step(
-        [["c", "train", "other", "--config.epochs={epochs}", str(out)]],
+        [["c", "train", "other", "--config.train.epochs={epochs}", str(out)]],
         0,
         "",
         Grid(files, "M"),
@@ -274,8 +275,8 @@ def test_natural_questions_has_the_negatives_that_dpr_published():
             if "round2-dpr" in str(command) and command[1] == "finetune"
         ]
         given = dict(flags(command))
-        assert given["--config.data"] == "W/qa/nq/hard"
-        assert given["--config.negatives_run"] == "W/qa/nq/hard/negatives.trec"
+        assert given["--config.data.folder"] == "W/qa/nq/hard"
+        assert given["--config.data.negatives_run"] == "W/qa/nq/hard/negatives.trec"
         (made,) = steps[Path("W/qa/nq/hard")].commands
         assert "--questions=D/dpr/biencoder-nq-hard-train.json" in made
         assert "nq-adv-hn" in steps[Path("D/dpr/biencoder-nq-hard-train.json")].get
@@ -308,7 +309,7 @@ def test_objectives_are_continued_from_a_stage_1_with_the_former_rate():
     assert {given["--config.warm_start"] for given in further} == {start}
     assert {given["--config.train.steps"] for given in further} == {"300"}
     tuned = [dict(flags(command)) for command in commands if command[1] == "finetune"]
-    assert {given["--config.model"] + ".run" for given in tuned} == {
+    assert {given["--config.model.folder"] + ".run" for given in tuned} == {
         given["--workdir"] for given in trained
     }
 

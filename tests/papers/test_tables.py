@@ -331,17 +331,17 @@ def test_neighbourhoods_are_those_of_round_2_in_round_1():
 def test_soft_labels_are_a_cross_encoders_scores_in_round_2():
     steps = resolve_rows(TABLES["co/table3"], ["cocondenser-soft"], Path("W"), Path("D"))[1]
     commands = [command for step in steps.values() for command in step.commands]
-    (taught,) = (words for words in commands if "--config.loss=soft_labels" in words)
+    (taught,) = (words for words in commands if "--config.loss.name=soft_labels" in words)
     assert "--config=configs/finetune.py:marco_round2" in taught
-    labels = next(word for word in taught if word.startswith("--config.teacher_run="))
-    negatives = next(word for word in taught if word.startswith("--config.negatives_run="))
+    labels = next(word for word in taught if word.startswith("--config.loss.teacher_run="))
+    negatives = next(word for word in taught if word.startswith("--config.data.negatives_run="))
     (scored,) = (words for words in commands if "--with_positives" in words)
     assert scored[:2] == ["cocondenser", "rerank"]
-    assert labels.replace("--config.teacher_run", "--run_out") in scored
-    assert negatives.replace("--config.negatives_run", "--run") in scored
+    assert labels.replace("--config.loss.teacher_run", "--run_out") in scored
+    assert negatives.replace("--config.data.negatives_run", "--run") in scored
     # What has no score teaches nothing.
     drawn = load_config("configs/finetune.py:marco_round2", tasks=FINE_TUNING, complete=False)
-    assert f"--depth={drawn.negatives_depth}" in scored
+    assert f"--depth={drawn.data.negatives_depth}" in scored
 
 
 def test_ten_epochs_of_losses_are_drawn_logarithmically():

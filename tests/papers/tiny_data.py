@@ -39,13 +39,14 @@ PRETRAIN = {
 SMALLER = {
     "corpus": "--max_tokens=16",
     "pretrain": " ".join(as_flags(TINY | PRETRAIN)),
-    "finetune configs/finetune.py": "--config.max_steps=2 --config.batch_size=4"
-    " --config.log_every=1 --config.train_queries=12 --config.query_length=8"
-    " --config.passage_length=16",
-    "finetune configs/quickstart_finetune.py": "--config.max_steps=2 --config.batch_size=4"
-    " --config.train_queries=12 --config.query_length=8 --config.passage_length=16",
-    "finetune configs/cross_encoder.py": "--config.max_steps=2 --config.batch_size=2"
-    " --config.train_queries=12 --config.max_length=32",
+    "finetune configs/finetune.py": "--config.train.max_steps=2 --config.data.batch_size=4"
+    " --config.log_every=1 --config.data.train_queries=12 --config.model.query_length=8"
+    " --config.model.passage_length=16",
+    "finetune configs/quickstart_finetune.py": "--config.train.max_steps=2"
+    " --config.data.batch_size=4 --config.data.train_queries=12 --config.model.query_length=8"
+    " --config.model.passage_length=16",
+    "finetune configs/cross_encoder.py": "--config.train.max_steps=2 --config.data.batch_size=2"
+    " --config.data.train_queries=12 --config.model.max_length=32",
     "papers.sentences train": "--train_rows=16 --length=16",
     "adapt": "--config.train.steps=2 --config.data.length=16 --config.data.batch_size=8"
     " --config.probe.documents=6",
@@ -89,8 +90,8 @@ def _smaller(words):
     added = []
     for key in (words[0], f"{words[0]} {words[1]}", f"{words[0]} {name}"):
         added += SMALLER.get(key, "").split()
-    if "--config.eval_every" in " ".join(words):
-        added.append("--config.eval_every=1")
+    if "--config.eval.every" in " ".join(words):
+        added.append("--config.eval.every=1")
     if "--denoise_below=0.1" in words:  # a cross-encoder that has learned nothing says 0.5
         added.append("--denoise_below=0.99")
     return added

@@ -74,8 +74,8 @@ def small():
 
     def short(argument=""):
         config = finetuning_config(argument).unlock()
-        config.max_steps = 2
-        config.batch_size = 4
+        config.train.max_steps = 2
+        config.data.batch_size = 4
         return config.lock()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -193,7 +193,7 @@ def test_each_retriever_is_tuned_from_the_model_beside_it(finished):
     for name in NAMES:
         folder = finished.folder(name)
         config = json.loads((folder / "finetuning" / "finetune.json").read_text())
-        assert (config["model"], config["seed"]) == (str(folder / "model"), 0)
+        assert (config["model"]["folder"], config["seed"]) == (str(folder / "model"), 0)
         manifest = json.loads((folder / "index" / "manifest.json").read_text())
         assert manifest["model_sha256"] == model_sha256(folder / "retriever")
 

@@ -13,6 +13,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.retrieval.models import load_cross_encoder, load_retriever, model_sha256
 from cocondenser_jax.storage.hub import find_folder
 from tests.retrieval_data import read_vectors
+from tests.world import as_flags
 
 TEXTS = ["abc abd", "hgf"]
 Publish = Callable[[str, Path], Path]
@@ -110,10 +111,16 @@ def test_commands_take_names(publish, model_folder, cross_encoder_folder, beir, 
     assert main(["retrieve", *words, f"--run_out={run}"]) == 0
     words = ["--model=cross", f"--data={beir}", f"--run={run}", f"--run_out={tmp_path}/reranked"]
     assert main(["rerank", *words]) == 0
-    words = [f"--config.model=me/retriever --config.data={beir} --config.max_steps=1"]
-    config = [*words[0].split(), "--config.negatives_per_query=0", "--config.passage_length=16"]
+    settings = {
+        "model.folder": "me/retriever",
+        "model.query_length": 8,
+        "model.passage_length": 16,
+        "data.folder": beir,
+        "data.negatives_per_query": 0,
+        "train.max_steps": 1,
+    }
     command = ["finetune", "--config=configs/finetune.py", f"--workdir={tmp_path}/run"]
-    assert main([*command, *config, "--config.query_length=8"]) == 0
+    assert main([*command, *as_flags(settings)]) == 0
     trained = load_retriever(tmp_path / "run" / "retriever")
     assert trained.get_embedding_dimension() == 32
     settings = json.loads((tmp_path / "run" / "finetune.json").read_text())

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 # Names of files, compressed or not, in the order in which they are looked for.
 _NAMES = {
     "passages": PASSAGE_FILES,
-    "judgments": ["qrels/SPLIT.tsv", "qrels.SPLIT.tsv", "msmarco-docSPLIT-qrels.tsv"],
-    "queries": ["queries.jsonl", "queries.SPLIT.tsv", "msmarco-docSPLIT-queries.tsv"],
+    "judgments": ("qrels/SPLIT.tsv", "qrels.SPLIT.tsv", "msmarco-docSPLIT-qrels.tsv"),
+    "queries": ("queries.jsonl", "queries.SPLIT.tsv", "msmarco-docSPLIT-queries.tsv"),
 }
 
 

@@ -108,9 +108,11 @@ def _set_parameters(index: faiss.Index, parameters: str, factory: str | None) ->
 def _train(index: faiss.Index, vectors: Sequence[np.ndarray], factory: str) -> None:
     """Trains a compressed index on every n-th vector of each shard."""
     lists = faiss.try_extract_index_ivf(index)
-    wanted = max(_TRAINING_ROWS, _ROWS_PER_LIST * lists.nlist if lists else 0)
+    n_sampled = _TRAINING_ROWS
+    if lists:
+        n_sampled = max(n_sampled, _ROWS_PER_LIST * lists.nlist)
     n_rows = sum(map(len, vectors))
-    step = math.ceil(n_rows / wanted)
+    step = math.ceil(n_rows / n_sampled)
     sample = [vectors_NxD[::step] for vectors_NxD in vectors]
     try:
         index.train(np.concatenate(sample, dtype=np.float32))

@@ -19,11 +19,16 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import MAX_LINE_BYTES
 
 # The passages of a data folder are the first of these.
-PASSAGE_FILES = "corpus.jsonl corpus.tsv collection.tsv psgs_w100.tsv msmarco-docs.tsv".split()
+PASSAGE_FILES = (
+    "corpus.jsonl",
+    "corpus.tsv",
+    "collection.tsv",
+    "psgs_w100.tsv",
+    "msmarco-docs.tsv",
+)
 _FIELDS = ("id", "url", "title", "text")
 _COLUMNS = {2: ("id", "text"), 3: ("id", "title", "text"), 4: _FIELDS}
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
-csv.field_size_limit(MAX_LINE_BYTES)  # of the whole process; else 131,072 characters
 
 
 def plain_name(path: Path) -> str:
@@ -59,8 +64,7 @@ def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[st
         fields = line.split("\t", len(columns))
         if is_csv:
             try:
-                # Line by line: a quotation mark too many must not swallow the rest of the file.
-                fields = next(csv.reader([line], delimiter="\t", strict=True))
+                fields = _parse_csv(line)
             except csv.Error as error:
                 raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
         if len(fields) != len(columns):
@@ -68,5 +72,15 @@ def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[st
                 f"{where}: expected {len(columns)} tab-separated fields ({', '.join(columns)}), "
                 f"found {len(fields)}"
             )
-        found = dict(zip(columns, fields, strict=True))
-        yield where, {name: found.get(name, "") for name in _FIELDS}
+        row = dict(zip(columns, fields, strict=True))
+        yield where, {name: row.get(name, "") for name in _FIELDS}
+
+
+def _parse_csv(line: str) -> list[str]:
+    """Parses one line: a quotation mark too many must not swallow the rest of the file."""
+    # csv refuses fields of more than 131,072 characters, by a limit of the whole process.
+    limit = csv.field_size_limit(MAX_LINE_BYTES)
+    try:
+        return next(csv.reader([line], delimiter="\t", strict=True))
+    finally:
+        csv.field_size_limit(limit)

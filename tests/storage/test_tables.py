@@ -1,5 +1,6 @@
 """Tables of passages: which layout a file has, by its first line, and what is refused."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,12 @@ def test_the_first_line_tells_the_columns(text, rows):
 def test_a_line_of_another_form_is_named(text, message):
     with pytest.raises(UserError, match=message):
         read(text)
+
+
+def test_the_limit_of_csv_stays_as_it_was():
+    before = csv.field_size_limit()
+    assert before == 131_072  # Python's default: importing the module left it
+    read(f"id\ttext\n1\t{'long ' * 99_999}")
+    with pytest.raises(UserError, match="wrong quoting"):
+        read('id\ttext\n1\t"never closed')
+    assert csv.field_size_limit() == before

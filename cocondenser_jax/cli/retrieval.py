@@ -85,13 +85,13 @@ def encode(model, corpus, out, task, backend, parquet, json_out, **options):
     flag("--factory", "Flat", "faiss index string, such as IVF1024,Flat or HNSW32; Flat is exact"),
     JSON_OUT,
 )
-def index(out, json_out, **options):
+def index(embeddings, out, factory, json_out):
     """Build a faiss index of embeddings."""
     from cocondenser_jax.retrieval.index import build_index
     from cocondenser_jax.storage.remote import output_folder
 
     with output_folder(out) as folder:
-        manifest = build_index(out=folder, **options)
+        manifest = build_index(embeddings, folder, factory)
     print_metrics(manifest, json_out)
 
 
@@ -102,14 +102,15 @@ def index(out, json_out, **options):
     flag("--top_k", 10, "passages printed"),
     JSON_OUT,
 )
-def search(model, parameters, hybrid, query, top_k, json_out, **place):
+def search(index, embeddings, model, parameters, hybrid, query, top_k, json_out):
     """Print the best passages for a query, or for each line of standard input."""
     from cocondenser_jax.retrieval.search import open_index, search_text_timed
 
-    index = open_index(only_one(**place), model, parameters=parameters, hybrid=hybrid)
+    folder = only_one(index=index, embeddings=embeddings)
+    opened = open_index(folder, model, parameters=parameters, hybrid=hybrid)
     answers = []
     for text in _typed_queries() if query is None else [query]:
-        hits, seconds = search_text_timed(index, text, top_k)
+        hits, seconds = search_text_timed(opened, text, top_k)
         print_search(text, [(s, f"{p.id}  {p.title}".rstrip(), p.text) for s, p in hits])
         if query is None:
             times = [f"{part} {1000 * value:.1f} ms" for part, value in seconds.items()]
@@ -139,12 +140,15 @@ def _typed_queries() -> Iterator[str]:
     *_DENSE_INDEX,
     *_RUN_OF_DATA,
 )
-def retrieve(index, embeddings, model, data, run_out, json_out, **options):
+def retrieve(index, embeddings, model, parameters, hybrid, data, split, run_out, depth, json_out):
     """Search for the queries of a data set and write a TREC run."""
-    from cocondenser_jax.retrieval.search import retrieve
+    from cocondenser_jax.collection.folder import read_queries
+    from cocondenser_jax.retrieval.search import open_index, retrieve
 
     folder = only_one(index=index, embeddings=embeddings)
-    print_metrics(retrieve(folder, model, data, run_out, **options), json_out)
+    queries = read_queries(data, split)  # a mistake in them need not wait for the index
+    opened = open_index(folder, model, parameters=parameters, hybrid=hybrid)
+    print_metrics(retrieve(opened, queries, run_out, depth), json_out)
 
 
 @command(
@@ -153,11 +157,11 @@ def retrieve(index, embeddings, model, data, run_out, json_out, **options):
     flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
     flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
 )
-def bm25(data, run_out, json_out, **options):
+def bm25(data, split, run_out, depth, k1, b, json_out):
     """Rank the passages of a data set by BM25 and write a TREC run."""
     from cocondenser_jax.retrieval.bm25 import write_bm25_run
 
-    print_metrics(write_bm25_run(data, run_out, **options), json_out)
+    print_metrics(write_bm25_run(data, run_out, split, depth, k1, b), json_out)
 
 
 def _parse_weights(text: str) -> list[float]:
@@ -173,16 +177,16 @@ def _parse_weights(text: str) -> list[float]:
     flag("--depth", 100, "passages per query"),
     JSON_OUT,
 )
-def fuse(run, run_out, json_out, **options):
+def fuse(run, run_out, method, weights, depth, json_out):
     """Fuse several runs into one, by ranks or by scores."""
     from cocondenser_jax.collection.trec import read_run, write_run
     from cocondenser_jax.retrieval.fuse import fuse_runs
 
     runs = [read_run(file) for file in run]
-    fused = fuse_runs(runs, **options)
+    fused = fuse_runs(runs, method, weights, depth)
     write_run(run_out, fused)
-    shared = sum(all(query in run for run in runs) for query in fused)
-    print_metrics({"queries": len(fused), "queries in every run": shared}, json_out)
+    in_every_run = [query for query in fused if all(query in each for each in runs)]
+    print_metrics({"queries": len(fused), "queries in every run": len(in_every_run)}, json_out)
 
 
 @command(
@@ -194,11 +198,16 @@ def fuse(run, run_out, json_out, **options):
     _PRECISION,
     flag("--with_positives", False, "also score relevant ones of --split, to teach or mine"),
 )
-def rerank(model, data, run, run_out, json_out, **options):
+def rerank(
+    model, run, data, split, run_out, depth, json_out, batch_size, precision, with_positives
+):
     """Score the passages of a run with a cross-encoder, and write the reranked run."""
-    from cocondenser_jax.retrieval.rerank import rerank
+    from cocondenser_jax.retrieval.rerank import Candidates, rerank
 
-    print_metrics(rerank(model, data, run, run_out, **options), json_out)
+    candidates = Candidates(
+        data=data, run=run, split=split, depth=depth, with_positives=with_positives
+    )
+    print_metrics(rerank(model, candidates, run_out, batch_size, precision), json_out)
 
 
 @command(
@@ -212,8 +221,9 @@ def rerank(model, data, run, run_out, json_out, **options):
     flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),
     JSON_OUT,
 )
-def mine(run, data, split, out, json_out, **options):
+def mine(run, data, split, out, depth, denoise_run, denoise_below, json_out):
     """Collect the negatives that finetune samples from, out of one or more runs."""
-    from cocondenser_jax.retrieval.mine import mine
+    from cocondenser_jax.retrieval.mine import Denoising, mine
 
-    print_metrics(mine(run, data, split, out, **options), json_out)
+    denoising = Denoising(denoise_run, denoise_below) if denoise_run else None
+    print_metrics(mine(run, data, split, out, depth, denoising), json_out)

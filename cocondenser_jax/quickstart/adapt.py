@@ -36,7 +36,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.analysis.report import Ranking, ResultRow, result_rows, write_report
-from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries, read_split
 from cocondenser_jax.collection.trec import Run, read_run, write_run
 from cocondenser_jax.configs import adapt as settings
 from cocondenser_jax.convert.from_torch import read_shape
@@ -65,7 +65,7 @@ from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.fuse import Method, fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256
-from cocondenser_jax.retrieval.search import retrieve
+from cocondenser_jax.retrieval.search import open_index, retrieve
 from cocondenser_jax.settings import override
 from cocondenser_jax.storage.files import new_folder, read_object, write_json
 from cocondenser_jax.storage.hub import find_folder
@@ -346,7 +346,7 @@ def _search(folder: Path, data: Path, out: Path) -> None:
     model = folder / "model"
     embeddings = folder / "embeddings"
     encode_corpus(model, data, embeddings)
-    retrieve(embeddings, model, data, out, split="test")
+    retrieve(open_index(embeddings, model), read_queries(data, "test"), out)
 
 
 def _fuse(runs: Sequence[Path], out: Path) -> None:

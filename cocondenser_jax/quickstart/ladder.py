@@ -33,7 +33,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cocondenser_jax.analysis.report import Ranking, ResultRow, result_rows, write_report
-from cocondenser_jax.collection.folder import read_split
+from cocondenser_jax.collection.folder import read_queries, read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
@@ -49,7 +49,7 @@ from cocondenser_jax.quickstart.steps import make_once, pretrain_model, seconds_
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.encode import encode_corpus
 from cocondenser_jax.retrieval.index import build_index
-from cocondenser_jax.retrieval.search import retrieve
+from cocondenser_jax.retrieval.search import open_index, retrieve
 from cocondenser_jax.storage.files import new_folder, write_json, write_text
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
@@ -216,4 +216,4 @@ def _search(candidate: Candidate, data: Path, out: Path) -> None:
         encode_corpus(retriever, data, embeddings, precision="float32")
         build_index(embeddings, index)
         shutil.rmtree(embeddings)
-    retrieve(index, retriever, data, out, split="test")
+    retrieve(open_index(index, retriever), read_queries(data, "test"), out)

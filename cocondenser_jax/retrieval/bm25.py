@@ -20,21 +20,28 @@ from cocondenser_jax.retrieval.embeddings import passage_at
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.runs import require_intact, write_checksums
 
+# Anserini's defaults; tuned on MS MARCO, they are 0.82 and 0.68.
+_K1 = 0.9
+_B = 0.4
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
 _WORTH_COMPILING = 50_000_000
 
 
 def write_bm25_run(
-    data_folder: Path, run_out: Path, split: str | None = None, **options: Any
+    data_folder: Path,
+    run_out: Path,
+    split: str | None = None,
+    depth: int = 100,
+    k1: float = _K1,
+    b: float = _B,
 ) -> dict[str, float]:
     """Ranks a data folder's passages for its queries, or those of a split; writes a TREC run.
 
-    Options are those of `bm25_run`. Returns the number of queries, and the seconds that indexing
-    and searching took.
+    See `bm25_run`. Returns the number of queries, and the seconds that indexing and searching took.
     """
     queries = read_queries(data_folder, split)
     start = time.perf_counter()
-    run = bm25_run(read_corpus(data_folder), queries, **options)
+    run = bm25_run(read_corpus(data_folder), queries, depth, k1, b)
     seconds = time.perf_counter() - start
     write_run(run_out, run)
     return {"queries": len(queries), "seconds_with_indexing": seconds}
@@ -44,8 +51,8 @@ def bm25_run(
     corpus: Iterable[Passage],
     queries: Mapping[str, str],
     depth: int = 100,
-    k1: float = 0.9,
-    b: float = 0.4,
+    k1: float = _K1,
+    b: float = _B,
 ) -> Run:
     """Ranks passages by BM25, in Lucene's formula.
 
@@ -57,7 +64,7 @@ def bm25_run(
       corpus: the passages.
       queries: id → text.
       depth: passages per query at most.
-      k1: saturation of term frequency; Anserini's default (tuned on MS MARCO: 0.82, with b 0.68).
+      k1: saturation of term frequency.
       b: strength of length normalization.
 
     Returns:
@@ -65,16 +72,16 @@ def bm25_run(
     """
     ids: list[str] = []
 
-    def noted() -> Iterator[Passage]:
+    def note_ids() -> Iterator[Passage]:
         for passage in corpus:
             ids.append(passage.id)
             yield passage
 
-    index = _build_index(noted(), k1, b)
-    found_Q = rank_by_bm25(index, list(queries.values()), depth)
+    index = _build_index(note_ids(), k1, b)
+    ranking_Q = rank_by_bm25(index, list(queries.values()), depth)
     return {
-        query: {ids[row]: score for row, score in found.items()}
-        for query, found in zip(queries, found_Q, strict=True)
+        query: {ids[row]: score for row, score in ranking.items()}
+        for query, ranking in zip(queries, ranking_Q, strict=True)
     }
 
 
@@ -100,11 +107,11 @@ def rank_by_bm25(index: Any, queries: list[str], depth: int) -> list[dict[int, f
     """Ranks by BM25; returns row → score of each query's passages, best first."""
     n_passages = index.scores["num_docs"]
     index.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
-    terms_Q = [index.get_tokens_ids(words) for words in _tokenize(queries, return_ids=False)]
-    found_Q: list[dict[int, float]] = [{} for _ in queries]
+    terms_Q = [index.get_tokens_ids(terms) for terms in _tokenize(queries, return_ids=False)]
+    ranking_Q: list[dict[int, float]] = [{} for _ in queries]
     known = [i for i, terms in enumerate(terms_Q) if terms]
     if not known:
-        return found_Q
+        return ranking_Q
     rows_QxK, scores_QxK = index.retrieve(
         [terms_Q[i] for i in known],
         k=min(depth, n_passages),
@@ -112,11 +119,12 @@ def rank_by_bm25(index: Any, queries: list[str], depth: int) -> list[dict[int, f
         backend_selection=index.backend,
     )
     for i, rows_K, scores_K in zip(known, rows_QxK.tolist(), scores_QxK.tolist(), strict=True):
-        found_Q[i] = {row: score for row, score in zip(rows_K, scores_K, strict=True) if score > 0}
-    return found_Q
+        ranking = zip(rows_K, scores_K, strict=True)
+        ranking_Q[i] = {row: score for row, score in ranking if score > 0}
+    return ranking_Q
 
 
-def _build_index(corpus: Iterable[Passage], k1: float = 0.9, b: float = 0.4) -> Any:
+def _build_index(corpus: Iterable[Passage], k1: float = _K1, b: float = _B) -> Any:
     bar = tqdm(corpus, desc="BM25 index", unit=" passages")
     tokens = _tokenize(passage_text(passage) for passage in bar)
     index = _import_bm25s().BM25(k1=k1, b=b, method="lucene")
@@ -126,9 +134,15 @@ def _build_index(corpus: Iterable[Passage], k1: float = 0.9, b: float = 0.4) -> 
     return index
 
 
-def _tokenize(texts: Iterable[str], **options: Any) -> Any:
-    options |= {"stopwords": "en", "stemmer": Stemmer.Stemmer("porter"), "show_progress": False}
-    return _import_bm25s().tokenize(texts, **options)
+def _tokenize(texts: Iterable[str], *, return_ids: bool = True) -> Any:
+    """Returns the stems of each text: numbers with their vocabulary, or strings."""
+    return _import_bm25s().tokenize(
+        texts,
+        return_ids=return_ids,
+        stopwords="en",
+        stemmer=Stemmer.Stemmer("porter"),
+        show_progress=False,
+    )
 
 
 @functools.cache

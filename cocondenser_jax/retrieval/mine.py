@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cocondenser_jax.collection.folder import read_best_passages, read_split, with_positives
 from cocondenser_jax.collection.trec import Run, read_run, write_run
@@ -18,15 +18,20 @@ from cocondenser_jax.errors import UserError
 Excludes = Callable[[str, str], bool]
 
 
-def mine(  # noqa: PLR0913
+class Denoising(NamedTuple):
+    """Leaves out what a cross-encoder finds relevant, as RocketQA does (arXiv 2010.08191)."""
+
+    run: Path  # logits by `rerank.rerank`; a passage without one is left out
+    below: float = 0.1  # the probability σ(logit) that a negative must be below; the paper's
+
+
+def mine(
     sources: Sequence[Path],
     data_folder: Path,
     split: str,
     out: Path,
-    *,
     depth: int = 200,
-    denoise_run: Path | None = None,
-    denoise_below: float = 0.1,
+    denoising: Denoising | None = None,
 ) -> dict[str, Any]:
     """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
 
@@ -36,23 +41,16 @@ def mine(  # noqa: PLR0913
       split: the one whose queries get negatives.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
-      denoise_run: logits by `rerank.rerank`. A passage without one, or whose probability σ(logit)
-        is not below `denoise_below`, is left out, as in RocketQA (arXiv 2010.08191).
-      denoise_below: a probability; 0.1 is the paper's.
+      denoising: which of them are left out; None: only what is judged relevant.
 
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
     """
-    if not 0 < denoise_below < 1:
-        raise UserError(f"denoise_below={denoise_below}: expected a probability above 0, below 1")
-    least = math.log(denoise_below / (1 - denoise_below))
-    logits = read_run(denoise_run) if denoise_run else {}
+    scored = _scored_exclusions(denoising) if denoising else {}
     qrels = with_positives(read_split(data_folder, split)[1])
     best = {source: read_best_passages(source, qrels, depth) for source in sources}
     exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
-    if denoise_run:
-        exclusions["not scored"] = lambda q, p: p not in logits.get(q, {})
-        exclusions["scored too high"] = lambda q, p: logits[q][p] >= least
+    exclusions |= scored
     pool, excluded = make_pool([*best.values()], exclusions)
     write_run(out, pool, tag="negatives")
     sizes = [len(negatives) for negatives in pool.values()]
@@ -64,6 +62,18 @@ def mine(  # noqa: PLR0913
         "negatives per query, least": min(sizes),
     }
     return summary | {f"excluded, {reason}": count for reason, count in excluded.items()}
+
+
+def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:
+    """Returns the exclusions by the scores of a cross-encoder."""
+    if not 0 < denoising.below < 1:
+        raise UserError(f"denoise_below={denoising.below}: expected a probability above 0, below 1")
+    least = math.log(denoising.below / (1 - denoising.below))
+    logits = read_run(denoising.run)
+    return {
+        "not scored": lambda q, p: p not in logits.get(q, {}),
+        "scored too high": lambda q, p: logits[q][p] >= least,
+    }
 
 
 def make_pool(

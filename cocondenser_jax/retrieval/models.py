@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -21,6 +21,9 @@ from sentence_transformers.sentence_transformer.modules import (
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
+
+# Of matrix products; "auto": see `uses_bfloat16`.
+Precision = Literal["auto", "float32", "bfloat16"]
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run the code of a folder.

@@ -2,31 +2,43 @@
 
 import time
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sentence_transformers import CrossEncoder
 
-from cocondenser_jax.collection import folder as collection
+from cocondenser_jax.collection.folder import (
+    judgments_file,
+    passage_text,
+    read_named,
+    read_queries,
+    read_split,
+    require_known,
+    with_positives,
+)
 from cocondenser_jax.collection.trec import first_passages, read_run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.models import load_cross_encoder, uses_bfloat16
+from cocondenser_jax.retrieval.models import Precision, load_cross_encoder, uses_bfloat16
 
 
-def rerank(  # noqa: PLR0913
+class Candidates(NamedTuple):
+    """The passages that are scored: the first of a run, for queries of a data folder."""
+
+    data: Path  # holds queries and passages
+    run: Path  # the first stage's TREC run
+    split: str | None = None  # the one with the run's queries; None: any query of the folder
+    depth: int = 100  # passages of the run, per query; those below are not in the new run
+    with_positives: bool = False  # each query's relevant passages too, which the run may not have
+
+
+def rerank(
     model_folder: Path,
-    data_folder: Path,
-    run_file: Path,
+    candidates: Candidates,
     out: Path,
-    *,
-    split: str | None = None,
-    depth: int = 100,
     batch_size: int = 64,
-    with_positives: bool = False,
-    precision: Literal["auto", "float32", "bfloat16"] = "auto",
+    precision: Precision = "auto",
 ) -> dict[str, Any]:
     """Scores the passages of a run with a cross-encoder and writes them as a new run.
 
@@ -35,62 +47,67 @@ def rerank(  # noqa: PLR0913
 
     Args:
       model_folder: see `models.load_cross_encoder`.
-      data_folder: holds queries and passages.
-      run_file: the first stage's TREC run.
+      candidates: what is scored.
       out: the run to write.
-      split: the one with the run's queries; None: the run may have any query of the folder.
-      depth: passages of the run, per query, to score. Those below are not in the new run.
       batch_size: pairs per forward pass.
-      with_positives: score each query's relevant passages too, though the run may not have them.
       precision: see `models.uses_bfloat16`; the head is always in float32.
 
     Returns:
       How many queries and pairs there are, and how long scoring took.
     """
-    if with_positives and split is None:
+    if candidates.with_positives and candidates.split is None:
         raise UserError("with_positives needs a split, whose judgments say what is relevant")
     model = load_cross_encoder(model_folder)
-    best = {query: first_passages(scores, depth) for query, scores in read_run(run_file).items()}
-    if not best:
-        raise UserError(f"{run_file} is empty: expected a TREC run")
-    queries = collection.read_queries(data_folder, split)
-    collection.require_known(best, queries, "queries", run_file)
-    relevant: dict[str, list[str]] = {}
-    judgments = run_file
-    if with_positives and split is not None:
-        judgments = collection.judgments_file(data_folder, split)
-        _, qrels = collection.read_split(data_folder, split)
-        relevant = {q: list(found) for q, found in collection.with_positives(qrels).items()}
-    passages = collection.read_named(data_folder, (run_file, best), (judgments, relevant))
-    # The dictionaries keep the first stage's order, and so do equal scores.
-    wanted = {
-        query: list(dict.fromkeys([*best.get(query, []), *relevant.get(query, [])]))
-        for query in best | relevant
-    }
-    pairs = [
-        (queries[query], collection.passage_text(passages[passage]))
-        for query, found in wanted.items()
-        for passage in found
-    ]
+    passages, pairs = _read_pairs(candidates)
     start = time.perf_counter()
-    scores_N = iter(score_pairs(model, pairs, batch_size, precision).tolist())
+    scores = iter(score_pairs(model, pairs, batch_size, precision).tolist())
     seconds = time.perf_counter() - start
-    write_run(
-        out, {q: dict(zip(ps, islice(scores_N, len(ps)), strict=True)) for q, ps in wanted.items()}
-    )
+    write_run(out, {query: {name: next(scores) for name in passages[query]} for query in passages})
     return {
-        "queries": len(wanted),
+        "queries": len(passages),
         "pairs": len(pairs),
         "reranking_seconds": seconds,
-        "reranking_ms_per_query": 1000 * seconds / len(wanted),
+        "reranking_ms_per_query": 1000 * seconds / len(passages),
     }
+
+
+def _read_pairs(candidates: Candidates) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
+    """Reads what is scored.
+
+    Returns:
+      The names of each query's passages, in the order of the first stage, which equal scores keep;
+      and the texts of each query and passage, in that order.
+    """
+    run = read_run(candidates.run)
+    if not run:
+        raise UserError(f"{candidates.run} is empty: expected a TREC run")
+    first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
+    queries = read_queries(candidates.data, candidates.split)
+    require_known(first, queries, "queries", candidates.run)
+    relevant: dict[str, list[str]] = {}
+    judgments = candidates.run
+    if candidates.with_positives and candidates.split is not None:
+        judgments = judgments_file(candidates.data, candidates.split)
+        _, qrels = read_split(candidates.data, candidates.split)
+        relevant = {query: list(grades) for query, grades in with_positives(qrels).items()}
+    texts = read_named(candidates.data, (candidates.run, first), (judgments, relevant))
+    passages = {
+        query: list(dict.fromkeys([*first.get(query, []), *relevant.get(query, [])]))
+        for query in first | relevant
+    }
+    pairs = [
+        (queries[query], passage_text(texts[name]))
+        for query in passages
+        for name in passages[query]
+    ]
+    return passages, pairs
 
 
 def score_pairs(
     model: CrossEncoder,
     pairs: Sequence[tuple[str, str]],
     batch_size: int = 64,
-    precision: Literal["auto", "float32", "bfloat16"] = "auto",
+    precision: Precision = "auto",
 ) -> np.ndarray:
     """Returns `scores_N`, float32: the logit of each (query, passage)."""
     with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)):

@@ -12,7 +12,6 @@ import pyarrow  # type: ignore[import-untyped]
 from sentence_transformers import SentenceTransformer
 from tqdm import trange
 
-from cocondenser_jax.collection.folder import read_queries
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
@@ -116,22 +115,13 @@ def open_index(
 
 
 def retrieve(
-    folder: Path,
-    model_folder: Path,
-    data_folder: Path,
-    run_out: Path,
-    *,
-    split: str | None = None,
-    depth: int = 100,
-    **options: Any,
+    index: Index, queries: Mapping[str, str], run_out: Path, depth: int = 100
 ) -> dict[str, float]:
-    """Searches for the queries of a data folder, or of a split, and writes a TREC run.
+    """Searches for queries (id → text) and writes a TREC run.
 
-    The options are those of `open_index`. Returns the numbers of queries and passages, and the
-    seconds that encoding the queries and searching took.
+    Returns the numbers of queries and passages, and the seconds that encoding the queries and
+    searching took.
     """
-    queries = read_queries(data_folder, split)
-    index = open_index(folder, model_folder, **options)
     run, seconds = search_run_timed(index, queries, depth)
     write_run(run_out, run)
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}

@@ -9,7 +9,7 @@ import pytest
 from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import read_candidates, with_positives
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.mine import make_pool, mine
+from cocondenser_jax.retrieval.mine import Denoising, make_pool, mine
 from tests.world import write_qrels, write_records
 
 QRELS = {"q1": {"a": 1, "b": 0}, "q2": {"c": 2}, "q3": {"a": 0}}
@@ -93,8 +93,7 @@ def test_scores_of_a_cross_encoder_exclude(folder):
         folder,
         "train",
         folder / "pool.trec",
-        denoise_run=teacher,
-        denoise_below=0.1,
+        denoising=Denoising(teacher, below=0.1),
     )
     assert pools(folder / "pool.trec") == {"q1": ["b", "c"]}
     assert {k: v for k, v in metrics.items() if k.startswith("excluded")} == {
@@ -109,7 +108,7 @@ def test_a_threshold_that_is_no_probability_is_refused(folder):
     arguments = [teacher], folder, "train", folder / "pool.trec"
     for below in (0.0, 1.0, -2.2):
         with pytest.raises(UserError, match=f"denoise_below={below}: expected a probability"):
-            mine(*arguments, denoise_run=teacher, denoise_below=below)
+            mine(*arguments, denoising=Denoising(teacher, below))
     assert not (folder / "pool.trec").exists()
 
 

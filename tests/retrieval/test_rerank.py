@@ -10,11 +10,12 @@ import safetensors.torch
 import torch
 import transformers
 
-from cocondenser_jax.collection import folder, trec
+from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import rerank
 from cocondenser_jax.retrieval.models import load_cross_encoder
+from cocondenser_jax.retrieval.rerank import Candidates
 
 RUN = {
     "q3": {"d7": 3.0, "d3": 2.0, "d40": 1.0, "d41": 0.5},
@@ -63,9 +64,8 @@ def test_scores_are_the_models_logits(
     cross_encoder_folder, beir, run_file, tmp_path, score_by_hand, batch_size
 ):
     out = tmp_path / "new" / "reranked.trec"
-    metrics = rerank.rerank(
-        cross_encoder_folder, beir, run_file, out, split="train", batch_size=batch_size
-    )
+    candidates = Candidates(beir, run_file, split="train")
+    metrics = rerank.rerank(cross_encoder_folder, candidates, out, batch_size=batch_size)
     found = trec.read_run(out)
     assert {query: set(scores) for query, scores in found.items()} == {
         query: set(scores) for query, scores in RUN.items()
@@ -103,7 +103,7 @@ def test_the_order_of_length_is_not_seen_in_the_scores(cross_encoder_folder, wor
 
 def test_logits_are_written_as_they_are(cross_encoder_folder, beir, run_file, tmp_path):
     out = tmp_path / "reranked.trec"
-    rerank.rerank(cross_encoder_folder, beir, run_file, out)
+    rerank.rerank(cross_encoder_folder, Candidates(beir, run_file), out)
     queries, texts = (
         read_queries(beir),
         {p.id: passage_text(p) for p in read_corpus(beir)},
@@ -122,7 +122,7 @@ def test_equal_scores_keep_the_order_of_the_first_stage(
     cross_encoder_folder, beir, run_file, tmp_path
 ):
     folder = edited(cross_encoder_folder, tmp_path / "flat", lambda weight: weight.zero_())
-    rerank.rerank(folder, beir, run_file, tmp_path / "out.trec", split="train")
+    rerank.rerank(folder, Candidates(beir, run_file, split="train"), tmp_path / "out.trec")
     lines = [line.split() for line in (tmp_path / "out.trec").read_text().splitlines()]
     assert [line[2] for line in lines] == ["d7", "d3", "d40", "d41", "d9", "d1"]
     scores = [float(line[4]) for line in lines[:4]]
@@ -131,16 +131,15 @@ def test_equal_scores_keep_the_order_of_the_first_stage(
 
 def test_what_lies_below_the_depth_is_dropped(cross_encoder_folder, beir, run_file, tmp_path):
     out = tmp_path / "out.trec"
-    rerank.rerank(cross_encoder_folder, beir, run_file, out, split="train", depth=2)
+    rerank.rerank(cross_encoder_folder, Candidates(beir, run_file, split="train", depth=2), out)
     found = trec.read_run(out)
     assert {q: set(s) for q, s in found.items()} == {"q3": {"d7", "d3"}, "q1": {"d9", "d1"}}
 
 
 def test_positives_are_scored_too(cross_encoder_folder, beir, run_file, tmp_path, score_by_hand):
     out = tmp_path / "teacher.trec"
-    metrics = rerank.rerank(
-        cross_encoder_folder, beir, run_file, out, split="train", depth=1, with_positives=True
-    )
+    candidates = Candidates(beir, run_file, split="train", depth=1, with_positives=True)
+    metrics = rerank.rerank(cross_encoder_folder, candidates, out)
     found = trec.read_run(out)
     # Every query of the split has its positive, also those of which the run has nothing.
     expected = {query: {f"d{query[1:]}"} for query in JUDGED}
@@ -159,9 +158,8 @@ def test_what_is_judged_irrelevant_is_no_positive(cross_encoder_folder, beir, ru
     with (folder / "qrels" / "train.tsv").open("a") as file:
         file.write("q1\td50\t0\nq1\td51\t-1\nq1\td52\t2\n")
     out = tmp_path / "teacher.trec"
-    rerank.rerank(
-        cross_encoder_folder, folder, run_file, out, split="train", depth=1, with_positives=True
-    )
+    candidates = Candidates(folder, run_file, split="train", depth=1, with_positives=True)
+    rerank.rerank(cross_encoder_folder, candidates, out)
     assert set(trec.read_run(out)["q1"]) == {"d9", "d1", "d52"}
 
 
@@ -169,8 +167,9 @@ def test_only_what_is_scored_is_kept_of_the_corpus(
     cross_encoder_folder, beir, run_file, tmp_path, monkeypatch
 ):
     made = []
-    monkeypatch.setattr(folder, "passage_text", lambda p: made.append(p.id) or passage_text(p))
-    rerank.rerank(cross_encoder_folder, beir, run_file, tmp_path / "out.trec", depth=3)
+    monkeypatch.setattr(rerank, "passage_text", lambda p: made.append(p.id) or passage_text(p))
+    candidates = Candidates(beir, run_file, depth=3)
+    rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
     assert sorted(made) == ["d1", "d3", "d40", "d7", "d9"]
 
 
@@ -191,7 +190,9 @@ def test_mistakes_write_no_run(
 ):
     run_file.write_text(lines)
     with pytest.raises(UserError, match=message):
-        rerank.rerank(cross_encoder_folder, beir, run_file, tmp_path / "out.trec", **settings)
+        rerank.rerank(
+            cross_encoder_folder, Candidates(beir, run_file, **settings), tmp_path / "out.trec"
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["first.trec"]
 
 
@@ -202,10 +203,11 @@ def test_a_positive_that_the_corpus_lacks_is_named_with_its_judgments(
     shutil.copytree(beir, folder)
     with (folder / "qrels" / "train.tsv").open("a") as file:
         file.write("q1\tnobody\t1\n")
-    arguments = cross_encoder_folder, folder, run_file, tmp_path / "out.trec"
-    rerank.rerank(*arguments, split="train")
+    candidates = Candidates(folder, run_file, split="train")
+    rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
+    candidates = candidates._replace(with_positives=True)
     with pytest.raises(UserError, match=r"train.tsv names 1 passages .* not have: nobody"):
-        rerank.rerank(*arguments, split="train", with_positives=True)
+        rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
 
 
 def test_models_that_cannot_score_are_refused(
@@ -213,10 +215,10 @@ def test_models_that_cannot_score_are_refused(
 ):
     out = tmp_path / "out.trec"
     with pytest.raises(UserError, match="is not a cross-encoder"):
-        rerank.rerank(model_folder, beir, run_file, out)
+        rerank.rerank(model_folder, Candidates(beir, run_file), out)
     broken = edited(
         cross_encoder_folder, tmp_path / "nan", lambda weight: weight.fill_(float("nan"))
     )
     with pytest.raises(UserError, match="scores a pair with NaN or infinity"):
-        rerank.rerank(broken, beir, run_file, out)
+        rerank.rerank(broken, Candidates(beir, run_file), out)
     assert not out.exists()

@@ -59,8 +59,8 @@ def hardness(batches_MxB: np.ndarray, scores: scipy.sparse.csr_array) -> np.ndar
 def small_clusters(n: int, size: int) -> scipy.sparse.csr_array:
     """Returns the best passages of queries in clusters as large as a batch, searched in all."""
     rng = np.random.default_rng(0)
-    centres_NxD = np.repeat(rng.normal(size=(-(-n // size), DIMENSIONS)), size, axis=0)[:n]
-    queries_NxD, texts_NxD = centres_NxD + rng.normal(size=(2, n, DIMENSIONS))
+    centers_NxD = np.repeat(rng.normal(size=(-(-n // size), DIMENSIONS)), size, axis=0)[:n]
+    queries_NxD, texts_NxD = centers_NxD + rng.normal(size=(2, n, DIMENSIONS))
     scores_NxN = queries_NxD @ texts_NxD.T
     best_NxK = np.argsort(-scores_NxN)[:, :DEPTH]
     return to_matrix(best_NxK, np.take_along_axis(scores_NxN, best_NxK, 1))
@@ -74,8 +74,8 @@ def large_clusters(n: int, size: int) -> scipy.sparse.csr_array:
     scores_NxK = np.zeros((n, DEPTH), np.float32)
     for cluster in range(-(-n // size)):
         pairs_C = np.flatnonzero(label_N == cluster)
-        centre_D = rng.normal(size=DIMENSIONS)
-        queries_CxD, texts_CxD = centre_D + rng.normal(size=(2, len(pairs_C), DIMENSIONS))
+        center_D = rng.normal(size=DIMENSIONS)
+        queries_CxD, texts_CxD = center_D + rng.normal(size=(2, len(pairs_C), DIMENSIONS))
         scores_CxC = queries_CxD @ texts_CxD.T
         best_CxK = np.argsort(-scores_CxC)[:, :DEPTH]
         passages_NxK[pairs_C, : best_CxK.shape[1]] = pairs_C[best_CxK]

@@ -203,7 +203,7 @@ def compare_goals(goals: Sequence[Goal], tolerance: float) -> list[Comparison]:
     comparisons = []
     for (row, test), goal in {(goal.row, goal.test): goal for goal in goals}.items():
         own = results[row, test]
-        p_values = _randomisation_p(own, results.get((goal.against, test), []))
+        p_values = _randomization_p(own, results.get((goal.against, test), []))
         for measure, published in goal.figures.items():
             values = [float(result.get("mean", result)[measure]) for result in own]
             mean = statistics.fmean(values) if values else None
@@ -235,12 +235,12 @@ def _correct_all(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [one._replace(corrected_p=corrected.get(one[:3])) for one in comparisons]
 
 
-def _randomisation_p(own: Sequence[Any], others: Sequence[Any]) -> dict[str, float]:
+def _randomization_p(own: Sequence[Any], others: Sequence[Any]) -> dict[str, float]:
     """Tests each metric's means over seeds, query by query; {} where there is nothing to test."""
     if not own or not others or own == others:
         return {}
     tested = compare(_average_seeds(own), _average_seeds(others))
-    return {name: test["randomisation_p"] for name, test in tested.items()}
+    return {name: test["randomization_p"] for name, test in tested.items()}
 
 
 def _average_seeds(results: Sequence[Any]) -> dict[str, dict[str, float]]:

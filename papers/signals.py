@@ -212,7 +212,7 @@ def _judge(test: _Test, found: Run, published: Run) -> list[str | float]:
 
 def _verdict(compared: Mapping[str, Any]) -> list[str | float]:
     difference = compared["difference"]
-    return [decide(difference, compared["randomisation_p"]), difference]
+    return [decide(difference, compared["randomization_p"]), difference]
 
 
 def count_right(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

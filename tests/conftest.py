@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile many tiny programs once each: optimising them takes three times as long as all else.
+# Tests compile many tiny programs once each: optimizing them takes three times as long as all else.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if "XLA_FLAGS" not in os.environ:
     # On a busy machine, one of eight devices may wait for the others for more than 40 seconds.
@@ -210,7 +210,7 @@ def research_folders(tmp_path_factory):
         generator = torch.Generator().manual_seed(7)
         for module in (lm, head):
             for name, parameter in module.named_parameters():
-                # Wider than at initialisation, and biases too: every tensor must matter.
+                # Wider than at initialization, and biases too: every tensor must matter.
                 scale, shift = (0.1, 1.0) if "norm.weight" in name.lower() else (0.2, 0.0)
                 parameter.data.normal_(shift, scale, generator=generator)
         lm.save_pretrained(folder)

@@ -210,6 +210,29 @@ def test_the_prose_has_none_of_these_words(pattern):
     assert found == set()
 
 
+def words_of_code(text):
+    """Returns the words that names, comments and texts of a module are made of."""
+    return " ".join(re.findall(r"[A-Z]?[a-z]+|[A-Z]+", text))
+
+
+def test_names_and_comments_are_american():
+    found = set()
+    for folder in ("cocondenser_jax", "configs", "benchmarks", "checks", "examples", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path.name == Path(__file__).name or path.parent.name == "papers":
+                continue
+            text = words_of_code(path.read_text(encoding="utf-8"))
+            place = path.relative_to(ROOT).as_posix()
+            found |= {(place, word[0]) for word in BRITISH.finditer(text)}
+    assert found == set()
+
+
+def test_a_name_is_read_word_by_word():
+    code = "randomisation_p = COLOURS[centre_D]  # BehaviourTree"
+    words = [word[0] for word in BRITISH.finditer(words_of_code(code))]
+    assert words == ["randomisation", "COLOURS", "centre", "Behaviour"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from cocondenser_jax.storage.metrics import logged_lines
 
 # Of curves: all can be read on a light and on a dark page.
-COLOURS = ("#2b83c6", "#d9641e", "#1a9970", "#c4609c", "#95821a", "#8170e0")
+COLORS = ("#2b83c6", "#d9641e", "#1a9970", "#c4609c", "#95821a", "#8170e0")
 _GREY = "#848a90"
 _MAX_POINTS = 100  # per curve; the noise of single steps would hide it
 _STYLE: dict[Any, Any] = {
@@ -35,12 +35,12 @@ class Curve(NamedTuple):
     """One line of a plot: its values [T] after training steps [T], at least one."""
 
     label: str
-    colour: str
+    color: str
     steps: np.ndarray
     values: np.ndarray
 
 
-def read_curves(path: Path, label: str, colour: str) -> dict[str, Curve]:
+def read_curves(path: Path, label: str, color: str) -> dict[str, Curve]:
     """Reads the curve of each key of a `metrics.jsonl` that has a finite value.
 
     A long curve becomes 100 points, each the mean of a part; an incomplete last line is left out.
@@ -54,7 +54,7 @@ def read_curves(path: Path, label: str, colour: str) -> dict[str, Curve]:
     for key, found in points.items():
         parts = np.array_split(found, min(len(found), _MAX_POINTS))
         steps, values = np.array([part.mean(axis=0) for part in parts]).T
-        curves[key] = Curve(label, colour, steps, values)
+        curves[key] = Curve(label, color, steps, values)
     return curves
 
 
@@ -66,7 +66,7 @@ def plot_svg(curves: Sequence[Curve], title: str) -> str:
         axes = figure.add_subplot(frameon=False)
         for curve in curves:
             marker = "o" if len(curve.values) == 1 else ""
-            axes.plot(curve.steps, curve.values, color=curve.colour, marker=marker)
+            axes.plot(curve.steps, curve.values, color=curve.color, marker=marker)
         axes.set_xlabel("step")
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)

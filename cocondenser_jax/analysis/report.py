@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cocondenser_jax.analysis.plots import COLOURS, Curve, plot_svg, read_curves
+from cocondenser_jax.analysis.plots import COLORS, Curve, plot_svg, read_curves
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import Metrics
 from cocondenser_jax.evaluation.significance import compare, correct, format_p
@@ -58,7 +58,7 @@ def result_rows(rankings: Sequence[Ranking], baselines: Collection[str]) -> list
         p_values = {}
         if ranking is not best:
             tests = compare(best.metrics["per_query"], ranking.metrics["per_query"])
-            p_values = {name: test["randomisation_p"] for name, test in tests.items()}
+            p_values = {name: test["randomization_p"] for name, test in tests.items()}
         row = ResultRow(
             name=ranking.name,
             model=ranking.model,
@@ -129,8 +129,8 @@ def _plots(runs: Mapping[str, Path]) -> dict[str, list[Curve]]:
     """Returns the curves of each key that was logged; a run has the same color in all."""
     plots: dict[str, list[Curve]] = {}
     for number, (name, folder) in enumerate(runs.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        for key, curve in read_curves(folder / "metrics.jsonl", name, colour).items():
+        color = COLORS[number % len(COLORS)]
+        for key, curve in read_curves(folder / "metrics.jsonl", name, color).items():
             if key not in _NOT_DRAWN:
                 plots.setdefault(key, []).append(curve)
     return plots

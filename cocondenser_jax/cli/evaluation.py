@@ -35,7 +35,7 @@ def evaluate(run, qrels, metrics, compare_with, json_out):
         forms = (".4f", ".4f", "+.4f", ".3g", "", ",", ",", ",")
         rows = []
         for name, row in result["comparisons"].items():
-            shown = row | {"randomisation_p": format_p(row["randomisation_p"])}
+            shown = row | {"randomization_p": format_p(row["randomization_p"])}
             rows.append((name, *map(format, shown.values(), forms)))
         print_table(head, rows)
     if json_out:

@@ -28,7 +28,7 @@ def compare(
 
     Returns:
       metric → both means (`mean`, `other_mean`), their `difference`, the p-values (`t_test_p`,
-      `randomisation_p`; 1 for runs without a difference), and how many queries are `better`,
+      `randomization_p`; 1 for runs without a difference), and how many queries are `better`,
       `worse` or `equal` in `per_query`.
     """
     if per_query.keys() != other.keys():
@@ -46,7 +46,7 @@ def compare(
             "other_mean": other_means[name],
             "difference": means[name] - other_means[name],
             "t_test_p": _t_test_p(values_Q, other_values_Q),
-            "randomisation_p": _randomisation_p(values_Q - other_values_Q),
+            "randomization_p": _randomization_p(values_Q - other_values_Q),
             "better": int((values_Q > other_values_Q).sum()),
             "worse": int((values_Q < other_values_Q).sum()),
             "equal": int((values_Q == other_values_Q).sum()),
@@ -82,7 +82,7 @@ def _t_test_p(values_Q: np.ndarray, other_values_Q: np.ndarray) -> float:
         return float(np.nan_to_num(stats.ttest_rel(values_Q, other_values_Q).pvalue, nan=1.0))
 
 
-def _randomisation_p(differences_Q: np.ndarray) -> float:
+def _randomization_p(differences_Q: np.ndarray) -> float:
     # Differences of 0 change no sum.
     nonzero_Q = differences_Q[differences_Q != 0]
     if len(nonzero_Q) < 2:  # a single one is as large with either sign

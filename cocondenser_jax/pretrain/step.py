@@ -166,7 +166,7 @@ def loss_and_gradient(
         # A function of seed, step and the span's global index only.
         spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
         seeds_S = fold_in(fold_in(jnp.uint32(settings.seed), step), spans_S)
-    # Neighbours in length share a chunk, so that chunks of short spans can be computed short. The
+    # Neighbors in length share a chunk, so that chunks of short spans can be computed short. The
     # copies of a span, of one length, stay together.
     order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
     place_S = jnp.argsort(order_S)

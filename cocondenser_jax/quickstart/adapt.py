@@ -278,7 +278,7 @@ def _choose_share(
         run = dense_run(blend(original, changed, share), sample)
         test = compare(agreement(run, expected), before)["agreement"]
         tried[f"{share:g}"] = test
-        if decide(test["difference"], test["randomisation_p"]) != "harmed":
+        if decide(test["difference"], test["randomization_p"]) != "harmed":
             break
     else:
         share = 0.0

@@ -81,7 +81,7 @@ def test_page_without_a_table_has_no_comparison(tmp_path):
     assert "<table" not in html
 
 
-def test_a_curve_has_its_colour_and_last_value_in_plot_and_legend(tmp_path):
+def test_a_curve_has_its_color_and_last_value_in_plot_and_legend(tmp_path):
     html, _ = written_page(tmp_path)
     legend = re.findall(r'<i style="background:(#\w+)"></i>\s*([\w ]+) <b>([\d.]+)</b>', html)
     assert legend == [("#2b83c6", "stage 1", "1.25")]

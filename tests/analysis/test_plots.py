@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.analysis import report
-from cocondenser_jax.analysis.plots import COLOURS, Curve, plot_svg, read_curves
+from cocondenser_jax.analysis.plots import COLORS, Curve, plot_svg, read_curves
 from cocondenser_jax.errors import UserError
 
 
@@ -22,7 +22,7 @@ def test_curves_have_the_values_of_the_lines_that_have_their_key(tmp_path):
     path = write_lines(tmp_path / "m.jsonl", {"step": 1, "loss": 2.0}, {"step": 2, "rate": 0.5})
     curves = read_curves(path, "run", "#2b83c6")
     assert list(curves) == ["step", "loss", "rate"]
-    assert {(curve.label, curve.colour) for curve in curves.values()} == {("run", "#2b83c6")}
+    assert {(curve.label, curve.color) for curve in curves.values()} == {("run", "#2b83c6")}
     np.testing.assert_array_equal(curves["loss"].steps, [1])
     np.testing.assert_array_equal(curves["loss"].values, [2.0])
     np.testing.assert_array_equal(curves["rate"].steps, [2])
@@ -81,13 +81,13 @@ def drawn_lines(svg):
     return lines
 
 
-def test_plot_draws_each_curve_to_scale_in_its_own_colour():
+def test_plot_draws_each_curve_to_scale_in_its_own_color():
     steps, first, second = np.array([0, 1, 3]), np.array([1.0, 5.0, 3.0]), np.array([2.0, 2.0, 4.0])
-    curves = [Curve("a", COLOURS[0], steps, first), Curve("b", COLOURS[2], steps, second)]
+    curves = [Curve("a", COLORS[0], steps, first), Curve("b", COLORS[2], steps, second)]
     lines = drawn_lines(plot_svg(curves, "loss"))
-    [a] = lines[COLOURS[0]]
-    [b] = lines[COLOURS[2]]
-    assert COLOURS[1] not in lines
+    [a] = lines[COLORS[0]]
+    [b] = lines[COLORS[2]]
+    assert COLORS[1] not in lines
     per_step = (a[2, 0] - a[0, 0]) / 3
     np.testing.assert_allclose(a[:, 0], a[0, 0] + per_step * steps, atol=1e-4)
     per_unit = (a[1, 1] - a[0, 1]) / 4  # negative: SVG counts downwards
@@ -96,30 +96,30 @@ def test_plot_draws_each_curve_to_scale_in_its_own_colour():
     np.testing.assert_allclose(b[:, 1], a[0, 1] + per_unit * (second - 1), atol=1e-4)
 
 
-def luminance(colour):
+def luminance(color):
     """Relative luminance, as in WCAG 2."""
-    values = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    values = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in values]
     return np.dot([0.2126, 0.7152, 0.0722], linear)
 
 
-def test_every_colour_can_be_told_from_a_light_and_a_dark_page():
+def test_every_color_can_be_told_from_a_light_and_a_dark_page():
     steps = np.arange(50.0)
-    curves = [Curve("", colour, steps, steps * i) for i, colour in enumerate(COLOURS)]
+    curves = [Curve("", color, steps, steps * i) for i, color in enumerate(COLORS)]
     svg = plot_svg(curves, "")
     used = set(re.findall(r"(?:fill|stroke): ?(#[0-9a-f]+)", svg))
-    assert used > {*COLOURS}
+    assert used > {*COLORS}
     html = Path(report.__file__).with_name("page.html").read_text()
     cards = re.findall(r"--card: (#\w+)", html)
     assert len(cards) == 2
-    for colour in used:
+    for color in used:
         for card in cards:
-            dark, light = sorted(luminance(x) + 0.05 for x in (colour, card))
+            dark, light = sorted(luminance(x) + 0.05 for x in (color, card))
             assert light / dark > 3  # what WCAG 2 asks of graphics
 
 
-def test_plot_brings_neither_a_background_nor_a_colour_of_text():
-    svg = plot_svg([Curve("", COLOURS[0], np.arange(3.0), np.arange(3.0))], "")
+def test_plot_brings_neither_a_background_nor_a_color_of_text():
+    svg = plot_svg([Curve("", COLORS[0], np.arange(3.0), np.arange(3.0))], "")
     assert re.findall(r"(?:fill|stroke): ?(?:black|white|#000000|#ffffff)", svg) == []
     assert re.findall(r"<text[^>]*fill", svg) == []
     assert "<metadata" not in svg

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cocondenser_jax.analysis.plots import COLOURS
+from cocondenser_jax.analysis.plots import COLORS
 from cocondenser_jax.analysis.report import ResultRow, comparison_table
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default, finetune
@@ -56,7 +56,7 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     pretraining = ["loss", "contrastive_loss", "probe/partner_mrr", "spans_per_second"]
     assert titles == [*pretraining, "loss", "pairs_per_second"]
     legends = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
-    both = [(COLOURS[0], str(runs[0]), "1.25"), (COLOURS[1], str(runs[1]), "0.75")]
+    both = [(COLORS[0], str(runs[0]), "1.25"), (COLORS[1], str(runs[1]), "0.75")]
     assert re.findall(r"background:(#\w+)\W.*?\s(\S+) <b>([\d.]+)</b>", legends[1], re.S) == both
     assert str(runs[1]) not in legends[3]
 

@@ -71,7 +71,7 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     assert main([*both, f"--out={place}/bytes"]) == 0
     tokenizer = load_tokenizer(f"{place}/bytes")
     assert tokenizer.kind == "roberta"
-    # Learnt from both sources, and good for `corpus`.
+    # Learned from both sources, and good for `corpus`.
     assert {"Ġthese", "Ġriver"} < tokenizer.backend.get_vocab().keys()
     words = ["corpus", f"--source={place}/a.parquet", f"--tokenizer={place}/cased"]
     assert main([*words, f"--out={place}/store"]) == 0

@@ -1,4 +1,4 @@
-"""Small tokenizers of all kinds, learnt from the documentation of the standard library."""
+"""Small tokenizers of all kinds, learned from the documentation of the standard library."""
 
 import argparse
 import csv

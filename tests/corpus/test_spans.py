@@ -31,7 +31,7 @@ def _keep_short_spans(monkeypatch):
 
 
 def greedy_spans(tokenizer, sentences, limit):
-    """The longest runs of sentences that fit, by tokenising every candidate from scratch."""
+    """The longest runs of sentences that fit, by tokenizing every candidate from scratch."""
     texts = []
     for sentence in sentences:
         longer = f"{texts[-1]} {sentence}" if texts else sentence

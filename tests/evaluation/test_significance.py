@@ -37,7 +37,7 @@ def test_few_queries_against_all_assignments(pairs):
 
     sums = [np.dot(signs, differences) for signs in itertools.product((1, -1), repeat=len(pairs))]
     expected = np.mean(np.abs(sums) >= abs(differences.sum()))
-    assert row["randomisation_p"] == pytest.approx(expected, abs=1e-12)
+    assert row["randomization_p"] == pytest.approx(expected, abs=1e-12)
     if np.ptp(differences):
         assert row["t_test_p"] == pytest.approx(student(differences), abs=1e-9)
     else:
@@ -64,12 +64,12 @@ def test_many_queries_against_drawn_assignments(effect):
     second_T = np.where(swapped_TxQ, values_Q, others_Q).mean(axis=1)
     observed = abs(values_Q.mean() - others_Q.mean())
     expected = (np.abs(first_T - second_T) >= observed).mean()
-    assert row["randomisation_p"] == pytest.approx(expected, abs=0.02)
+    assert row["randomization_p"] == pytest.approx(expected, abs=0.02)
     assert row["t_test_p"] == pytest.approx(student(values_Q - others_Q), abs=1e-9)
     assert row["equal"] == 60
     assert compare(metrics(values_Q), metrics(others_Q))["MRR@10"] == row
     exchanged = compare(metrics(others_Q), metrics(values_Q))["MRR@10"]
-    assert exchanged["randomisation_p"] == pytest.approx(row["randomisation_p"], abs=0.02)
+    assert exchanged["randomization_p"] == pytest.approx(row["randomization_p"], abs=0.02)
     assert exchanged["difference"] == -row["difference"]
 
 
@@ -78,7 +78,7 @@ def test_identical_runs_have_p_one():
     comparisons = compare(run, run)
     assert list(comparisons) == ["MRR@10", "Recall@5"]
     for row in comparisons.values():
-        assert (row["t_test_p"], row["randomisation_p"], row["difference"]) == (1.0, 1.0, 0.0)
+        assert (row["t_test_p"], row["randomization_p"], row["difference"]) == (1.0, 1.0, 0.0)
         assert (row["better"], row["worse"], row["equal"]) == (0, 0, 2)
 
 
@@ -127,10 +127,10 @@ def test_nine_tests_of_a_table():
 
 
 def test_a_p_that_the_draws_cannot_tell_is_a_bound():
-    smallest = compare(metrics([0.5] * 40), metrics([0.25] * 40))["MRR@10"]["randomisation_p"]
+    smallest = compare(metrics([0.5] * 40), metrics([0.25] * 40))["MRR@10"]["randomization_p"]
     assert smallest == pytest.approx(2 / 10_001)
     assert format_p(smallest) == "≤ 0.0002"
-    exact = compare(metrics([0.5] * 13), metrics([0.25] * 13))["MRR@10"]["randomisation_p"]
+    exact = compare(metrics([0.5] * 13), metrics([0.25] * 13))["MRR@10"]["randomization_p"]
     assert format_p(exact) == "0.00024"  # 2 of 2^13 assignments
     corrected = correct({"a": smallest, "b": 0.0004, "c": 1.0})
     shown = {name: format_p(p, len(corrected)) for name, p in corrected.items()}

@@ -28,8 +28,8 @@ def test_the_rate_is_zeroed_and_the_mean_kept(rate):
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_masks_of_neighbours_are_independent(rate):
-    """Neighbouring seeds of any level, and neighbouring columns: correlations are noise."""
+def test_masks_of_neighbors_are_independent(rate):
+    """Neighboring seeds of any level, and neighboring columns: correlations are noise."""
     seed = jnp.uint32(3)
     step, next_step = (fold_in(fold_in(seed, s), jnp.arange(4000)) for s in (7, 8))
     site = fold_in(step, 1)

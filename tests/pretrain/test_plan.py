@@ -32,7 +32,7 @@ SPEC = BatchSpec(0, 256, 128)
 
 
 def small_plan(tmp_path, *overrides):
-    """Plans through the command line, in a process where XLA's optimisations are not turned off."""
+    """Plans through the command line, in a process where XLA's optimizations are not turned off."""
     pytest.importorskip("libtpu")
     out = tmp_path / "plan.json"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}

@@ -51,7 +51,7 @@ class Finished(NamedTuple):
     model: Path
     corpus: Path
     data: Path
-    unlabelled: Path
+    unlabeled: Path
     judged: Path
     printed: dict[Path, str]
 
@@ -108,16 +108,16 @@ def finished(tmp_path_factory, make_model, corpus, judged_data):
     loaded.similarity_fn_name = "cosine"
     loaded.save_pretrained(str(model), create_model_card=False)
     own = [f"--corpus={corpus}", f"--model={model}"]
-    asked = {"unlabelled": own, "judged": [*own, f"--data={judged_data}"]}
+    asked = {"unlabeled": own, "judged": [*own, f"--data={judged_data}"]}
     printed = {}
     for name, words in asked.items():
         workdir = folder / name
         command = ["adapt", *words, f"--workdir={workdir}", *SETTINGS]
-        if name == "unlabelled":
+        if name == "unlabeled":
             kill_during_training(command, workdir)
             assert not (workdir / "model").exists()
         else:
-            copy_pretraining(folder / "unlabelled", workdir, data=str(judged_data))
+            copy_pretraining(folder / "unlabeled", workdir, data=str(judged_data))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdout", out := (folder / f"{name}.out").open("w"))
             assert main(command) == 0
@@ -136,7 +136,7 @@ def weights(folder):
 
 @pytest.mark.effect("adapt --corpus", "adapt --model", "adapt --workdir")
 def test_an_adaptation_that_was_killed_is_as_promised(finished):
-    workdir = finished.unlabelled
+    workdir = finished.unlabeled
     logged = lines(workdir / "pretraining" / "metrics.jsonl")
     for kind in ("loss", "probe/partner_mrr"):  # none lost, none twice
         assert [x["step"] for x in logged if kind in x] == [*range(1, N_STEPS + 1)]
@@ -153,11 +153,11 @@ def test_an_adaptation_that_was_killed_is_as_promised(finished):
 
 
 def test_without_judgments_the_share_that_agrees_is_kept(finished):
-    workdir = finished.unlabelled
+    workdir = finished.unlabeled
     chosen = json.loads((workdir / "agreement.json").read_text())
     last = list(chosen["tried"])[-1]
     for share, test in chosen["tried"].items():
-        holds = test["difference"] >= 0 or test["randomisation_p"] >= 0.05
+        holds = test["difference"] >= 0 or test["randomization_p"] >= 0.05
         assert holds == (float(share) == chosen["share"])
     assert chosen["share"] in (0.0, float(last))
     line = finished.printed[workdir].splitlines()[0]
@@ -170,7 +170,7 @@ def test_without_judgments_the_share_that_agrees_is_kept(finished):
 
 
 def test_without_judgments_the_verdict_is_of_the_share_that_is_kept(finished):
-    workdir = finished.unlabelled
+    workdir = finished.unlabeled
     chosen = json.loads((workdir / "agreement.json").read_text())
     store = open_store(workdir / "store")
     sample = adapting.sample_store(store, held_out_documents(store, 300, of_one_span=True))
@@ -183,7 +183,7 @@ def test_without_judgments_the_verdict_is_of_the_share_that_is_kept(finished):
 
 
 def test_the_retriever_is_a_drop_in_whose_weights_lie_between(finished):
-    workdir = finished.unlabelled
+    workdir = finished.unlabeled
     share = json.loads((workdir / "agreement.json").read_text())["share"]
     model = SentenceTransformer(str(workdir / "retriever"))
     assert model.similarity_fn_name == "cosine"
@@ -317,8 +317,8 @@ def test_bad_input_is_one_line_before_anything_is_made(
 
 def test_another_corpus_is_refused(finished, capsys):
     words = ["adapt", f"--corpus={finished.corpus / '0.txt'}", f"--model={finished.model}"]
-    assert main([*words, f"--workdir={finished.unlabelled}", *SETTINGS]) == 2
-    assert f"{finished.unlabelled} was started with corpus=" in capsys.readouterr().err
+    assert main([*words, f"--workdir={finished.unlabeled}", *SETTINGS]) == 2
+    assert f"{finished.unlabeled} was started with corpus=" in capsys.readouterr().err
 
 
 def test_a_corpus_too_small_to_hold_documents_out_is_refused(

@@ -64,7 +64,7 @@ def test_each_row_is_tested_against_the_last(compared):
     for row, result in zip(rows[:-1], results[:-1], strict=True):
         tested = compare(results[-1]["per_query"], result["per_query"])
         for measure in ("MRR@10", "nDCG@10"):
-            assert row.p_values[measure] == tested[measure]["randomisation_p"]
+            assert row.p_values[measure] == tested[measure]["randomization_p"]
     # Against the first, "good" would be as sure as "bad" is against the last.
     assert rows[1].p_values["MRR@10"] < 0.01 < 0.1 < rows[2].p_values["MRR@10"]
     assert rows[3].p_values == {}

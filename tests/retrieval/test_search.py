@@ -216,7 +216,7 @@ def test_missing_neighbors_are_left_out(model_folder, embeddings, tmp_path):
     run = search.search_run(searcher, {"q": "abcde", "r": "hgfed"}, depth=60)
     for results in run.values():
         assert 0 < len(results) < 60
-        assert min(results.values()) > -1e30  # what faiss gives where there is no neighbour
+        assert min(results.values()) > -1e30  # what faiss gives where there is no neighbor
     assert 0 < len(search.search_text(searcher, "abcde", k=60)) < 60
 
 

@@ -36,12 +36,19 @@ class Interval(NamedTuple):
         return f"from {self.low}" + (f" to {self.high}" if self.high < 2**32 - 1 else "")
 
 
+class ListOf(NamedTuple):
+    """The lists that a setting may have: tuples of any length, their elements of one type."""
+
+    kind: type[int] | type[float] | type[str]
+    allowed: Interval | tuple[str, ...] | None = None  # for each element, as in `Setting`
+
+
 class Setting(NamedTuple):
     """One setting. Its type is that of its default."""
 
     default: Any  # the value where an experiment says nothing
     # Numbers, choices, `GIVEN` for a text that must be set, or None for any value of the type.
-    allowed: Interval | tuple[str, ...] | str | None
+    allowed: Interval | ListOf | tuple[str, ...] | str | None
     unit: str  # of a number; "" where it has none
     meaning: str  # what it does, in one line
 
@@ -83,8 +90,10 @@ def load_config(
 
 def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     """Returns a checked and locked copy, changed as the words `--config.a.b=value` say."""
+    check(config, complete=False)
     changed = config.copy_and_resolve_references()
-    known = flatten(config.to_dict(), "config.")
+    settings = declared_settings(config.get("task", PRETRAINING))
+    known = {f"config.{name}": setting for name, setting in settings.items()}
     changes = {}
     for word in overrides:
         name, equals, text = word.removeprefix("--").partition("=")
@@ -126,20 +135,35 @@ def check(
 def _is_allowed(setting: Setting, value: Any, complete: bool) -> bool:
     if type(value) is not type(setting.default):
         return False
-    if isinstance(setting.allowed, Interval):
-        return setting.allowed.low <= value <= setting.allowed.high
+    if isinstance(setting.allowed, ListOf):
+        kind, allowed = setting.allowed
+        kinds = (int, float) if kind is float else (kind,)  # (1, 0.5) are numbers
+        return all(type(each) in kinds and _is_in(allowed, each) for each in value)
     if setting.allowed == GIVEN:
         return bool(value) or not complete
-    return setting.allowed is None or value in setting.allowed
+    return _is_in(setting.allowed, value)
+
+
+def _is_in(allowed: Any, value: Any) -> bool:
+    if isinstance(allowed, Interval):
+        return allowed.low <= value <= allowed.high
+    return allowed is None or value in allowed
 
 
 def _expected(setting: Setting) -> str:
     if setting.allowed == GIVEN:
         return setting.meaning
-    if isinstance(setting.allowed, tuple) and not isinstance(setting.allowed, Interval):
-        return " or ".join(map(repr, setting.allowed))
-    kind = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
-    return f"{kind[type(setting.default)]} {setting.allowed or ''} {setting.unit}".rstrip()
+    if isinstance(setting.allowed, ListOf):
+        each = _expected_value(setting.allowed.kind, setting.allowed.allowed, setting.unit)
+        return f"a list in brackets, each {each}"
+    return _expected_value(type(setting.default), setting.allowed, setting.unit)
+
+
+def _expected_value(kind: type, allowed: Any, unit: str) -> str:
+    if isinstance(allowed, tuple) and not isinstance(allowed, Interval):
+        return " or ".join(map(repr, allowed))
+    names = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+    return f"{names[kind]} {allowed or ''} {unit}".rstrip()
 
 
 def _find(name: str) -> Path:
@@ -151,11 +175,21 @@ def _find(name: str) -> Path:
     return lookup(shipped, Path(name).as_posix(), "config file")
 
 
-def _parse(text: str, old: Any) -> Any:
-    """Reads a value of the old one's type; a text that is none is left for `check` to refuse."""
+def _parse(text: str, setting: Setting) -> Any:
+    """Reads a value of the setting's type; a text that is none is left for `check` to refuse."""
+    if not isinstance(setting.allowed, ListOf):
+        return _parse_value(text, type(setting.default))
+    if not (text.startswith("[") and text.endswith("]")):
+        return text
+    content = text[1:-1].strip()
+    words = content.split(",") if content else []
+    return tuple(_parse_value(word.strip(), setting.allowed.kind) for word in words)
+
+
+def _parse_value(text: str, kind: type) -> Any:
     try:
-        if isinstance(old, bool):
+        if kind is bool:
             return {"true": True, "false": False}[text.lower()]
-        return type(old)(text)
+        return kind(text)
     except (ValueError, KeyError):
         return text

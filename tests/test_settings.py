@@ -14,10 +14,12 @@ from cocondenser_jax.settings import (
     GIVEN,
     PRETRAINING,
     Interval,
+    ListOf,
     Setting,
     check,
     declared_settings,
     load_config,
+    override,
     to_config,
 )
 from cocondenser_jax.storage.runs import flatten
@@ -198,6 +200,81 @@ def test_an_override_is_read_by_its_settings_type(given, read):
     value = flatten(config.to_dict())[name]
     assert value == read
     assert type(value) is type(read)
+
+
+# Settings that are lists; no experiment needs one so far.
+LISTS = {
+    "model.sizes": Setting((), ListOf(int, Interval(1, 1024)), "dimensions", "where a vector ends"),
+    "train.rates": Setting((0.5,), ListOf(float, Interval(0, 1)), "", "of each part"),
+    "kinds": Setting(("cls", "mean"), ListOf(str, ("cls", "mean")), "", "what to compare"),
+    "names": Setting((), ListOf(str), "", "any"),
+}
+
+
+@pytest.fixture
+def lists(monkeypatch):
+    """A config of lists, as if they were the settings of pre-training."""
+    module = importlib.import_module("cocondenser_jax.configs.default")
+    monkeypatch.setattr(module, "SETTINGS", LISTS)
+    return to_config(LISTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("model.sizes=[384,192,96]", (384, 192, 96)),
+        ("model.sizes=[ 384, 192 ]", (384, 192)),
+        ("model.sizes=[]", ()),
+        ("train.rates=[1,0.25]", (1.0, 0.25)),
+        ("kinds=[mean]", ("mean",)),
+        ("names=[a b,c]", ("a b", "c")),
+    ],
+)
+def test_a_list_is_read_from_brackets(lists, given, read):
+    value = flatten(override(lists, [f"--config.{given}"]).to_dict())[given.partition("=")[0]]
+    assert value == read
+    assert [type(each) for each in value] == [type(each) for each in read]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("model.sizes=384", "is '384'; expected a list in brackets, each a whole number from 1 to"),
+        ("model.sizes=384,192", "is '384,192'; expected a list in brackets"),
+        ("model.sizes=[384,192", "expected a list in brackets"),
+        ("model.sizes=[384,]", r"is \(384, ''\); expected"),
+        ("model.sizes=[384,0]", r"is \(384, 0\); expected .* from 1 to 1024 dimensions"),
+        ("model.sizes=[38.4]", r"is \('38.4',\); expected"),
+        ("train.rates=[0.5,nan]", "expected a list in brackets, each a number from 0 to 1"),
+        ("kinds=[cls,max]", "expected a list in brackets, each 'cls' or 'mean'"),
+        ("kinds=cls", "is 'cls'; expected"),
+    ],
+)
+def test_what_is_no_such_list_is_refused(lists, given, message):
+    with pytest.raises(UserError, match=message):
+        override(lists, [f"--config.{given}"])
+
+
+def test_an_experiment_gives_a_list_as_python_writes_it(lists):
+    with lists.unlocked():
+        lists.model.sizes = [384, 192]
+        lists.train.rates = (1, 0.5)
+    check(lists)
+    assert lists.model.sizes == (384, 192)
+    for value in ([384, True], ["384"], [384.0], [[384]]):
+        with lists.unlocked():
+            lists.model.sizes = value
+        with pytest.raises(UserError, match=r"config\.model\.sizes is .*; expected a list"):
+            check(lists)
+    assert to_config(LISTS).model.sizes == ()
+
+
+def test_the_page_shows_lists_as_they_are_typed():
+    row = runpy.run_path(str(ROOT / "docs" / "settings.py"))["_row"]
+    rows = {name: row(name, setting) for name, setting in LISTS.items()}
+    assert rows["model.sizes"].startswith("| `model.sizes` | `[]` | list of int from 1 to 1024 |")
+    assert "| `['cls', 'mean']` | list of `'cls'`, `'mean'` |" in rows["kinds"]
+    assert "| `[]` | list of str |" in rows["names"]
 
 
 @pytest.mark.parametrize("given", ["model.late_mlm=1", "log_every=7.0", "train.epochs=two"])

@@ -188,9 +188,10 @@ def gradient_error(size: Size, dtype: str) -> float:
 
     from cocondenser_jax.convert.from_torch import load_folder
     from cocondenser_jax.corpus.batches import Batch
-    from cocondenser_jax.pretrain.devices import batch_gradient
+    from cocondenser_jax.pretrain.devices import batch_gradient, prepare_libtpu
     from cocondenser_jax.pretrain.step import LossSettings
 
+    prepare_libtpu()
     # By default a GPU multiplies float32 with 10 bits of precision, and a TPU with 7.
     jax.config.update("jax_default_matmul_precision", "highest")
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment
-from cocondenser_jax.pretrain.plan import find_topology, resolve_to_plan
+from cocondenser_jax.pretrain.plan import find_topology, prepare_to_plan, resolve_to_plan
 from cocondenser_jax.pretrain.step import at_shortest_length, split_rows
 from cocondenser_jax.settings import load_config
 
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--topology", default="v3-8")
     arguments, overrides = parser.parse_known_args()
     config = load_config(arguments.config, overrides, complete=False)
+    prepare_to_plan()
     experiment = resolve_to_plan(config)
     _, devices = find_topology(arguments.topology)
     clock = CLOCKS[arguments.topology[:2]]

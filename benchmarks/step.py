@@ -213,10 +213,11 @@ def flax_side(
     from cocondenser_jax.configs import default
     from cocondenser_jax.convert.from_torch import load_folder
     from cocondenser_jax.corpus.batches import Batch
-    from cocondenser_jax.pretrain.devices import mapped_step, replicate
+    from cocondenser_jax.pretrain.devices import mapped_step, prepare_libtpu, replicate
     from cocondenser_jax.pretrain.experiment import resolve_without_store
     from cocondenser_jax.pretrain.step import initial_state
 
+    prepare_libtpu()
     devices = jax.local_devices()[:n_devices]
     before = _resident_bytes()
     config = default.get_config().unlock()

@@ -39,7 +39,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.devices import batch_gradient
+from cocondenser_jax.pretrain.devices import batch_gradient, prepare_libtpu
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.step import LossSettings, check_batch
 from cocondenser_jax.storage.files import write_json
@@ -86,6 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--documents", type=int, default=8, help="in the batch")
     parser.add_argument("--json_out", type=Path, help="also write the results to this JSON file")
     arguments = parser.parse_args(argv)
+    prepare_libtpu()
     try:
         rows = verify_checkpoint(
             arguments.checkpoint,

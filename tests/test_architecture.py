@@ -1,4 +1,4 @@
-"""What import-linter and ruff cannot say of the package: long files, names, the place of pmap."""
+"""What import-linter and ruff cannot say of the package: long files, names, where devices are."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,11 @@ PACKAGE = ROOT / "cocondenser_jax"
 MAX_LINES = 400  # of a file
 CATCH_ALLS = {"utils", "util", "helpers", "common", "misc"}
 PMAP_FILE = "pretrain/devices.py"
+DEVICE_FILES = (PMAP_FILE, "pretrain/hosts.py")
+# How a program finds out that there are several devices, or hosts.
+DEVICES = re.compile(
+    r"\bjax\.((local_)?devices\b|(local_)?device_count|process_(index|count)|make_mesh|sharding)"
+)
 
 
 def read_sources(root):
@@ -31,6 +36,8 @@ def complaints(sources):
             found.append(f"{path}: a catch-all; name it after what it does")
         if re.search(r"\b(jax\.pmap\(|import pmap\b)", source) and path != PMAP_FILE:
             found.append(f"{path}: pmap belongs in {PMAP_FILE}")
+        if DEVICES.search(source) and path not in DEVICE_FILES:
+            found.append(f"{path}: ask {' or '.join(DEVICE_FILES)} about devices")
     return found
 
 
@@ -64,6 +71,11 @@ def test_no_other_file_is_too_long():
             "pretrain/loop.py",
             "f = jax.pmap(abs)\n",
             "pretrain/loop.py: pmap belongs in pretrain/devices.py",
+        ),
+        (
+            "quickstart/adapt.py",
+            "n = jax.local_device_count()\n",
+            "quickstart/adapt.py: ask pretrain/devices.py or pretrain/hosts.py about devices",
         ),
     ],
 )

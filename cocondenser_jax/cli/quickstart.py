@@ -14,8 +14,10 @@ _WORKDIR = required("--workdir", Path, "output folder; finished steps found ther
 @command("quickstart --workdir=runs/quickstart", _WORKDIR)
 def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
+    from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.quickstart.ladder import quickstart
 
+    prepare_libtpu()
     places = [f"--index={workdir / 'index'}"]
     _print_outcome(workdir, *quickstart(workdir), places)
 
@@ -30,8 +32,10 @@ def quickstart(workdir):
 )
 def adapt(workdir, **options):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
+    from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.quickstart.adapt import adapt
 
+    prepare_libtpu()
     _print_outcome(workdir, *adapt(workdir, **options))
 
 

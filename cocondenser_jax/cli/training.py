@@ -80,9 +80,11 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
     experiment = load_config(config, overrides)
 
     # These load JAX, which a wrong setting need not wait for.
+    from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.pretrain.hosts import run_on_hosts
     from cocondenser_jax.pretrain.loop import train
 
+    prepare_libtpu()
     run = partial(train, experiment, workdir, profile_dir)
     run_on_hosts(run, coordinator, num_hosts, host)
 
@@ -95,10 +97,11 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 )
 def plan(config, overrides, topology, json_out):
     """Compile the training step for a TPU that you do not have, and report what it needs."""
-    from cocondenser_jax.pretrain.plan import plan
+    from cocondenser_jax.pretrain.plan import plan, prepare_to_plan
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides, complete=False)
+    prepare_to_plan()
     print_metrics(plan(experiment, topology), json_out)
 
 

@@ -1,20 +1,21 @@
 """The devices: the only file that knows that there are several, and how a step is mapped over them.
 
-Every function takes and gives a whole batch of the host and a single state; that each device has a
-part of the one and a copy of the other is not seen outside.
+Every mapped function takes and gives a whole batch of the host and a single state; that each device
+has a part of the one and a copy of the other is not seen outside.
 """
 
 import functools
 import math
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
+from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.step import (
     AXIS,
@@ -30,11 +31,33 @@ from cocondenser_jax.pretrain.step import (
 )
 
 Forward = Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]
+Encode = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Tree = TypeVar("Tree")  # of arrays
 
-# libtpu 0.0.42 reads this when it is loaded. It compiles nested matrix products on a stack of
-# 64 KiB, which BERT-base's step overflows on v4 and v6e. The user's own flags come last, and win.
-_TPU_FLAGS = f"--fibers_default_thread_stack_size={2**20}"
-os.environ["LIBTPU_INIT_ARGS"] = f"{_TPU_FLAGS} {os.environ.get('LIBTPU_INIT_ARGS', '')}".strip()
+# libtpu 0.0.42 compiles nested matrix products on a stack of 64 KiB, which BERT-base's step
+# overflows on v4 and v6e.
+_LIBTPU_STACK = f"--fibers_default_thread_stack_size={2**20}"
+
+
+def prepare_libtpu() -> None:
+    """Gives libtpu a stack on which it can compile a training step.
+
+    For a process that trains or plans, before anything uses the devices: libtpu reads
+    `LIBTPU_INIT_ARGS` when it is loaded. The user's own flags come last, and win.
+    """
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if _LIBTPU_STACK not in flags:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{_LIBTPU_STACK} {flags}".strip()
+
+
+def all_devices() -> list[jax.Device]:
+    """Returns the devices of all hosts."""
+    return jax.devices()
+
+
+def count_devices() -> int:
+    """Counts the devices of all hosts."""
+    return jax.device_count()
 
 
 def mapped_step(
@@ -47,7 +70,7 @@ def mapped_step(
     until a value of what it returns is read.
     """
     step = functools.partial(train_step, model_config, settings)
-    mapped = _pmap(step, devices, donate_argnums=0)
+    mapped = _pmap(step, devices, donate=True)
     n_devices = len(devices) if devices else jax.local_device_count()
 
     def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -65,12 +88,12 @@ def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forwar
     same on every host, of which a device computes `n_rows` at a time. Every host gets
     `vectors_SxD`, zero where not finite, and the sums of the MLM losses.
     """
-    mapped = _pmap(functools.partial(forward_sums, model_config, dtype, n_rows), None)
+    mapped = _pmap(functools.partial(forward_sums, model_config, dtype, n_rows))
 
     def forward(params: Any, batch: Batch) -> tuple[np.ndarray, dict[str, float]]:
         n_spans = len(batch.input_ids_SxL)
         n_devices = jax.local_device_count()
-        n_local = math.ceil(n_spans / (n_rows * jax.device_count())) * n_rows * n_devices
+        n_local = math.ceil(n_spans / (n_rows * count_devices())) * n_rows * n_devices
         rows_S = jax.process_index() * n_local + np.arange(n_local)
         # The last row stands in for those that are too many, and counts once.
         part = Batch(*(x[np.minimum(rows_S, n_spans - 1)] for x in batch))
@@ -82,16 +105,43 @@ def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forwar
     return forward
 
 
-def replicate(state: TrainState, devices: list[jax.Device] | None = None) -> TrainState:
-    """Gives every device a copy of the state, laid out as the step lays out its result.
+def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size: int) -> Encode:
+    """Returns the network's `encode` over the devices of this host.
 
-    Without it the second step would be compiled again. A single device takes the state over: the
-    one passed in must not be used again.
+    It takes token ids and attention mask, both BxL, of `batch_size` texts at most, and returns
+    their float32 `vectors_BxD`. Each length L is compiled once.
+    """
+    devices = jax.local_devices()
+    n_rows = math.ceil(batch_size / len(devices)) * len(devices)
+    network = Condenser(model_config, jnp.dtype(dtype))
+
+    def encode_rows(params: Any, inputs: tuple[jax.Array, jax.Array]) -> Any:
+        return network.apply({"params": params}, *inputs, method="encode")
+
+    mapped = _pmap(encode_rows, devices, out_axes=0)
+    params = replicate(params, devices)
+
+    def encode(ids_BxL: np.ndarray, mask_BxL: np.ndarray) -> np.ndarray:
+        n_texts = len(ids_BxL)
+        # The last text stands in for those that are too few.
+        rows_S = np.minimum(np.arange(n_rows), n_texts - 1)
+        inputs = split_rows((ids_BxL[rows_S], mask_BxL[rows_S]), len(devices))
+        vectors_SxD = np.asarray(mapped(params, inputs)).reshape(n_rows, -1)
+        return vectors_SxD[:n_texts]
+
+    return encode
+
+
+def replicate(state: Tree, devices: list[jax.Device] | None = None) -> Tree:
+    """Gives every device a copy of the arrays, laid out as the step lays out its result.
+
+    Without it the second step would be compiled again. A single device takes the arrays over: those
+    passed in must not be used again.
     """
     n_devices = len(devices) if devices else jax.local_device_count()
     is_alone = n_devices == 1 and jax.process_count() == 1
-    mapped = _pmap(lambda state, _: state, devices, donate_argnums=0 if is_alone else ())
-    return cast(TrainState, mapped(state, np.zeros(n_devices)))
+    mapped = _pmap(lambda state, _: state, devices, donate=is_alone)
+    return cast(Tree, mapped(state, np.zeros(n_devices)))
 
 
 def compile_step(
@@ -107,7 +157,7 @@ def compile_step(
     batch = Batch(*(shape(*each) for each in shapes))
     state = state_shapes(model_config, settings.optimizer)
     step = functools.partial(train_step, model_config, settings)
-    return _pmap(step, devices, donate_argnums=0).lower(state, batch).compile()
+    return _pmap(step, devices, donate=True).lower(state, batch).compile()
 
 
 def batch_gradient(
@@ -124,6 +174,23 @@ def _mapped_gradient(model_config: ModelConfig, settings: LossSettings) -> Any:
     return _pmap(lambda params, batch: gradient(params, batch=batch), jax.local_devices()[:1])
 
 
-def _pmap(function: Callable, devices: list[jax.Device] | None, **options: Any) -> Any:
-    """Maps a function of (shared values, parts of the batch) that gives shared values."""
-    return jax.pmap(function, AXIS, in_axes=(None, 0), out_axes=None, devices=devices, **options)
+def _pmap(
+    function: Callable,
+    devices: list[jax.Device] | None = None,
+    *,
+    out_axes: int | None = None,
+    donate: bool = False,
+) -> Any:
+    """Maps a function of (shared values, parts of the batch) over devices, all or those given.
+
+    It gives shared values, or with `out_axes=0` its part of the rows. With `donate`, the shared
+    values that it takes must not be used again.
+    """
+    return jax.pmap(
+        function,
+        AXIS,
+        in_axes=(None, 0),
+        out_axes=out_axes,
+        devices=devices,
+        donate_argnums=0 if donate else (),
+    )

@@ -65,14 +65,32 @@ def run_on_hosts(
         os._exit(2)
 
 
+def count() -> int:
+    """Returns the number of hosts."""
+    return jax.process_count()
+
+
+def number() -> int:
+    """Returns the number of this host, from 0."""
+    return jax.process_index()
+
+
 def is_first() -> bool:
     """Says whether this is host 0, or the only one."""
-    return jax.process_index() == 0
+    return number() == 0
+
+
+def is_to_stop(step: int) -> bool:
+    """Says, the same on every host, whether a signal asked the run to stop after this step.
+
+    JAX catches the signal, and agrees with the other hosts on a step that none has passed.
+    """
+    return bool(multihost_utils.reached_preemption_sync_point(step))
 
 
 def from_first(tree: Any) -> Any:
     """Returns host 0's arrays; the other hosts pass anything of the same shapes and types."""
-    if jax.process_count() == 1:
+    if count() == 1:
         return tree
     if not is_first():
         tree = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
@@ -90,6 +108,7 @@ def broadcast_and_compare(mine: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(bytes(text.astype(np.uint8)))
     for name, value in mine.items():
         if value is not None and value != facts[name]:
-            host = jax.process_index()
-            raise UserError(f"host {host} and host 0 differ in {name}: use the same on every host")
+            raise UserError(
+                f"host {number()} and host 0 differ in {name}: use the same on every host"
+            )
     return facts

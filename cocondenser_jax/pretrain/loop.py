@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -26,7 +25,12 @@ from cocondenser_jax.errors import UserError, escape_control, first_three
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.accelerators import model_flops, peak_flops
-from cocondenser_jax.pretrain.devices import mapped_step, replicate
+from cocondenser_jax.pretrain.devices import (
+    all_devices,
+    count_devices,
+    mapped_step,
+    replicate,
+)
 from cocondenser_jax.pretrain.experiment import Experiment, resolve
 from cocondenser_jax.pretrain.probe import open_probe
 from cocondenser_jax.pretrain.signals import between_steps
@@ -67,9 +71,8 @@ def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) ->
     store = open_store(Path(config.data.store))
     experiment = resolve(config, store)
     run = functools.partial(_train, experiment, store, workdir, profile_dir)
-    if jax.process_count() > 1:
-        # JAX catches the signal, and agrees with the other hosts on a step that none has passed.
-        run(multihost_utils.reached_preemption_sync_point)
+    if hosts.count() > 1:
+        run(hosts.is_to_stop)
     else:
         between_steps(run)
 
@@ -90,7 +93,7 @@ def _train(  # noqa: C901, PLR0915
             stack.enter_context(lock_folder(workdir))
         model_config, params = _model_and_params(experiment, workdir, store)
         chunk_size = experiment.step.loss.chunk_size
-        check_batch(spec, chunk_size, model_config.max_length, jax.device_count())
+        check_batch(spec, chunk_size, model_config.max_length, count_devices())
         train_step = mapped_step(model_config, experiment.step)
         probe = open_probe(experiment, store, model_config)
 
@@ -109,15 +112,15 @@ def _train(  # noqa: C901, PLR0915
             spec,
             first_step=first_step,
             n_steps=n_steps,
-            host=jax.process_index(),
-            n_hosts=jax.process_count(),
+            host=hosts.number(),
+            n_hosts=hosts.count(),
         )
         if hosts.is_first():
             log = stack.enter_context(metrics_log(workdir, first_step))
             _say_what_starts(experiment, store, workdir, first_step)
             if profile_dir:
                 batches = _profiled(batches, profile_dir)
-        if jax.process_count() > 1:
+        if hosts.count() > 1:
             # Else a SIGTERM that comes before the first step of a resumed run would stop it at
             # step 1.
             stop_after(first_step)
@@ -265,7 +268,7 @@ class _Rates:
     def __init__(self, model_config: ModelConfig, experiment: Experiment) -> None:
         loss = experiment.step.loss
         self.flops_per_span = model_flops(model_config, loss, experiment.batches)
-        self.peak = peak_flops(jax.devices(), loss.dtype)
+        self.peak = peak_flops(all_devices(), loss.dtype)
         self._restart()
 
     def _restart(self) -> None:
@@ -279,8 +282,8 @@ class _Rates:
         before = time.perf_counter()
         for batch in batches:
             self.waited += time.perf_counter() - before
-            self.n_spans += len(batch.attention_mask_SxL) * jax.process_count()
-            self.n_tokens += int(batch.attention_mask_SxL.sum()) * jax.process_count()
+            self.n_spans += len(batch.attention_mask_SxL) * hosts.count()
+            self.n_tokens += int(batch.attention_mask_SxL.sum()) * hosts.count()
             yield batch
             before = time.perf_counter()
 

@@ -24,7 +24,7 @@ from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.pretrain.accelerators import TPUS, DeviceLimits, model_flops
-from cocondenser_jax.pretrain.devices import compile_step
+from cocondenser_jax.pretrain.devices import compile_step, prepare_libtpu
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
@@ -45,9 +45,30 @@ VOCABULARIES = {  # published size, id of padding
 _CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
 MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
 
+# Keeps libtpu from asking the network which machine this is, and from claiming its TPU.
+LIBTPU_ALONE = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v3-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+def prepare_to_plan() -> None:
+    """Lets this process compile for TPUs that are not here, and leaves one that is here alone.
+
+    For a process that only plans, before anything uses the devices.
+    """
+    prepare_libtpu()
+    jax.config.update("jax_platforms", "cpu")
+    for name, value in LIBTPU_ALONE.items():
+        os.environ.setdefault(name, value)
+
 
 def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
     """Compiles the training step of an experiment for a TPU and says what it needs.
+
+    Call `prepare_to_plan` before.
 
     Args:
       config: the experiment. The whole run is estimated if it names its store, or its steps.
@@ -149,7 +170,10 @@ def step_work(
 
 
 def find_topology(name: str) -> tuple[DeviceLimits, list[Any]]:
-    """Returns what a device of a machine can do, and all of its devices, which are not here."""
+    """Returns what a device of a machine can do, and all of its devices, which are not here.
+
+    Call `prepare_to_plan` before.
+    """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "planning needs libtpu, which compiles for TPUs without having one:"
@@ -160,12 +184,6 @@ def find_topology(name: str) -> tuple[DeviceLimits, list[Any]]:
     expected = f"expected one of {', '.join(MACHINES)}, or a slice such as v3:4x4"
     if generation not in TPUS or ":" not in layout:
         raise UserError(f"unknown topology {name!r}: {expected}")
-    jax.config.update("jax_platforms", "cpu")  # a TPU that is here stays free
-    # Keeps libtpu from asking the network which machine this is, and from claiming its TPU.
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v3-8")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     chip_config = "megacore" if generation == "v4" else "default"  # both cores are one device
     options: dict[str, Any] = {"chip_config_name": chip_config}
     if name in MACHINES:  # else libtpu would give the eight chips of v5e-8 and v6e-8 two hosts

@@ -49,6 +49,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import Metrics, evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.agreement import (
@@ -106,7 +107,7 @@ def adapt(
     network = read_shape(start)
     original = load_retriever(start)
     propose = partial(
-        propose_pretraining, n_devices=jax.device_count(), on_cpu=jax.default_backend() == "cpu"
+        propose_pretraining, n_devices=count_devices(), on_cpu=jax.default_backend() == "cpu"
     )
     expected = _with_overrides(propose(10_000_000), overrides)
     _require_fit(network, expected)
@@ -237,7 +238,7 @@ def _with_overrides(proposed: ConfigDict, overrides: Sequence[str]) -> ConfigDic
     """Overrides settings; a chunk size that is not overridden is made to fit the batch."""
     config = override(proposed, overrides).unlock()
     if config.train.chunk_size == proposed.train.chunk_size:
-        n_rows = 2 * config.data.batch_size // jax.device_count()
+        n_rows = 2 * config.data.batch_size // count_devices()
         config.train.chunk_size = math.gcd(n_rows, config.train.chunk_size)
     return config.lock()
 
@@ -246,7 +247,7 @@ def _require_fit(network: ModelConfig, config: ConfigDict) -> None:
     """Raises a UserError for settings that the model or this machine cannot take."""
     experiment = resolve_without_store(config, 1, network.vocab_size, network.pad_token_id)
     chunk_size = experiment.step.loss.chunk_size
-    check_batch(experiment.batches, chunk_size, network.max_length, jax.device_count())
+    check_batch(experiment.batches, chunk_size, network.max_length, count_devices())
 
 
 def _save(model: SentenceTransformer, out: Path) -> None:

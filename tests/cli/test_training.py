@@ -11,6 +11,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError
 from tests.cli.workplace import make_workplace
 
 
@@ -94,3 +95,42 @@ def test_a_flag_without_effect_is_refused(command, says, capsys):
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "prepare", "begin"),
+    [
+        (
+            "pretrain --config=configs/small.py --workdir=run --config.data.store=store",
+            "devices.prepare_libtpu",
+            "pretrain.loop.train",
+        ),
+        (
+            "plan --config=configs/small.py --topology=v3-8",
+            "plan.prepare_to_plan",
+            "pretrain.plan.plan",
+        ),
+        (
+            "quickstart --workdir=run",
+            "devices.prepare_libtpu",
+            "quickstart.ladder.quickstart",
+        ),
+        (
+            "adapt --workdir=run --corpus=a.txt --model=model",
+            "devices.prepare_libtpu",
+            "quickstart.adapt.adapt",
+        ),
+    ],
+)
+def test_libtpu_is_prepared_before_it_compiles_a_step(monkeypatch, command, prepare, begin):
+    happened = []
+
+    def begins(*arguments, **options):
+        happened.append("begins")
+        raise UserError("far enough")
+
+    package = "cocondenser_jax"
+    monkeypatch.setattr(f"{package}.pretrain.{prepare}", lambda: happened.append("prepares"))
+    monkeypatch.setattr(f"{package}.{begin}", begins)
+    assert main(command.split()) == 2
+    assert happened == ["prepares", "begins"]

@@ -31,6 +31,14 @@ from tests.world import step_of
 SPEC = BatchSpec(0, 256, 128)
 
 
+@pytest.fixture
+def prepared(monkeypatch):
+    """Sets what `prepare_to_plan` sets, for one test."""
+    pytest.importorskip("libtpu")
+    for name, value in module.LIBTPU_ALONE.items():
+        monkeypatch.setenv(name, value)
+
+
 def small_plan(tmp_path, *overrides):
     """Plans through the command line, in a process where XLA's optimizations are not turned off."""
     pytest.importorskip("libtpu")
@@ -81,6 +89,7 @@ def test_what_each_flag_of_plan_does(tmp_path, monkeypatch):
         return {"on": topology, "layers": model_config.num_hidden_layers}
 
     monkeypatch.setattr(module, "plan_step", pretend)
+    monkeypatch.setattr(module, "prepare_to_plan", lambda: None)  # this process goes on
     command = ["plan", "--config=configs/small.py", "--topology=v5e-8"]
     assert main([*command, f"--json_out={tmp_path}/plan.json"]) == 0
     assert json.loads((tmp_path / "plan.json").read_text()) == {"on": "v5e-8", "layers": 4}
@@ -133,17 +142,17 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
         ("v5e:2x4", 8, 2),
     ],
 )
+@pytest.mark.usefixtures("prepared")
 def test_a_core_is_what_jax_calls_a_device(topology, n_cores, n_hosts):
     """A machine has one host, as it is rented; a slice has those that libtpu gives it."""
-    pytest.importorskip("libtpu")
     devices = module.find_topology(topology)[1]
     assert len(devices) == n_cores
     assert len({device.process_index for device in devices}) == n_hosts
 
 
 @pytest.mark.parametrize("topology", ["v9-8", "v3:7x9", "v3", "tpu"])
+@pytest.mark.usefixtures("prepared")
 def test_unknown_machines_are_refused(config, topology):
-    pytest.importorskip("libtpu")
     with pytest.raises(UserError, match=f"unknown topology '{topology}'.*expected one of v2-8"):
         plan(config, topology)
 
@@ -184,12 +193,38 @@ def test_the_work_of_a_step_grows_with_its_chunks():
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [("", []), ("--mine=1 --other=2", ["--mine=1", "--other=2"])]
-)
-def test_libtpu_gets_a_larger_stack_and_then_the_users_flags(given, expected):
-    """Without the stack, libtpu 0.0.42 crashes when it compiles BERT-base's step for v4 or v6e."""
-    program = "import os, cocondenser_jax.pretrain.devices; print(os.environ['LIBTPU_INIT_ARGS'])"
-    environment = os.environ | {"LIBTPU_INIT_ARGS": given}
-    printed = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
-    assert printed.split() == ["--fibers_default_thread_stack_size=1048576", *expected]
+def in_a_process(program, **environment):
+    """Returns what a program prints as JSON in a process where JAX and libtpu have no settings."""
+    names = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_")
+    others = {k: v for k, v in os.environ.items() if not k.startswith(names)}
+    command = [sys.executable, "-c", f"import json, os, jax\n{program}"]
+    return json.loads(subprocess.check_output(command, env=others | environment, text=True))
+
+
+def test_a_process_that_plans_leaves_tpus_and_the_network_alone():
+    program = """
+from cocondenser_jax.pretrain.plan import LIBTPU_ALONE, prepare_to_plan
+prepare_to_plan()
+values = {name: os.environ[name] for name in (*LIBTPU_ALONE, "LIBTPU_INIT_ARGS")}
+print(json.dumps(values | {"platforms": jax.config.jax_platforms}))
+"""
+    values = in_a_process(program, TPU_ACCELERATOR_TYPE="v2-8")
+    assert "stack_size" in values.pop("LIBTPU_INIT_ARGS")
+    assert values == {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v2-8",  # the user's
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "platforms": "cpu",
+    }
+
+
+def test_finding_a_machine_changes_nothing_of_the_process():
+    pytest.importorskip("libtpu")
+    program = """
+from cocondenser_jax.pretrain.plan import find_topology
+before = dict(os.environ)
+find_topology("v3-8")
+print(json.dumps([dict(os.environ) == before, jax.config.jax_platforms]))
+"""
+    assert in_a_process(program, **module.LIBTPU_ALONE) == [True, None]

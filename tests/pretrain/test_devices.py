@@ -1,0 +1,69 @@
+"""What is mapped over the devices of a host, and what libtpu is told before it is loaded."""
+
+import os
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cocondenser_jax.model.condenser import Condenser, init_params
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.devices import mapped_encode
+
+
+def printed_by(program, **environment):
+    command = [sys.executable, "-c", f"import os, jax\n{program}"]
+    return subprocess.check_output(command, env=os.environ | environment, text=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", []), ("--mine=1 --other=2", ["--mine=1", "--other=2"])]
+)
+def test_libtpu_gets_a_larger_stack_and_then_the_users_flags(given, expected):
+    """Without the stack, libtpu 0.0.42 crashes when it compiles BERT-base's step for v4 or v6e."""
+    program = """
+from cocondenser_jax.pretrain.devices import prepare_libtpu
+prepare_libtpu()
+prepare_libtpu()
+print(os.environ["LIBTPU_INIT_ARGS"])
+"""
+    flags = printed_by(program, LIBTPU_INIT_ARGS=given).split()
+    assert flags == ["--fibers_default_thread_stack_size=1048576", *expected]
+
+
+def test_importing_the_devices_changes_no_environment():
+    program = """
+before = dict(os.environ)
+import cocondenser_jax.pretrain.devices
+print(dict(os.environ) == before)
+"""
+    assert printed_by(program, LIBTPU_INIT_ARGS="--mine=1") == "True\n"
+
+
+@pytest.mark.parametrize("n_texts", [1, 11])
+def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
+    """Of eight devices, two texts each: the last five rows of eleven texts stand for none."""
+    model_config = ModelConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        n_head_layers=0,
+        skip_from=0,
+        late_mlm=True,
+    )
+    params = init_params(model_config, 0)
+    rng = np.random.default_rng(0)
+    ids_BxL = rng.integers(5, 50, (n_texts, 16)).astype(np.int32)
+    mask_BxL = np.arange(16) < rng.integers(4, 17, n_texts)[:, None]
+    network = Condenser(model_config)
+    expected_BxD = [
+        network.apply({"params": params}, jnp.array(ids_L[None]), mask_L[None], method="encode")[0]
+        for ids_L, mask_L in zip(ids_BxL, mask_BxL, strict=True)
+    ]
+    encode = mapped_encode(model_config, params, "float32", batch_size=11)
+    np.testing.assert_allclose(encode(ids_BxL, mask_BxL), expected_BxD, rtol=0, atol=1e-5)

@@ -82,9 +82,9 @@ def held_out_tests(store: TokenStore, others: Sequence[str], seed: int = 0) -> d
     wholes = decode_spans(store, texts)
     counts = Counter(word for text in (*others, *wholes) for word in {*text.split()})
     halves = {
-        "crops": split_crops(*texts, draws_Hx2[:, 0]),
-        "title": split_sentence(*texts, draws_Hx2, is_first=True),
-        "sentence": split_sentence(*texts, draws_Hx2, min_words=MIN_WORDS),
+        "crops": split_crops(texts, draws_Hx2[:, 0]),
+        "title": split_sentence(texts, draws_Hx2, is_first=True),
+        "sentence": split_sentence(texts, draws_Hx2, min_words=MIN_WORDS),
     }
     pairs = {
         kind: np.reshape(decode_spans(store, parts), (-1, 2)) for kind, parts in halves.items()

@@ -203,7 +203,7 @@ def held_out_documents(store: TokenStore, n: int, of_one_span: bool = False) -> 
 
 def _hashes(store: TokenStore, documents_D: np.ndarray) -> np.ndarray:
     ends = store.first_span_D[documents_D], store.first_span_D[documents_D + 1] - 1
-    ids = [store.read_spans(spans_D, store.max_tokens - 2)[0] for spans_D in ends]
+    ids = [store.read_spans(spans_D, store.max_tokens - 2).ids_NxL for spans_D in ends]
     return _hash_rows(np.concatenate(ids, axis=1))
 
 
@@ -246,21 +246,19 @@ def _rows_of(
         spans_S = store.first_span_D[examples_I]
     texts = store.read_spans(spans_S, content)
     if spec.example == "crops":
-        texts = split_crops(*texts, choice_S[::2])
+        texts = split_crops(texts, choice_S[::2])
     elif spec.example in _SENTENCES:
         draws_Ix2 = choice_S.reshape(-1, 2)
-        texts = split_sentence(*texts, draws_Ix2, **_SENTENCES[spec.example])
-    ids_SxC, starts_SxC, n_tokens_S = texts
+        texts = split_sentence(texts, draws_Ix2, **_SENTENCES[spec.example])
+    n_tokens_S = texts.n_tokens_N
     documents_S = np.repeat(_documents_of(store, spec, examples_I), rows_per_example)
-    texts_S = _hash_rows(ids_SxC) >> np.uint64(33)
+    texts_S = _hash_rows(texts.ids_NxL) >> np.uint64(33)
     origins_Sx2 = np.stack([documents_S.astype(np.int32), texts_S.astype(np.int32)], axis=1)
     probability_S = np.full(n_rows, spec.mask_probability if spec.masked else 0.0)
     if spec.example == "copies":
         probability_S[1::2] = spec.decoder_mask_probability
     masked = mask_whole_words(
-        ids_SxC,
-        starts_SxC > 0,
-        n_tokens_S,
+        texts,
         masks_SxR,
         mask_id=store.mask_id,
         ordinary_ids=np.delete(np.arange(store.vocab_size, dtype=np.int32), store.special_ids),

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cocondenser_jax.corpus.token_files import Texts
+
 MASK_PROBABILITY = 0.15
 REPLACE_WITH_MASK = 0.8
 REPLACE_WITH_RANDOM = 0.1  # the remaining tenth stays as it is
@@ -29,10 +31,8 @@ def draws_per_span(content: int, capacity: int) -> int:
     return 1 + content + capacity
 
 
-def mask_whole_words(  # noqa: PLR0913
-    ids_NxC: np.ndarray,
-    word_start_NxC: np.ndarray,
-    n_tokens_N: np.ndarray,
+def mask_whole_words(
+    texts: Texts,
     draws_NxR: np.ndarray,
     *,
     mask_id: int,
@@ -40,22 +40,22 @@ def mask_whole_words(  # noqa: PLR0913
     capacity: int,
     probability: float | np.ndarray = MASK_PROBABILITY,
 ) -> MaskedSpans:
-    """Masks `probability` of the tokens of each span, in whole words, 80/10/10.
+    """Masks `probability` of the tokens of each text, in whole words, 80/10/10.
 
     Words are taken in random order while they fit the budget of `probability * n_tokens`. The word
     at its border is masked with the probability that makes the expected number of masked tokens
-    equal to the budget, so short spans and long words are not masked less than others.
+    equal to the budget, so short texts and long words are not masked less than others.
 
     Args:
-      ids_NxC: content tokens without specials, padded on the right with anything.
-      word_start_NxC: true where a token begins a word; the first token of a span always does.
-      n_tokens_N: content tokens in each span, at least 1.
-      draws_NxR: independent uniform uint64, `draws_per_span(C, capacity)` for each span.
+      texts: N of C columns, with a token or more each; the first token starts a word.
+      draws_NxR: independent uniform uint64, `draws_per_span(C, capacity)` for each text.
       mask_id: the id of the mask token.
       ordinary_ids: the ids that may replace a token at random (no specials).
       capacity: slots for masked tokens, M.
-      probability: the share of tokens to mask, of all spans or of each.
+      probability: the share of tokens to mask, of all texts or of each.
     """
+    ids_NxC = texts.ids_NxL
+    n_tokens_N = texts.n_tokens_N
     n_spans, content = ids_NxC.shape
     capacity = min(capacity, content)
     column_C = np.arange(content, dtype=np.uint64)
@@ -65,7 +65,8 @@ def mask_whole_words(  # noqa: PLR0913
     )
 
     # One integer per token: the random rank of its word, where the word starts, where it is.
-    start_NxC = np.maximum.accumulate(np.where(word_start_NxC, column_C, np.uint64(0)), axis=1)
+    is_start_NxC = texts.starts_NxL > 0
+    start_NxC = np.maximum.accumulate(np.where(is_start_NxC, column_C, np.uint64(0)), axis=1)
     rank_NxC = np.take_along_axis(order_NxC, start_NxC.astype(np.int64), axis=1) >> np.uint64(33)
     rank_NxC = np.where(inside_NxC, rank_NxC, np.uint64(2**31))  # padding goes last
     packed_NxC = (rank_NxC << np.uint64(32)) | (start_NxC << np.uint64(16)) | column_C

@@ -6,40 +6,35 @@ All spans of a batch are cut in the same few array operations, at the borders of
 import numpy as np
 
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
+from cocondenser_jax.corpus.token_files import Texts
 
 SENTENCE_STAYS = 0.1  # probability that the sentence of a cloze is left in its span
 
 
 def split_sentence(
-    ids_IxC: np.ndarray,
-    starts_IxC: np.ndarray,
-    n_tokens_I: np.ndarray,
-    draws_Ix2: np.ndarray,
-    *,
-    min_words: int = 1,
-    is_first: bool = False,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    spans: Texts, draws_Ix2: np.ndarray, *, min_words: int = 1, is_first: bool = False
+) -> Texts:
     """Takes a random sentence out of each span: the inverse cloze task.
 
     As in arXiv 1906.00300, section 4, the sentence also stays in its span in a tenth of the
     examples. A span of a single sentence gives its first half.
 
     Args:
-      ids_IxC: content tokens, 0 after a span's end.
-      starts_IxC: 2 where a sentence starts, 1 where another word does.
-      n_tokens_I: content tokens of each span, at least 1.
+      spans: I of C columns, with a token or more each.
       draws_Ix2: independent uniform uint64.
       min_words: the least length of the sentence, where the span has such a one.
       is_first: take the first sentence, and never leave it where it was.
 
     Returns:
-      The same three arrays for twice as many rows: 2i is a sentence, 2i + 1 the rest of its span.
+      Twice as many texts: 2i is a sentence, 2i + 1 the rest of its span.
     """
-    column_C = np.arange(ids_IxC.shape[1])
-    inside_IxC = column_C < n_tokens_I[:, None]
+    starts_IxC = spans.starts_NxL
+    n_tokens_Ix1 = spans.n_tokens_N[:, None]
+    column_C = np.arange(starts_IxC.shape[1])
+    inside_IxC = column_C < n_tokens_Ix1
     begins_IxC = inside_IxC & ((starts_IxC == STARTS_SENTENCE) | (column_C == 0))
     # One sentence: its second half begins at the last word that starts in the first half.
-    half_IxC = (starts_IxC > 0) & (column_C > 0) & (column_C <= (n_tokens_I[:, None] + 1) // 2)
+    half_IxC = (starts_IxC > 0) & (column_C > 0) & (column_C <= (n_tokens_Ix1 + 1) // 2)
     middle_I = np.max(np.where(half_IxC, column_C, 0), axis=1)
     is_single_I = begins_IxC.sum(axis=1) == 1
     begins_IxC[is_single_I, middle_I[is_single_I]] = True
@@ -47,7 +42,7 @@ def split_sentence(
     sentence_IxC = np.cumsum(begins_IxC, axis=1) - 1
     # The candidates are marked at their first tokens; a single sentence has one, its first half.
     n_columns = len(column_C)
-    places_IxC = np.arange(len(ids_IxC))[:, None] * n_columns + sentence_IxC
+    places_IxC = np.arange(len(starts_IxC))[:, None] * n_columns + sentence_IxC
     starting_W = places_IxC[(starts_IxC > 0) & inside_IxC]
     n_words_IxC = np.bincount(starting_W, minlength=places_IxC.size)[places_IxC]
     is_long_IxC = begins_IxC & (n_words_IxC >= min_words)
@@ -58,24 +53,20 @@ def split_sentence(
     chosen_I = np.take_along_axis(sentence_IxC, first_I[:, None], axis=1)
     in_sentence_IxC = sentence_IxC == chosen_I
     stays_I = draws_Ix2[:, 1] / 2.0**64 < (0.0 if is_first else SENTENCE_STAYS)
-    return _two_parts(
-        ids_IxC,
-        starts_IxC,
-        in_sentence_IxC & inside_IxC,
-        (~in_sentence_IxC | stays_I[:, None]) & inside_IxC,
+    return _select(
+        spans, in_sentence_IxC & inside_IxC, (~in_sentence_IxC | stays_I[:, None]) & inside_IxC
     )
 
 
-def split_crops(
-    ids_IxC: np.ndarray, starts_IxC: np.ndarray, n_tokens_I: np.ndarray, draws_I: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_crops(spans: Texts, draws_I: np.ndarray) -> Texts:
     """Cuts each span in two, at a random border of words in its middle half.
 
-    Unlike Contriever's crops (arXiv 2112.09118), the parts do not overlap. Arguments and result are
-    as for `split_sentence`: rows 2i and 2i + 1 are the left and the right part.
+    Unlike Contriever's crops (arXiv 2112.09118), the halves do not overlap. Arguments and result
+    are as for `split_sentence`: texts 2i and 2i + 1 are the left and the right half.
     """
-    column_C = np.arange(ids_IxC.shape[1])
-    n_tokens_Ix1 = n_tokens_I[:, None]
+    starts_IxC = spans.starts_NxL
+    n_tokens_Ix1 = spans.n_tokens_N[:, None]
+    column_C = np.arange(starts_IxC.shape[1])
     inside_IxC = column_C < n_tokens_Ix1
     is_middle_IxC = (4 * column_C >= n_tokens_Ix1) & (4 * column_C <= 3 * n_tokens_Ix1)
     is_border_IxC = is_middle_IxC & inside_IxC & (starts_IxC > 0) & (column_C > 0)
@@ -83,7 +74,7 @@ def split_crops(
     has_border_Ix1 = np.any(is_border_IxC, axis=1, keepdims=True)
     is_border_IxC = np.where(has_border_Ix1, is_border_IxC, within_word_IxC)
     is_left_IxC = column_C < _choose_column(is_border_IxC, draws_I)[:, None]
-    return _two_parts(ids_IxC, starts_IxC, is_left_IxC & inside_IxC, ~is_left_IxC & inside_IxC)
+    return _select(spans, is_left_IxC & inside_IxC, ~is_left_IxC & inside_IxC)
 
 
 def _choose_column(is_candidate_IxC: np.ndarray, draws_I: np.ndarray) -> np.ndarray:
@@ -93,11 +84,9 @@ def _choose_column(is_candidate_IxC: np.ndarray, draws_I: np.ndarray) -> np.ndar
     return np.argmax(counts_IxC > chosen_I.astype(np.int64)[:, None], axis=1)
 
 
-def _two_parts(
-    ids_IxC: np.ndarray, starts_IxC: np.ndarray, first_IxC: np.ndarray, second_IxC: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _select(spans: Texts, first_IxC: np.ndarray, second_IxC: np.ndarray) -> Texts:
     """Returns, as `split_sentence` does, the tokens of each span under either mask."""
-    column_C = np.arange(ids_IxC.shape[1])
+    column_C = np.arange(first_IxC.shape[1])
     keep_SxC = np.stack([first_IxC, second_IxC], axis=1).reshape(-1, len(column_C))
     order_SxC = np.argsort(~keep_SxC, axis=1, stable=True)
     n_tokens_S = keep_SxC.sum(axis=1, dtype=np.int32)
@@ -106,4 +95,4 @@ def _two_parts(
         values_SxC = np.take_along_axis(np.repeat(values_IxC, 2, axis=0), order_SxC, axis=1)
         return np.where(column_C < n_tokens_S[:, None], values_SxC, 0)
 
-    return packed(ids_IxC), packed(starts_IxC), n_tokens_S
+    return Texts(packed(spans.ids_NxL), packed(spans.starts_NxL), n_tokens_S)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cocondenser_jax.corpus.token_files import TokenFiles, map_files, read_windows
+from cocondenser_jax.corpus.token_files import Texts, TokenFiles, map_files, read_windows
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.remote import local_copy
@@ -90,35 +90,32 @@ class TokenStore:
             counts_V += np.bincount(ids_NxL[inside_NxL], minlength=self.vocab_size)
         return counts_V
 
-    def read_spans(
-        self, spans_N: np.ndarray, length: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def read_spans(self, spans_N: np.ndarray, length: int) -> Texts:
         """Reads spans by number.
 
         Args:
           spans_N: span numbers, in any order, with repeats.
           length: L, content tokens to return of each; cuts a longer span after its last whole word.
-
-        Returns:
-          ids_NxL: int32, 0 after a span's end.
-          starts_NxL: uint8, 1 where a token starts a word, 2 where it starts a sentence too.
-          n_tokens_N: int32, content tokens returned of each span.
         """
         spans_N = np.asarray(spans_N, np.int64)
         if len(spans_N) and not 0 <= spans_N.min() <= spans_N.max() < self.n_spans:
             raise IndexError(f"span numbers must be in [0, {self.n_spans})")
         width = min(length, self.max_tokens - 2)
-        ids_NxL = np.zeros((len(spans_N), length), np.int32)
-        starts_NxL = np.zeros((len(spans_N), length), np.uint8)
-        n_tokens_N = np.zeros(len(spans_N), np.int32)
+        texts = Texts(
+            ids_NxL=np.zeros((len(spans_N), length), np.int32),
+            starts_NxL=np.zeros((len(spans_N), length), np.uint8),
+            n_tokens_N=np.zeros(len(spans_N), np.int32),
+        )
         first = 0
         for part in self._parts:
             end = first + len(part.span_offsets) - 1
             rows = np.flatnonzero((spans_N >= first) & (spans_N < end))
             read = read_windows(part, spans_N[rows] - first, width)
-            ids_NxL[rows, :width], starts_NxL[rows, :width], n_tokens_N[rows] = read
+            texts.ids_NxL[rows, :width] = read.ids_NxL
+            texts.starts_NxL[rows, :width] = read.starts_NxL
+            texts.n_tokens_N[rows] = read.n_tokens_N
             first = end
-        return ids_NxL, starts_NxL, n_tokens_N
+        return texts
 
 
 def open_store(path: Path) -> TokenStore:

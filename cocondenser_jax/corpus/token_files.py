@@ -36,6 +36,14 @@ class TokenFiles(NamedTuple):
     id_offsets: np.ndarray  # [D + 1] int64
 
 
+class Texts(NamedTuple):
+    """The content tokens of N texts, in L columns."""
+
+    ids_NxL: np.ndarray  # int32, 0 after a text's end
+    starts_NxL: np.ndarray  # uint8, 1 where a token starts a word, 2 where it starts a sentence too
+    n_tokens_N: np.ndarray  # int32, content tokens of each text
+
+
 FILE_NAMES = [f"{name}.txt" if name == "ids" else f"{name}.bin" for name in TokenFiles._fields]
 
 
@@ -105,10 +113,8 @@ def map_files(folder: Path, vocab_size: int) -> TokenFiles:
     )
 
 
-def read_windows(
-    files: TokenFiles, spans_N: np.ndarray, length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Reads at most `length` < `max_tokens` tokens of spans; returns as `TokenStore.read_spans`."""
+def read_windows(files: TokenFiles, spans_N: np.ndarray, length: int) -> Texts:
+    """Reads at most `length` < `max_tokens` tokens of spans, as `TokenStore.read_spans`."""
     begin_N = files.span_offsets[spans_N]
     n_tokens_N = files.span_offsets[spans_N + 1] - begin_N
     windows = np.lib.stride_tricks.sliding_window_view
@@ -126,4 +132,4 @@ def read_windows(
     beyond_NxL = np.arange(length) >= n_tokens_N[:, None]
     ids_NxL[beyond_NxL] = 0
     starts_NxL[beyond_NxL] = 0
-    return ids_NxL, starts_NxL, n_tokens_N.astype(np.int32)
+    return Texts(ids_NxL, starts_NxL, n_tokens_N.astype(np.int32))

@@ -248,7 +248,7 @@ def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(store, mon
         return read(self, spans_N, length)
 
     def mask_whole_words(*arguments, **settings):
-        draws.append(arguments[3])
+        draws.append(arguments[1])
         return mask(*arguments, **settings)
 
     monkeypatch.setattr(TokenStore, "read_spans", read_spans)

@@ -10,6 +10,7 @@ from cocondenser_jax.corpus.masking import (
     mask_capacity,
     mask_whole_words,
 )
+from cocondenser_jax.corpus.token_files import Texts
 
 MASK, FIRST_ORDINARY, VOCAB = 4, 5, 1000
 ORDINARY = np.arange(FIRST_ORDINARY, VOCAB, dtype=np.int32)
@@ -24,10 +25,8 @@ def masked(n_spans, length, word_share, seed, n_tokens_N=None):
     if n_tokens_N is None:
         n_tokens_N = rng.integers(1, content + 1, n_spans)
     draws = rng.integers(0, 2**64, (n_spans, draws_per_span(content, capacity)), np.uint64)
-    spans = mask_whole_words(
-        ids_NxC, word_start_NxC, n_tokens_N, draws, mask_id=MASK, ordinary_ids=ORDINARY,
-        capacity=capacity,
-    )  # fmt: skip
+    texts = Texts(ids_NxC, word_start_NxC.astype(np.uint8), n_tokens_N)
+    spans = mask_whole_words(texts, draws, mask_id=MASK, ordinary_ids=ORDINARY, capacity=capacity)
     return spans, ids_NxC, word_start_NxC, n_tokens_N
 
 
@@ -102,10 +101,8 @@ def test_is_what_a_slow_masker_does(length, word_share, seed):
     word_start[:, 0] = True
     used = min(capacity, content)
     draws = rng.integers(0, 2**64, (1, draws_per_span(content, capacity)), np.uint64)
-    fast = mask_whole_words(
-        ids, word_start, np.array([n_tokens]), draws, mask_id=MASK, ordinary_ids=ORDINARY,
-        capacity=capacity,
-    )  # fmt: skip
+    texts = Texts(ids, word_start.astype(np.uint8), np.array([n_tokens]))
+    fast = mask_whole_words(texts, draws, mask_id=MASK, ordinary_ids=ORDINARY, capacity=capacity)
     positions, shown = mask_slowly(
         ids[0, :n_tokens].tolist(), word_start[0, :n_tokens].tolist(),
         draws[0, : 1 + content + used].tolist(), used,
@@ -146,10 +143,8 @@ def test_every_word_is_masked_equally_often():
     word_start = np.tile(np.array([1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1], bool), (n_spans, 1))
     ids = np.tile(np.arange(14, dtype=np.int32) + FIRST_ORDINARY, (n_spans, 1))
     draws = rng.integers(0, 2**64, (n_spans, draws_per_span(14, 4)), np.uint64)
-    spans = mask_whole_words(
-        ids, word_start, np.full(n_spans, 14), draws, mask_id=MASK, ordinary_ids=ORDINARY,
-        capacity=4,
-    )  # fmt: skip
+    texts = Texts(ids, word_start.astype(np.uint8), np.full(n_spans, 14))
+    spans = mask_whole_words(texts, draws, mask_id=MASK, ordinary_ids=ORDINARY, capacity=4)
     chosen = np.zeros(14)
     np.add.at(chosen, spans.positions_NxM[spans.weights_NxM > 0], 1)
     shares = chosen / n_spans

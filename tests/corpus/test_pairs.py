@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.corpus.pairs import split_crops, split_sentence
+from cocondenser_jax.corpus.token_files import Texts
 
 SENTENCES = np.array(
     [  # ids, starts (2: of a sentence, 1: of a word), tokens
@@ -15,11 +16,12 @@ SENTENCES = np.array(
 
 
 def test_a_cloze_is_a_sentence_and_the_rest_of_its_span():
+    texts = Texts(SENTENCES[:, 0], SENTENCES[:, 1], SENTENCES[:, 2, 0])
     seen = [set(), set(), set()]
     kept, n_draws = 0, 400
     draws = np.random.default_rng(0).integers(0, 2**64, (n_draws, 3, 2), np.uint64)
     for draw in draws:
-        rows = split_sentence(SENTENCES[:, 0], SENTENCES[:, 1], SENTENCES[:, 2, 0], draw)
+        rows = split_sentence(texts, draw)
         ids, starts, n_tokens = rows
         assert ids.shape == starts.shape == (6, 7)
         tokens = [tuple(row[:n].tolist()) for row, n in zip(ids, n_tokens, strict=True)]
@@ -52,12 +54,10 @@ def test_a_sentence_has_enough_words_where_one_has():
     """Sentences of one, three and two words; no sentence of five."""
     ids = np.arange(1, 8)[None]
     starts = np.array([[2, 2, 1, 1, 0, 2, 1]], np.uint8)
+    texts = Texts(ids, starts, np.array([7]))
 
     def sentences(min_words):
-        rows = [
-            split_sentence(ids, starts, np.array([7]), draw, min_words=min_words)
-            for draw in drawn(200, 1, 2)
-        ]
+        rows = [split_sentence(texts, draw, min_words=min_words) for draw in drawn(200, 1, 2)]
         return {tokens_of(row)[0] for row in rows}
 
     assert sentences(1) == sentences(5) == {(1,), (2, 3, 4, 5), (6, 7)}
@@ -68,8 +68,9 @@ def test_a_sentence_has_enough_words_where_one_has():
 def test_a_title_is_the_first_sentence_and_never_stays():
     ids = np.arange(1, 8)[None]
     starts = np.array([[2, 1, 1, 2, 1, 2, 1]], np.uint8)
+    texts = Texts(ids, starts, np.array([7]))
     for draw in drawn(60, 1, 2):
-        rows = split_sentence(ids, starts, np.array([7]), draw, is_first=True)
+        rows = split_sentence(texts, draw, is_first=True)
         assert tokens_of(rows) == [(1, 2, 3), (4, 5, 6, 7)]
 
 
@@ -77,9 +78,10 @@ def test_crops_are_cut_uniformly_between_words_of_the_middle_half():
     ids = np.arange(1, 13)[None]
     starts = np.ones((1, 12), np.uint8)
     starts[0, 5] = 0  # within a word
+    texts = Texts(ids, starts, np.array([12]))
     borders = []
     for draw in drawn(600, 1):
-        left, right = tokens_of(split_crops(ids, starts, np.array([12]), draw))
+        left, right = tokens_of(split_crops(texts, draw))
         assert left + right == tuple(range(1, 13))
         borders.append(len(left))
     counts = np.bincount(borders, minlength=12)
@@ -92,5 +94,6 @@ def test_a_span_of_one_word_is_cut_in_the_middle(n_tokens):
     starts = np.zeros((1, 10), np.uint8)
     starts[0, 0] = 2
     ids = np.where(np.arange(10) < n_tokens, np.arange(1, 11), 0)[None]
-    left, right = tokens_of(split_crops(ids, starts, np.array([n_tokens]), drawn(1)[0:1].ravel()))
+    texts = Texts(ids, starts, np.array([n_tokens]))
+    left, right = tokens_of(split_crops(texts, drawn(1)[0:1].ravel()))
     assert (len(left), len(right)) == (4, n_tokens - 4)

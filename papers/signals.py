@@ -34,7 +34,8 @@ from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Qrels, Run
-from cocondenser_jax.corpus.batches import MIN_WORDS, held_out_documents
+from cocondenser_jax.corpus.batches import held_out_documents
+from cocondenser_jax.corpus.examples import MIN_WORDS
 from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.evaluation.ranking import evaluate_run

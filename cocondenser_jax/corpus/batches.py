@@ -6,29 +6,22 @@ A run that resumes at step t needs no other state, and every host computes its o
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grain
 import numpy as np
 
+from cocondenser_jax.corpus.examples import EXAMPLES, Example
 from cocondenser_jax.corpus.masking import (
     MASK_PROBABILITY,
     draws_per_span,
     mask_capacity,
     mask_whole_words,
 )
-from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import Source, TokenStore
 from cocondenser_jax.errors import UserError
 
 _DOCUMENTS_AT_ONCE = 10_000  # documents hashed together, to choose the held-out ones
-MIN_WORDS = 5  # of the sentence of a pair: a shorter one says too little to be searched for
-# Of the examples that are a sentence and the rest: the arguments of `split_sentence`.
-_SENTENCES: dict[str, dict[str, Any]] = {
-    "cloze": {},
-    "sentence": {"min_words": MIN_WORDS},
-    "title": {"is_first": True},
-}
 
 
 class Batch(NamedTuple):
@@ -45,45 +38,34 @@ class Batch(NamedTuple):
 
 
 class BatchSpec(NamedTuple):
-    """The settings that define a batch, together with the data and the step.
-
-    An example is
-
-      span      a span;
-      pair      two different spans of a document;
-      cloze     a sentence of a span, and the rest of the span;
-      sentence  the same, with a sentence of MIN_WORDS words or more if the span has one;
-      title     the first sentence of a document's first span, and the rest of the span;
-      crops     a span cut in two between words;
-      copies    a span twice, the second copy masked with `decoder_mask_probability`.
-    """
+    """The settings that define a batch, together with the data and the step."""
 
     seed: int
     batch_size: int  #: examples
     length: int  #: tokens of a row, specials included
-    example: str = "pair"  #: one of those above
+    example: str = "spans"  #: its kind, a name in `examples.EXAMPLES`
     masked: bool = True  #: whether tokens are masked and to be predicted
     mask_probability: float = MASK_PROBABILITY  #: the share of tokens
     decoder_mask_probability: float = 0.5
     held_out: int = 0  #: documents that are never drawn, as `held_out_documents` chooses them
 
     @property
+    def kind(self) -> Example:
+        """What `example` names."""
+        return EXAMPLES[self.example]
+
+    @property
     def n_rows(self) -> int:
-        """Rows of a batch, a span each."""
-        return self.batch_size * (1 if self.example == "span" else 2)
+        """Rows of a batch, a text each."""
+        return self.batch_size * self.kind.n_rows
 
     @property
     def n_slots(self) -> int:
         """Slots for masked tokens in a row."""
-        share = self.mask_probability
-        if self.example == "copies":
-            share = max(share, self.decoder_mask_probability)
-        return mask_capacity(self.length, share)
-
-    @property
-    def pairs_within_span(self) -> bool:
-        """Whether the two texts of a pair are parts of one span."""
-        return self.example in ("sentence", "title", "crops")
+        probability = self.mask_probability
+        if self.kind.is_copied:
+            probability = max(probability, self.decoder_mask_probability)
+        return mask_capacity(self.length, probability)
 
 
 class _Pool(NamedTuple):
@@ -119,7 +101,7 @@ def epoch_examples(store: TokenStore, spec: BatchSpec) -> int:
 def batch_examples(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> np.ndarray:
-    """Returns `examples_I`, the numbers of a batch's documents (pair, title) or spans (others).
+    """Returns `examples_I`, the numbers of a batch's examples among all units of their kind.
 
     Each pass over the examples has its own order, and leaves out those that fill no whole batch.
     Sources of different weights have their own passes: every batch has the same number of examples
@@ -133,14 +115,7 @@ def batch_examples(
         n_pass, step_of_pass = divmod(step, pool.size // n_drawn)
         first = n_pass * pool.size + step_of_pass * n_drawn
         examples.append(pool.draw(spec.seed, first, n_drawn))
-    examples_I = np.split(np.concatenate(examples), n_hosts)[host]
-    return store.documents_of_pairs[examples_I] if spec.example == "pair" else examples_I
-
-
-def _documents_of(store: TokenStore, spec: BatchSpec, examples_I: np.ndarray) -> np.ndarray:
-    if spec.example in ("pair", "title"):
-        return examples_I
-    return np.searchsorted(store.first_span_D, examples_I, side="right") - 1
+    return np.split(np.concatenate(examples), n_hosts)[host]
 
 
 def _shares_of_batch(store: TokenStore, spec: BatchSpec) -> list[tuple[_Pool, int]]:
@@ -153,29 +128,24 @@ def _shares_of_batch(store: TokenStore, spec: BatchSpec) -> list[tuple[_Pool, in
     shares = [(pool, int(n_drawn)) for pool, n_drawn in zip(pools, drawn_P, strict=True)]
     for pool, n_drawn in shares:
         if not 0 < n_drawn <= pool.size:
-            what = "documents of two spans" if spec.example == "pair" else "spans"
             raise UserError(
-                f"config.data.batch_size {spec.batch_size} takes {n_drawn} {what} of {pool.path}"
-                f" into each batch; expected 1 to {pool.size}, those that are not held out, for a"
-                " batch may hold none twice"
+                f"config.data.batch_size {spec.batch_size} takes {n_drawn} {spec.kind.unit.name}"
+                f" of {pool.path} into each batch; expected 1 to {pool.size}, those that are not"
+                " held out, for a batch may hold none twice"
             )
     return shares
 
 
 def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[str]:
     """Returns the names of the documents that the examples of a batch come from."""
-    documents_I = _documents_of(store, spec, batch_examples(store, spec, step))
+    documents_I = spec.kind.unit.document(store, batch_examples(store, spec, step))
     return [store.document_id(int(number)) for number in documents_I]
 
 
 def make_batch(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> Batch:
-    """Returns one host's `n_rows / n_hosts` rows of a step's batch; hosts and steps count from 0.
-
-    The spans of a pair are uniform over ordered pairs; `split_sentence` and `split_crops` describe
-    the other examples of two texts.
-    """
+    """Returns a host's `n_rows / n_hosts` rows of a step's batch; hosts and steps count from 0."""
     examples_I = batch_examples(store, spec, step, host=host, n_hosts=n_hosts)
     first_row = host * spec.n_rows // n_hosts
     return _rows_of(store, spec, examples_I, (spec.seed, step), first_row)
@@ -213,49 +183,33 @@ def _hash_rows(ids_SxC: np.ndarray) -> np.ndarray:
 
 
 def held_out_batch(store: TokenStore, spec: BatchSpec) -> Batch:
-    """Returns two spans of each held-out document, or one where none has two, whatever the seed.
+    """Returns an example of each held-out document, whatever the seed.
 
-    Where pairs are parts of a span, they are parts of the first.
+    Of a kind that is not held out, it is two spans, or one where no document has two.
     """
-    documents_I = held_out_documents(store, spec.held_out, spec.pairs_within_span)
-    if not spec.pairs_within_span:
-        spec = spec._replace(example="pair" if len(store.documents_of_pairs) else "span")
-    is_document = spec.example in ("pair", "title")
-    examples_I = documents_I if is_document else store.first_span_D[documents_I]
-    return _rows_of(store, spec, examples_I, (0, 0), 0)
+    documents_I = held_out_documents(store, spec.held_out, spec.kind.is_held_out)
+    if not spec.kind.is_held_out:
+        spec = spec._replace(example="spans" if len(store.documents_of_pairs) else "span")
+    return _rows_of(store, spec, spec.kind.unit.first(store, documents_I), (0, 0), 0)
 
 
 def _rows_of(
     store: TokenStore, spec: BatchSpec, examples_I: np.ndarray, key: tuple[int, int], first_row: int
 ) -> Batch:
     """Returns the rows of examples; a row's random numbers depend on the key and its number."""
+    kind = spec.kind
     content = spec.length - 2
     capacity = spec.n_slots
-    rows_per_example = 1 if spec.example == "span" else 2
-    n_rows = len(examples_I) * rows_per_example
+    n_rows = len(examples_I) * kind.n_rows
     draws_SxR = _draws(key, first_row, n_rows, 2 + draws_per_span(content, capacity))
-    choice_S = draws_SxR[:, 0]
     masks_SxR = draws_SxR[:, 2:]  # column 1 is free: recorded results have these masks
-
-    spans_S = examples_I
-    if spec.example == "pair":
-        spans_S = _two_spans(store, examples_I, choice_S.reshape(-1, 2)).reshape(-1)
-    elif spec.example == "copies":
-        spans_S = np.repeat(examples_I, 2)
-    elif spec.example == "title":
-        spans_S = store.first_span_D[examples_I]
-    texts = store.read_spans(spans_S, content)
-    if spec.example == "crops":
-        texts = split_crops(texts, choice_S[::2])
-    elif spec.example in _SENTENCES:
-        draws_Ix2 = choice_S.reshape(-1, 2)
-        texts = split_sentence(texts, draws_Ix2, **_SENTENCES[spec.example])
+    texts = kind.make(store, examples_I, draws_SxR[:, 0], content)
     n_tokens_S = texts.n_tokens_N
-    documents_S = np.repeat(_documents_of(store, spec, examples_I), rows_per_example)
+    documents_S = np.repeat(kind.unit.document(store, examples_I), kind.n_rows)
     texts_S = _hash_rows(texts.ids_NxL) >> np.uint64(33)
     origins_Sx2 = np.stack([documents_S.astype(np.int32), texts_S.astype(np.int32)], axis=1)
     probability_S = np.full(n_rows, spec.mask_probability if spec.masked else 0.0)
-    if spec.example == "copies":
+    if kind.is_copied:
         probability_S[1::2] = spec.decoder_mask_probability
     masked = mask_whole_words(
         texts,
@@ -317,26 +271,13 @@ def _pools(store: TokenStore, spec: BatchSpec) -> list[_Pool]:
 
 
 def _pool(store: TokenStore, spec: BatchSpec, source: Source) -> _Pool:
-    held_out_H = np.sort(held_out_documents(store, spec.held_out, spec.pairs_within_span))
+    held_out_H = np.sort(held_out_documents(store, spec.held_out, spec.kind.is_held_out))
     is_inside_H = (held_out_H >= source.first_document) & (held_out_H < source.end_document)
     held_out_H = held_out_H[is_inside_H]
-    begins_R = np.concatenate([[source.first_document], held_out_H + 1])
-    ends_R = np.concatenate([held_out_H, [source.end_document]])
-    if spec.example == "pair":
-        begins_R = np.searchsorted(store.documents_of_pairs, begins_R)
-        ends_R = np.searchsorted(store.documents_of_pairs, ends_R)
-    elif spec.example != "title":
-        begins_R = store.first_span_D[begins_R]
-        ends_R = store.first_span_D[ends_R]
+    first = spec.kind.unit.first
+    begins_R = first(store, np.concatenate([[source.first_document], held_out_H + 1]))
+    ends_R = first(store, np.concatenate([held_out_H, [source.end_document]]))
     return _Pool(source.path, source.weight, ends_R, np.cumsum(ends_R - begins_R))
-
-
-def _two_spans(store: TokenStore, documents_I: np.ndarray, draws_Ix2: np.ndarray) -> np.ndarray:
-    first_span_I = store.first_span_D[documents_I]
-    n_spans_I = (store.first_span_D[documents_I + 1] - first_span_I).astype(np.uint64)
-    left_I = draws_Ix2[:, 0] % n_spans_I
-    right_I = (left_I + np.uint64(1) + draws_Ix2[:, 1] % (n_spans_I - np.uint64(1))) % n_spans_I
-    return first_span_I[:, None] + np.stack([left_I, right_I], 1).astype(np.int64)
 
 
 def _draws(key: tuple[int, int], first_row: int, n_rows: int, n_columns: int) -> np.ndarray:

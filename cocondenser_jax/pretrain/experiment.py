@@ -10,9 +10,6 @@ from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings
 
-# What the two texts of an example are, by the name of the setting: see `BatchSpec`.
-PAIRS = {"spans": "pair", "sentence": "sentence", "title": "title", "crops": "crops"}
-
 
 class ProbeSettings(NamedTuple):
     """When the probe is due and what it searches; its documents are `BatchSpec.held_out`."""
@@ -85,12 +82,11 @@ def resolve_without_store(
 
 def _batches(config: ConfigDict) -> BatchSpec:
     objective = OBJECTIVES[config.train.objective]
-    example = objective.example
     return BatchSpec(
         seed=config.seed,
         batch_size=config.data.batch_size,
         length=config.data.length,
-        example=PAIRS[config.data.pairs] if example == "pair" else example,
+        example=objective.example or config.data.pairs,
         masked=objective.predicts_tokens,
         mask_probability=config.data.mask_probability,
         decoder_mask_probability=config.data.decoder_mask_probability,

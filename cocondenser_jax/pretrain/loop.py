@@ -204,9 +204,8 @@ def _say_what_starts(
     n_examples = experiment.n_steps * spec.batch_size
     tokens_per_span = min(store.n_tokens / store.n_spans + 2, spec.length)
     n_tokens = experiment.n_steps * spec.n_rows * tokens_per_span
-    unit = "documents" if spec.example == "pair" else "spans"
     parts = [
-        f"{experiment.n_steps:,} steps of {spec.batch_size:,} {unit}",
+        f"{experiment.n_steps:,} steps of {spec.batch_size:,} {spec.kind.unit.name}",
         f"{n_examples / epoch_examples(store, spec):.3g} epochs",
         f"about {n_tokens:.3g} tokens",
     ]

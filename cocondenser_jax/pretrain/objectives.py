@@ -79,7 +79,7 @@ def inverse_cloze_sum(
 class Objective(NamedTuple):
     """What is learned from what."""
 
-    example: str  # as in `BatchSpec`
+    example: str | None = None  # a name in `EXAMPLES`; None: what `config.data.pairs` names
     predicts_tokens: bool = False  # whether tokens are masked and predicted
     has_head: bool = False  # whether a Condenser head predicts them, too
     n_copies: int = 1  # rows of a span: the head reads the embeddings of the second
@@ -99,14 +99,13 @@ OBJECTIVES = {
     "retromae": Objective("copies", predicts_tokens=True, has_head=True, n_copies=2),
     # Gao & Callan, arXiv 2108.05540.
     "cocondenser": Objective(
-        "pair",
         predicts_tokens=True,
         has_head=True,
         contrast=corpus_contrastive_sum,
         n_contrasted=2,
     ),
     # Its ablation without masked tokens.
-    "contrastive": Objective("pair", contrast=corpus_contrastive_sum, n_contrasted=2),
+    "contrastive": Objective(contrast=corpus_contrastive_sum, n_contrasted=2),
     # Lee et al., arXiv 1906.00300.
     "ict": Objective("cloze", contrast=inverse_cloze_sum, n_contrasted=1),
 }

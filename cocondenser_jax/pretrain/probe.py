@@ -55,7 +55,7 @@ def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelCon
         return lambda step, params: {}
     forward = mapped_forward(model_config, experiment.step.loss.dtype, N_ROWS)
     measures: list[Callable[[Any], dict[str, float]]] = []
-    is_pair = experiment.batches.pairs_within_span or len(store.documents_of_pairs) > 0
+    is_pair = experiment.batches.kind.is_held_out or len(store.documents_of_pairs) > 0
     whole = held_out_batch(store, experiment.batches._replace(masked=False))
     if len(whole.input_ids_SxL) > 1:
         masked = held_out_batch(store, experiment.batches) if experiment.batches.masked else None

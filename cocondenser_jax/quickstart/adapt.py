@@ -132,7 +132,7 @@ def adapt(
         config.data.store = str(store.path)
         experiment = resolve(config, store)
         spec = experiment.batches
-        documents_H = held_out_documents(store, spec.held_out, spec.pairs_within_span)
+        documents_H = held_out_documents(store, spec.held_out, spec.kind.is_held_out)
         if len(documents_H) < 2:
             raise UserError(
                 f"{corpus} has {store.n_documents} documents: expected 20 or more, of two spans"

@@ -160,7 +160,7 @@ def test_every_span_once_per_epoch_in_a_new_order(store):
     assert of_documents(store, batch) == expected.tolist()
 
 
-@pytest.mark.parametrize("example", ["span", "pair", "cloze"])
+@pytest.mark.parametrize("example", ["span", "spans", "cloze"])
 @pytest.mark.parametrize("n_hosts", [1, 2])
 def test_no_batch_holds_an_example_twice_also_where_an_epoch_ends(store, example, n_hosts):
     spec = SPEC._replace(example=example, batch_size=10)
@@ -185,9 +185,9 @@ def test_pairs_come_from_documents_of_two_spans(mixed):
     store = open_store(mixed["many"])
     spec = BatchSpec(seed=1, batch_size=10, length=30)
     assert (store.n_documents, epoch_examples(store, spec)) == (20, 10)
-    documents = batch_examples(store, spec, 0)
-    assert sorted(documents) == list(range(1, 20, 2))
-    assert batch_document_ids(store, spec, 0) == [f"many{i}" for i in documents]
+    documents = batch_document_ids(store, spec, 0)
+    assert sorted(documents) == sorted(f"many{i}" for i in range(1, 20, 2))
+    assert documents == [f"many{2 * i + 1}" for i in batch_examples(store, spec, 0)]
     spans = spec._replace(example="span", batch_size=40)
     ids = batch_document_ids(store, spans, 0)
     assert [ids.count(f"many{i}") for i in range(20)] == [1, 3] * 10
@@ -263,15 +263,24 @@ def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(store, mon
     assert len(np.unique(numbers)) == numbers.size
 
 
-def test_batches_that_cannot_be_filled_are_refused(store):
-    with pytest.raises(UserError, match=r"takes 25 documents .* expected 1 to 24"):
-        read_batches(store, SPEC._replace(batch_size=25), first_step=0, n_steps=1)
+@pytest.mark.parametrize(
+    ("example", "unit"),
+    [("spans", "documents of two spans"), ("title", "documents"), ("crops", "spans")],
+)
+def test_batches_that_cannot_be_filled_are_refused(store, example, unit):
+    n = {"crops": store.n_spans}.get(example, N_DOCUMENTS)
+    spec = SPEC._replace(example=example, batch_size=n + 1)
+    with pytest.raises(UserError, match=rf"takes {n + 1} {unit} of /.* expected 1 to {n},"):
+        read_batches(store, spec, first_step=0, n_steps=1)
+
+
+def test_a_batch_that_can_be_filled_is_not_refused(store):
     read_batches(store, SPEC._replace(batch_size=24), first_step=0, n_steps=1)
     with pytest.raises(UserError, match="not a multiple of 3 hosts"):
         read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)
 
 
-@pytest.mark.parametrize("example", ["span", "pair", "cloze", "sentence", "title"])
+@pytest.mark.parametrize("example", ["span", "spans", "cloze", "sentence", "title"])
 @pytest.mark.parametrize(("weights", "batch_size"), [((1, 1), 1), ((2, 0.5), 3)])
 def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
     mixed, example, weights, batch_size
@@ -280,16 +289,15 @@ def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
     both = open_store(Path(f"{some},{many}"))
     spec = BatchSpec(seed=1, batch_size=batch_size, length=30, example=example, held_out=1)
     (held_out,) = held_out_documents(both, 1, example in ("sentence", "title"))
-    span = np.repeat(np.arange(30), np.diff(both.first_span_D))  # of which document
-    numbers = np.arange(30) if example in ("pair", "title") else np.arange(60)
-    of_document = np.arange(30) if example in ("pair", "title") else span
-    drawn = np.isin(of_document, both.documents_of_pairs) if example == "pair" else numbers >= 0
-    times = np.where(of_document < 10, weights[0], weights[1]) * drawn * (of_document != held_out)
+    of_span = np.repeat(np.arange(30), np.diff(both.first_span_D))
+    of_unit = {"spans": np.arange(1, 30, 2), "title": np.arange(30)}
+    of_document = of_unit.get(example, of_span)
+    times = np.where(of_document < 10, weights[0], weights[1]) * (of_document != held_out)
     assert epoch_examples(both, spec) == round(times.sum())
     assert (times * (of_document == held_out)).sum() == 0 < (of_document == held_out).sum()
     n_steps = 40 * steps_per_epoch(both, spec)
     counts = sum(
-        np.bincount(batch_examples(both, spec, step), minlength=len(numbers))
+        np.bincount(batch_examples(both, spec, step), minlength=len(times))
         for step in range(n_steps)
     )
     assert (counts[times == 0] == 0).all()

@@ -26,15 +26,15 @@ def test_a_weight_is_the_passes_over_a_store_in_an_epoch(mixed):
     assert (counts[:20] == 4).all()
     assert counts[20:].sum() == 20
     assert counts[20:].max() == 1
-    pairs = spec._replace(example="pair", batch_size=5)
+    pairs = spec._replace(example="spans", batch_size=5)
     assert epoch_examples(both, pairs) == 4 * 5 + 0.5 * 10
 
 
-@pytest.mark.parametrize("example", ["span", "pair", "cloze"])
+@pytest.mark.parametrize("example", ["span", "spans", "cloze"])
 def test_every_batch_has_the_same_share_of_each_source_and_nothing_twice(mixed, example):
     both = open_store(Path(f"2*{mixed['some']},0.5*{mixed['many']}"))
     spec = BatchSpec(seed=1, batch_size=7, length=30, example=example)
-    n_first = 10 if example == "pair" else 20
+    n_first = 5 if example == "spans" else 20
     for step in range(3 * steps_per_epoch(both, spec)):
         drawn = batch_examples(both, spec, step)
         assert len(set(drawn)) == 7

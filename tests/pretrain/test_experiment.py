@@ -63,8 +63,8 @@ def test_the_objective_decides_batches_and_head(objective):
         "mlm": ("span", True, 0),
         "condenser": ("span", True, 2),
         "retromae": ("copies", True, 2),
-        "cocondenser": ("pair", True, 2),
-        "contrastive": ("pair", False, 0),
+        "cocondenser": ("spans", True, 2),
+        "contrastive": ("spans", False, 0),
         "ict": ("cloze", False, 0),
     }
     assert (spec.example, spec.masked, sizes["n_head_layers"]) == expected[objective]

@@ -264,7 +264,7 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     store = open_store(Path(unusual.config.data.store))
     n_tokens = 9 * 32 * min(store.n_tokens / store.n_spans + 2, 14)
-    said = f"9 steps of 16 documents, 3 epochs, about {n_tokens:.3g} tokens"
+    said = f"9 steps of 16 documents of two spans, 3 epochs, about {n_tokens:.3g} tokens"
     assert f"{tmp_path}/run: {said}" in caplog.messages
 
     # Another experiment may not resume in its folder ...
@@ -277,6 +277,16 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     other.train.chunk_size = 4
     other.checkpoint.every = 3
     train(other, tmp_path / "run")
+
+
+def test_titles_are_counted_by_documents(config, tmp_path, caplog):
+    config = config.copy_and_resolve_references().unlock()
+    config.data.pairs = "title"
+    config.train.objective = "contrastive"
+    config.train.steps = 1
+    with caplog.at_level(logging.INFO):
+        train(config, tmp_path / "run")
+    assert f"{tmp_path}/run: 1 steps of 16 documents, 0.333 epochs" in caplog.text
 
 
 def test_a_new_model_starts_with_the_frequencies_of_the_words(config, tmp_path):

@@ -150,7 +150,7 @@ def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
         assert said.startswith("step 6 is not finite (")
         assert "loss nan" in said
         # 48 documents are three steps of 16: step 6 is the last of the second epoch.
-        ids = [store.document_id(number) for number in batches.batch_examples(store, spec, 5)]
+        ids = batches.batch_document_ids(store, spec, 5)
         assert f"; documents {', '.join(ids[:3])}, ...)" in said
         assert "saved as it was before that step" in said
         assert load_run(run)[2]["step"] == 5

@@ -1,0 +1,41 @@
+"""The kinds of examples: their names, and the units that they are drawn from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.corpus.examples import (
+    DOCUMENTS,
+    DOCUMENTS_OF_TWO_SPANS,
+    EXAMPLES,
+    SPANS,
+)
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.pretrain.objectives import OBJECTIVES
+from cocondenser_jax.settings import declared_settings
+
+
+def test_settings_and_objectives_name_examples():
+    pairs = declared_settings("pretrain")["data.pairs"].allowed
+    assert all(EXAMPLES[name].n_rows == 2 for name in pairs)
+    assert {objective.example for objective in OBJECTIVES.values()} - {None} <= EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("unit", [SPANS, DOCUMENTS, DOCUMENTS_OF_TWO_SPANS])
+def test_units_are_numbered_in_the_order_of_documents(mixed, unit):
+    store = open_store(Path(f"{mixed['some']},{mixed['many']}"))
+    ends = store.first_span_D.tolist()
+    expected = []  # the document of each unit
+    first = []  # the first unit of each document, or of those after it
+    for document in range(store.n_documents):
+        n_spans = ends[document + 1] - ends[document]
+        first.append(len(expected))
+        expected += [document] * {
+            "spans": n_spans,
+            "documents": 1,
+            "documents of two spans": int(n_spans >= 2),
+        }[unit.name]
+    first.append(len(expected))
+    assert unit.document(store, np.arange(len(expected))).tolist() == expected
+    assert unit.first(store, np.arange(store.n_documents + 1)).tolist() == first

@@ -3,6 +3,7 @@
 # make optimized    the tests of numbers again, with XLA's optimizations on
 # make wheel        install the wheel with each extra into an empty environment, and use it
 # make oldest       the tests of the core with the oldest versions that setup.py allows
+# make newest       all tests with the newest JAX, on Python 3.12 or later
 # make cluster      the tests of corpus and encode on many machines, with Ray too
 # make databases    the tests of the examples that search in a database, with LanceDB and Qdrant
 # make docs         build the documentation as a site in build/site, and run the notebooks
@@ -17,7 +18,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimized wheel oldest cluster databases docs bench bench-gpu bench-tpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases docs bench bench-gpu bench-tpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -48,11 +49,15 @@ oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest -p no:randomly tests/model tests/corpus tests/retrieval \
 	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/checks/test_verify.py
 
+newest: .venv-newest/installed
+	.venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
+
 cluster: .venv/cluster
 	$(BIN)/python -m pytest tests/test_workers.py tests/corpus/test_shares.py tests/cli/test_tasks.py
 
 databases: .venv/databases
 	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py
+
 docs: .venv/docs
 	$(BIN)/python docs/build_site.py build/site
 	$(BIN)/python -m pytest tests/test_notebooks.py
@@ -147,5 +152,14 @@ mutants: .venv/mutants
 	  --resolution lowest-direct --editable '.[all]' 'pytest>=9' 'pytest-timeout>=2.4' 'hypothesis>=6.150'
 	touch $@
 
+# constraints.txt, with the versions of constraints-newest.txt for the packages that it names.
+NEWEST_PYTHON ?= python3.12
+.venv-newest/installed: setup.py constraints.txt constraints-newest.txt
+	$(NEWEST_PYTHON) -m venv .venv-newest
+	awk -F== 'NR == FNR { newest[$$1]; print; next } !($$1 in newest)' \
+	  constraints-newest.txt constraints.txt > .venv-newest/constraints.txt
+	.venv-newest/bin/pip install --quiet --constraint .venv-newest/constraints.txt --editable '.[all,test]'
+	touch $@
+
 clean:
-	rm -rf .venv .venv-oldest build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-newest build *.egg-info .mypy_cache .pytest_cache .ruff_cache

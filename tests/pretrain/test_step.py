@@ -1,6 +1,7 @@
 """The step: cut and spread in any way, it is the same step."""
 
 import functools
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.devices import batch_gradient, mapped_step, replicate
+from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import (
     AXIS,
     at_shortest_length,
@@ -327,21 +329,29 @@ def test_both_passes_see_the_same_vectors_bit_for_bit(config):
     assert np.abs(first[0, 0] - first[1, 0]).max() > 0.1
 
 
-def test_bfloat16_compares_vectors_in_float32(config):
+def test_bfloat16_compares_vectors_in_float32(config, monkeypatch):
+    # The vectors that the step compares: another program may round them otherwise.
+    vectors = []
+
+    def contrast(vectors_SxD, *others):
+        jax.debug.callback(lambda x: vectors.append(np.asarray(x)), vectors_SxD)
+        return objective.contrast(vectors_SxD, *others)
+
+    objective = OBJECTIVES["cocondenser"]
+    monkeypatch.setitem(OBJECTIVES, "cocondenser", objective._replace(contrast=contrast))
+    # Compiled with the objective above, and not to be kept for other tests.
+    monkeypatch.setattr(sys.modules[__name__], "compiled_once", compiled_once.__wrapped__)
     config = changed(config, train__dtype="bfloat16", train__chunk_size=4)
     # The vectors of a new network are all but equal, and so are their logits, however rounded.
     (metrics,) = steps(config, n_devices=1, factor=4.0).metrics
-    store = open_store(Path(config.data.store))
-    model = Condenser(model_of(config, store), dtype=jnp.dtype("bfloat16"))
-    batch = make_batch(store, BatchSpec(config.seed, 16, 16), 0)
-    inputs = batch.input_ids_SxL, batch.attention_mask_SxL
-    params = jax.tree.map(lambda x: 4 * x, init_params(model.config, config.seed))
-    h = np.asarray(jax.jit(lambda: model.apply({"params": params}, *inputs, method="encode"))())
-    logits = h.astype(np.float64) @ h.T.astype(np.float64)
+    jax.effects_barrier()
+    h = vectors[0].astype(np.float64)
+    logits = h @ h.T
     np.fill_diagonal(logits, -np.inf)
-    partner = logits[np.arange(32), np.arange(32) ^ 1]
-    expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - partner)
+    positive = logits[np.arange(32), np.arange(32) ^ 1]
+    expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - positive)
     # The logits are about 256, where bfloat16 has a spacing of 1 or 2.
+    assert 200 < positive.mean() < 300
     assert metrics["contrastive_loss"] == pytest.approx(expected, abs=1e-3)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from cocondenser_jax.corpus.batches import (
     Batch,
@@ -21,10 +20,11 @@ from cocondenser_jax.corpus.batches import (
     read_batches,
 )
 from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.errors import UserError, escape_control, first_three
+from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.accelerators import model_flops, peak_flops
+from cocondenser_jax.pretrain.checkpoint import ProbeValues
 from cocondenser_jax.pretrain.devices import (
     all_devices,
     count_devices,
@@ -33,6 +33,7 @@ from cocondenser_jax.pretrain.devices import (
 )
 from cocondenser_jax.pretrain.experiment import Experiment, resolve
 from cocondenser_jax.pretrain.probe import open_probe
+from cocondenser_jax.pretrain.recorder import Recorder, open_recorder
 from cocondenser_jax.pretrain.signals import between_steps
 from cocondenser_jax.pretrain.step import (
     Metrics,
@@ -42,7 +43,6 @@ from cocondenser_jax.pretrain.step import (
     state_shapes,
 )
 from cocondenser_jax.pretrain.warm_start import first_model
-from cocondenser_jax.storage.metrics import metrics_log
 from cocondenser_jax.storage.runs import lock_folder
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) ->
         between_steps(run)
 
 
-def _train(  # noqa: C901, PLR0915
+def _train(
     experiment: Experiment,
     store: TokenStore,
     workdir: Path,
@@ -85,139 +85,59 @@ def _train(  # noqa: C901, PLR0915
     stop_after: Callable[[int], bool],
 ) -> None:
     """Trains until `stop_after`, asked after each step, says that it is to stop there."""
-    spec = experiment.batches
     n_steps = experiment.n_steps
-    stopped = False
+    is_stopped = False
     with contextlib.ExitStack() as stack:
         if hosts.is_first():
             stack.enter_context(lock_folder(workdir))
         model_config, params = _model_and_params(experiment, workdir, store)
-        chunk_size = experiment.step.loss.chunk_size
-        check_batch(spec, chunk_size, model_config.max_length, count_devices())
         train_step = mapped_step(model_config, experiment.step)
         probe = open_probe(experiment, store, model_config)
-
-        save = log = None
-        probes: dict[int, checkpoint.ProbeValues] = {}
-        if hosts.is_first():
-            checkpoint.open_run(workdir, experiment, model_config, store)
-            writer = checkpoint.checkpoint_writer(workdir, experiment.keep)
-            save = stack.enter_context(writer)
-            probes = checkpoint.saved_probes(workdir)
-        state = _initial_or_restored(model_config, experiment, params, workdir)
+        state = _open_run(experiment, store, workdir, model_config, params)
+        del params  # else the first device would hold what the run started from
         first_step = int(state.step)
-        n_skipped = int(state.skipped)
-        batches = read_batches(
-            store,
-            spec,
-            first_step=first_step,
-            n_steps=n_steps,
-            host=hosts.number(),
-            n_hosts=hosts.count(),
-        )
-        if hosts.is_first():
-            log = stack.enter_context(metrics_log(workdir, first_step))
-            _say_what_starts(experiment, store, workdir, first_step)
-            if profile_dir:
-                batches = _profiled(batches, profile_dir)
+        recorder = stack.enter_context(open_recorder(workdir, experiment, first_step))
+        batches = _batches_after(first_step, experiment, store)
+        if not recorder.is_silent:
+            _log_length(experiment, store, workdir, first_step)
+            batches = _profiled(batches, profile_dir)
         if hosts.count() > 1:
             # Else a SIGTERM that comes before the first step of a resumed run would stop it at
             # step 1.
             stop_after(first_step)
 
-        bar = tqdm(
-            total=n_steps,
-            initial=first_step,
-            desc=escape_control(workdir.name),
-            unit="step",
-            disable=log is None,
-        )
-        stack.enter_context(bar)
         rates = _Rates(model_config, experiment)
-
-        def read(step: int, metrics: Metrics) -> None:
-            """Logs a step if it is due or not finite; waits for the devices to be done with it.
-
-            Saves the state before the first step that is one too many left out, and raises.
-            """
-            nonlocal n_skipped
-            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-            n_skipped_before = n_skipped
-            n_skipped = int(values.pop("skipped"))
-            is_due = step % experiment.log_every == 0 or step == n_steps
-            if n_skipped > n_skipped_before:
-                allowed = experiment.step.skip_nonfinite
-                what = _describe(store, spec, step, values)
-                if n_skipped > allowed:
-                    if save is not None:
-                        # Without that step: the same command reaches it again.
-                        save(state._replace(skipped=jnp.int32(allowed)), {})
-                    raise UserError(
-                        f"{what}; the run is saved as it was before that step"
-                        f" (config.train.skip_nonfinite is {allowed})"
-                    )
-                logger.warning("%s; left out, %d of at most %d", what, n_skipped, allowed)
-            elif is_due and log is not None:
-                log(step, values | rates.since_last())
-                bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
-
+        reader = _MetricsReader(experiment, store, recorder, rates, n_skipped=int(state.skipped))
         state = replicate(state)
-        unread = None  # the metrics of the step before
-        del params  # else the first device would hold what the run started from
         for step, batch in enumerate(rates.counted(batches), first_step + 1):
             state, metrics = train_step(state, batch)
-            if unread is not None:
-                read(step - 1, unread)
-            unread = metrics
-            stopped = stop_after(step)
+            reader.read(state)  # the step before, while the devices compute this one
+            reader.pending = step, metrics
+            is_stopped = stop_after(step)
             probed = probe(step, state.params)
-            is_saved = stopped or step % experiment.save_every == 0 or step == n_steps
-            if probed or is_saved:
-                # Read first: once it is saved, no later run logs this step again.
-                read(step, metrics)
-                unread = None
-            if probed and log is not None:
-                log(step, probed)
-                probes[step] = probed
-                best = checkpoint.best_probe(probes)
-                if best is not None and best.step == step:
-                    is_saved = True
-            if is_saved and save is not None:
-                save(state, probed)
-            bar.update()
-            if stopped:
+            is_due = is_stopped or step % experiment.save_every == 0 or step == n_steps
+            if probed or is_due:
+                # First: once this step is saved, no later run logs it again.
+                reader.read(state)
+            if recorder.log_probe(step, probed) or is_due:
+                recorder.save(state, probed)
+            recorder.bar.update()
+            if is_stopped:
                 break
-    if stopped:
+    if is_stopped:
         logger.info("%s: stopped and saved after step %d", workdir, step)
         raise SystemExit(0)
-    if best := checkpoint.best_probe(probes):
-        trend = "still rising" if best.step == n_steps else "no later one was better"
-        at = f"step {best.step:,} of {n_steps:,}, {best.metric} {best.value:.4g}"
-        logger.info("%s: best probe: %s; %s", workdir, at, trend)
-
-
-def _say_what_starts(
-    experiment: Experiment, store: TokenStore, workdir: Path, first_step: int
-) -> None:
-    """Logs the length of a run."""
-    spec = experiment.batches
-    n_examples = experiment.n_steps * spec.batch_size
-    tokens_per_span = min(store.n_tokens / store.n_spans + 2, spec.length)
-    n_tokens = experiment.n_steps * spec.n_rows * tokens_per_span
-    parts = [
-        f"{experiment.n_steps:,} steps of {spec.batch_size:,} {spec.kind.unit.name}",
-        f"{n_examples / epoch_examples(store, spec):.3g} epochs",
-        f"about {n_tokens:.3g} tokens",
-    ]
-    logger.info("%s: %s", workdir, ", ".join(parts))
-    if first_step:
-        logger.info("%s: resuming after step %d", workdir, first_step)
+    _log_best_probe(recorder.probes, workdir, n_steps)
 
 
 def _model_and_params(
     experiment: Experiment, workdir: Path, store: TokenStore
 ) -> tuple[ModelConfig, Any | None]:
-    """Returns the run's model, and on host 0 the parameters of a run without a checkpoint."""
+    """Returns the run's model, and on host 0 the parameters of a run without a checkpoint.
+
+    Raises:
+      UserError: if the store, the batches or the devices do not fit the model.
+    """
     model = params = None
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)
@@ -232,19 +152,27 @@ def _model_and_params(
             f" model to start from {model_config.vocab_size} and {model_config.pad_token_id}:"
             " build the store with the model's own tokenizer"
         )
+    chunk_size = experiment.step.loss.chunk_size
+    check_batch(experiment.batches, chunk_size, model_config.max_length, count_devices())
     return model_config, params
 
 
-def _initial_or_restored(
-    model_config: ModelConfig, experiment: Experiment, params: Any | None, workdir: Path
+def _open_run(
+    experiment: Experiment,
+    store: TokenStore,
+    workdir: Path,
+    model_config: ModelConfig,
+    params: Any | None,
 ) -> TrainState:
-    """Returns the state of `params`, else of the newest checkpoint, as host 0 has it."""
+    """Opens the run folder; returns the state of `params`, else of the newest checkpoint."""
     optimizer = experiment.step.optimizer
     state = state_shapes(model_config, optimizer)
-    if params is not None:
-        state = initial_state(params, optimizer)
-    elif hosts.is_first():
-        state = checkpoint.restore_latest(workdir, state)
+    if hosts.is_first():
+        checkpoint.open_run(workdir, experiment, model_config, store)
+        if params is None:
+            state = checkpoint.restore_latest(workdir, state)
+        else:
+            state = initial_state(params, optimizer)
     state = hosts.from_first(state)
     if int(state.skipped) > experiment.step.skip_nonfinite:
         raise UserError(
@@ -254,11 +182,40 @@ def _initial_or_restored(
     return state
 
 
-def _describe(store: TokenStore, spec: BatchSpec, step: int, metrics: Mapping[str, float]) -> str:
-    """Says of a step that is not finite what its batch was; that follows from seed and step."""
-    losses = [f"{name} {x:.4g}" for name, x in metrics.items() if name != "learning_rate"]
-    documents = first_three(batch_document_ids(store, spec, step - 1))
-    return f"step {step} is not finite ({', '.join(losses)}; documents {documents})"
+def _batches_after(step: int, experiment: Experiment, store: TokenStore) -> Iterator[Batch]:
+    """Returns this host's part of the batches of all later steps."""
+    return read_batches(
+        store,
+        experiment.batches,
+        first_step=step,
+        n_steps=experiment.n_steps,
+        host=hosts.number(),
+        n_hosts=hosts.count(),
+    )
+
+
+def _log_length(experiment: Experiment, store: TokenStore, workdir: Path, first_step: int) -> None:
+    """Logs the length of a run, and where it resumes."""
+    spec = experiment.batches
+    n_examples = experiment.n_steps * spec.batch_size
+    tokens_per_span = min(store.n_tokens / store.n_spans + 2, spec.length)
+    n_tokens = experiment.n_steps * spec.n_rows * tokens_per_span
+    parts = [
+        f"{experiment.n_steps:,} steps of {spec.batch_size:,} {spec.kind.unit.name}",
+        f"{n_examples / epoch_examples(store, spec):.3g} epochs",
+        f"about {n_tokens:.3g} tokens",
+    ]
+    logger.info("%s: %s", workdir, ", ".join(parts))
+    if first_step:
+        logger.info("%s: resuming after step %d", workdir, first_step)
+
+
+def _log_best_probe(probes: Mapping[int, ProbeValues], workdir: Path, n_steps: int) -> None:
+    """Logs at the end of a run which of its probes was the best, if it has any."""
+    if best := checkpoint.best_probe(probes):
+        trend = "still rising" if best.step == n_steps else "no later one was better"
+        at = f"step {best.step:,} of {n_steps:,}, {best.metric} {best.value:.4g}"
+        logger.info("%s: best probe: %s; %s", workdir, at, trend)
 
 
 class _Rates:
@@ -302,8 +259,75 @@ class _Rates:
         return rates
 
 
-def _profiled(batches: Iterator[Batch], folder: Path) -> Iterator[Batch]:
+class _MetricsReader:
+    """Reads the metrics of a step after the next one was dispatched: no device waits for the host.
+
+    Logs those that are due, and stops the run where too many steps were not finite.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        store: TokenStore,
+        recorder: Recorder,
+        rates: _Rates,
+        n_skipped: int,
+    ) -> None:
+        self.experiment = experiment
+        self.store = store
+        self.recorder = recorder
+        self.rates = rates
+        self.n_skipped = n_skipped
+        self.pending: tuple[int, Metrics] | None = None  # a step, and its metrics on the devices
+
+    def read(self, state: TrainState) -> None:
+        """Reads what is pending, if anything; waits for the devices to be done with that step.
+
+        `state` is that after it, or after a later step.
+        """
+        if self.pending is None:
+            return
+        step, metrics = self.pending
+        self.pending = None
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        n_skipped = int(values.pop("skipped"))
+        is_due = step % self.experiment.log_every == 0 or step == self.experiment.n_steps
+        if n_skipped > self.n_skipped:
+            self.n_skipped = n_skipped
+            self._skip(step, values, state)
+        elif is_due:
+            self.recorder.log_step(step, values | self.rates.since_last())
+
+    def _skip(self, step: int, values: Mapping[str, float], state: TrainState) -> None:
+        """Says of a step that is not finite what its batch was.
+
+        Before the first that is one too many, saves the state as it was before it, and raises.
+        """
+        allowed = self.experiment.step.skip_nonfinite
+        what = _describe(self.store, self.experiment.batches, step, values)
+        if self.n_skipped <= allowed:
+            logger.warning("%s; left out, %d of at most %d", what, self.n_skipped, allowed)
+            return
+        # Without that step: the same command reaches it again.
+        self.recorder.save(state._replace(skipped=jnp.int32(allowed)), {})
+        raise UserError(
+            f"{what}; the run is saved as it was before that step"
+            f" (config.train.skip_nonfinite is {allowed})"
+        )
+
+
+def _describe(store: TokenStore, spec: BatchSpec, step: int, metrics: Mapping[str, float]) -> str:
+    """Says of a step that is not finite what its batch was; that follows from seed and step."""
+    losses = [f"{name} {x:.4g}" for name, x in metrics.items() if name != "learning_rate"]
+    documents = first_three(batch_document_ids(store, spec, step - 1))
+    return f"step {step} is not finite ({', '.join(losses)}; documents {documents})"
+
+
+def _profiled(batches: Iterator[Batch], folder: Path | None) -> Iterator[Batch]:
     """Yields batches; what happens between the first and the last of `PROFILED` is traced."""
+    if folder is None:
+        yield from batches
+        return
     with contextlib.ExitStack() as trace:
         for number, batch in enumerate(batches):
             if number == PROFILED.start:

@@ -6,7 +6,7 @@ A run that resumes at step t needs no other state, and every host computes its o
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import grain
 import numpy as np
@@ -35,6 +35,35 @@ class Batch(NamedTuple):
     #: int32; the number of a row's document, and a hash of its text. Rows that share either are not
     #: negatives of each other.
     origins_Sx2: np.ndarray
+
+    @classmethod
+    def zeros(cls, n_rows: int, length: int, n_slots: int) -> Self:
+        """Returns a batch of zeros: the shapes and types of all others."""
+        return cls(
+            input_ids_SxL=np.zeros((n_rows, length), np.int32),
+            attention_mask_SxL=np.zeros((n_rows, length), np.bool_),
+            masked_positions_SxM=np.zeros((n_rows, n_slots), np.int32),
+            labels_SxM=np.zeros((n_rows, n_slots), np.int32),
+            weights_SxM=np.zeros((n_rows, n_slots), np.float32),
+            origins_Sx2=np.zeros((n_rows, 2), np.int32),
+        )
+
+    @classmethod
+    def of_texts(cls, ids_SxL: np.ndarray, mask_SxL: np.ndarray) -> Self:
+        """Returns a batch of texts in which there is nothing to predict and nothing to compare."""
+        n_rows, length = ids_SxL.shape
+        zeros = cls.zeros(n_rows, length, n_slots=0)
+        return zeros._replace(input_ids_SxL=ids_SxL, attention_mask_SxL=mask_SxL)
+
+    def cut(self, length: int, n_slots: int) -> Self:
+        """Returns the first `length` tokens and `n_slots` slots of all rows."""
+        return self._replace(
+            input_ids_SxL=self.input_ids_SxL[:, :length],
+            attention_mask_SxL=self.attention_mask_SxL[:, :length],
+            masked_positions_SxM=self.masked_positions_SxM[:, :n_slots],
+            labels_SxM=self.labels_SxM[:, :n_slots],
+            weights_SxM=self.weights_SxM[:, :n_slots],
+        )
 
 
 class BatchSpec(NamedTuple):

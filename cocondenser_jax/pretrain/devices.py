@@ -148,13 +148,8 @@ def compile_step(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, devices: list[jax.Device]
 ) -> jax.stages.Compiled:
     """Compiles the step that `mapped_step` runs, for devices that need not be here."""
-    shape: Any = jax.ShapeDtypeStruct
-    spans = len(devices), spec.n_rows // len(devices)
-    tokens = (*spans, spec.length)
-    slots = (*spans, spec.n_slots)
-    dtypes = (jnp.int32, jnp.bool_, jnp.int32, jnp.int32, jnp.float32, jnp.int32)
-    shapes = zip((tokens, tokens, slots, slots, slots, (*spans, 2)), dtypes, strict=True)
-    batch = Batch(*(shape(*each) for each in shapes))
+    zeros = Batch.zeros(spec.n_rows, spec.length, spec.n_slots)
+    batch = jax.eval_shape(functools.partial(split_rows, n_parts=len(devices)), zeros)
     state = state_shapes(model_config, settings.optimizer)
     step = functools.partial(train_step, model_config, settings)
     return _pmap(step, devices, donate=True).lower(state, batch).compile()

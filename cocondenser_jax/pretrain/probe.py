@@ -163,10 +163,7 @@ def _open_search(
     n_tokens_S = np.array([sum(encoding.attention_mask) for encoding in encodings])
     ids_SxL = with_specials(ids_SxC, n_tokens_S, store)
     mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + 2
-    slots_Sx0 = np.zeros((len(texts), 0), np.int32)  # nothing to predict
-    weights_Sx0 = slots_Sx0.astype(np.float32)
-    origins_Sx2 = np.zeros((len(texts), 2), np.int32)  # nothing to compare
-    batch = Batch(ids_SxL, mask_SxL, slots_Sx0, slots_Sx0, weights_Sx0, origins_Sx2)
+    batch = Batch.of_texts(ids_SxL, mask_SxL)
     hosts.broadcast_and_compare(
         {"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()}
     )

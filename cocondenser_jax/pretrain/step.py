@@ -219,7 +219,8 @@ def forward_sums(
     model = Condenser(model_config, dtype=jnp.dtype(dtype))
 
     def on_chunk(batch: Batch) -> tuple[Float[Array, "B D"], Sums]:
-        output = cast(CondenserOutput, model.apply({"params": params}, *batch[:3]))
+        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
+        output = cast(CondenserOutput, model.apply({"params": params}, *inputs))
         return output.vectors_BxD, _mlm_sums(output, batch, batch)
 
     chunks = split_rows(batch, len(batch.input_ids_SxL) // n_rows)
@@ -286,8 +287,7 @@ def at_shortest_length(
 
     def cut(length: int, n_slots: int, chunk: tuple) -> Any:
         batch, seeds_B = chunk
-        sizes = (length, length, n_slots, n_slots, n_slots, 2)
-        return function((Batch(*(x[:, :n] for x, n in zip(batch, sizes, strict=True))), seeds_B))
+        return function((batch.cut(length, n_slots), seeds_B))
 
     longest = jnp.max(jnp.sum(batch.attention_mask_SxL, axis=1))
     most_masked = jnp.max(jnp.sum(batch.weights_SxM > 0, axis=1))

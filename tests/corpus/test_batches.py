@@ -8,6 +8,7 @@ import pytest
 
 from cocondenser_jax.corpus import batches
 from cocondenser_jax.corpus.batches import (
+    Batch,
     BatchSpec,
     batch_document_ids,
     batch_examples,
@@ -19,6 +20,7 @@ from cocondenser_jax.corpus.batches import (
     steps_per_epoch,
 )
 from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.examples import EXAMPLES
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 
@@ -335,6 +337,34 @@ def test_two_whole_spans_of_each_held_out_document(store):
     again = held_out_batch(store, spec._replace(seed=3, batch_size=4))
     for a, b in zip(batch, again, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def shapes(batch):
+    return {name: (x.shape, x.dtype) for name, x in batch._asdict().items()}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_zeros_have_the_shapes_and_types_of_batches(store, example):
+    spec = SPEC._replace(example=example)
+    zeros = Batch.zeros(spec.n_rows, spec.length, spec.n_slots)
+    assert shapes(zeros) == shapes(make_batch(store, spec, 0))
+    assert not any(x.any() for x in zeros)
+
+
+def test_a_batch_is_cut_by_tokens_and_by_slots(store):
+    batch = make_batch(store, SPEC, 0)
+    short = batch.cut(9, 2)
+    assert shapes(short) == shapes(Batch.zeros(SPEC.n_rows, 9, 2))
+    for whole, part in zip(batch, short, strict=True):
+        np.testing.assert_array_equal(part, whole[:, : part.shape[1]])
+
+
+def test_a_batch_of_texts_has_nothing_to_predict(store):
+    ids, mask, *_ = make_batch(store, SPEC, 0)
+    batch = Batch.of_texts(ids, mask)
+    assert shapes(batch) == shapes(Batch.zeros(SPEC.n_rows, SPEC.length, 0))
+    assert batch.input_ids_SxL is ids
+    assert batch.attention_mask_SxL is mask
 
 
 def test_copies_are_one_span_masked_twice(store):

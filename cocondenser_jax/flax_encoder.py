@@ -31,7 +31,7 @@ def run_in_flax(
       dtype: of the matrix products; parameters and vectors are float32.
 
     Raises:
-      UserError: for a network that is none of `model.config.MODEL_TYPES`, or another pooling.
+      UserError: for a network that is none of `backbones.BACKBONES`, or another pooling.
     """
     pooling = pooling_of(model)
     if pooling not in ("cls", "mean"):

@@ -6,6 +6,7 @@ A declaration is: default, allowed values, unit, meaning.
 
 from ml_collections import ConfigDict
 
+from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 
@@ -43,9 +44,7 @@ SETTINGS = {
     ),
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
-    "model.model_type": Setting(
-        "bert", ("bert", "roberta", "xlm-roberta", "modernbert"), "", "architecture"
-    ),
+    "model.model_type": Setting("bert", tuple(BACKBONES), "", "architecture"),
     "model.hidden_size": Setting(768, Interval(1), "", "width of the network"),
     "model.num_hidden_layers": Setting(12, Interval(1), "layers", "depth of the backbone"),
     "model.num_attention_heads": Setting(12, Interval(1), "heads", "must divide the hidden size"),

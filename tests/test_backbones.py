@@ -1,10 +1,17 @@
-"""Each backbone from text to a model, through the command line: what the table in docs says."""
+"""Each backbone from text to a model, through the command line: what the table in docs says.
+
+And each family's record, beside the classes of transformers.
+"""
+
+import inspect
 
 import jax
 import numpy as np
 import pytest
+import transformers
 
 from checks.verify import main as verify
+from cocondenser_jax.backbones import BACKBONES, find_backbone, first_position
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -47,3 +54,46 @@ def test_from_text_to_a_model_and_on_from_it(model_type, store, tmp_path):
         assert found == config
         for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_the_record_of_a_family_is_what_transformers_builds(model_type, research_folder):
+    backbone = BACKBONES[model_type]
+    assert find_backbone(model_type) == backbone
+    model = transformers.AutoModel.from_pretrained(research_folder)
+    names = [*model.state_dict()]
+    modules = dict(model.named_modules())
+
+    def some(word):
+        return any(word in name for name in names)
+
+    assert backbone.biases == some(".bias")
+    assert backbone.token_types == some("token_type_embeddings")
+    assert backbone.position_table == some("position_embeddings")
+    assert backbone.final_norm == some("final_norm")
+    assert backbone.rotary == any("Rotary" in type(module).__name__ for module in modules.values())
+    assert backbone.local_attention == hasattr(model.config, "local_attention")
+    assert backbone.pooler == ("add_pooling_layer" in inspect.signature(type(model)).parameters)
+    first = next(x for name, x in modules.items() if name.endswith(("intermediate.dense", "Wi")))
+    assert first.out_features == 48 * (2 if backbone.gated else 1)
+    assert getattr(transformers, backbone.tokenizer_class)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [*BACKBONES, "xlm-roberta-xl", "roberta-prelayernorm", "distilbert", "electra"],
+)
+def test_positions_start_where_those_of_transformers_do(model_type):
+    config = transformers.AutoConfig.for_model(
+        model_type,
+        **{"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9},
+        **{"intermediate_size": 8, "pad_token_id": 3},
+    )
+    model = transformers.AutoModel.from_config(config)
+    tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
+    unused = tables[0].padding_idx if tables else None
+    assert first_position(model_type, 3) == (0 if unused is None else unused + 1)
+
+
+def test_what_names_no_backbone():
+    assert [find_backbone(value) for value in ("t5", "", None, [], {})] == [None] * 5
+    assert first_position("t5", None) == 0

@@ -11,11 +11,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from cocondenser_jax.backbones import BACKBONES, find_backbone
 from cocondenser_jax.convert.names import (
     HEAD_PREFIX,
-    MODERN_CONFIG,
     NAMES,
     OWN_FIELDS,
+    SUPPORTED,
     Names,
     Params,
     expected_shapes,
@@ -24,26 +25,12 @@ from cocondenser_jax.convert.names import (
 )
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.condenser import init_params
-from cocondenser_jax.model.config import MODEL_TYPES, SIZES, ModelConfig
+from cocondenser_jax.model.config import SIZES, ModelConfig
 from cocondenser_jax.storage.files import read_json, read_object
 from cocondenser_jax.storage.hub import find_folder
 
 logger = logging.getLogger(__name__)
 
-# What config.json may say besides sizes; any other value means another network.
-_SUPPORTED = {
-    "hidden_act": "gelu",
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    # ModernBERT's
-    "hidden_activation": "gelu",
-    "decoder_bias": True,
-    "norm_bias": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "classifier_activation": "gelu",
-    "classifier_bias": False,
-}
 _GLOBAL = "full_attention"
 _LOCAL = "sliding_attention"
 _WEIGHTS = (
@@ -64,7 +51,7 @@ def load_folder(
     representation: str = "own",
     init_head_seed: int | None = None,
 ) -> tuple[ModelConfig, Params]:
-    """Reads a BERT, RoBERTa, XLM-R or ModernBERT and its Condenser head.
+    """Reads a backbone and its Condenser head.
 
     Args:
       name_or_folder: a folder with `config.json` and weights (safetensors or PyTorch, in one file
@@ -197,28 +184,39 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     values = read_object(path)
     model_type = values.get("model_type")
-    if model_type not in MODEL_TYPES:
-        expected = " or ".join(MODEL_TYPES)
+    backbone = find_backbone(model_type)
+    if backbone is None:
+        expected = " or ".join(BACKBONES)
         raise UserError(f"{path}: model_type is {model_type!r}; expected {expected}")
-    for key, supported in _SUPPORTED.items():
+    for key, supported in SUPPORTED.items():
         if values.get(key, supported) != supported:
             raise UserError(f"{path}: {key} is {values[key]!r}; only {supported!r} is supported")
     for key in SIZES:
         if type(values.get(key)) is not int:
             raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")
-    if model_type == "modernbert":
-        values = _modern_values(values, path)
-    names = {field.name for field in dataclasses.fields(ModelConfig)} - set(OWN_FIELDS)
-    fields = {name: values[name] for name in names if values.get(name) is not None}
-    return {"pad_token_id": int("roberta" in model_type), **fields}
+    if backbone.rotary:
+        values = _rotary_values(values, path)
+    names = NAMES[values["model_type"]]
+    keys = {
+        field.name: names.renamed.get(field.name, field.name)
+        for field in dataclasses.fields(ModelConfig)
+        if field.name not in (*OWN_FIELDS, *names.lacks)
+    }
+    fields = {name: values[key] for name, key in keys.items() if values.get(key) is not None}
+    # As in transformers, where config.json names none.
+    default_pad_id = 1 if backbone.offset_by_padding else 0
+    return {"pad_token_id": default_pad_id, **fields}
 
 
-def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Returns the values of a ModernBERT's config.json, old or new, under the names of ours."""
-    from transformers import ModernBertConfig
+def _rotary_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Returns config.json as transformers reads it, with our names for layers and rotations.
+
+    Older and newer releases of transformers write these in different forms.
+    """
+    from transformers import AutoConfig
 
     try:
-        read = ModernBertConfig(**values).to_dict()
+        read = AutoConfig.for_model(**values).to_dict()
     except Exception as error:  # of each release another
         raise UserError(f"{path}: {first_line(error)}") from error
     kinds = read["layer_types"]
@@ -231,7 +229,6 @@ def _modern_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: rope_type is {rope['rope_type']!r}; expected 'default'")
     return {
         **read,
-        **{ours: read[theirs] for ours, theirs in MODERN_CONFIG.items()},
         "global_attn_every_n_layers": every,
         "global_rope_theta": ropes[_GLOBAL]["rope_theta"],
         "local_rope_theta": ropes[_LOCAL]["rope_theta"],

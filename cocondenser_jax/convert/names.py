@@ -36,22 +36,41 @@ _LAYER = {
     "mlp_norm": "output.LayerNorm",
 }
 _MODERN_LAYER = {
-    **dict.fromkeys(("query", "key", "value"), "attn.Wqkv"),
-    **{"output": "attn.Wo", "attention_norm": "attn_norm"},
-    **{"mlp_in": "mlp.Wi", "mlp_out": "mlp.Wo", "mlp_norm": "mlp_norm"},
+    "query": "attn.Wqkv",
+    "key": "attn.Wqkv",
+    "value": "attn.Wqkv",
+    "output": "attn.Wo",
+    "attention_norm": "attn_norm",
+    "mlp_in": "mlp.Wi",
+    "mlp_out": "mlp.Wo",
+    "mlp_norm": "mlp_norm",
 }
 _STACKED = ["query", "key", "value"]  # in this order
+_MODERN_SETTINGS = (
+    "local_attention",
+    "global_attn_every_n_layers",
+    "global_rope_theta",
+    "local_rope_theta",
+)
+_BERT_SETTINGS = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+_NONE: Mapping[str, str] = {}
 
 
 class Names(NamedTuple):
-    """What a family of models calls its parts."""
+    """What a family of models calls its parts, and the settings in its config.json."""
 
     architecture: str  # transformers' class, with the MLM projection
     backbone: str
-    mlm: dict[str, str]  # "": where its bias is
+    mlm: Mapping[str, str]  # "": where its bias is
     layers: str = "encoder.layer."
-    layer: dict[str, str] = _LAYER
-    embeddings: dict[str, str] = _EMBEDDINGS
+    layer: Mapping[str, str] = _LAYER
+    embeddings: Mapping[str, str] = _EMBEDDINGS
+    # Of config.json: fields of `ModelConfig` that it lacks, those with another name, further names
+    # for the value of a field, and what is the same in all folders.
+    lacks: tuple[str, ...] = _MODERN_SETTINGS
+    renamed: Mapping[str, str] = _NONE
+    copied: Mapping[str, str] = _NONE
+    constant: Mapping[str, Any] = _BERT_SETTINGS
 
 
 _BERT_MLM = {
@@ -68,16 +87,38 @@ NAMES = {
         "ModernBertForMaskedLM",
         "model.",
         {"": "decoder", "dense": "head.dense", "norm": "head.norm"},
-        "layers.",
-        _MODERN_LAYER,
-        {"word": "tok_embeddings", "norm": "norm"},
+        layers="layers.",
+        layer=_MODERN_LAYER,
+        embeddings={"word": "tok_embeddings", "norm": "norm"},
+        lacks=("type_vocab_size",),
+        renamed={
+            "layer_norm_eps": "norm_eps",
+            "hidden_dropout_prob": "mlp_dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+        },
+        copied={"embedding_dropout": "hidden_dropout_prob"},
+        # Else transformers takes the published model's, which may be beyond the vocabulary.
+        constant={
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "cls_token_id": None,
+            "sep_token_id": None,
+        },
     ),
 }
-# ModelConfig's names -> those of ModernBERT's config.json, where they differ.
-MODERN_CONFIG = {
-    "layer_norm_eps": "norm_eps",
-    "hidden_dropout_prob": "mlp_dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
+# What config.json may say besides its settings; any other value means another network.
+SUPPORTED = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    # ModernBERT's
+    "hidden_activation": "gelu",
+    "decoder_bias": True,
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
 }
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # The fields of `ModelConfig` that Hugging Face's config.json does not have: those of
@@ -139,8 +180,10 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes = _shapes(config)
 
     def stacked(paths: list[str]) -> tuple[int, ...]:
-        rows, *columns = shapes[paths[0]][:: -1 if paths[0].endswith("/kernel") else 1]
-        return len(paths) * rows, *columns
+        shape = shapes[paths[0]]
+        if _is_kernel(paths[0]):
+            shape = shape[::-1]
+        return len(paths) * shape[0], *shape[1:]
 
     return {name: stacked(paths) for name, paths in _paths(config).items()}
 
@@ -156,10 +199,14 @@ def _paths(config: ModelConfig) -> dict[str, list[str]]:
     return paths
 
 
+def _is_kernel(path: str) -> bool:
+    return path.endswith("/kernel")
+
+
 def _transpose_kernel(path: str, value: Any) -> np.ndarray:
     """Transposes the matrix of a linear map; float32, contiguous, as the file formats ask for."""
     value = np.asarray(value, np.float32)
-    return np.ascontiguousarray(value.T) if path.endswith("/kernel") else value
+    return np.ascontiguousarray(value.T) if _is_kernel(path) else value
 
 
 @functools.cache

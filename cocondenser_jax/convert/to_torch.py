@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 from cocondenser_jax.convert.names import (
     HEAD_FIELDS,
     HEAD_PREFIX,
-    MODERN_CONFIG,
     NAMES,
     OWN_FIELDS,
     to_tensors,
@@ -73,19 +72,16 @@ def export_folder(
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:
-    sizes = {k: v for k, v in config.to_dict().items() if k not in OWN_FIELDS}
-    if config.is_modern:
-        del sizes["type_vocab_size"]
-        sizes = {MODERN_CONFIG.get(name, name): value for name, value in sizes.items()}
-        sizes["embedding_dropout"] = config.hidden_dropout_prob
-        # Else transformers takes the published model's, which may be beyond the vocabulary.
-        sizes |= dict.fromkeys(f"{role}_token_id" for role in ("bos", "eos", "cls", "sep"))
-    else:
-        sizes = {k: v for k, v in sizes.items() if not k.startswith(("local_", "global_"))}
-        sizes |= {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+    names = NAMES[config.model_type]
     return {
-        "architectures": [NAMES[config.model_type].architecture],
-        **sizes,
+        "architectures": [names.architecture],
+        **{
+            names.renamed.get(field, field): value
+            for field, value in config.to_dict().items()
+            if field not in (*OWN_FIELDS, *names.lacks)
+        },
+        **{key: getattr(config, field) for key, field in names.copied.items()},
+        **names.constant,
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     }
@@ -110,7 +106,7 @@ def _sentence_transformers_files(config: ModelConfig) -> dict[str, Any]:
             "max_seq_length": config.max_length,
             "do_lower_case": False,
             # The vector needs no pooler, and the folder has no weights for one.
-            "model_args": {} if config.is_modern else {"add_pooling_layer": False},
+            "model_args": {"add_pooling_layer": False} if config.backbone.pooler else {},
         },
         "config_sentence_transformers.json": {
             "model_type": "SentenceTransformer",
@@ -126,7 +122,7 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     values = {
         **config.to_dict(),
-        "options": "" if config.is_modern else ", add_pooling_layer=False",
+        "options": ", add_pooling_layer=False" if config.backbone.pooler else "",
         "training": "pre-trained",
         "vector": "the last layer at [CLS]",
         "similarity": "cosine" if config.is_cosine else "inner product",

@@ -1,4 +1,4 @@
-"""Tokenizers of BERT, RoBERTa, XLM-R and ModernBERT: load, train, save, identify."""
+"""Tokenizers of the backbones: load, train, save, identify."""
 
 import dataclasses
 import hashlib
@@ -10,20 +10,10 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from cocondenser_jax.backbones import BACKBONES, Backbone
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.files import write_json
 
-Kind = Literal["bert", "roberta", "xlm-roberta", "modernbert"]
-
-# Role -> spelling, in the order in which a new vocabulary numbers them.
-_BERTS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-_ROBERTAS = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
-SPECIAL_TOKENS: dict[Kind, dict[str, str]] = {
-    "bert": _BERTS,
-    "roberta": _ROBERTAS,
-    "xlm-roberta": _ROBERTAS,
-    "modernbert": _BERTS,
-}
 ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
 _N_BYTES = 256
 _REPEATS = 1000  # of a word in one text, at most
@@ -34,7 +24,7 @@ class SpanTokenizer:
     """A tokenizer of spans, with the facts that the rest of the package needs."""
 
     backend: Tokenizer  # neither pads nor truncates, and reads "[MASK]" in a text as text
-    kind: Kind  # bert is WordPiece, roberta and modernbert byte-level BPE, xlm-roberta unigrams
+    kind: str  # the family of `backbones.BACKBONES` that has such a tokenizer
     vocab_size: int  # highest token id + 1
     cls_id: int
     sep_id: int
@@ -46,11 +36,11 @@ class SpanTokenizer:
     @property
     def is_byte_level(self) -> bool:
         """Whether the space before a word is part of its first token."""
-        return self.kind in ("roberta", "modernbert")
+        return BACKBONES[self.kind].tokenizer == "byte-level"
 
 
 def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
-    """Loads a tokenizer of BERT, RoBERTa, XLM-R or ModernBERT.
+    """Loads a tokenizer of one of the backbones.
 
     Args:
       name_or_folder: a folder with `tokenizer.json` or its sources, or a Hugging Face Hub name.
@@ -84,7 +74,10 @@ def train_tokenizer(
       kind: see `SpanTokenizer`.
       lowercase: remove capitals and accents, where the kind is `bert`.
     """
-    least = _N_BYTES + len(SPECIAL_TOKENS["roberta"]) if kind == "roberta" else 10
+    backbone = BACKBONES[kind]
+    is_wordpiece = backbone.tokenizer == "wordpiece"
+    special = [*backbone.special_tokens.values()]
+    least = 10 if is_wordpiece else _N_BYTES + len(special)
     if vocab_size < least:
         raise UserError(f"a vocabulary of {vocab_size} entries: {kind} needs at least {least}")
     words: Counter[str] = Counter()
@@ -92,18 +85,17 @@ def train_tokenizer(
         words.update(text.split())
     if not words:
         raise UserError("the texts hold no words to learn a vocabulary from")
-    special = [*SPECIAL_TOKENS[kind].values()]
-    rules: dict[str, Any] = {"do_lower_case": lowercase} if kind == "bert" else {}
+    rules: dict[str, Any] = {"do_lower_case": lowercase} if is_wordpiece else {}
     entries = {token: number for number, token in enumerate(special)}
-    learner = _new_tokenizer(kind, vocab=entries, **rules)
+    learner = _new_tokenizer(backbone, vocab=entries, **rules)
     letters = pre_tokenizers.ByteLevel.alphabet()
-    if kind == "bert":
+    if is_wordpiece:
         letters, inner_letters = _alphabet(learner, words, min(ALPHABET_SIZE, vocab_size // 4))
         # tokenizers 0.23.3 numbers inner letters in the order of a hash table and breaks ties
         # between merges by number, so each run learns another vocabulary. Letters given beforehand
         # keep their numbers. https://github.com/huggingface/tokenizers/issues/1794
         special += [f"##{letter}" for letter in inner_letters]
-    make_trainer = trainers.WordPieceTrainer if kind == "bert" else trainers.BpeTrainer
+    make_trainer = trainers.WordPieceTrainer if is_wordpiece else trainers.BpeTrainer
     trainer = make_trainer(
         vocab_size=vocab_size,
         special_tokens=special,
@@ -112,8 +104,8 @@ def train_tokenizer(
         show_progress=False,
     )
     learner.train_from_iterator(_repeated(words), trainer)
-    if kind == "bert":  # the inner letters are no special tokens
-        learner = _new_tokenizer(kind, vocab=learner.get_vocab(), **rules)
+    if is_wordpiece:  # the inner letters are no special tokens
+        learner = _new_tokenizer(backbone, vocab=learner.get_vocab(), **rules)
     return span_tokenizer(learner, "the trained vocabulary")
 
 
@@ -141,27 +133,22 @@ def _alphabet(tokenizer: Tokenizer, words: Counter[str], size: int) -> tuple[lis
 
 def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int = 512) -> None:
     """Writes the files from which `transformers.AutoTokenizer` loads the same tokenizer."""
-    kind = tokenizer.kind
+    backbone = BACKBONES[tokenizer.kind]
     backend = tokenizer.backend
     backend.save(str(folder / "tokenizer.json"))
     backend.model.save(str(folder))
-    tokens = {f"{role}_token": token for role, token in SPECIAL_TOKENS[kind].items()}
+    tokens = {f"{role}_token": token for role, token in backbone.special_tokens.items()}
     state = json.loads(backend.to_str())
-    if kind == "bert":
-        rules = {
-            "tokenizer_class": "BertTokenizer",
+    rules: dict[str, Any] = {"tokenizer_class": backbone.tokenizer_class}
+    if backbone.tokenizer == "wordpiece":
+        rules |= {
             "do_lower_case": state["normalizer"]["lowercase"],
             "strip_accents": state["normalizer"]["strip_accents"],
             "tokenize_chinese_chars": state["normalizer"]["handle_chinese_chars"],
         }
-    elif kind != "roberta":
-        rules = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    else:
+    elif backbone.tokenizer_class == "RobertaTokenizer":
         tokens |= {"bos_token": "<s>", "eos_token": "</s>"}
-        rules = {
-            "tokenizer_class": "RobertaTokenizer",
-            "add_prefix_space": state["pre_tokenizer"]["add_prefix_space"],
-        }
+        rules["add_prefix_space"] = state["pre_tokenizer"]["add_prefix_space"]
     config = tokens | {"model_max_length": model_max_length} | rules
     write_json(folder / "tokenizer_config.json", config)
     write_json(folder / "special_tokens_map.json", tokens)
@@ -175,8 +162,9 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     backend.encode_special_tokens = True
     state = json.loads(backend.to_str())
     kind = _kind(state, name)
-    special = SPECIAL_TOKENS[kind]
-    if kind == "xlm-roberta":
+    backbone = BACKBONES[kind]
+    special = backbone.special_tokens
+    if backbone.tokenizer == "unigram":
         backend.model = _never_in_text(state["model"], set(special.values()))
         state = json.loads(backend.to_str())
     entries = backend.get_vocab(with_added_tokens=True)
@@ -198,7 +186,7 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     )
 
 
-def _kind(state: dict[str, Any], name: str) -> Kind:
+def _kind(state: dict[str, Any], name: str) -> str:
     """Identifies a tokenizer by the types of its parts: many folders have no config.json."""
     cutter = state["pre_tokenizer"] or {}
     last_step = cutter.get("pretokenizers", [cutter])[-1]
@@ -215,7 +203,7 @@ def _kind(state: dict[str, Any], name: str) -> Kind:
             return "xlm-roberta"
     raise UserError(
         f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}):"
-        f" expected one of {', '.join(SPECIAL_TOKENS)}"
+        f" expected one of {', '.join(BACKBONES)}"
     )
 
 
@@ -254,10 +242,9 @@ def _read_folder(folder: Path) -> Tokenizer:
         raise UserError(f"{folder} holds no tokenizer that loads: {first_line(error)}") from error
 
 
-def _new_tokenizer(kind: Kind, **rules: Any) -> Tokenizer:
+def _new_tokenizer(backbone: Backbone, **rules: Any) -> Tokenizer:
     """Makes one of transformers' tokenizers; the rules are arguments of its class."""
-    from transformers import BertTokenizer, RobertaTokenizer  # slow to import, and seldom needed
+    import transformers  # slow to import, and seldom needed
 
-    class_ = BertTokenizer if kind == "bert" else RobertaTokenizer
-    backend: Tokenizer = class_(**rules).backend_tokenizer
+    backend: Tokenizer = getattr(transformers, backbone.tokenizer_class)(**rules).backend_tokenizer
     return backend

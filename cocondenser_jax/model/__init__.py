@@ -1,1 +1,1 @@
-"""The network, in Flax: a BERT, RoBERTa, XLM-R or ModernBERT with the Condenser head."""
+"""The network, in Flax: a backbone with the Condenser head."""

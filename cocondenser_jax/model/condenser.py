@@ -3,9 +3,9 @@
 The backbone has two outputs: `early` is that of layer `skip_from`, `late` that of the last layer.
 The head, a few more transformer layers over [CLS of late ; tokens of early], predicts the masked
 tokens, so what the early layers do not know about the text must come through the CLS vector. After
-pre-training the head is dropped, and the backbone is an ordinary BERT, RoBERTa, XLM-R or
-ModernBERT. The last has LayerNorm before its sublayers: its one after the last layer is applied to
-what the head reads and to what it gives, too.
+pre-training the head is dropped, and the backbone is an ordinary BERT, or another of
+`backbones.BACKBONES`. A family whose layers do not end in a LayerNorm has one more after the last
+layer; here it is also applied to the input of the head and to its output.
 
 The vector that is trained need not be that of [CLS]: `ModelConfig.representation` says what it is,
 and the pooled vector takes the place of [CLS] in what the head reads.
@@ -57,7 +57,7 @@ class Condenser(nn.Module):
         numbers = range(config.num_hidden_layers)
         self.layers = [TransformerLayer(config, dtype, number) for number in numbers]
         self.head = [TransformerLayer(config, dtype) for _ in range(config.n_head_layers)]
-        if config.is_modern:
+        if config.backbone.final_norm:
             self.final_norm = layer_norm(config, dtype)
         self.mlm = MaskedLMHead(config, dtype)
 
@@ -170,8 +170,8 @@ class Condenser(nn.Module):
         return self._final(early_BxLxD), self._final(late_BxQxD)
 
     def _final(self, hidden_BxSxD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-        """Normalizes what layers without a LayerNorm at their end give: ModernBERT's."""
-        return self.final_norm(hidden_BxSxD) if self.config.is_modern else hidden_BxSxD
+        """Applies the LayerNorm after the last layer, in families that have one."""
+        return self.final_norm(hidden_BxSxD) if self.config.backbone.final_norm else hidden_BxSxD
 
 
 def init_params(model_config: ModelConfig, seed: int) -> Any:

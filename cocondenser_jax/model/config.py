@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+from cocondenser_jax.backbones import BACKBONES, Backbone, first_position
 from cocondenser_jax.errors import UserError
 
 SIZES = (  # that every `config.json` holds
@@ -12,7 +13,6 @@ SIZES = (  # that every `config.json` holds
     " max_position_embeddings"
 ).split()
 _OTHER_SIZES = "type_vocab_size", "local_attention", "global_attn_every_n_layers"
-MODEL_TYPES = "bert", "roberta", "xlm-roberta", "modernbert"
 # What a vector is: the last layer at [CLS] or its mean over the tokens; as it is, or of length 1.
 REPRESENTATIONS = "cls", "mean", "cls-cosine", "mean-cosine"
 COSINE_SCALE = 20.0  # of cosines in a softmax: sentence-transformers' default
@@ -30,21 +30,22 @@ def size_limit(name: str) -> int:
 class ModelConfig:
     """A backbone and the Condenser head on top of it, if it has one."""
 
-    model_type: Literal["bert", "roberta", "xlm-roberta", "modernbert"] = "bert"
+    model_type: str = "bert"  #: a family of `backbones.BACKBONES`
     vocab_size: int = 30522
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    max_position_embeddings: int = 512  #: 514 for RoBERTa, whose first two are never used
+    max_position_embeddings: int = 512  #: 514 for RoBERTa: `position_offset` are never used
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     pad_token_id: int = 0
     initializer_range: float = 0.02
-    # ModernBERT (Warner et al., arXiv 2412.13663): every third layer attends to the whole span, the
-    # others to the tokens at most half of `local_attention` away; each kind has its rotary base.
+    # With local attention, as in ModernBERT (Warner et al., arXiv 2412.13663): every n-th layer
+    # attends to the whole span, the others to the tokens at most half of `local_attention` away.
+    # With rotary positions, each kind of layer has its own base.
     local_attention: int = 128
     global_attn_every_n_layers: int = 3
     global_rope_theta: float = 160_000.0
@@ -57,7 +58,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raises a UserError for shapes that cannot be built."""
-        self._require("model_type", lambda kind: kind in MODEL_TYPES, " or ".join(MODEL_TYPES))
+        self._require("model_type", lambda kind: kind in BACKBONES, " or ".join(BACKBONES))
         known = " or ".join(REPRESENTATIONS)
         self._require("representation", lambda kind: kind in REPRESENTATIONS, known)
         for name in (*SIZES, *_OTHER_SIZES):
@@ -93,18 +94,14 @@ class ModelConfig:
             raise UserError(f"{name} is {value!r}; expected {expected}")
 
     @property
-    def is_modern(self) -> bool:
-        """ModernBERT's parts rather than BERT's.
-
-        LayerNorm before attention and MLP rather than after them, rotary positions rather than a
-        table, a GeGLU rather than a GELU, and no biases.
-        """
-        return self.model_type == "modernbert"
+    def backbone(self) -> Backbone:
+        """What the backbone's family is."""
+        return BACKBONES[self.model_type]
 
     @property
     def position_offset(self) -> int:
-        """The first token's position: RoBERTa and XLM-R count from `pad_token_id + 1`."""
-        return self.pad_token_id + 1 if "roberta" in self.model_type else 0
+        """The first token's position."""
+        return first_position(self.model_type, self.pad_token_id)
 
     @property
     def max_length(self) -> int:
@@ -125,6 +122,11 @@ class ModelConfig:
     def score_scale(self) -> float:
         """What inner products are multiplied by in a contrastive loss."""
         return COSINE_SCALE if self.is_cosine else 1.0
+
+    def attends_locally(self, number: int | None) -> bool:
+        """Whether a layer attends to near tokens only, by its number; one of the head has none."""
+        is_local = number is not None and number % self.global_attn_every_n_layers > 0
+        return is_local and self.backbone.local_attention
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values."""

@@ -1,4 +1,4 @@
-"""The parts of BERT, RoBERTa, XLM-R and ModernBERT: embeddings, layer, MLM projection.
+"""The parts of every backbone: embeddings, layer, MLM projection.
 
 Shape legend of the model: B spans, L tokens of a span, Q requested rows of a span,
 D hidden size, N attention heads, H size of a head, F intermediate size, V vocabulary,
@@ -33,8 +33,8 @@ def dense(
 ) -> Callable[[jax.Array], jax.Array]:
     """A linear map with BERT's initialization, to be called on arrays of any rank.
 
-    It multiplies flat matrices: on CPU the gradient of a batched product is slower, and on a TPU
-    the reshapes cost nothing where none to heads follows.
+    It multiplies flat matrices: on a CPU the gradient of a batched product is slower, and on a TPU
+    the reshapes are free, unless the result is then cut into attention heads (see `_attend`).
     """
     layer = nn.Dense(features, name=name, **_linear(config, dtype))
     return lambda x: layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], features)
@@ -43,7 +43,7 @@ def dense(
 def _linear(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
     """Returns what all linear maps of a network have in common."""
     init = nn.initializers.normal(config.initializer_range)
-    return {"use_bias": not config.is_modern, "dtype": dtype, "kernel_init": init}
+    return {"use_bias": config.backbone.biases, "dtype": dtype, "kernel_init": init}
 
 
 @jax.checkpoint
@@ -59,7 +59,7 @@ def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 def layer_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
     """LayerNorm; flax computes its statistics in float32 whatever `dtype` is."""
-    bias = not config.is_modern
+    bias = config.backbone.biases
     return nn.LayerNorm(epsilon=config.layer_norm_eps, use_bias=bias, dtype=dtype, name=name)
 
 
@@ -81,7 +81,7 @@ def rotate(
 
 
 class Embeddings(nn.Module):
-    """Word + position + token type 0, normalized; ModernBERT's have no positions and types."""
+    """Word + position + token type 0, normalized; without those that a family does not have."""
 
     config: ModelConfig
     dtype: jnp.dtype
@@ -96,8 +96,9 @@ class Embeddings(nn.Module):
             return nn.Embed(rows, size, dtype=self.dtype, embedding_init=init)
 
         self.word = table(config.vocab_size)
-        if not config.is_modern:
+        if config.backbone.position_table:
             self.position = table(config.max_position_embeddings)
+        if config.backbone.token_types:
             self.token_type = table(config.type_vocab_size)
         self.norm = layer_norm(config, self.dtype)
 
@@ -106,11 +107,15 @@ class Embeddings(nn.Module):
     ) -> Float[Array, "B L D"]:
         """Returns `hidden_BxLxD`. Padding must be on the right: positions are consecutive."""
         hidden_BxLxD = self.word(input_ids_BxL)
-        if not self.config.is_modern:
-            positions_L = jnp.arange(input_ids_BxL.shape[1]) + self.config.position_offset
-            types_1xD = self.token_type(jnp.zeros((1,), jnp.int32))
-            hidden_BxLxD += (self.position(positions_L) + types_1xD)[None]
-        rows_BxL = jnp.broadcast_to(jnp.arange(input_ids_BxL.shape[1]), input_ids_BxL.shape)
+        numbers_L = jnp.arange(input_ids_BxL.shape[1])
+        same_in_every_text = []
+        if self.config.backbone.position_table:
+            same_in_every_text.append(self.position(numbers_L + self.config.position_offset))
+        if self.config.backbone.token_types:
+            same_in_every_text.append(self.token_type(jnp.zeros((1,), jnp.int32)))
+        if same_in_every_text:
+            hidden_BxLxD += functools.reduce(jnp.add, same_in_every_text)[None]
+        rows_BxL = jnp.broadcast_to(numbers_L, input_ids_BxL.shape)
         seeds_BxL = fold_in(seeds_B, rows_BxL)
         return dropout(self.norm(hidden_BxLxD), self.config.hidden_dropout_prob, seeds_BxL)
 
@@ -118,9 +123,9 @@ class Embeddings(nn.Module):
 class TransformerLayer(nn.Module):
     """Self-attention and feed-forward, each with a residual sum and LayerNorm.
 
-    `number` is that of a layer of the backbone, from 0, and None in the head. It says, in
-    ModernBERT, which layers see only what is near, and that the first reads what the embeddings
-    have normalized.
+    `number` is that of a layer of the backbone, from 0, and None in the head. In families with
+    local attention, it decides whether the layer is local. Where LayerNorm comes first, layer 0 has
+    none before its attention: the embeddings have just been normalized.
     """
 
     config: ModelConfig
@@ -152,14 +157,14 @@ class TransformerLayer(nn.Module):
             return dropout(x_BxQxD, config.hidden_dropout_prob, seeds_BxQ)
 
         read_BxLxD = hidden_BxLxD
-        if config.is_modern and self.number != 0:
+        if config.backbone.norm_first and self.number != 0:
             read_BxLxD = norm("attention_norm")(read_BxLxD)
         read_BxQxD = take_rows(read_BxLxD, rows_BxQ)
         attended_BxQxD = self._attend(
             read_BxQxD, read_BxLxD, numbers_BxQ, attention_mask_BxL, fold_in(seeds_B, 0)
         )
         attended_BxQxD = take_rows(hidden_BxLxD, rows_BxQ) + drop(attended_BxQxD, 1)
-        if config.is_modern:
+        if config.backbone.norm_first:
             inner_BxQxD = self._feed_forward(norm("mlp_norm")(attended_BxQxD))
             return attended_BxQxD + drop(inner_BxQxD, 2)
         attended_BxQxD = norm("attention_norm")(attended_BxQxD)
@@ -193,15 +198,15 @@ class TransformerLayer(nn.Module):
         key_BxNxHxL = project(keys_BxLxD, "key")
         value_BxNxHxL = project(keys_BxLxD, "value")
         visible_Bx1xQxL = attention_mask_BxL[:, None, None, :].astype(bool)
-        if config.is_modern:
-            positions_1xL = jnp.arange(length)[None]
-            is_local = bool((self.number or 0) % config.global_attn_every_n_layers)
+        positions_1xL = jnp.arange(length)[None]
+        is_local = config.attends_locally(self.number)
+        if config.backbone.rotary:
             base = config.local_rope_theta if is_local else config.global_rope_theta
             query_BxNxHxQ = rotate(query_BxNxHxQ, numbers_BxQ, base)
             key_BxNxHxL = rotate(key_BxNxHxL, positions_1xL, base)
-            if is_local:
-                distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
-                visible_Bx1xQxL &= distances_BxQxL[:, None] <= config.local_attention // 2
+        if is_local:
+            distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
+            visible_Bx1xQxL &= distances_BxQxL[:, None] <= config.local_attention // 2
 
         scores_BxNxQxL = jnp.einsum(
             "bnhq,bnhl->bnql", query_BxNxHxQ, key_BxNxHxL, preferred_element_type=jnp.float32
@@ -216,12 +221,15 @@ class TransformerLayer(nn.Module):
         return nn.Einsum(square, "bes,ed->bsd", name="output", **options)(context_BxDxQ)
 
     def _feed_forward(self, hidden_BxQxD: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
-        """Returns `out_BxQxD`; ModernBERT's inner layer is gated (GeGLU, arXiv 2002.05202)."""
+        """Returns `out_BxQxD`."""
         config = self.config
-        n_parts = 2 if config.is_modern else 1
-        both = dense(config, n_parts * config.intermediate_size, self.dtype, "mlp_in")(hidden_BxQxD)
-        inner_BxQxF, *gate = jnp.split(both, n_parts, axis=-1)
-        inner_BxQxF = gelu(inner_BxQxF) * gate[0] if gate else gelu(inner_BxQxF)
+        size = config.intermediate_size
+        if config.backbone.gated:
+            both_BxQxF2 = dense(config, 2 * size, self.dtype, "mlp_in")(hidden_BxQxD)
+            inner_BxQxF, gate_BxQxF = jnp.split(both_BxQxF2, 2, axis=-1)
+            inner_BxQxF = gelu(inner_BxQxF) * gate_BxQxF
+        else:
+            inner_BxQxF = gelu(dense(config, size, self.dtype, "mlp_in")(hidden_BxQxD))
         return dense(config, config.hidden_size, self.dtype, "mlp_out")(inner_BxQxF)
 
 

@@ -14,14 +14,17 @@ def encode_flops(config: ModelConfig, length: int) -> int:
 
 def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
     """Returns the operations of the whole Condenser for one span with `n_masked` mask slots."""
-    predictions = n_masked * ((config.n_head_layers > 0) + config.late_mlm)
     per_prediction = 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
-    head = 0
+    rows = 1
+    flops = 0
+    if config.late_mlm:
+        rows += n_masked
+        flops += n_masked * per_prediction
     if config.n_head_layers:
-        head = (config.n_head_layers - 1) * _layer(config, length, length)
-        head += _layer(config, length, n_masked)
-    backbone = _backbone(config, length, rows=1 + n_masked * config.late_mlm)
-    return backbone + head + predictions * per_prediction
+        flops += (config.n_head_layers - 1) * _layer(config, length, length)
+        flops += _layer(config, length, n_masked)
+        flops += n_masked * per_prediction
+    return flops + _backbone(config, length, rows)
 
 
 def _backbone(config: ModelConfig, length: int, rows: int) -> int:
@@ -38,5 +41,6 @@ def _layer(config: ModelConfig, length: int, rows: int) -> int:
     keys_and_values = 2 * length * 2 * size * size
     queries_and_output = 2 * rows * 2 * size * size
     attention = 2 * rows * length * 2 * size
-    feed_forward = 2 * rows * (3 if config.is_modern else 2) * size * inner
+    n_matrices = 3 if config.backbone.gated else 2
+    feed_forward = 2 * rows * n_matrices * size * inner
     return keys_and_values + queries_and_output + attention + feed_forward

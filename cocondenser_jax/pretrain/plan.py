@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
+from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, lookup
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.pretrain.accelerators import TPUS, DeviceLimits, model_flops
@@ -33,12 +34,6 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 WHOLE_RUN = "roofline, whole run (hours)"
-VOCABULARIES = {  # published size, id of padding
-    "bert": (30522, 0),
-    "roberta": (50265, 1),
-    "xlm-roberta": (250002, 1),
-    "modernbert": (50368, 50283),
-}
 
 
 # Machines by the names they are rented under, and their chips, which have one host.
@@ -88,8 +83,8 @@ def resolve_to_plan(config: ConfigDict) -> Experiment:
     """Resolves an experiment, which may name no store: then with a published vocabulary."""
     if config.data.store:
         return resolve(config, open_store(Path(config.data.store)))
-    vocab_size, pad_token_id = VOCABULARIES.get(config.model.model_type, (0, 0))
-    return resolve_without_store(config, config.train.steps, vocab_size, pad_token_id)
+    vocabulary = lookup(BACKBONES, config.model.model_type, "backbone").published_vocabulary
+    return resolve_without_store(config, config.train.steps, vocabulary.size, vocabulary.pad_id)
 
 
 def plan_step(

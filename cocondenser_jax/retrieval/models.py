@@ -18,6 +18,7 @@ from sentence_transformers.sentence_transformer.modules import (
     Transformer,
 )
 
+from cocondenser_jax.backbones import find_backbone, first_position
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
@@ -235,7 +236,8 @@ def _limit_tokens(
     tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
 ) -> None:
     limit = _max_tokens(tower)
-    # sentence-transformers counts RoBERTa's two unused positions where the tokenizer has no limit.
+    # sentence-transformers counts all rows of the table where the tokenizer has no limit, those
+    # before the first position too.
     tower.max_seq_length = min(tower.max_seq_length or limit, limit)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None:
@@ -280,14 +282,11 @@ def _loading(folder: Path, kind: str, drawn: str | None = None) -> Iterator[None
 
 
 def _model_kwargs(folder: Path) -> dict[str, bool]:
-    model_type = read_object(folder / "config.json", {}).get("model_type")
-    has_pooler = model_type in ("bert", "roberta", "xlm-roberta")
-    return {"add_pooling_layer": False} if has_pooler else {}
+    backbone = find_backbone(read_object(folder / "config.json", {}).get("model_type"))
+    return {"add_pooling_layer": False} if backbone and backbone.pooler else {}
 
 
 def _max_tokens(backbone: Transformer) -> int:
-    limit = backbone.config.max_position_embeddings
-    if "roberta" in backbone.config.model_type:
-        # RoBERTa counts positions from its padding id + 1.
-        limit -= backbone.config.pad_token_id + 1
-    return int(limit)
+    config = backbone.config
+    offset = first_position(config.model_type, getattr(config, "pad_token_id", None))
+    return int(config.max_position_embeddings) - offset

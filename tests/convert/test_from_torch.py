@@ -68,7 +68,7 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path):
     assert equal(back, jax.tree.map(np.asarray, params))
     assert read_shape(out) == config
     head = load_file(out / "condenser_head.safetensors")
-    assert f"c_head.0.{'attn.Wo' if config.is_modern else 'output.dense'}.weight" in head
+    assert f"c_head.0.{'attn.Wo' if config.backbone.rotary else 'output.dense'}.weight" in head
     assert head.keys() < to_tensors(params, config).keys()
 
 
@@ -77,7 +77,7 @@ def test_every_parameter_of_the_model_has_a_name(folder):
     paths = {"/".join(k.key for k in path) for path, _ in jax.tree.leaves_with_path(params)}
     names = tensor_names(config)
     assert names.keys() == paths
-    stacked = 2 * 4 if config.is_modern else 0  # queries, keys and values of four layers
+    stacked = 2 * 4 if config.backbone.rotary else 0  # queries, keys and values of four layers
     assert len(set(names.values())) == len(names) - stacked
 
 
@@ -86,7 +86,7 @@ def test_the_research_checkpoint_gives_the_shape(folder):
     assert (config.n_head_layers, config.skip_from, config.late_mlm) == (2, 1, True)
     assert config.pad_token_id == ("roberta" in config.model_type)
     assert config.layer_norm_eps == (1e-12 if config.model_type == "bert" else 1e-5)
-    if config.is_modern:
+    if config.backbone.rotary:
         assert (config.local_attention, config.global_attn_every_n_layers) == (6, 2)
         assert (config.global_rope_theta, config.local_rope_theta) == (160_000.0, 10_000.0)
     assert config.num_hidden_layers == 2
@@ -190,9 +190,9 @@ def test_a_missing_head_is_never_made_up_silently(folder, caplog):
     assert "Condenser head: starting with a random one (seed 3)" in caplog.text
     assert config.n_head_layers == 1
     kernel = params["head_0"]["mlp_in"]["kernel"]
-    assert kernel.shape == (32, 96 if config.is_modern else 48)
+    assert kernel.shape == (32, 96 if config.backbone.rotary else 48)
     assert np.std(kernel) == pytest.approx(0.02, rel=0.1)
-    if not config.is_modern:
+    if not config.backbone.rotary:
         assert np.abs(params["head_0"]["mlp_in"]["bias"]).max() == 0.0
     _, again = load_folder(str(folder), n_head_layers=1, init_head_seed=3)
     _, other = load_folder(str(folder), n_head_layers=1, init_head_seed=4)

@@ -8,7 +8,14 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.config import BOUNDS
 from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
+
+
+def _within(name: str) -> Interval:
+    """Returns the numbers that a field of `ModelConfig` may be."""
+    return Interval(*BOUNDS[name])
+
 
 SETTINGS = {
     "seed": Setting(0, Interval(0), "", "initial parameters, order, span pairs, masks, dropout"),
@@ -45,20 +52,36 @@ SETTINGS = {
     # The network. A warm start brings its own sizes; it takes the dropout rates and late_mlm from
     # here, and must have the head that is asked for here or none (init_head).
     "model.model_type": Setting("bert", tuple(BACKBONES), "", "architecture"),
-    "model.hidden_size": Setting(768, Interval(1), "", "width of the network"),
-    "model.num_hidden_layers": Setting(12, Interval(1), "layers", "depth of the backbone"),
-    "model.num_attention_heads": Setting(12, Interval(1), "heads", "must divide the hidden size"),
-    "model.intermediate_size": Setting(3072, Interval(1), "", "width of the feed-forward layers"),
-    "model.max_position_embeddings": Setting(512, Interval(3), "tokens", "longest input"),
-    "model.hidden_dropout_prob": Setting(0.1, Interval(0, 0.99), "", "dropout of hidden states"),
+    "model.hidden_size": Setting(768, _within("hidden_size"), "", "width of the network"),
+    "model.num_hidden_layers": Setting(
+        12, _within("num_hidden_layers"), "layers", "depth of the backbone"
+    ),
+    "model.num_attention_heads": Setting(
+        12, _within("num_attention_heads"), "heads", "must divide the hidden size"
+    ),
+    "model.intermediate_size": Setting(
+        3072, _within("intermediate_size"), "", "width of the feed-forward layers"
+    ),
+    "model.max_position_embeddings": Setting(
+        512, _within("max_position_embeddings"), "tokens", "longest input"
+    ),
+    "model.hidden_dropout_prob": Setting(
+        0.1, _within("hidden_dropout_prob"), "", "dropout of hidden states"
+    ),
     "model.attention_probs_dropout_prob": Setting(
-        0.1, Interval(0, 0.99), "", "dropout of attention"
+        0.1, _within("attention_probs_dropout_prob"), "", "dropout of attention"
     ),
     "model.n_head_layers": Setting(
-        2, Interval(1), "layers", "depth of the Condenser head, where the objective has one"
+        2,
+        _within("n_head_layers")._replace(low=1),
+        "layers",
+        "depth of the Condenser head, where the objective has one",
     ),
     "model.skip_from": Setting(
-        6, Interval(0), "layer", "backbone layer whose tokens the head reads, from 1; 0: embeddings"
+        6,
+        _within("skip_from"),
+        "layer",
+        "backbone layer whose tokens the head reads, from 1; 0: embeddings",
     ),
     "model.late_mlm": Setting(True, None, "", "also predict masked tokens from the last layer"),
     "model.representation": Setting(

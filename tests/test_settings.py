@@ -1,5 +1,6 @@
 """Every declared setting refuses what is outside its range, before anything is made."""
 
+import dataclasses
 import importlib
 import os
 import runpy
@@ -9,6 +10,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.settings import (
     FINE_TUNING,
     GIVEN,
@@ -175,6 +177,18 @@ def test_every_setting_has_a_meaning_and_its_default_is_allowed(task):
     for name, setting in declared_settings(task).items():
         assert setting.meaning.strip(), name
     check(to_config(declared_settings(task)), complete=False)
+
+
+def test_a_network_has_the_defaults_and_the_bounds_of_its_settings():
+    for name, setting in declared_settings(PRETRAINING).items():
+        section, _, field = name.rpartition(".")
+        if section != "model" or field == "representation":
+            continue
+        assert getattr(ModelConfig, field) == setting.default, name
+        if isinstance(setting.allowed, Interval):
+            unlike = ModelConfig(n_head_layers=0, num_hidden_layers=1000, skip_from=0)
+            with pytest.raises(UserError, match=f"{field} is .*; expected a"):
+                dataclasses.replace(unlike, **{field: setting.allowed.high + 1})
 
 
 def test_the_page_of_settings_is_up_to_date():

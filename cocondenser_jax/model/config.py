@@ -1,29 +1,45 @@
 """The shape of a Condenser. Names are those of Hugging Face's `config.json` where it has one."""
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any, Literal
 
 from cocondenser_jax.backbones import BACKBONES, Backbone, first_position
 from cocondenser_jax.errors import UserError
 
 SIZES = (  # that every `config.json` holds
-    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size"
-    " max_position_embeddings"
-).split()
-_OTHER_SIZES = "type_vocab_size", "local_attention", "global_attn_every_n_layers"
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+_SIZE = (1, 10_000_000)  # published ones are far below
+_LAYERS = 1_000  # more would fill the memory before anything else could be found wrong with them
+# The least and the most that a number may be; those that are settings are declared with them.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "vocab_size": _SIZE,
+    "hidden_size": _SIZE,
+    "num_hidden_layers": (1, _LAYERS),
+    "num_attention_heads": _SIZE,
+    "intermediate_size": _SIZE,
+    "max_position_embeddings": (3, 10_000_000),  # [CLS], a token, [SEP]
+    "type_vocab_size": _SIZE,
+    "layer_norm_eps": (1e-30, 1),
+    "hidden_dropout_prob": (0, 0.99),
+    "attention_probs_dropout_prob": (0, 0.99),
+    "initializer_range": (1e-30, 1),
+    "local_attention": _SIZE,
+    "global_attn_every_n_layers": _SIZE,
+    "global_rope_theta": (1, 1_000_000_000_000),
+    "local_rope_theta": (1, 1_000_000_000_000),
+    "n_head_layers": (0, _LAYERS),
+    "skip_from": (0, _LAYERS),
+}
 # What a vector is: the last layer at [CLS] or its mean over the tokens; as it is, or of length 1.
 REPRESENTATIONS = "cls", "mean", "cls-cosine", "mean-cosine"
 COSINE_SCALE = 20.0  # of cosines in a softmax: sentence-transformers' default
-
-
-def size_limit(name: str) -> int:
-    """Returns the largest value to accept for a size in `config.json`; published ones are below.
-
-    More layers would fill the memory before anything else could be found wrong with them.
-    """
-    return 1_000 if name.endswith("layers") else 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +74,14 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raises a UserError for shapes that cannot be built."""
-        self._require("model_type", lambda kind: kind in BACKBONES, " or ".join(BACKBONES))
-        known = " or ".join(REPRESENTATIONS)
-        self._require("representation", lambda kind: kind in REPRESENTATIONS, known)
-        for name in (*SIZES, *_OTHER_SIZES):
-            self._require_whole(name, 1, size_limit(name))
-        self._require_whole("n_head_layers", 0, size_limit("n_head_layers"))
-        self._require_whole("pad_token_id", 0, self.vocab_size - 1)
-        self._require_whole("skip_from", 0, self.num_hidden_layers)
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            self._require_number(name, lambda rate: 0 <= rate < 1, "a number from 0 to below 1")
-        for name in ("global_rope_theta", "local_rope_theta"):
-            self._require_number(name, lambda base: 1 < base < math.inf, "a number above 1")
-        for name in ("layer_norm_eps", "initializer_range"):
-            self._require_number(name, lambda scale: 0 < scale <= 1, "a number above 0, at most 1")
-        self._require("late_mlm", lambda value: type(value) is bool, "true or false")
+        self._require_one_of("model_type", BACKBONES)
+        self._require_one_of("representation", REPRESENTATIONS)
+        for name, (least, most) in BOUNDS.items():
+            self._require_within(name, least, most)
+        self._require_within("pad_token_id", 0, self.vocab_size - 1)
+        self._require_within("skip_from", 0, self.num_hidden_layers)
+        if type(self.late_mlm) is not bool:
+            raise UserError(f"late_mlm is {self.late_mlm!r}; expected true or false")
         if not (self.n_head_layers or self.late_mlm):
             raise UserError("a network without a Condenser head needs late_mlm")
         if self.hidden_size % self.num_attention_heads:
@@ -81,17 +90,19 @@ class ModelConfig:
                 f" num_attention_heads {self.num_attention_heads}"
             )
 
-    def _require_whole(self, name: str, least: int, most: int) -> None:
-        expected = f"a whole number from {least} to {most:,}"
-        self._require(name, lambda x: type(x) is int and least <= x <= most, expected)
-
-    def _require_number(self, name: str, fits: Callable[[float], bool], expected: str) -> None:
-        self._require(name, lambda x: type(x) in (int, float) and fits(x), expected)
-
-    def _require(self, name: str, fits: Callable[[Any], bool], expected: str) -> None:
+    def _require_one_of(self, name: str, known: Collection[str]) -> None:
         value = getattr(self, name)
-        if not fits(value):
-            raise UserError(f"{name} is {value!r}; expected {expected}")
+        if value not in tuple(known):
+            raise UserError(f"{name} is {value!r}; expected {' or '.join(known)}")
+
+    def _require_within(self, name: str, least: float, most: float) -> None:
+        value = getattr(self, name)
+        is_whole = type(getattr(ModelConfig, name)) is int  # the default
+        types = (int,) if is_whole else (int, float)
+        if type(value) in types and least <= value <= most:
+            return
+        kind = "a whole number" if is_whole else "a number"
+        raise UserError(f"{name} is {value!r}; expected {kind} from {least:,} to {most:,}")
 
     @property
     def backbone(self) -> Backbone:

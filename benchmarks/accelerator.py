@@ -237,20 +237,18 @@ def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
 
     from cocondenser_jax.collection.folder import passage_text, read_corpus
     from cocondenser_jax.flax_encoder import run_in_flax
-    from cocondenser_jax.retrieval.encode import encode_corpus
+    from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
     from cocondenser_jax.retrieval.models import load_retriever
 
     def ours(out: Path) -> None:
-        backend = run_in_flax if side == "jax" else None
-        encode_corpus(
+        encoding = Encoding(
             folder,
-            folder / "corpus.jsonl",
-            out,
-            batch_size=n_rows,
             passage_length=LENGTH,
             precision=dtype,  # type: ignore[arg-type]
-            backend=backend,
+            batch_size=n_rows,
+            backend=run_in_flax if side == "jax" else None,
         )
+        encode_corpus(encoding, folder / "corpus.jsonl", out)
 
     def theirs(_: Path) -> None:
         model = load_retriever(folder, passage_length=LENGTH)

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 from benchmarks.results import report
 from cocondenser_jax.collection.folder import passage_text, read_corpus
-from cocondenser_jax.retrieval.encode import encode_corpus
+from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def _row(arguments: argparse.Namespace, data: Path) -> dict[str, str | float]:
         corpus = Path(temporary) / "corpus.jsonl"
         n_words = _draw(data, arguments.passages, corpus)
         sides: dict[str, Callable[[Path], object]] = {
-            "passages/s": lambda out: encode_corpus(arguments.model, corpus, out),
+            "passages/s": lambda out: encode_corpus(Encoding(arguments.model), corpus, out),
             "passages/s, sentence-transformers": lambda out: _theirs(arguments.model, corpus, out),
         }
         seconds: Mapping[str, list[float]] = {name: [] for name in sides}

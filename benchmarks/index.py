@@ -24,6 +24,7 @@ from benchmarks.results import report
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.retrieval.embeddings import (
     MANIFEST,
+    Manifest,
     open_shards,
     passage_table,
     read_manifest,
@@ -97,9 +98,23 @@ def write_embeddings(folder: Path, n: int, n_queries: int, shard_size: int = 50_
         passages = passage_table([Passage(str(row), "", "") for row in rows])
         vectors_NxD = draw(rng, len(rows), axes_DxD)
         write_shard(shard_file(folder, number), passages, vectors_NxD)
-    manifest: Row = {"dimension": DIMENSION, "passages": n, "shard_size": shard_size}
-    manifest |= {"shards": len(starts), "dtype": "float32", "model": "none"}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    manifest = Manifest(
+        model="none",
+        model_sha256="none",
+        pooling=None,
+        given_pooling=None,
+        passage_length=None,
+        precision="float32",
+        backend="torch",
+        batch_size=1,
+        dimension=DIMENSION,
+        dtype="float32",
+        corpus="none",
+        corpus_sha256="none",
+        passages=n,
+        shard_size=shard_size,
+    )
+    (folder / MANIFEST).write_text(json.dumps(manifest.to_json()))
     noise_QxD = draw(rng, n_queries, axes_DxD)
     return COSINE * vectors_NxD[:n_queries] + np.sqrt(1 - COSINE**2) * noise_QxD
 

@@ -22,7 +22,7 @@ from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
@@ -33,12 +33,15 @@ from cocondenser_jax.storage.files import write_text
 _POLL = 0.5  # seconds between two looks at a Slurm job
 
 
+Executor = Literal["local", "slurm", "ray"]
+
+
 class Engine(NamedTuple):
     """What runs tasks: `tasks` of them, at most `workers` at a time."""
 
     tasks: int
     workers: int | None = None  # None: one per CPU core of this machine; elsewhere all at once
-    executor: str = "local"
+    executor: Executor = "local"
     options: Mapping[str, Any] = {}  # of datatrove's executor for Slurm, or of Ray's tasks
 
 

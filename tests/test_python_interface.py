@@ -19,7 +19,7 @@ SUBJECTS = "birds maps vectors stars rivers recipes trains clocks".split()
 def workdir(tmp_path_factory):
     """A folder with what the page's examples read: text, tokenizer, run, index and judgments."""
     from cocondenser_jax.corpus.tokenizer import load_tokenizer
-    from cocondenser_jax.retrieval.encode import encode_corpus
+    from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
     from cocondenser_jax.retrieval.index import build_index
 
     folder = tmp_path_factory.mktemp("python")
@@ -40,7 +40,7 @@ def workdir(tmp_path_factory):
     run = folder / "runs" / "cocondenser"
     write_run(run, config, cj.init_params(config, seed=1), folder / "tokenizer")
     cj.export_run(run, folder / "exported")
-    encode_corpus(folder / "exported", folder, folder / "embeddings")
+    encode_corpus(Encoding(folder / "exported"), folder, folder / "embeddings")
     build_index(folder / "embeddings", folder / "runs" / "index")
     return folder
 

@@ -11,7 +11,7 @@ import click
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import read_object
-from cocondenser_jax.workers import Engine
+from cocondenser_jax.workers import Engine, Executor
 
 
 class _Group(click.Group):
@@ -143,11 +143,13 @@ ENGINE = (
 _PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors
 
 
-def take_engine(flags: dict[str, Any]) -> Engine | None:
-    """Takes the flags of ENGINE out of all flags, and makes what they name; None: one process."""
-    tasks, workers, executor, file = (flags.pop(parameter.name) for parameter in ENGINE)
+def make_engine(
+    tasks: int | None, workers: int | None, executor: Executor, executor_options: Path | None
+) -> Engine | None:
+    """Makes what the flags of ENGINE name; None: one process."""
     if tasks is None:
         return None
     if executor in _PACKAGES:
         importlib.import_module(_PACKAGES[executor])  # missing: nothing is written yet
-    return Engine(tasks, workers, executor, read_object(file) if file else {})
+    options = read_object(executor_options) if executor_options else {}
+    return Engine(tasks, workers, executor, options)

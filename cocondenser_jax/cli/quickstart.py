@@ -30,13 +30,13 @@ def quickstart(workdir):
     flag("--data", Path, "passages, queries and judgments to test on (default: no test)"),
     OVERRIDES,
 )
-def adapt(workdir, **options):
+def adapt(corpus, model, workdir, data, overrides):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.quickstart.adapt import adapt
 
     prepare_libtpu()
-    _print_outcome(workdir, *adapt(workdir, **options))
+    _print_outcome(workdir, *adapt(workdir, corpus, model, data, overrides))
 
 
 def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:

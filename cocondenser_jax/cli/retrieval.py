@@ -13,9 +13,9 @@ from cocondenser_jax.cli.flags import (
     TASK,
     command,
     flag,
+    make_engine,
     only_one,
     required,
-    take_engine,
 )
 from cocondenser_jax.cli.output import print_metrics, print_search
 from cocondenser_jax.errors import UserError
@@ -58,24 +58,50 @@ _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
     flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
-def encode(model, corpus, out, task, backend, parquet, json_out, **options):
+def encode(
+    model,
+    corpus,
+    out,
+    batch_size,
+    passage_length,
+    shard_size,
+    task,
+    tasks,
+    workers,
+    executor,
+    executor_options,
+    dtype,
+    precision,
+    pooling,
+    backend,
+    parquet,
+    json_out,
+):
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.retrieval.embeddings import write_parquet
-    from cocondenser_jax.retrieval.encode import encode_corpus
+    from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
     from cocondenser_jax.storage.remote import output_folder
 
+    encoding = Encoding(
+        model=model,
+        passage_length=passage_length,
+        pooling=pooling,
+        precision=precision,
+        dtype=dtype,
+        batch_size=batch_size,
+    )
     if backend == "jax":
         from cocondenser_jax.flax_encoder import run_in_flax
 
-        options["backend"] = run_in_flax
-    options["engine"] = take_engine(options)
-    if task != (0, 1) and (options["engine"] or parquet):
+        encoding = encoding._replace(backend=run_in_flax)
+    engine = make_engine(tasks, workers, executor, executor_options)
+    if task != (0, 1) and (engine or parquet):
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
     with output_folder(out) as folder:
-        manifest = encode_corpus(model, corpus, folder, task=task, **options)
+        manifest = encode_corpus(encoding, corpus, folder, shard_size, task, engine)
         if parquet:
             write_parquet(folder, parquet)
-    print_metrics(manifest, json_out)
+    print_metrics(manifest.to_json(), json_out)
 
 
 @command(
@@ -92,7 +118,7 @@ def index(embeddings, out, factory, json_out):
 
     with output_folder(out) as folder:
         manifest = build_index(embeddings, folder, factory)
-    print_metrics(manifest, json_out)
+    print_metrics(manifest.to_json(), json_out)
 
 
 @command(

@@ -9,8 +9,8 @@ from cocondenser_jax.cli.flags import (
     JSON_OUT,
     command,
     flag,
+    make_engine,
     required,
-    take_engine,
 )
 from cocondenser_jax.cli.output import print_metrics, print_text
 from cocondenser_jax.errors import UserError
@@ -29,14 +29,13 @@ _SOURCE = (
     flag("--cased", False, "keep capitals and accents"),
     required("--out", Path, "output folder of the tokenizer, for corpus --tokenizer"),
 )
-def vocabulary(source, out, kind, cased, **options):
+def vocabulary(source, size, kind, cased, out):
     """Learn a tokenizer from documents, for a model from scratch."""
     from cocondenser_jax.corpus.build import build_vocabulary
 
     if cased and kind != "bert":
         raise UserError(f"--cased goes with --kind=bert: {kind} is always cased")
-    options |= {"kind": kind, "lowercase": not cased}
-    tokenizer = build_vocabulary(source, out, **options)
+    tokenizer = build_vocabulary(source, out, size, kind=kind, lowercase=not cased)
     print_text(f"{out}: {tokenizer.vocab_size:,} entries")
 
 
@@ -50,15 +49,37 @@ def vocabulary(source, out, kind, cased, **options):
     *ENGINE,
     JSON_OUT,
 )
-def corpus(out, json_out, **options):
+def corpus(
+    source,
+    tokenizer,
+    out,
+    max_tokens,
+    short_span_prob,
+    tasks,
+    workers,
+    executor,
+    executor_options,
+    json_out,
+):
     """Split and tokenize documents into a token store for pretrain."""
     from cocondenser_jax.corpus.build import build_in_tasks, build_store
     from cocondenser_jax.storage.remote import output_folder
 
-    engine = take_engine(options)
-    build = partial(build_in_tasks, engine=engine) if engine else build_store
+    engine = make_engine(tasks, workers, executor, executor_options)
     with output_folder(out) as folder:
-        manifest = build(out=folder, **options)
+        if engine:
+            manifest = build_in_tasks(
+                source,
+                tokenizer,
+                folder,
+                engine,
+                max_tokens=max_tokens,
+                short_span_prob=short_span_prob,
+            )
+        else:
+            manifest = build_store(
+                source, tokenizer, folder, max_tokens=max_tokens, short_span_prob=short_span_prob
+            )
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)
 

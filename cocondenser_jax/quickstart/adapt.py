@@ -63,7 +63,7 @@ from cocondenser_jax.quickstart.agreement import (
 from cocondenser_jax.quickstart.steps import make_once, pretrain_model, seconds_of
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, decide, judge
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
-from cocondenser_jax.retrieval.encode import encode_corpus
+from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import Method, fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256
 from cocondenser_jax.retrieval.search import open_index, retrieve
@@ -346,7 +346,7 @@ def _search_flags(rows: Sequence[ResultRow], winner: str, embeddings: Path) -> l
 def _search(folder: Path, data: Path, out: Path) -> None:
     model = folder / "model"
     embeddings = folder / "embeddings"
-    encode_corpus(model, data, embeddings)
+    encode_corpus(Encoding(model), data, embeddings)
     retrieve(open_index(embeddings, model), read_queries(data, "test"), out)
 
 

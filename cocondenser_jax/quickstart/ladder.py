@@ -47,7 +47,7 @@ from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.warm_start import new_model
 from cocondenser_jax.quickstart.steps import make_once, pretrain_model, seconds_of
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
-from cocondenser_jax.retrieval.encode import encode_corpus
+from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.index import build_index
 from cocondenser_jax.retrieval.search import open_index, retrieve
 from cocondenser_jax.storage.files import new_folder, write_json, write_text
@@ -213,7 +213,7 @@ def _search(candidate: Candidate, data: Path, out: Path) -> None:
     if not index.exists():
         embeddings = candidate.folder / "embeddings"
         # On every machine alike: the figures are compared with those of the README.
-        encode_corpus(retriever, data, embeddings, precision="float32")
+        encode_corpus(Encoding(retriever, precision="float32"), data, embeddings)
         build_index(embeddings, index)
         shutil.rmtree(embeddings)
     retrieve(open_index(index, retriever), read_queries(data, "test"), out)

@@ -6,9 +6,9 @@ shards i, n + i, 2n + i and so on to its own `runs.task_folder`; they are read a
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
@@ -21,10 +21,49 @@ from cocondenser_jax.storage.files import new_file, read_object
 from cocondenser_jax.storage.runs import require_same, task_folders
 
 MANIFEST = "manifest.json"
+Dtype = Literal["float32", "float16"]
 # What may differ between machines and when a run resumes: of the first two, checksums are compared.
 MOVED = ("model", "corpus", "batch_size")
 # Lengths of 64 bits: the texts of a shard may be larger than 2 GB.
 PASSAGES = pyarrow.schema([(name, pyarrow.large_string()) for name in Passage._fields])
+
+
+class Manifest(NamedTuple):
+    """What `manifest.json` says of embeddings, or of an index of them."""
+
+    model: str  # the folder or hub name that was given
+    model_sha256: str
+    pooling: str | None  # such as "cls" or "mean"; None: the model has no pooling module
+    given_pooling: Literal["cls", "mean"] | None  # instead of the model's own: for queries, too
+    passage_length: int | None  # tokens kept of a passage; None: no limit
+    precision: Literal["float32", "bfloat16"]  # of the matrix products
+    backend: Literal["torch", "jax"]
+    batch_size: int
+    dimension: int
+    dtype: Dtype  # of the vectors on disk
+    corpus: str
+    corpus_sha256: str
+    passages: int
+    shard_size: int  # passages in a shard
+    factory: str | None = None  # of an index, in faiss's notation
+    index_sha256: str | None = None  # of an index: of its file
+
+    @property
+    def n_shards(self) -> int:
+        """The number of shards, of all tasks."""
+        return math.ceil(self.passages / self.shard_size)
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the folder holds an index, not embeddings."""
+        return self.index_sha256 is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields by name, those of an index only if it is one."""
+        fields = self._asdict()
+        if not self.is_index:
+            del fields["factory"], fields["index_sha256"]
+        return fields
 
 
 def shard_file(folder: Path, number: int) -> Path:
@@ -32,10 +71,9 @@ def shard_file(folder: Path, number: int) -> Path:
     return folder / f"embeddings-{number:05d}.arrow"
 
 
-def shard_rows(manifest: Mapping[str, Any], number: int) -> int:
+def shard_rows(manifest: Manifest, number: int) -> int:
     """Returns the number of rows of a shard, which is the same in all but the last."""
-    size: int = manifest["shard_size"]
-    return min(size, manifest["passages"] - number * size)
+    return min(manifest.shard_size, manifest.passages - number * manifest.shard_size)
 
 
 def passage_table(passages: Iterable[Passage]) -> pyarrow.Table:
@@ -62,9 +100,9 @@ def write_shard(path: Path, passages: pyarrow.Table, vectors_NxD: np.ndarray) ->
         write_table(partial, passages.append_column("vector", vectors))
 
 
-def map_shard(folder: Path, manifest: Mapping[str, Any], number: int) -> pyarrow.Table | None:
+def map_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | None:
     """Maps a shard; None unless its file is whole and holds what the manifest says."""
-    vector = pyarrow.list_(pyarrow.from_numpy_dtype(manifest["dtype"]), manifest["dimension"])
+    vector = pyarrow.list_(pyarrow.from_numpy_dtype(manifest.dtype), manifest.dimension)
     schema = PASSAGES.append(pyarrow.field("vector", vector))
     return map_table(shard_file(folder, number), schema, shard_rows(manifest, number))
 
@@ -83,11 +121,11 @@ def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table 
     return table if whole else None
 
 
-def open_shards(folder: Path, manifest: Mapping[str, Any]) -> pyarrow.Table:
+def open_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
     """Maps all shards, of the folders of all tasks."""
     folders = task_folders(folder)
     tables = []
-    for number in range(manifest["shards"]):
+    for number in range(manifest.n_shards):
         own = folders[number % len(folders)]
         table = map_shard(own, manifest, number)
         if table is None:
@@ -118,26 +156,30 @@ def shard_vectors(table: pyarrow.Table) -> list[np.ndarray]:
     ]
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of an index or of embeddings; those of several tasks must agree."""
     folders = task_folders(folder)
     manifests = [_read_manifest(each) for each in folders]
-    require_same(folders, manifests, [name for name in manifests[0] if name not in MOVED])
+    names = [name for name in Manifest._fields if name not in MOVED]
+    require_same(folders, [manifest.to_json() for manifest in manifests], names)
     return manifests[0]
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         advice = "encode the corpus first, until it ends, then build the index"
         raise UserError(f"{folder} holds no {MANIFEST}: {advice}")
-    manifest = read_object(path)
-    sizes = [manifest.get(name) for name in ("dimension", "passages", "shard_size", "shards")]
+    wrong = UserError(f"{path} is not what cocondenser encode writes: encode the corpus again")
+    try:
+        manifest = Manifest(**read_object(path))
+    except TypeError:  # a field is missing, or unknown
+        raise wrong from None
+    sizes = (manifest.dimension, manifest.passages, manifest.shard_size)
     if not (
         all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
-        and manifest["shards"] == math.ceil(manifest["passages"] / manifest["shard_size"])
-        and manifest.get("dtype") in ("float32", "float16")
-        and manifest.get("given_pooling") in (None, "cls", "mean")
+        and manifest.dtype in get_args(Dtype)
+        and manifest.given_pooling in (None, "cls", "mean")
     ):
-        raise UserError(f"{path} is not what cocondenser encode writes: encode the corpus again")
+        raise wrong
     return manifest

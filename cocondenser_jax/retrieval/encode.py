@@ -4,9 +4,8 @@ import functools
 import hashlib
 import json
 import logging
-import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,8 @@ from cocondenser_jax.retrieval.embeddings import (
     MANIFEST,
     MOVED,
     PASSAGES,
+    Dtype,
+    Manifest,
     map_shard,
     open_shards,
     passage_table,
@@ -32,6 +33,7 @@ from cocondenser_jax.retrieval.embeddings import (
     write_shard,
 )
 from cocondenser_jax.retrieval.models import (
+    Precision,
     load_retriever,
     model_sha256,
     passage_tokens,
@@ -39,7 +41,6 @@ from cocondenser_jax.retrieval.models import (
     towers,
     uses_bfloat16,
 )
-from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare, task_folder
 from cocondenser_jax.workers import Engine, run_tasks
@@ -52,144 +53,152 @@ Backend = Callable[[SentenceTransformer, Path, int, str], None]
 _BLOCK = 5_000  # passages that are tokenized and sorted together
 
 
-class Loading(NamedTuple):
-    """How a retriever is loaded: arguments of `encode_corpus`."""
+class Encoding(NamedTuple):
+    """How passages become vectors."""
 
-    model_folder: Path
-    passage_length: int | None
-    pooling: str | None
-    batch_size: int | None
-    precision: str
-    backend: Backend | None
+    model: Path  # see `models.load_retriever`
+    passage_length: int | None = None  # tokens kept of a passage; None: as the model folder says
+    pooling: Literal["cls", "mean"] | None = None  # see `models.load_retriever`
+    # See `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
+    precision: Precision = "auto"
+    dtype: Dtype = "float32"  # on disk
+    # Passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
+    batch_size: int | None = None
+    # Runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
+    backend: Backend | None = None
 
 
-def encode_corpus(  # noqa: PLR0913
-    model_folder: Path,
+class Corpus(NamedTuple):
+    """Passages that are encoded, and how they are cut."""
+
+    file: Path
+    sha256: str  # of the passages, see `count_and_hash`
+    n_passages: int
+    shard_size: int
+
+
+class Encoder(NamedTuple):
+    """A retriever that is loaded, and what it computes with."""
+
+    model: SentenceTransformer
+    sha256: str  # see `models.model_sha256`
+    precision: Literal["float32", "bfloat16"]
+    batch_size: int
+
+
+def encode_corpus(
+    encoding: Encoding,
     corpus: Path,
     out: Path,
-    *,
-    batch_size: int | None = None,
-    passage_length: int | None = None,
     shard_size: int | None = None,
     task: tuple[int, int] = (0, 1),
     engine: Engine | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
-    precision: Literal["auto", "float32", "bfloat16"] = "auto",
-    pooling: str | None = None,
-    backend: Backend | None = None,
-) -> dict[str, Any]:
+) -> Manifest:
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
     `embeddings.py` describes the folder. A shard that was cut short or whose passages differ from
     the corpus is encoded again.
 
     Args:
-      model_folder: see `models.load_retriever`.
+      encoding: the model, and what it computes.
       corpus: a data folder, or its file of passages.
       out: the folder for the shards; with several tasks, for their folders.
-      batch_size: passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
-      passage_length: tokens kept of a passage; None: as the model folder says.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       task: (i, n): encodes the shards of task i of n alone, from 0: see `embeddings.py`.
       engine: runs all tasks, on workers; the vectors are those of one task.
-      dtype: number format on disk.
-      precision: see `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
-      pooling: see `models.load_retriever`.
-      backend: runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
 
     Returns:
-      The manifest: model, its hash, dimension, number of passages and the settings above. Each
-      task returns that of the whole corpus.
+      The manifest; each task returns that of the whole corpus.
     """
-    path = corpus_file(corpus)
+    file = corpus_file(corpus)
     if task[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
-    loading = Loading(model_folder, passage_length, pooling, batch_size, precision, backend)
     with lock_folder(task_folder(out, task)):
         # A first reading of the whole file: a broken line stops the run before there is a shard.
-        n_passages, sha256 = count_and_hash(path)
+        n_passages, sha256 = count_and_hash(file)
         shard_size = shard_size or default_shard_size(n_passages // task[1])
-        data = {
-            "corpus": str(path),
-            "corpus_sha256": sha256,
-            "passages": n_passages,
-            "shard_size": shard_size,
-            "shards": math.ceil(n_passages / shard_size),
-            "dtype": dtype,
-        }
+        to_encode = Corpus(file=file, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
         if engine:
-            return _encode_in_tasks(loading, data, out, engine)
-        return _encode_task(*load_encoder(loading), data, out, task)
+            return _encode_in_tasks(encoding, to_encode, out, engine)
+        return _write_shards(load_encoder(encoding), encoding, to_encode, out, task)
 
 
-def load_encoder(loading: Loading) -> tuple[SentenceTransformer, dict[str, Any]]:
-    """Loads a retriever as `encode_corpus` says, and returns what a manifest says of it."""
-    backend = loading.backend
-    folder = find_folder(loading.model_folder)
-    model = load_retriever(folder, passage_length=loading.passage_length, pooling=loading.pooling)
-    halved = uses_bfloat16(loading.precision, on_cpu=backend is None)
-    products = "bfloat16" if halved else "float32"
-    is_small = model.device.type == "cpu" and backend is None
-    batch_size = loading.batch_size or (32 if is_small else 128)
+def load_encoder(encoding: Encoding) -> Encoder:
+    """Loads a retriever as an encoding says."""
+    folder = find_folder(encoding.model)
+    model = load_retriever(folder, passage_length=encoding.passage_length, pooling=encoding.pooling)
+    in_torch = encoding.backend is None
+    in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=in_torch)
+    precision: Literal["float32", "bfloat16"] = "bfloat16" if in_bfloat16 else "float32"
+    torch_on_cpu = in_torch and model.device.type == "cpu"
+    batch_size = encoding.batch_size or (32 if torch_on_cpu else 128)
     for tower in towers(model).values():
         tower.unpad_inputs = False  # as it is with flash attention, which would join all texts
-    if backend:
-        backend(model, folder, batch_size, products)
-    settings = {
-        "model": str(loading.model_folder),
-        "model_sha256": model_sha256(folder),
-        "pooling": pooling_of(model),
-        "given_pooling": loading.pooling,
-        "passage_length": passage_tokens(model),
-        "precision": products,
-        "backend": "jax" if backend else "torch",
-        "dimension": model.get_embedding_dimension() or 0,
-        "batch_size": batch_size,
-    }
-    return model, settings
+    if encoding.backend:
+        encoding.backend(model, folder, batch_size, precision)
+    return Encoder(
+        model=model, sha256=model_sha256(folder), precision=precision, batch_size=batch_size
+    )
+
+
+def _describe(encoder: Encoder, encoding: Encoding, corpus: Corpus) -> Manifest:
+    return Manifest(
+        model=str(encoding.model),
+        model_sha256=encoder.sha256,
+        pooling=pooling_of(encoder.model),
+        given_pooling=encoding.pooling,
+        passage_length=passage_tokens(encoder.model),
+        precision=encoder.precision,
+        backend=_backend_name(encoding),
+        batch_size=encoder.batch_size,
+        dimension=encoder.model.get_embedding_dimension() or 0,
+        dtype=encoding.dtype,
+        corpus=str(corpus.file),
+        corpus_sha256=corpus.sha256,
+        passages=corpus.n_passages,
+        shard_size=corpus.shard_size,
+    )
+
+
+def _backend_name(encoding: Encoding) -> Literal["torch", "jax"]:
+    return "jax" if encoding.backend else "torch"
 
 
 # A worker runs one task after another with the same model.
 _kept_encoder = functools.lru_cache(maxsize=1)(load_encoder)
 
 
-def encode_task(
-    loading: Loading, data: Mapping[str, Any], out: Path, task: tuple[int, int]
-) -> None:
+def encode_task(encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]) -> None:
     """Encodes the shards of task i of n, in a worker."""
     with lock_folder(task_folder(out, task)):
-        _encode_task(*_kept_encoder(loading), data, out, task)
+        _write_shards(_kept_encoder(encoding), encoding, corpus, out, task)
 
 
-def _encode_task(
-    model: SentenceTransformer,
-    settings: Mapping[str, Any],
-    data: Mapping[str, Any],
-    out: Path,
-    task: tuple[int, int],
-) -> dict[str, Any]:
+def _write_shards(
+    encoder: Encoder, encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]
+) -> Manifest:
     """Writes the shards of task i of n that are missing from its folder or damaged."""
     folder = task_folder(out, task)
-    manifest = {**settings, **data}
+    manifest = _describe(encoder, encoding, corpus)
     if (folder / MANIFEST).exists():
         logger.info("resuming with the shards in %s", folder)
-    start_or_compare(folder / MANIFEST, manifest, MOVED)
-    passages = read_corpus(Path(manifest["corpus"]))
+    start_or_compare(folder / MANIFEST, manifest.to_json(), MOVED)
+    passages = read_corpus(corpus.file)
     index, n_tasks = task
-    own = range(index, manifest["shards"], n_tasks)
+    own = range(index, manifest.n_shards, n_tasks)
     n_own = sum(shard_rows(manifest, number) for number in own)
-    halved = manifest["precision"] == "bfloat16"
+    in_bfloat16 = encoder.precision == "bfloat16"
     with (
-        torch.autocast(model.device.type, torch.bfloat16, enabled=halved),
+        torch.autocast(encoder.model.device.type, torch.bfloat16, enabled=in_bfloat16),
         tqdm(total=n_own, desc="encode", unit=" passages") as progress,
     ):
-        for number in range(manifest["shards"]):
-            rows = list(islice(passages, manifest["shard_size"]))
+        for number in range(manifest.n_shards):
+            rows = list(islice(passages, corpus.shard_size))
             if number not in own:
                 continue
-            passages_in_shard = passage_table(rows)
-            found = map_shard(folder, manifest, number)
-            if found is not None and found.select(PASSAGES.names).equals(passages_in_shard):
+            table = passage_table(rows)
+            shard = map_shard(folder, manifest, number)
+            if shard is not None and shard.select(PASSAGES.names).equals(table):
                 progress.update(len(rows))
                 continue
             path = shard_file(folder, number)
@@ -197,30 +206,36 @@ def _encode_task(
                 logger.warning("%s is damaged: encoding it again", path)
             blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
             vectors_NxD = np.concatenate(
-                [_encode(model, block, settings["batch_size"], progress) for block in blocks]
+                [_encode(encoder.model, block, encoder.batch_size, progress) for block in blocks]
             )
-            write_shard(path, passages_in_shard, vectors_NxD.astype(manifest["dtype"]))
+            write_shard(path, table, vectors_NxD.astype(manifest.dtype))
     return manifest
 
 
-def _encode_in_tasks(
-    loading: Loading, data: Mapping[str, Any], out: Path, engine: Engine
-) -> dict[str, Any]:
+def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engine) -> Manifest:
     n = engine.tasks
-    settings = loading._asdict() | {
+    started = {
         "tasks": n,
-        "model_folder": model_sha256(loading.model_folder),
-        "backend": "jax" if loading.backend else "torch",
+        "model_sha256": model_sha256(encoding.model),
+        "passage_length": encoding.passage_length,
+        "pooling": encoding.pooling,
+        "precision": encoding.precision,
+        "backend": _backend_name(encoding),
+        "dtype": encoding.dtype,
+        "corpus_sha256": corpus.sha256,
+        "shard_size": corpus.shard_size,
     }
-    start_or_compare(out / "tasks.json", {**settings, **data}, MOVED)
+    start_or_compare(out / "tasks.json", started)
 
     def is_done(index: int) -> bool:
         folder = task_folder(out, (index, n))
-        manifest = read_object(folder / MANIFEST, {})
-        numbers = range(index, data["shards"], n)
-        return bool(manifest) and None not in (map_shard(folder, manifest, k) for k in numbers)
+        if not (folder / MANIFEST).exists():
+            return False
+        manifest = read_manifest(folder)
+        own = range(index, manifest.n_shards, n)
+        return all(map_shard(folder, manifest, number) is not None for number in own)
 
-    run_tasks("encode", partial(encode_task, loading, data, out), is_done, engine, out / "work")
+    run_tasks("encode", partial(encode_task, encoding, corpus, out), is_done, engine, out / "work")
     manifest = read_manifest(out)
     open_shards(out, manifest)
     shutil.rmtree(out / "work", ignore_errors=True)

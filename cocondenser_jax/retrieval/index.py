@@ -7,9 +7,8 @@ embeddings, with the factory and the checksum of `index.faiss`).
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -20,6 +19,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import (
     MANIFEST,
     PASSAGES,
+    Manifest,
     map_table,
     open_shards,
     read_manifest,
@@ -37,7 +37,7 @@ _TRAINING_ROWS = 262_144
 _ROWS_PER_LIST = 64
 
 
-def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str, Any]:
+def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
     """Builds an inner-product index from the shards of `encode.encode_corpus`.
 
     `factory` is faiss' index string: "Flat" is exact; "IVF1024,Flat", "HNSW32" or "IVF1024,PQ32"
@@ -51,12 +51,12 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
     manifest = read_manifest(embeddings)
     table = open_shards(embeddings, manifest)
     vectors = shard_vectors(table)
-    dimension = manifest["dimension"]
     try:
-        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(manifest.dimension, factory, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, TypeError) as error:
         raise UserError(
-            f"faiss does not know the index string {factory!r} for vectors of {dimension} numbers"
+            f"faiss does not know the index string {factory!r} for vectors of"
+            f" {manifest.dimension} numbers"
         ) from error
     with new_folder(out) as folder:
         if not index.is_trained:
@@ -69,19 +69,19 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> dict[str,
             faiss.write_index(index, writer)
         write_table(folder / _PASSAGES_FILE, table.select(PASSAGES.names))
         checksum = file_sha256(folder / "index.faiss")
-        manifest = manifest | {"factory": factory, "index_sha256": checksum}
-        write_json(folder / MANIFEST, manifest)
+        manifest = manifest._replace(factory=factory, index_sha256=checksum)
+        write_json(folder / MANIFEST, manifest.to_json())
     return manifest
 
 
 def read_index(
-    folder: Path, manifest: Mapping[str, Any], parameters: str
+    folder: Path, manifest: Manifest, parameters: str
 ) -> tuple[faiss.Index, pyarrow.Table]:
     """Reads an index as `build_index` wrote it, and maps the passages of its rows."""
     path = folder / "index.faiss"
     # With a damaged file, faiss may allocate any memory, search endlessly, or give wrong results.
     try:
-        if file_sha256(path) != manifest.get("index_sha256"):
+        if file_sha256(path) != manifest.index_sha256:
             raise UserError(f"{path} is damaged, or its manifest is another's: build it again")
         index = faiss.read_index(str(path))
     except (OSError, RuntimeError, MemoryError) as error:
@@ -89,7 +89,7 @@ def read_index(
     passages = map_table(folder / _PASSAGES_FILE, PASSAGES, index.ntotal)
     if passages is None:
         raise UserError(f"{folder / _PASSAGES_FILE} is missing or damaged: build the index again")
-    _set_parameters(index, parameters, manifest.get("factory"))
+    _set_parameters(index, parameters, manifest.factory)
     return index, passages
 
 

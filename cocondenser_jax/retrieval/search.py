@@ -95,15 +95,14 @@ def open_index(
         raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
     folder = local_copy(folder)
     manifest = read_manifest(folder)
-    is_index = "index_sha256" in manifest
-    if parameters and not is_index:
+    if parameters and not manifest.is_index:
         raise UserError(f"{folder} holds embeddings: only an index has parameters")
-    if model_sha256(model_folder) != manifest.get("model_sha256"):
+    if model_sha256(model_folder) != manifest.model_sha256:
         raise UserError(
-            f"{folder} was built with another model ({manifest.get('model')}) than {model_folder}"
+            f"{folder} was built with another model ({manifest.model}) than {model_folder}"
         )
-    model = load_retriever(model_folder, pooling=manifest.get("given_pooling"))
-    if is_index:
+    model = load_retriever(model_folder, pooling=manifest.given_pooling)
+    if manifest.is_index:
         index, passages = read_index(folder, manifest, parameters)
         dense = OpenIndex(model, partial(_nearest_in_index, index), passages)
     else:

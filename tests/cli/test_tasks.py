@@ -13,6 +13,7 @@ from cocondenser_jax import workers
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.retrieval import encode
+from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.workers import Engine
 from tests.cli.workplace import make_workplace
 from tests.world import make_texts
@@ -217,7 +218,7 @@ def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, monkeypatch
 
     monkeypatch.setitem(workers._EXECUTORS, "local", run_without_workers)
     encode._kept_encoder.cache_clear()
-    encode.encode_corpus(model_folder, beir, tmp_path / "out", engine=Engine(tasks=3))
+    encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out", engine=Engine(tasks=3))
     encode._kept_encoder.cache_clear()
     assert len(loaded) == 1
 

@@ -15,7 +15,7 @@ from cocondenser_jax.configs import finetune as retriever
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import sample
-from cocondenser_jax.retrieval.encode import encode_corpus
+from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, search_run
 from cocondenser_jax.storage.runs import flatten
@@ -290,7 +290,7 @@ def test_prompts_of_the_settings_are_used_wherever_the_retriever_is(
     retriever = tmp_path / "run" / "retriever"
     saved = json.loads((retriever / "config_sentence_transformers.json").read_text())
     assert saved["prompts"] == PROMPTS
-    encode_corpus(retriever, data / "data", tmp_path / "embeddings")
+    encode_corpus(Encoding(retriever), data / "data", tmp_path / "embeddings")
     model = SentenceTransformer(str(retriever), device="cpu")
     texts = [PROMPTS["document"] + passage_text(p) for p in read_corpus(data / "data")]
     expected_NxD = model.encode(texts, prompt="", task="document")

@@ -237,8 +237,8 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
 
 
 def test_passages_are_encoded_in_float32_on_every_machine(finished, tmp_path, monkeypatch):
-    def refuse(*_, precision):
-        raise UserError(f"asked for {precision}")
+    def refuse(encoding, *_):
+        raise UserError(f"asked for {encoding.precision}")
 
     monkeypatch.setattr(ladder, "encode_corpus", refuse)
     made = [finished.workdir / "index", finished.workdir / "test.trec"]

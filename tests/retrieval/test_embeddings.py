@@ -9,6 +9,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import embeddings as embeddings_module
 from cocondenser_jax.retrieval import encode
+from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.storage.files import write_json
 from tests.mutations import Payload
 
@@ -16,15 +17,16 @@ from tests.mutations import Payload
 @pytest.fixture
 def embeddings(model_folder, beir, tmp_path):
     out = tmp_path / "embeddings"
-    encode.encode_corpus(model_folder, beir, out, shard_size=25, passage_length=16)
+    encode.encode_corpus(Encoding(model_folder, passage_length=16), beir, out, shard_size=25)
     return out
 
 
 def test_a_shard_may_hold_one_passage(embeddings):
     manifest = embeddings_module.read_manifest(embeddings)
-    single = manifest | {"shard_size": 1, "shards": manifest["passages"]}
-    write_json(embeddings / embeddings_module.MANIFEST, single)
+    single = manifest._replace(shard_size=1)
+    write_json(embeddings / embeddings_module.MANIFEST, single.to_json())
     assert embeddings_module.read_manifest(embeddings) == single
+    assert single.n_shards == 60
 
 
 def test_a_damaged_shard_is_named(embeddings):
@@ -43,7 +45,7 @@ def test_a_damaged_shard_is_named(embeddings):
     assert len(embeddings_module.open_shards(embeddings, manifest)) == 60
     for changed in ({"dimension": 16}, {"dtype": "float16"}, {"shard_size": 20}):
         with pytest.raises(UserError, match=r"embeddings-0000\d\.arrow is missing or damaged"):
-            embeddings_module.open_shards(embeddings, manifest | changed)
+            embeddings_module.open_shards(embeddings, manifest._replace(**changed))
 
 
 def test_nothing_in_a_file_is_unpickled(tmp_path):
@@ -72,7 +74,7 @@ def test_more_files_than_a_process_may_open(tmp_path):
     [
         ("given_pooling", "max"),
         ("dtype", "float128x"),
-        ("shards", 1),
+        ("unknown", 1),
         ("dimension", 0),
         ("dimension", 10**30),
         ("passages", "60"),
@@ -81,7 +83,16 @@ def test_more_files_than_a_process_may_open(tmp_path):
     ],
 )
 def test_a_manifest_that_no_encoding_writes_is_refused(embeddings, tmp_path, key, value):
-    manifest = embeddings_module.read_manifest(embeddings)
-    write_json(tmp_path / embeddings_module.MANIFEST, manifest | {key: value})
+    fields = embeddings_module.read_manifest(embeddings).to_json()
+    write_json(tmp_path / embeddings_module.MANIFEST, fields | {key: value})
     with pytest.raises(UserError, match=r"manifest\.json is not what cocondenser encode writes"):
         embeddings_module.read_manifest(tmp_path)
+
+
+def test_a_manifest_without_a_field_is_refused(embeddings):
+    fields = embeddings_module.read_manifest(embeddings).to_json()
+    for name in fields:
+        missing = {key: value for key, value in fields.items() if key != name}
+        write_json(embeddings / embeddings_module.MANIFEST, missing)
+        with pytest.raises(UserError, match=r"is not what cocondenser encode writes"):
+            embeddings_module.read_manifest(embeddings)

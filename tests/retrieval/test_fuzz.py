@@ -19,6 +19,7 @@ from cocondenser_jax.collection.folder import (
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import encode, models, search
+from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.retrieval.index import build_index
 from tests.mutations import Payload, assert_read_or_refused, broken_bytes, fuzz, fuzz_file
 
@@ -30,7 +31,7 @@ def encoded(model_folder, beir, tmp_path_factory):
     """Embeddings, and the index of them."""
     folder = tmp_path_factory.mktemp("encoded")
     encode.encode_corpus(
-        model_folder, beir, folder / "embeddings", shard_size=40, passage_length=16
+        Encoding(model_folder, passage_length=16), beir, folder / "embeddings", shard_size=40
     )
     build_index(folder / "embeddings", folder / "index", "HNSW8")
     search.open_index(folder / "index", model_folder, hybrid="rrf")

@@ -13,6 +13,7 @@ from cocondenser_jax.collection.folder import passage_text, read_corpus, read_qu
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import bm25, encode, exact, models, search
 from cocondenser_jax.retrieval import index as index_module
+from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.index import build_index
 from tests.retrieval_data import read_vectors
@@ -21,7 +22,7 @@ from tests.retrieval_data import read_vectors
 @pytest.fixture(scope="module")
 def embeddings(model_folder, beir, tmp_path_factory):
     out = tmp_path_factory.mktemp("encoded") / "embeddings"
-    encode.encode_corpus(model_folder, beir, out, shard_size=25, passage_length=16)
+    encode.encode_corpus(Encoding(model_folder, passage_length=16), beir, out, shard_size=25)
     return out
 
 
@@ -138,7 +139,7 @@ def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
     lines = [f'{{"_id": "d{i}", "text": "{text}"}}\n' for i, text in enumerate(texts)]
     corpus.write_text("".join(lines))
     # One passage a batch: rows of a batch may differ in the last bit.
-    encode.encode_corpus(model_folder, corpus, tmp_path / "e", batch_size=1, shard_size=2)
+    encode.encode_corpus(Encoding(model_folder, batch_size=1), corpus, tmp_path / "e", shard_size=2)
     build_index(tmp_path / "e", tmp_path / "index")
     for searcher in (
         search.open_index(tmp_path / "index", model_folder),
@@ -190,7 +191,7 @@ def test_every_kind_of_index_is_built_and_searched(
     model_folder, embeddings, tmp_path, factory, parameters
 ):
     manifest = build_index(embeddings, tmp_path / "index", factory)
-    assert manifest["factory"] == factory
+    assert manifest.factory == factory
     searcher = search.open_index(tmp_path / "index", model_folder, parameters=parameters)
     scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
     assert len(scores) == 5

@@ -85,8 +85,8 @@ def test_a_retriever_is_fine_tuned_on_the_data(beir, model_folder, tmp_path, mon
         (workdir / "retriever").mkdir(parents=True)
 
     monkeypatch.setattr(ladder, "finetune", finetune)
-    monkeypatch.setattr(ladder, "open_index", lambda *_: None)
-    monkeypatch.setattr(ladder, "retrieve", lambda *_: None)
+    for name in ("open_index", "read_queries", "retrieve"):
+        monkeypatch.setattr(ladder, name, lambda *_: None)
     (candidate.folder / "index").mkdir(parents=True)
     ladder._search(candidate, beir, tmp_path / "test.trec")
     assert [(one.model, one.data) for one in trained] == [(str(model_folder), str(beir))]

@@ -89,5 +89,7 @@ def test_a_retriever_is_fine_tuned_on_the_data(beir, model_folder, tmp_path, mon
         monkeypatch.setattr(ladder, name, lambda *_: None)
     (candidate.folder / "index").mkdir(parents=True)
     ladder._search(candidate, beir, tmp_path / "test.trec")
-    assert [(one.model, one.data) for one in trained] == [(str(model_folder), str(beir))]
+    assert [(one.model.folder, one.data.folder) for one in trained] == [
+        (str(model_folder), str(beir))
+    ]
     assert (candidate.folder / "retriever").is_dir()

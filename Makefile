@@ -69,8 +69,7 @@ bench: .venv/tools
 	$(BIN)/python -m benchmarks.results
 
 # With the Python of the machine, which has JAX and PyTorch for its GPU. ARGUMENTS: such as
-# --parts=peak,step. SITE gets what else is needed: the wheels, and the package with its configs,
-# which take precedence over those of the machine and of this folder.
+# --parts=peak,step. SITE gets the wheels, which take precedence over the packages of the machine.
 SITE ?= .gpu-site
 WHEELS ?= .wheels
 TAKEN = $(wildcard $(WHEELS)/*.whl)
@@ -82,8 +81,6 @@ gpu-site:
 	rm -rf $(SITE)
 	mkdir -p $(SITE)
 	$(if $(TAKEN),$(PYTHON) -m pip install --quiet --no-index --no-deps --target=$(SITE) $(TAKEN))
-	cp -r cocondenser_jax $(SITE)
-	cp -r configs $(SITE)/cocondenser_jax
 
 # With a Python that has this package, PyTorch for the CPU and JAX for the TPU.
 bench-tpu:

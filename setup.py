@@ -77,9 +77,8 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.11",
-    # Experiments lie beside the package in the repository, and inside it when installed.
-    packages=[*find_packages(include=["cocondenser_jax*"]), "cocondenser_jax.configs"],
-    package_dir={"cocondenser_jax.configs": "configs"},
+    # Experiments are in configs/ at the top; a link in the package makes them a part of it.
+    packages=find_packages(include=["cocondenser_jax*"]),
     package_data={"cocondenser_jax": ["analysis/*.html", "convert/model_card.md"]},
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[

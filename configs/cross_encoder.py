@@ -17,8 +17,8 @@ A model folder without a classification head gets one, drawn by seed.
 from ml_collections import ConfigDict
 
 from cocondenser_jax.configs.finetune import DATA, GENERAL, MODEL, TRAINING
+from cocondenser_jax.declare import GIVEN, Interval, Setting, to_config
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 
 SETTINGS = {
     "task": Setting("cross_encoder", ("cross_encoder",), "", "what is trained"),

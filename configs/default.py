@@ -7,9 +7,9 @@ A declaration is: default, allowed values, unit, meaning.
 from ml_collections import ConfigDict
 
 from cocondenser_jax.backbones import BACKBONES
+from cocondenser_jax.declare import GIVEN, Interval, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import BOUNDS
-from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 
 
 def _within(name: str) -> Interval:

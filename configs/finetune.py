@@ -44,10 +44,10 @@ A declaration is: default, allowed values, unit, meaning.
 
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
+from cocondenser_jax.declare import GIVEN, Interval, Setting, to_config
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.settings import GIVEN, Interval, Setting, to_config
 
 # What fine-tuning has, whatever its task.
 GENERAL = {
@@ -158,7 +158,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def get_config(argument: str = "") -> ml_collections.ConfigDict:
+def get_config(argument: str = "") -> ConfigDict:
     """Returns the settings of the paper or of a variant; model and data must be named."""
     if argument not in VARIANTS:
         raise UserError(

@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from cocondenser_jax.settings import DECLARED_IN, Interval, ListOf, Setting, declared_settings
+from cocondenser_jax.declare import Interval, ListOf, Setting
+from cocondenser_jax.settings import DECLARED_IN, declared_settings
 
 
 def settings_page() -> str:
     """Returns docs/settings.md: a table for each task."""
     parts = [_PAGE_HEAD]
-    for task, file in DECLARED_IN.items():
+    for task, module in DECLARED_IN.items():
+        file = module.__name__.rpartition(".")[2]
         parts.append(f"## `configs/{file}.py`: {task}\n\n{_TABLE_HEAD}")
         parts += [f"{_row(*item)}\n" for item in declared_settings(task).items()]
         parts.append("\n")

@@ -1,7 +1,6 @@
 """Every declared setting refuses what is outside its range, before anything is made."""
 
 import dataclasses
-import importlib
 import os
 import runpy
 from pathlib import Path
@@ -9,32 +8,24 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.configs import default as pretraining
+from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.settings import (
-    FINE_TUNING,
-    GIVEN,
+    DECLARED_IN,
     PRETRAINING,
-    Interval,
-    ListOf,
-    Setting,
     check,
     declared_settings,
     load_config,
     override,
-    to_config,
 )
 from cocondenser_jax.storage.runs import flatten
 
 ROOT = Path(__file__).parents[1]
-FILES = {
-    PRETRAINING: "default",
-    "retriever": "finetune",
-    "cross_encoder": "cross_encoder",
-}
 ROWS = [
     pytest.param(task, name, setting, id=f"{task}-{name}")
-    for task in FILES
+    for task in DECLARED_IN
     for name, setting in declared_settings(task).items()
 ]
 
@@ -89,9 +80,8 @@ def test_a_value_outside_the_range_is_refused(task, name, setting):
 )
 def test_an_interval_means_what_it_says(allowed, text, default, inside, outside, monkeypatch):
     assert str(allowed) == text
-    module = importlib.import_module("cocondenser_jax.configs.default")
     settings = {"x": Setting(default, allowed, "", "a number")}
-    monkeypatch.setattr(module, "SETTINGS", settings)
+    monkeypatch.setattr(pretraining, "SETTINGS", settings)
     for value in inside:
         check(to_config({"x": settings["x"]._replace(default=value)}))
     for value in outside:
@@ -172,7 +162,7 @@ def test_a_refused_setting_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("task", [PRETRAINING, *FINE_TUNING])
+@pytest.mark.parametrize("task", DECLARED_IN)
 def test_every_setting_has_a_meaning_and_its_default_is_allowed(task):
     for name, setting in declared_settings(task).items():
         assert setting.meaning.strip(), name
@@ -228,8 +218,7 @@ LISTS = {
 @pytest.fixture
 def lists(monkeypatch):
     """A config of lists, as if they were the settings of pre-training."""
-    module = importlib.import_module("cocondenser_jax.configs.default")
-    monkeypatch.setattr(module, "SETTINGS", LISTS)
+    monkeypatch.setattr(pretraining, "SETTINGS", LISTS)
     return to_config(LISTS)
 
 

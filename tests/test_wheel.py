@@ -36,11 +36,11 @@ PRETRAIN = as_flags(TINY | {"train.steps": 2, "log_every": 1})
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy, so that no build/ stays in the repository."""
+    """Built from a copy, so that no build/ stays in the repository; links are copied as links."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("cocondenser_jax", "configs"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / "copy" / name, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / "copy" / name, symlinks=True, ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder / "copy")
     options = ["--no-deps", "--no-build-isolation", f"--wheel-dir={folder}"]

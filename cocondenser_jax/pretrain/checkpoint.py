@@ -24,6 +24,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from cocondenser_jax import __version__
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.condenser import init_params
@@ -41,7 +42,7 @@ from cocondenser_jax.storage.runs import (
 
 logger = logging.getLogger(__name__)
 
-LIBRARIES = ("cocondenser_jax", "jax", "flax", "optax", "grain", "numpy")
+LIBRARIES = ("jax", "flax", "optax", "grain", "numpy")
 # What may differ when a run resumes: it changes how the run is computed or stored, not what.
 FREE_SETTINGS = (
     "config.train.chunk_size",
@@ -88,7 +89,10 @@ def open_run(
             "spans": store.n_spans,
             "tokens": store.n_tokens,
         },
-        "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "versions": {
+            "cocondenser_jax": __version__,  # a clone that was not installed has no metadata
+            **{name: importlib.metadata.version(name) for name in LIBRARIES},
+        },
     }
     start_or_compare(workdir / "run.json", run, FREE_SETTINGS)
     # Only now: a kill between the two leaves a folder that says which run it is.

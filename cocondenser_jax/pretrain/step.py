@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.errors import UserError
@@ -19,17 +19,17 @@ from cocondenser_jax.model.condenser import Condenser, CondenserOutput, init_par
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
-from cocondenser_jax.pretrain.objectives import OBJECTIVES, masked_lm_sum
+from cocondenser_jax.pretrain.objectives import OBJECTIVES, Objective, masked_lm_sum
 from cocondenser_jax.pretrain.optimizer import AdamW, clip, learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
 # Of the full length: a chunk is computed at the first of these that holds all of its spans. On
 # Wikipedia, with 128 tokens and chunks of 64, padding falls from 14.6 % to 10.4 %. Each length is a
 # program of its own: with a third (8.9 %) BERT-base took more than 21 GB of memory to compile.
-LENGTH_SHARES = (7 / 8, 1)
+LENGTH_FRACTIONS = (7 / 8, 1)
 # The same for an objective that predicts no tokens: its programs are small, and a sentence and the
 # rest of its span differ in length. With pairs of sentences, MiniLM takes 0.6 of the time.
-ENCODER_LENGTH_SHARES = (1 / 4, 1 / 2, 3 / 4, 1)
+ENCODER_LENGTH_FRACTIONS = (1 / 4, 1 / 2, 3 / 4, 1)
 
 
 class LossSettings(NamedTuple):
@@ -121,37 +121,20 @@ def loss_and_gradient(
     model = Condenser(model_config, jnp.dtype(settings.dtype))
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
-    n_copies = objective.n_copies
-    n_masked_C = jnp.stack([jnp.sum(batch.weights_SxM[i::n_copies]) for i in range(n_copies)])
-    n_masked_C = jnp.maximum(jax.lax.psum(n_masked_C, AXIS), 1.0)
-    n_masked = {"late_mlm": n_masked_C[0], "head_mlm": n_masked_C[-1]}
-    per_token = settings.mlm_reduction == "token_mean"
+    n_masked = _count_masked(objective, batch)
+    # What the sum of each MLM's loss is divided by.
+    counts = n_masked
+    if settings.mlm_reduction == "span_sum":
+        counts = dict.fromkeys(n_masked, n_spans // objective.n_copies)
 
     def weigh(sums: Sums) -> Float[Array, ""]:
-        means = [
-            total / (n_masked[name] if per_token else n_spans // n_copies)
-            for name, total in sums.items()
-        ]
+        means = [total / counts[name] for name, total in sums.items()]
         return settings.mlm_weight * sum(means, jnp.zeros(()))
 
-    def forward(params: Any, chunk: tuple) -> tuple[Float[Array, "B D"], Float[Array, ""], Sums]:
-        if not objective.predicts_tokens:
-            return encode(params, chunk), jnp.zeros(()), {}
-        batch, seeds_B = jax.tree.map(lambda x: x[::n_copies], chunk)
-        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
-        predicted = batch  # by the head
-        decoded = None
-        if n_copies > 1:
-            predicted = jax.tree.map(lambda x: x[1::n_copies], chunk[0])
-            decoded = predicted.input_ids_SxL, predicted.masked_positions_SxM
-        output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B, decoded))
-        sums = _mlm_sums(output, batch, predicted)
-        return output.vectors_BxD, weigh(sums), sums
-
-    def encode(params: Any, chunk: tuple) -> Float[Array, "B D"]:
-        batch, seeds_B = chunk
-        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
-        return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
+    # Neighbors in length share a chunk, so that chunks of short spans can be computed short. The
+    # copies of a span, of one length, stay together.
+    order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
+    place_S = jnp.argsort(order_S)
 
     def contrast(in_order_SxD: Float[Array, "S D"]) -> Float[Array, ""]:
         assert objective.contrast is not None
@@ -161,28 +144,18 @@ def loss_and_gradient(
         origins_Sx2 = jnp.asarray(batch.origins_Sx2)
         return objective.contrast(vectors_SxD, origins_Sx2, AXIS, scale) / n_contrasted
 
-    seeds_S = None
-    if model_config.hidden_dropout_prob > 0 or model_config.attention_probs_dropout_prob > 0:
-        # A function of seed, step and the span's global index only.
-        spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
-        seeds_S = fold_in(fold_in(jnp.uint32(settings.seed), step), spans_S)
-    # Neighbors in length share a chunk, so that chunks of short spans can be computed short. The
-    # copies of a span, of one length, stay together.
-    order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
-    place_S = jnp.argsort(order_S)
+    seeds_S = _dropout_seeds(model_config, settings.seed, step, n_local)
     in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
+    fractions = LENGTH_FRACTIONS if objective.predicts_tokens else ENCODER_LENGTH_FRACTIONS
     contrastive_loss, sums, grads = loss_gradient(
         params,
         split_rows(in_order, n_local // (settings.chunk_size or n_local)),
-        forward=forward,
-        encode=encode,
+        forward=_make_forward(objective, model, weigh),
+        encode=functools.partial(_encode, model),
         contrast=contrast if objective.contrast else None,
-        on_chunk=functools.partial(
-            at_shortest_length,
-            shares=LENGTH_SHARES if objective.predicts_tokens else ENCODER_LENGTH_SHARES,
-        ),
+        on_chunk=functools.partial(at_shortest_length, fractions=fractions),
     )
-    # Every device holds its own share of sums over the global batch: add them once. XLA would copy
+    # Every device holds its own terms of sums over the global batch: add them once. XLA would copy
     # the sums of a single device.
     if jax.lax.axis_size(AXIS) > 1:
         contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
@@ -194,6 +167,63 @@ def loss_and_gradient(
     if objective.contrast:
         losses["contrastive_loss"] = contrastive_loss
     return losses, grads
+
+
+def _split_copies(objective: Objective, rows: Any) -> list[Any]:
+    """Returns each copy's rows: the first is for the backbone, and the last for the head."""
+    n_copies = objective.n_copies
+    return [jax.tree.map(lambda x, i=i: x[i::n_copies], rows) for i in range(n_copies)]
+
+
+def _count_masked(objective: Objective, batch: Batch) -> dict[str, Float[Array, ""]]:
+    """Counts the masked tokens of the global batch for each MLM, at least 1."""
+    copies = _split_copies(objective, batch.weights_SxM)
+    n_masked_C = jnp.stack([jnp.sum(weights_SxM) for weights_SxM in copies])
+    n_masked_C = jnp.maximum(jax.lax.psum(n_masked_C, AXIS), 1.0)
+    return {"late_mlm": n_masked_C[0], "head_mlm": n_masked_C[-1]}
+
+
+def _dropout_seeds(
+    model_config: ModelConfig, seed: int, step: Int[Array, ""], n_local: int
+) -> UInt32[Array, " S"] | None:
+    """Returns a seed for each of a device's spans; None without dropout.
+
+    It is a function of seed, step and the span's global index only.
+    """
+    if not (model_config.hidden_dropout_prob or model_config.attention_probs_dropout_prob):
+        return None
+    spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
+    return fold_in(fold_in(jnp.uint32(seed), step), spans_S)
+
+
+def _encode(model: Condenser, params: Any, chunk: tuple) -> Float[Array, "B D"]:
+    """Returns the vectors of a chunk, computed without head and MLM projection."""
+    batch, seeds_B = chunk
+    inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
+    return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
+
+
+def _make_forward(
+    objective: Objective, model: Condenser, weigh: Callable[[Sums], Float[Array, ""]]
+) -> Callable[[Any, tuple], tuple[Float[Array, "B D"], Float[Array, ""], Sums]]:
+    """Returns the forward pass of a chunk: vectors, weighted MLM loss, and the sums in it."""
+
+    def encode(params: Any, chunk: tuple) -> tuple[Float[Array, "B D"], Float[Array, ""], Sums]:
+        return _encode(model, params, chunk), jnp.zeros(()), {}
+
+    def predict(params: Any, chunk: tuple) -> tuple[Float[Array, "B D"], Float[Array, ""], Sums]:
+        copies = _split_copies(objective, chunk)
+        batch, seeds_B = copies[0]
+        predicted, _ = copies[-1]  # by the head
+        decoded = None
+        if len(copies) > 1:
+            decoded = predicted.input_ids_SxL, predicted.masked_positions_SxM
+        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
+        output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B, decoded))
+        sums = _mlm_sums(output, batch, predicted)
+        return output.vectors_BxD, weigh(sums), sums
+
+    return predict if objective.predicts_tokens else encode
 
 
 def _mlm_sums(output: CondenserOutput, batch: Any, predicted: Any) -> Sums:
@@ -271,7 +301,7 @@ def split_rows(tree: Any, n_parts: int) -> Any:
 
 
 def at_shortest_length(
-    function: Callable[[tuple], Any], chunk: tuple, *, shares: Sequence[float] = LENGTH_SHARES
+    function: Callable[[tuple], Any], chunk: tuple, *, fractions: Sequence[float] = LENGTH_FRACTIONS
 ) -> Any:
     """Calls a function on a chunk without the columns that are padding in all of its spans.
 
@@ -282,8 +312,8 @@ def at_shortest_length(
     batch, _ = chunk
     full_length = batch.input_ids_SxL.shape[1]
     full_slots = batch.weights_SxM.shape[1]
-    lengths = [math.ceil(full_length * share) for share in shares]
-    slots = [math.floor(full_slots * share) for share in shares]
+    lengths = [math.ceil(full_length * fraction) for fraction in fractions]
+    slots = [math.floor(full_slots * fraction) for fraction in fractions]
 
     def cut(length: int, n_slots: int, chunk: tuple) -> Any:
         batch, seeds_B = chunk

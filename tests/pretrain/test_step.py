@@ -129,7 +129,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_
 
     found = at_shortest_length(shape, (batch, None)).tolist()
     assert found == [length, {14: 3, 16: 4}[length]]
-    halves = at_shortest_length(shape, (batch, None), shares=(1 / 2, 1)).tolist()
+    halves = at_shortest_length(shape, (batch, None), fractions=(1 / 2, 1)).tolist()
     fits_half = longest <= 8 and most_masked <= 2
     assert halves == ([8, 2] if fits_half else [16, 4])
 

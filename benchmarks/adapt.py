@@ -41,7 +41,7 @@ from cocondenser_jax.pretrain.devices import batch_gradient, mapped_step, replic
 from cocondenser_jax.pretrain.experiment import Experiment, resolve
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, initial_state
-from cocondenser_jax.quickstart.adapt import propose_pretraining
+from cocondenser_jax.quickstart.proposals import propose_pretraining
 
 SCALE = 20.0  # of cosines, in their loss
 TOLERANCE = 1e-4  # of loss and gradient norm, relative

@@ -4,11 +4,11 @@
     --json_out=signals-scifact.json
   python -m papers.signals --summary signals-*.json --json_out=benchmarks/results/signals.json
 
-`--adapted` is a folder of `adapt`. For each share of the change of the weights, the changed model
-is compared with the published one, alone and fused with BM25, by nDCG@10 and the randomization test
-at 0.05: by the judgments of the test split, and by queries made of the documents that `adapt` held
-out. The passages are those judged relevant and a sample of the others. A query without judgments is
-a part of a document, and relevant is the rest:
+`--adapted` is a folder of `adapt`. For each alpha, how much of the change of the weights is kept,
+the changed model is compared with the published one, alone and fused with BM25, by nDCG@10 and the
+randomization test at 0.05: by the judgments of the test split, and by queries made of the documents
+that `adapt` held out. The passages are those judged relevant and a sample of the others. A query
+without judgments is a part of a document, and relevant is the rest:
 
   crops      one of two parts of a span; the other
   title      the first sentence; the rest of the span
@@ -40,8 +40,8 @@ from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.quickstart.adapt import FUSION
 from cocondenser_jax.quickstart.agreement import N_WORDS, agreement, decode_spans, fused_ranking
+from cocondenser_jax.quickstart.comparison import FUSION
 from cocondenser_jax.quickstart.verdict import decide
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
@@ -49,7 +49,7 @@ from cocondenser_jax.retrieval.models import blend, load_retriever
 from cocondenser_jax.retrieval.search import search_vectors
 from cocondenser_jax.storage.files import write_json
 
-SHARES = (1.0, 0.5)  # of the change of the weights
+ALPHAS = (1.0, 0.5)  # how much of the change of the weights is kept
 N_OTHERS = 1_500  # passages beside those judged relevant
 N_HELD_OUT = 300
 DEPTH = 100
@@ -135,15 +135,15 @@ class _Test(NamedTuple):
     lexical: Run
 
 
-def compare_shares(adapted: Path, data: Path) -> list[dict[str, Any]]:
-    """Compares the model with each share of the change with the published one.
+def compare_alphas(adapted: Path, data: Path) -> list[dict[str, Any]]:
+    """Compares the model with each alpha with the published one.
 
     Args:
       adapted: a folder of `adapt`.
       data: the collection that it was adapted to.
 
     Returns:
-      A row for each share and ranking (alone, fused): data, share, ranking, and for each kind of
+      A row for each alpha and ranking (alone, fused): data, alpha, ranking, and for each kind of
       test `[verdict, difference]` of nDCG@10, or of agreement.
     """
     store = open_store(adapted / "store")
@@ -163,8 +163,8 @@ def compare_shares(adapted: Path, data: Path) -> list[dict[str, Any]]:
     published = _find(original, passages, tests)
     expected = fused_ranking(tests["words"].lexical, published["words"])
     rows = []
-    for share in tqdm(SHARES, desc=data.name, unit="model"):
-        found = _find(blend(original, trained, share), passages, tests)
+    for alpha in tqdm(ALPHAS, desc=data.name, unit="model"):
+        found = _find(blend(original, trained, alpha), passages, tests)
         verdicts: dict[str, list[list[str | float] | None]] = {
             kind: [_judge(test, *runs) for runs in _rankings(test, found[kind], published[kind])]
             for kind, test in tests.items()
@@ -173,7 +173,7 @@ def compare_shares(adapted: Path, data: Path) -> list[dict[str, Any]]:
         verdicts["agreement"] = [_verdict(compare(*agreed)["agreement"]), None]
         for i, ranking in enumerate(RANKINGS):
             of_kinds = {kind: both[i] for kind, both in verdicts.items()}
-            rows.append({"data": data.name, "share": share, "ranking": ranking, **of_kinds})
+            rows.append({"data": data.name, "alpha": alpha, "ranking": ranking, **of_kinds})
     return rows
 
 
@@ -225,7 +225,7 @@ def count_right(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
       likewise of those they find better.
     """
     counted = []
-    kinds = [name for name in rows[0] if name not in ("data", "share", "ranking", JUDGED)]
+    kinds = [name for name in rows[0] if name not in ("data", "alpha", "ranking", JUDGED)]
     for kind in kinds:
         for ranking in RANKINGS:
             pairs = [
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_json(given.json_out, counted)
         print_table(list(counted[0]), [list(row.values()) for row in counted])
         return
-    write_json(given.json_out, compare_shares(given.adapted, given.data))
+    write_json(given.json_out, compare_alphas(given.adapted, given.data))
 
 
 if __name__ == "__main__":

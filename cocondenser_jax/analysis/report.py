@@ -22,8 +22,8 @@ _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
 
 
-class Ranking(NamedTuple):
-    """A ranking to compare with others, and what it scores."""
+class Evaluation(NamedTuple):
+    """What a ranking scores that is compared with others."""
 
     name: str
     model: str  # by whose vectors it is; "": by BM25 alone
@@ -36,36 +36,36 @@ class ResultRow(NamedTuple):
     """A ranking of a comparison."""
 
     name: str
-    model: str  # as in `Ranking`
+    model: str  # as in `Evaluation`
     is_fused: bool
     metrics: Mapping[str, float]  # means, in [0, 1]
     p_values: Mapping[str, float]  # of the randomization test; none in the row tested against
     seconds: float
 
 
-def result_rows(rankings: Sequence[Ranking], baselines: Collection[str]) -> list[ResultRow]:
+def result_rows(evaluations: Sequence[Evaluation], baselines: Collection[str]) -> list[ResultRow]:
     """Returns a row for each ranking, tested against the best baseline.
 
     Args:
-      rankings: of the same queries, with the same metrics.
+      evaluations: of rankings of the same queries, with the same metrics.
       baselines: names; the best has the highest mean of the first metric.
     """
-    metric = next(iter(rankings[0].metrics["mean"]))
-    candidates = [ranking for ranking in rankings if ranking.name in baselines]
-    best = max(candidates, key=lambda ranking: ranking.metrics["mean"][metric])
+    metric = next(iter(evaluations[0].metrics["mean"]))
+    candidates = [each for each in evaluations if each.name in baselines]
+    best = max(candidates, key=lambda each: each.metrics["mean"][metric])
     rows = []
-    for ranking in rankings:
+    for each in evaluations:
         p_values = {}
-        if ranking is not best:
-            tests = compare(best.metrics["per_query"], ranking.metrics["per_query"])
+        if each is not best:
+            tests = compare(best.metrics["per_query"], each.metrics["per_query"])
             p_values = {name: test["randomization_p"] for name, test in tests.items()}
         row = ResultRow(
-            name=ranking.name,
-            model=ranking.model,
-            is_fused=ranking.is_fused,
-            metrics=ranking.metrics["mean"],
+            name=each.name,
+            model=each.model,
+            is_fused=each.is_fused,
+            metrics=each.metrics["mean"],
             p_values=p_values,
-            seconds=ranking.seconds,
+            seconds=each.seconds,
         )
         rows.append(row)
     return rows
@@ -73,12 +73,12 @@ def result_rows(rankings: Sequence[Ranking], baselines: Collection[str]) -> list
 
 def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
     """Returns the cells of a comparison: the heads first, then a line for each row."""
-    measures = list(rows[0].metrics)
-    table = [["", *measures, "p", "seconds"]]
-    tested = correct({row.name: row.p_values[measures[0]] for row in rows if row.p_values})
+    names = list(rows[0].metrics)
+    table = [["", *names, "p", "seconds"]]
+    p_values = correct({row.name: row.p_values[names[0]] for row in rows if row.p_values})
     for row in rows:
-        metrics = [f"{row.metrics[name]:.3f}" for name in measures]
-        p_value = format_p(tested[row.name], len(tested)) if row.name in tested else ""
+        metrics = [f"{row.metrics[name]:.3f}" for name in names]
+        p_value = format_p(p_values[row.name], len(p_values)) if row.name in p_values else ""
         table.append([row.name, *metrics, p_value, f"{row.seconds:,.0f}"])
     return table
 

@@ -15,7 +15,7 @@ _WORKDIR = required("--workdir", Path, "output folder; finished steps found ther
 def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
     from cocondenser_jax.pretrain.devices import prepare_libtpu
-    from cocondenser_jax.quickstart.ladder import quickstart
+    from cocondenser_jax.quickstart.quickstart import quickstart
 
     prepare_libtpu()
     places = [f"--index={workdir / 'index'}"]

@@ -1,27 +1,37 @@
-"""Measures, without judgments, how far a changed model agrees with what a search found before.
+"""Decides without judgments how much of a change to keep: as much as agrees with the search before.
 
 Queries are a few words in a row of documents that were not trained on. What was found before is the
-fused ranking of BM25 and the model as published, and agreement is the share of the changed model's
-ten best passages that are among its ten best. Finding the document itself would prove little: it is
-what training on pairs of its text improves, whatever happens to real queries (docs/adapt.md).
+fused ranking of BM25 and the model as published, and agreement is the fraction of the changed
+model's ten best passages that are among its ten best. Finding the document itself would prove
+little: it is what training on pairs of its text improves, whatever happens to real queries
+(docs/adapt.md).
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
+from cocondenser_jax.analysis.report import Evaluation, result_rows
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, first_passages
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.evaluation.significance import compare
+from cocondenser_jax.quickstart.comparison import FUSION, ranking_name
+from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, decide, judge
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
-from cocondenser_jax.retrieval.models import uses_bfloat16
+from cocondenser_jax.retrieval.models import blend, uses_bfloat16
 from cocondenser_jax.retrieval.search import search_vectors
+from cocondenser_jax.storage.files import read_object, write_json
 
+ALPHAS = (1.0, 0.75, 0.5, 0.25)  # how much of the change of the weights is kept, most first
+METRIC = "nDCG@10"  # that decides
 N_PASSAGES = 2_000
 N_WORDS = 6
 DEPTH = 10
@@ -33,6 +43,68 @@ class Sample(NamedTuple):
 
     passages: dict[str, str]
     queries: dict[str, str]
+
+
+class Choice(NamedTuple):
+    """How much of the change of a model's weights is kept."""
+
+    alpha: float  # 0 to 1
+    tests: dict[str, dict[str, Any]]  # alpha → its agreement, compared with the published model's
+    verdict: Verdict  # on what is kept
+
+
+def write_choice(choice: Choice, out: Path) -> None:
+    """Writes a choice as JSON."""
+    write_json(out, choice._asdict() | {"verdict": choice.verdict._asdict()})
+
+
+def read_choice(path: Path) -> Choice:
+    """Reads what `write_choice` wrote."""
+    record = read_object(path)
+    return Choice(record["alpha"], record["tests"], Verdict(**record["verdict"]))
+
+
+def choose_alpha(
+    original: SentenceTransformer, changed: SentenceTransformer, sample: Sample
+) -> Choice:
+    """Chooses the largest of ALPHAS with which a model agrees no less than as published, or 0."""
+    lexical = lexical_run(sample)
+    published = dense_run(original, sample)
+    expected = fused_ranking(lexical, published)
+    before = agreement(published, expected)
+    tests = {}
+    for alpha in ALPHAS:
+        adapted = dense_run(blend(original, changed, alpha), sample)
+        test = compare(agreement(adapted, expected), before)["agreement"]
+        tests[f"{alpha:g}"] = test
+        if decide(test["difference"], test["randomization_p"]) != "harmed":
+            return Choice(alpha, tests, judge_unlabeled(lexical, published, adapted))
+    return Choice(0.0, tests, judge_unlabeled(lexical, published, None))
+
+
+def judge_unlabeled(lexical: Run, published: Run, adapted: Run | None) -> Verdict:
+    """Compares two models, fused with BM25, by how well queries find the spans they are from.
+
+    Args:
+      lexical: of BM25, for queries that are named like their spans.
+      published: of the model as it was.
+      adapted: of the changed model; None if none of the change is kept.
+    """
+    qrels = {query: {query: 1} for query in lexical}
+    runs = {PUBLISHED: published}
+    if adapted is not None:
+        runs[ADAPTED] = adapted
+    evaluations = []
+    for model, run in runs.items():
+        evaluation = Evaluation(
+            name=ranking_name(model, is_fused=True),
+            model=model,
+            is_fused=True,
+            metrics=evaluate_run(qrels, fuse_runs([lexical, run], FUSION), [METRIC]),
+            seconds=0.0,
+        )
+        evaluations.append(evaluation)
+    return judge(result_rows(evaluations, [evaluations[0].name]))
 
 
 def sample_store(store: TokenStore, documents_H: np.ndarray, seed: int = 0) -> Sample:
@@ -72,17 +144,16 @@ def lexical_run(sample: Sample) -> Run:
 def fused_ranking(lexical: Run, dense: Run) -> dict[str, set[str]]:
     """Returns the ten best passages of each query by two runs, fused by ranks."""
     fused = fuse_runs([lexical, dense], depth=DEPTH)
-    return {query: set(found) for query, found in fused.items()}
+    return {query: set(passages) for query, passages in fused.items()}
 
 
 def agreement(dense: Run, expected: Mapping[str, set[str]]) -> dict[str, dict[str, float]]:
-    """Returns, for each query, the share of its ten best passages that are expected."""
-    return {
-        query: {
-            "agreement": len(expected[query].intersection(first_passages(found, DEPTH))) / DEPTH
-        }
-        for query, found in dense.items()
-    }
+    """Returns, for each query, the fraction of its ten best passages that are expected."""
+    fractions = {}
+    for query, scores in dense.items():
+        passages = first_passages(scores, DEPTH)
+        fractions[query] = {"agreement": len(expected[query].intersection(passages)) / DEPTH}
+    return fractions
 
 
 def decode_spans(store: TokenStore, spans: tuple[np.ndarray, ...]) -> list[str]:

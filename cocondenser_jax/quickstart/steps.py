@@ -3,39 +3,50 @@
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVarTuple
 
 from ml_collections import ConfigDict
 
+from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.pretrain.export import export_run
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.storage.files import read_object, write_json
 
 SECONDS = "seconds.json"
 
+Arguments = TypeVarTuple("Arguments")
 
-def make_once(workdir: Path, result: Path, make: Callable[[Path], object]) -> Path:
-    """Calls `make(result)` if the result does not exist, so that an interrupted pipeline resumes.
+
+def make_once(
+    workdir: Path,
+    result: str | Path,
+    make: Callable[[*Arguments, Path], object],
+    *arguments: *Arguments,
+) -> Path:
+    """Calls `make(*arguments, path)` if the result does not exist, so that a pipeline resumes.
 
     Args:
       workdir: the pipeline's folder. Its `seconds.json` gets how long each result took,
         interruptions included.
       result: a file or folder in `workdir`.
       make: writes the result whole or not at all.
+      arguments: those of `make`, before the path of the result.
 
     Returns:
-      The result.
+      The path of the result.
     """
+    path = workdir / result
     start = time.perf_counter()
     try:
-        if not result.exists():
-            make(result)
+        if not path.exists():
+            make(*arguments, path)
     finally:
         file = workdir / SECONDS
         seconds = read_object(file, {})
-        name = result.relative_to(workdir).as_posix()
+        name = path.relative_to(workdir).as_posix()
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
         write_json(file, seconds)
-    return result
+    return path
 
 
 def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
@@ -44,7 +55,12 @@ def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
     return sum(seconds[path.relative_to(workdir).as_posix()] for path in results)
 
 
-def pretrain_model(config: ConfigDict, run: Path, model: Path) -> None:
-    """Pre-trains in the run folder `run`, and exports the result to the folder `model`."""
-    train(config, run)
-    export_run(run, model)
+def write_store(source: str, tokenizer: Path, max_tokens: int, out: Path) -> None:
+    """Writes the token store of a corpus; see `build_store`."""
+    build_store(source, str(tokenizer), out, max_tokens=max_tokens)
+
+
+def pretrain_model(config: ConfigDict, workdir: Path, model: Path) -> None:
+    """Pre-trains in the run folder `workdir`, and exports the result to the folder `model`."""
+    train(config, workdir)
+    export_run(workdir, model)

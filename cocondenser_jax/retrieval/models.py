@@ -125,17 +125,18 @@ def load_cross_encoder(
 
 
 def blend(
-    model: SentenceTransformer, other: SentenceTransformer, share: float
+    model: SentenceTransformer, other: SentenceTransformer, alpha: float
 ) -> SentenceTransformer:
-    """Copies a model with its weights a share, 0 to 1, of the way to those of another of its shape.
+    """Copies a model, its weights moved toward those of another of its shape.
 
-    A model averaged with its fine-tuned successor forgets less (Wortsman et al., arXiv 2109.01903).
+    They are (1 - alpha) `model` + alpha `other`, with alpha from 0 to 1. A model averaged with its
+    fine-tuned successor forgets less (Wortsman et al., arXiv 2109.01903).
     """
     blended = copy.deepcopy(model)
     weights = other.state_dict()
     for name, value in blended.state_dict().items():
         if value.is_floating_point():
-            value.lerp_(weights[name], share)
+            value.lerp_(weights[name], alpha)
     return blended
 
 

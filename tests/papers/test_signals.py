@@ -62,9 +62,9 @@ def compare_to(monkeypatch, collection, before, after):
     models = {"published": Bag(before), "adapted": Bag(after)}
     monkeypatch.setattr(signals, "load_retriever", lambda folder: models[folder.parent.name])
     monkeypatch.setattr(
-        signals, "blend", lambda old, new, share: Bag(old.noise + share * (new.noise - old.noise))
+        signals, "blend", lambda old, new, alpha: Bag(old.noise + alpha * (new.noise - old.noise))
     )
-    return signals.compare_shares(collection / "adapted", collection / "data")
+    return signals.compare_alphas(collection / "adapted", collection / "data")
 
 
 KINDS = ["judged", "crops", "title", "sentence", "words", "keywords"]
@@ -73,8 +73,8 @@ KINDS = ["judged", "crops", "title", "sentence", "words", "keywords"]
 @pytest.mark.parametrize(("before", "after", "word"), [(40, 0, "helped"), (0, 40, "harmed")])
 def test_every_kind_of_test_sees_a_large_change(monkeypatch, collection, before, after, word):
     rows = compare_to(monkeypatch, collection, before, after)
-    assert [(row["share"], row["ranking"]) for row in rows] == [
-        (share, ranking) for share in (1, 0.5) for ranking in ("alone", "fused")
+    assert [(row["alpha"], row["ranking"]) for row in rows] == [
+        (alpha, ranking) for alpha in (1, 0.5) for ranking in ("alone", "fused")
     ]
     whole = rows[0]
     assert {kind: whole[kind][0] for kind in KINDS} == dict.fromkeys(KINDS, word)
@@ -137,7 +137,7 @@ def test_verdicts_are_counted_against_the_judgments(tmp_path, capsys):
         ("no difference",) * 2,
     ]
     rows = [
-        {"data": "a", "share": 1, "ranking": "alone", "judged": [true, 0], "title": [word, 0]}
+        {"data": "a", "alpha": 1, "ranking": "alone", "judged": [true, 0], "title": [word, 0]}
         for true, word in said
     ]
     (tmp_path / "rows.json").write_text(json.dumps(rows))

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.cli import main
@@ -25,17 +24,17 @@ from cocondenser_jax.corpus.batches import (
     held_out_documents,
     steps_per_epoch,
 )
-from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.quickstart import adapt as adapting
-from cocondenser_jax.quickstart.adapt import adapt, propose_pairs
+from cocondenser_jax.quickstart import agreement, comparison
+from cocondenser_jax.quickstart.adapt import adapt
 from cocondenser_jax.quickstart.verdict import Verdict
 from cocondenser_jax.retrieval.fuse import fuse_runs
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retrieval.models import blend, load_retriever
 from tests.world import write_records
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for all trainings
@@ -152,14 +151,14 @@ def test_an_adaptation_that_was_killed_is_as_promised(finished):
     assert not (workdir / "results.json").exists()
 
 
-def test_without_judgments_the_share_that_agrees_is_kept(finished):
+def test_without_judgments_the_alpha_that_agrees_is_kept(finished):
     workdir = finished.unlabeled
     chosen = json.loads((workdir / "agreement.json").read_text())
-    last = list(chosen["tried"])[-1]
-    for share, test in chosen["tried"].items():
+    last = list(chosen["tests"])[-1]
+    for alpha, test in chosen["tests"].items():
         holds = test["difference"] >= 0 or test["randomization_p"] >= 0.05
-        assert holds == (float(share) == chosen["share"])
-    assert chosen["share"] in (0.0, float(last))
+        assert holds == (float(alpha) == chosen["alpha"])
+    assert chosen["alpha"] in (0.0, float(last))
     line = finished.printed[workdir].splitlines()[0]
     verdict = Verdict(**chosen["verdict"])
     kept = "adapted" if verdict.outcome == "helped" else "published"
@@ -169,31 +168,31 @@ def test_without_judgments_the_share_that_agrees_is_kept(finished):
         np.testing.assert_array_equal(value, weights(workdir / kept / "model")[name], name)
 
 
-def test_without_judgments_the_verdict_is_of_the_share_that_is_kept(finished):
+def test_without_judgments_the_verdict_is_of_the_alpha_that_is_kept(finished):
     workdir = finished.unlabeled
     chosen = json.loads((workdir / "agreement.json").read_text())
     store = open_store(workdir / "store")
-    sample = adapting.sample_store(store, held_out_documents(store, 300, of_one_span=True))
+    sample = agreement.sample_store(store, held_out_documents(store, 300, of_one_span=True))
     before, after = (load_retriever(workdir / name) for name in ("published/model", "model"))
-    runs = [adapting.dense_run(before, sample), None]
-    if chosen["share"]:
-        runs[1] = adapting.dense_run(adapting.blend(before, after, chosen["share"]), sample)
-    verdict = adapting._judge_unlabeled(adapting.lexical_run(sample), *runs)
+    runs = [agreement.dense_run(before, sample), None]
+    if chosen["alpha"]:
+        runs[1] = agreement.dense_run(blend(before, after, chosen["alpha"]), sample)
+    verdict = agreement.judge_unlabeled(agreement.lexical_run(sample), *runs)
     assert verdict._asdict() == chosen["verdict"]
 
 
 def test_the_retriever_is_a_drop_in_whose_weights_lie_between(finished):
     workdir = finished.unlabeled
-    share = json.loads((workdir / "agreement.json").read_text())["share"]
+    alpha = json.loads((workdir / "agreement.json").read_text())["alpha"]
     model = SentenceTransformer(str(workdir / "retriever"))
     assert model.similarity_fn_name == "cosine"
     kinds = [type(module).__name__ for module in model]
     assert kinds == ["Transformer", "Pooling", "Normalize"]
     assert model[1].pooling_mode == "mean"
     before, after = weights(finished.model), weights(workdir / "model")
-    changed = weights(workdir / "adapted" / "model") if share else before
+    changed = weights(workdir / "adapted" / "model") if alpha else before
     for name, value in changed.items():
-        expected = (1 - share) * before[name] + share * after[name]
+        expected = (1 - alpha) * before[name] + alpha * after[name]
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6, err_msg=name)
     assert any((before[name] != after[name]).any() for name in before)
 
@@ -218,8 +217,8 @@ def test_with_judgments_all_rankings_are_compared_on_them(finished):
     rows = results(finished.judged)
     qrels = read_qrels(finished.data / "qrels" / "test.tsv")
     bm25 = read_run(finished.judged / "bm25.trec")
-    share = json.loads((finished.judged / "agreement.json").read_text())["share"]
-    names = ["published", *(["adapted"] if share else [])]
+    alpha = json.loads((finished.judged / "agreement.json").read_text())["alpha"]
+    names = ["published", *(["adapted"] if alpha else [])]
     assert [*rows] == ["BM25", *(n + end for n in names for end in ("", " + BM25"))]
     for name in names:
         run = cosine_run(finished.judged / name / "model", finished.data)
@@ -244,8 +243,9 @@ def test_the_search_that_is_printed_finds_something(finished, capsys):
 
 def test_called_again_it_makes_nothing(finished, monkeypatch, caplog):
     caplog.set_level("INFO", logger=adapting.__name__)
-    for name in ("build_store", "encode_corpus", "write_bm25_run", "retrieve", "fused_ranking"):
+    for name in ("write_store", "encode_corpus", "rank_by_vectors", "choose_alpha"):
         monkeypatch.setattr(adapting, name, pytest.fail)
+    monkeypatch.setattr(comparison, "write_bm25_run", pytest.fail)
     before = results(finished.judged)
     again = adapt(
         finished.judged, str(finished.corpus), str(finished.model), finished.data, SETTINGS
@@ -294,7 +294,11 @@ def test_the_work_is_logged_before_the_first_step(finished, tmp_path, monkeypatc
         ({"workdir": "gpt"}, "gpt already exists: choose a new folder"),
         ({"config.train.step": "3"}, "'config.train.step': did you mean config.train.steps or "),
         ({"config.data.length": "65"}, "config.data.length 65 is longer than the model's 64 pos"),
-        ({"config.train.chunk_size": "6"}, "config.train.chunk_size 6 does not divide the 8 spans"),
+        (
+            {"config.train.chunk_size": "8", "config.data.batch_size": "16"},
+            "config.train.chunk_size 8 does not divide the 4 spans of a device",
+        ),
+        ({"config.warm_start": "gpt"}, "config.warm_start cannot be given: `adapt` sets it"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_made(
@@ -313,6 +317,23 @@ def test_bad_input_is_one_line_before_anything_is_made(
     assert said in error
     assert sorted(os.listdir()) == ["empty", "gpt"]
     assert os.listdir("empty") == []
+
+
+def test_a_chunk_size_that_does_not_fit_the_corpus_is_refused_before_training(
+    model_folder, words, tmp_path, capsys
+):
+    """Of 24 spans a batch has 16, two on each device: 8, which is the proposal, does not fit."""
+    texts = ({"text": " ".join(words[number : number + 12])} for number in range(24))
+    corpus = write_records(tmp_path / "texts.jsonl", texts)
+    given = [f"--corpus={corpus}", f"--model={model_folder}", "--config.data.length=64"]
+    given += ["--config.train.chunk_size=8", f"--workdir={tmp_path / 'new'}"]
+    assert main(["adapt", *given]) == 2
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error == (
+        "cocondenser: config.train.chunk_size 8 does not divide the 4 spans of a device"
+        " (32 spans / 8 devices)"
+    )
+    assert not (tmp_path / "new" / "pretraining").exists()
 
 
 def test_another_corpus_is_refused(finished, capsys):
@@ -364,30 +385,3 @@ def test_queries_are_of_documents_that_training_leaves_out(
     settings += [f"--config.data.pairs={pairs}"]
     with pytest.raises(UserError, match="all seen"):
         adapt(tmp_path / "new", str(corpus), str(model_folder), None, settings)
-
-
-@pytest.mark.parametrize(("n_sentences", "pairs"), [(1, "crops"), (3, "sentence")])
-def test_what_is_a_pair_follows_from_the_sentences_of_a_span(
-    tmp_path, model_folder, words, n_sentences, pairs
-):
-    rng = np.random.default_rng(0)
-    texts = []
-    for number in range(12):
-        sentences = [" ".join(rng.choice(words, 12 // n_sentences)) for _ in range(n_sentences)]
-        text = ". ".join(sentence.capitalize() for sentence in sentences)
-        texts.append({"id": str(number), "text": text})
-    write_records(tmp_path / "texts.jsonl", texts)
-    build_store(str(tmp_path / "texts.jsonl"), str(model_folder), tmp_path / "store")
-    assert propose_pairs(open_store(tmp_path / "store")) == pairs
-
-
-@torch.no_grad()
-def test_blended_weights_are_weighted_means(make_model):
-    one, other = (load_retriever(make_model(seed=seed)) for seed in (0, 1))
-    before = {name: x.clone() for name, x in one.state_dict().items()}
-    blended = adapting.blend(one, other, 0.25)
-    torch.testing.assert_close(dict(one.state_dict()), before, rtol=0, atol=0)
-    for name, value in blended.state_dict().items():
-        if value.is_floating_point():
-            expected = 0.75 * before[name] + 0.25 * other.state_dict()[name]
-            torch.testing.assert_close(value, expected)

@@ -58,7 +58,7 @@ def ten_best(folder, sample):
     return {query: list(row) for query, row in zip(sample.queries, best, strict=True)}
 
 
-def test_the_agreement_is_the_share_of_the_ten_best_of_bm25_and_the_model(
+def test_the_agreement_is_the_fraction_of_the_ten_best_of_bm25_and_the_model(
     store, make_model, tmp_path
 ):
     sample = sample_store(store[0], np.arange(6))
@@ -78,9 +78,9 @@ def test_the_agreement_is_the_share_of_the_ten_best_of_bm25_and_the_model(
     assert expected == {query: set(found) for query, found in fused.items()}
     for model, folder in ((before, folders[0]), (after, folders[1])):
         best = ten_best(folder, sample)
-        shares = {q: len(expected[q] & set(names[:10])) / 10 for q, names in best.items()}
+        fractions = {q: len(expected[q] & set(names[:10])) / 10 for q, names in best.items()}
         assert agreement(dense_run(model, sample), expected) == {
-            query: {"agreement": share} for query, share in shares.items()
+            query: {"agreement": fraction} for query, fraction in fractions.items()
         }
 
 

@@ -7,8 +7,8 @@ import pytest
 from cocondenser_jax.collection.trec import read_qrels, read_run
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.quickstart import ladder
-from cocondenser_jax.quickstart.ladder import Candidate, evaluate_candidates
+from cocondenser_jax.quickstart import quickstart as module
+from cocondenser_jax.quickstart.quickstart import Candidate, compare_candidates
 
 N_QUERIES = 12
 
@@ -43,18 +43,18 @@ def compared(tmp_path):
     write_run(candidates[0].folder / "test.trec", [9] * N_QUERIES)
     write_run(candidates[1].folder / "test.trec", [2, 1] * (N_QUERIES // 2))
     write_run(candidates[2].folder / "test.trec", [1] * (N_QUERIES - 2) + [2] * 2)
-    made = ["bm25.trec"]
+    results = ["bm25.trec"]
     for each in ("compare/bad/", "compare/good/", ""):
-        made.append(f"{each}test.trec")
-    made += ["models/a", "models/b"]
-    seconds = {name: float(2**i) for i, name in enumerate(made)}
+        results += [f"{each}retriever", f"{each}index", f"{each}test.trec"]
+    results += ["models/a", "models/b"]
+    seconds = {name: float(2**i) for i, name in enumerate(results)}
     (work / "seconds.json").write_text(json.dumps(seconds))
     return work, data, candidates
 
 
 def test_each_row_is_tested_against_the_last(compared):
     work, data, candidates = compared
-    rows = evaluate_candidates(*compared)
+    rows = compare_candidates(*compared)
     assert [row.name for row in rows] == ["BM25", "bad", "good", "best"]
     qrels = read_qrels(data / "qrels" / "test.tsv")
     files = [work / "bm25.trec", *(each.folder / "test.trec" for each in candidates)]
@@ -71,25 +71,23 @@ def test_each_row_is_tested_against_the_last(compared):
 
 
 def test_seconds_are_those_of_all_that_a_row_took(compared):
-    rows = evaluate_candidates(*compared)
+    rows = compare_candidates(*compared)
     seconds = [row.seconds for row in rows]
-    assert seconds == [1, 2, 4, 8 + 16 + 32]
+    assert seconds == [1, 2 + 4 + 8, 16 + 32 + 64, 128 + 256 + 512 + 1024 + 2048]
 
 
 def test_a_retriever_is_fine_tuned_on_the_data(beir, model_folder, tmp_path, monkeypatch):
-    candidate = Candidate("one", tmp_path / "work", [tmp_path / "earlier", model_folder])
-    trained = []
+    candidate = Candidate("one", tmp_path / "one", [tmp_path / "earlier", model_folder])
+    configs = []
 
     def finetune(config, workdir):
-        trained.append(config)
+        configs.append(config)
         (workdir / "retriever").mkdir(parents=True)
 
-    monkeypatch.setattr(ladder, "finetune", finetune)
-    for name in ("open_index", "read_queries", "retrieve"):
-        monkeypatch.setattr(ladder, name, lambda *_: None)
+    monkeypatch.setattr(module, "finetune", finetune)
+    monkeypatch.setattr(module, "rank_by_vectors", lambda *_: None)
     (candidate.folder / "index").mkdir(parents=True)
-    ladder._search(candidate, beir, tmp_path / "test.trec")
-    assert [(one.model.folder, one.data.folder) for one in trained] == [
-        (str(model_folder), str(beir))
-    ]
+    module._search(tmp_path, candidate, beir)
+    [config] = configs
+    assert (config.model.folder, config.data.folder) == (str(model_folder), str(beir))
     assert (candidate.folder / "retriever").is_dir()

@@ -18,9 +18,10 @@ from safetensors.numpy import load_file
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.quickstart import adapt as adapting
+from cocondenser_jax.quickstart import agreement
+from cocondenser_jax.quickstart.agreement import Choice
 from cocondenser_jax.quickstart.verdict import Verdict
 from cocondenser_jax.retrieval.models import load_retriever, towers
-from cocondenser_jax.storage.files import write_json
 from tests.world import write_beir
 
 N = 300
@@ -78,9 +79,9 @@ def adapt_to(world, tmp_path, monkeypatch, capsys):
         workdir = tmp_path / published.name
         words = [f"--corpus={world.data}", f"--model={published}", f"--workdir={workdir}"]
         assert main(["adapt", *words, "--config.data.length=64", *flags]) == 0
-        agreement = json.loads((workdir / "agreement.json").read_text())
+        record = json.loads((workdir / "agreement.json").read_text())
         lines = capsys.readouterr().out.splitlines()
-        return Result(workdir, agreement, next(x for x in lines if x.startswith("VERDICT: ")))
+        return Result(workdir, record, next(x for x in lines if x.startswith("VERDICT: ")))
 
     return run
 
@@ -103,8 +104,8 @@ def assert_same_weights(folder, other):
 
 def test_a_better_model_helps(world, adapt_to):
     result = adapt_to(world.blind, world.seeing, f"--data={world.data}")
-    assert result.agreement["share"] == 1.0
-    assert [*result.agreement["tried"]] == ["1"]
+    assert result.agreement["alpha"] == 1.0
+    assert [*result.agreement["tests"]] == ["1"]
     unlabeled = result.agreement["verdict"]
     assert unlabeled["outcome"] == "helped"
     assert (unlabeled["best"], unlabeled["before"]) == ("adapted + BM25", "published + BM25")
@@ -120,10 +121,10 @@ def test_a_better_model_helps(world, adapt_to):
 
 def test_a_worse_model_is_not_kept(world, adapt_to):
     result = adapt_to(world.seeing, world.blind)
-    assert result.agreement["share"] == 0.0
-    for test in result.agreement["tried"].values():
+    assert result.agreement["alpha"] == 0.0
+    for test in result.agreement["tests"].values():
         assert test["mean"] < 0.2 < 0.6 < test["other_mean"]
-    assert [*result.agreement["tried"]] == ["1", "0.75", "0.5", "0.25"]
+    assert [*result.agreement["tests"]] == ["1", "0.75", "0.5", "0.25"]
     assert result.verdict.startswith(
         "VERDICT: no difference | nDCG@10 | none of the change is kept"
     )
@@ -143,10 +144,7 @@ def test_what_judgments_say_of_a_worse_model_counts(world, adapt_to, monkeypatch
         p=0.0,
     )
 
-    def keep_all(store, documents, original, trained, out):
-        write_json(out, {"share": 1.0, "verdict": helped._asdict()})
-
-    monkeypatch.setattr(adapting, "_choose_share", keep_all)
+    monkeypatch.setattr(adapting, "choose_alpha", lambda *_: Choice(1.0, {}, helped))
     result = adapt_to(world.seeing, world.blind, f"--data={world.data}")
     outcome, (_, before), difference = read_verdict(result.verdict)
     assert (outcome, before) == ("harmed", "published + BM25")
@@ -155,7 +153,7 @@ def test_what_judgments_say_of_a_worse_model_counts(world, adapt_to, monkeypatch
     assert_same_weights(result.workdir / "retriever", world.seeing)
 
 
-def test_the_largest_part_of_the_change_that_agrees_is_kept(monkeypatch, tmp_path):
+def test_the_largest_alpha_that_agrees_is_kept(monkeypatch):
     """A model that is changed by more than half ranks the expected passages last."""
     queries = [f"q{number}" for number in range(20)]
     passages = [f"p{number}" for number in range(30)]
@@ -164,16 +162,13 @@ def test_the_largest_part_of_the_change_that_agrees_is_kept(monkeypatch, tmp_pat
         scores = dict(zip(order, range(len(order), 0, -1), strict=True))
         return dict.fromkeys(queries, scores)
 
-    monkeypatch.setattr(adapting, "sample_store", lambda *_: None)
-    monkeypatch.setattr(adapting, "lexical_run", lambda _: run(passages))
-    monkeypatch.setattr(adapting, "load_retriever", lambda _: 1.0)
-    monkeypatch.setattr(adapting, "blend", lambda original, changed, share: share)
+    monkeypatch.setattr(agreement, "lexical_run", lambda _: run(passages))
+    monkeypatch.setattr(agreement, "blend", lambda original, changed, alpha: alpha)
     monkeypatch.setattr(
-        adapting, "dense_run", lambda model, _: run(passages if model <= 0.5 else passages[::-1])
+        agreement, "dense_run", lambda model, _: run(passages if model <= 0.5 else passages[::-1])
     )
-    adapting._choose_share(None, None, 0.0, tmp_path, tmp_path / "agreement.json")
-    chosen = json.loads((tmp_path / "agreement.json").read_text())
-    assert chosen["share"] == 0.5
-    differences = {share: test["difference"] for share, test in chosen["tried"].items()}
+    choice = agreement.choose_alpha(0.0, 1.0, None)
+    assert choice.alpha == 0.5
+    differences = {alpha: test["difference"] for alpha, test in choice.tests.items()}
     assert differences == {"1": -1.0, "0.75": -1.0, "0.5": 0.0}
-    assert chosen["verdict"]["best"] == "adapted + BM25"
+    assert choice.verdict.best == "adapted + BM25"

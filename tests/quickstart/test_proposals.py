@@ -1,12 +1,24 @@
 """Proposed settings: what was measured, and what fits everywhere."""
 
+import re
+
+import numpy as np
 import pytest
 
+from cocondenser_jax.corpus.batches import held_out_documents
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.step import check_batch
-from cocondenser_jax.quickstart import adapt as adapting
-from cocondenser_jax.quickstart.adapt import propose_pretraining
+from cocondenser_jax.quickstart.proposals import (
+    check_given,
+    propose_pairs,
+    propose_pretraining,
+    propose_training,
+    with_overrides,
+)
 from cocondenser_jax.settings import check
-from tests.world import batches_of
+from tests.world import as_flags, batches_of, write_records
 
 
 def test_a_cpu_takes_what_was_measured():
@@ -40,22 +52,114 @@ def test_a_small_corpus_is_read_eight_times_at_most():
         (["--config.data.batch_size=24"], 2),
         (["--config.train.chunk_size=4"], 4),
         (["--config.train.chunk_size=0"], 0),
-        (["--config.train.chunk_size=6"], 6),  # which is refused
+        # Those are refused: nothing that is given is changed.
+        (["--config.train.chunk_size=6"], 6),
+        (["--config.train.chunk_size=8", "--config.data.batch_size=16"], 8),
+        # A batch of 16 spans has no second row for each.
+        (["--config.train.objective=mlm", "--config.data.batch_size=16"], 2),
     ],
 )
 def test_the_chunks_fit_the_batch_unless_they_are_chosen(overrides, chunk_size):
     proposed = propose_pretraining(6_000, n_devices=8, on_cpu=True)
-    assert adapting._with_overrides(proposed, overrides).train.chunk_size == chunk_size
+    assert with_overrides(proposed, overrides, n_devices=8).train.chunk_size == chunk_size
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu, monkeypatch):
+def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu):
     for n_spans in (0, 1, 9, 31, 100, 5_000, 20_001, 10_000_000):
         for n_devices in (1, 2, 3, 8, 32):
             config = propose_pretraining(n_spans, n_devices=n_devices, on_cpu=on_cpu)
-            monkeypatch.setattr(adapting.jax, "device_count", lambda n=n_devices: n)
-            config = adapting._with_overrides(config, [])
+            config = with_overrides(config, [], n_devices)
             check(config, complete=False)
             spec = batches_of(config)
             check_batch(spec, config.train.chunk_size, 512, n_devices)
             assert spec.batch_size <= max(n_spans, n_devices)
+
+
+@pytest.fixture(scope="module")
+def start(make_model):
+    return make_model()  # of 64 positions, without an MLM projection
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            {"train.chunk_size": 8, "data.batch_size": 16},
+            "chunk_size 8 does not divide the 4 spans",
+        ),
+        ({"data.batch_size": 12}, "batch_size 12 is not a multiple of 8 devices"),
+        ({"data.length": 65}, "length 65 is longer than the model's 64 positions"),
+        ({"train.objective": "retromae", "train.chunk_size": 3}, "chunk_size 3 is odd"),
+        ({"train.step": 3}, "did you mean config.train.steps"),
+        ({"train.steps": "many"}, "config.train.steps is 'many'; expected a whole number"),
+        ({"data.store": "other"}, "config.data.store cannot be given"),
+        ({"warm_start": "other"}, "config.warm_start cannot be given"),
+        ({"probe.every": 0}, "config.probe.every is 0 and config.probe.documents is 300; expected"),
+        ({"probe.documents": 1}, "config.probe.documents is 1; expected 1 or more and 2 or more"),
+        ({"probe.data": "nowhere"}, "nowhere does not exist: expected a folder of passages"),
+        ({"init_head": False}, "has no MLM projection"),
+    ],
+)
+def test_what_needs_no_store_is_refused_without_one(start, overrides, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        check_given(as_flags({"data.length": 64} | overrides), start, n_devices=8)
+
+
+def test_a_chunk_size_waits_for_the_batch_that_the_corpus_decides_on(start):
+    config = check_given(["--config.data.length=64", "--config.train.chunk_size=6"], start, 8)
+    assert (config.data.length, config.train.chunk_size) == (64, 6)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, start, words):
+    """A store of 40 documents of one span."""
+    folder = tmp_path_factory.mktemp("proposals")
+    rng = np.random.default_rng(0)
+    texts = ({"text": " ".join(rng.choice(words, 12))} for _ in range(40))
+    write_records(folder / "texts.jsonl", texts)
+    build_store(str(folder / "texts.jsonl"), str(start), folder / "store", max_tokens=64)
+    return open_store(folder / "store")
+
+
+def train(store, start, overrides):
+    return propose_training(store, start, as_flags({"data.length": 64} | overrides), n_devices=8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"train.chunk_size": 6}, "chunk_size 6 does not divide the 8 spans of a device"),
+        ({"data.batch_size": 40}, "batch_size 40 takes 40 spans of"),
+        ({"data.pairs": "spans"}, "documents of two spans"),
+    ],
+)
+def test_what_does_not_fit_the_corpus_is_refused(store, start, overrides, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        train(store, start, overrides)
+
+
+def test_a_training_has_what_was_given_and_what_fits(store, start):
+    training = train(store, start, {"train.steps": 7})
+    config = training.config
+    assert (config.data.store, config.warm_start) == (str(store.path), str(start))
+    assert (config.data.batch_size, config.data.pairs, config.train.chunk_size) == (32, "crops", 8)
+    assert training.experiment.n_steps == 7
+    expected = held_out_documents(store, 300, of_one_span=True)
+    assert training.documents_H.tolist() == expected.tolist()
+    assert len(expected) == 4
+
+
+@pytest.mark.parametrize(("n_sentences", "pairs"), [(1, "crops"), (3, "sentence")])
+def test_what_is_a_pair_follows_from_the_sentences_of_a_span(
+    tmp_path, start, words, n_sentences, pairs
+):
+    rng = np.random.default_rng(0)
+    texts = []
+    for number in range(12):
+        sentences = [" ".join(rng.choice(words, 12 // n_sentences)) for _ in range(n_sentences)]
+        text = ". ".join(sentence.capitalize() for sentence in sentences)
+        texts.append({"id": str(number), "text": text})
+    write_records(tmp_path / "texts.jsonl", texts)
+    build_store(str(tmp_path / "texts.jsonl"), str(start), tmp_path / "store")
+    assert propose_pairs(open_store(tmp_path / "store")) == pairs

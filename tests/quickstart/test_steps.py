@@ -31,3 +31,16 @@ def test_a_step_runs_until_its_result_is_there(tmp_path):
     assert made >= interrupted + 0.05
     make_once(tmp_path, result, fail)
     assert read_json(tmp_path / SECONDS)["folder/result"] < made + 0.05
+
+
+def test_a_step_gets_its_arguments_and_then_the_path_of_its_result(tmp_path):
+    calls = []
+
+    def make(first, second, path):
+        calls.append((first, second, path))
+        path.mkdir()
+
+    for result in ("folder", tmp_path / "folder"):
+        assert make_once(tmp_path, result, make, 1, "two") == tmp_path / "folder"
+    assert calls == [(1, "two", tmp_path / "folder")]
+    assert [*read_json(tmp_path / SECONDS)] == ["folder"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cocondenser_jax.analysis.report import Ranking, ResultRow, result_rows
+from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
 from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.quickstart import adapt as adapting
+from cocondenser_jax.quickstart.agreement import judge_unlabeled
 from cocondenser_jax.quickstart.verdict import Verdict, decide, judge
 from cocondenser_jax.retrieval.fuse import fuse_runs
 
@@ -80,7 +80,7 @@ def ranking(name, values):
     per_query = {f"q{i}": {"nDCG@10": v, "MRR@10": 1 - v} for i, v in enumerate(values)}
     mean = sum(values) / len(values)
     metrics = {"mean": {"nDCG@10": mean, "MRR@10": 1 - mean}, "per_query": per_query}
-    return Ranking(name=name, model=name, is_fused=False, metrics=metrics, seconds=2.0)
+    return Evaluation(name=name, model=name, is_fused=False, metrics=metrics, seconds=2.0)
 
 
 def test_all_are_tested_against_the_best_of_the_baselines():
@@ -105,7 +105,7 @@ def test_without_judgments_the_verdict_is_on_the_spans_that_queries_are_from(pla
         return {query: {**others, query: (0.95, 2.0)[place == 0]} for query in queries}
 
     lexical = {query: dict(others) for query in queries}
-    verdict = adapting._judge_unlabeled(lexical, *map(run, places))
+    verdict = judge_unlabeled(lexical, *map(run, places))
     qrels = {query: {query: 1} for query in queries}
     means = [
         evaluate_run(qrels, fuse_runs([lexical, run(place)], "min_max"), ["nDCG@10"])["mean"]
@@ -121,4 +121,4 @@ def test_without_judgments_the_verdict_is_on_the_spans_that_queries_are_from(pla
         published,
     )
     assert verdict.difference == pytest.approx(adapted - published)
-    assert adapting._judge_unlabeled(lexical, run(0), None).best == "published + BM25"
+    assert judge_unlabeled(lexical, run(0), None).best == "published + BM25"

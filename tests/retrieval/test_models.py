@@ -323,3 +323,15 @@ def test_on_a_gpu_the_cpu_does_not_matter(has_it, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_it)
     monkeypatch.setattr(models, "_cpu_has_bfloat16", lambda: not has_it)
     assert models.uses_bfloat16("auto", on_cpu=True) is has_it
+
+
+@torch.no_grad()
+def test_blended_weights_are_weighted_means(make_model):
+    one, other = (models.load_retriever(make_model(seed=seed)) for seed in (0, 1))
+    before = {name: x.clone() for name, x in one.state_dict().items()}
+    blended = models.blend(one, other, 0.25)
+    torch.testing.assert_close(dict(one.state_dict()), before, rtol=0, atol=0)
+    for name, value in blended.state_dict().items():
+        if value.is_floating_point():
+            expected = 0.75 * before[name] + 0.25 * other.state_dict()[name]
+            torch.testing.assert_close(value, expected)

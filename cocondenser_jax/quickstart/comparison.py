@@ -1,0 +1,81 @@
+"""Compares what BM25 and several models find for the queries of test."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
+from cocondenser_jax.collection.folder import read_queries, read_split
+from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.evaluation.ranking import DEFAULT_METRICS, evaluate_run
+from cocondenser_jax.quickstart.steps import make_once, seconds_of
+from cocondenser_jax.retrieval.bm25 import write_bm25_run
+from cocondenser_jax.retrieval.fuse import Method
+from cocondenser_jax.retrieval.search import open_index, retrieve
+
+BM25 = "BM25"
+FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
+
+
+class Entry(NamedTuple):
+    """A ranking that is compared, by what makes it different from the others."""
+
+    model: str  # by whose vectors; "": by BM25 alone
+    is_fused: bool  # with the ranking of BM25
+    results: Sequence[Path]  # all that `make_once` made for it; the last is its TREC run
+
+    @property
+    def name(self) -> str:
+        """The name of its row."""
+        return ranking_name(self.model, self.is_fused)
+
+
+def ranking_name(model: str, is_fused: bool) -> str:
+    """Returns the name of a ranking by a model's vectors, or of BM25's if there is no model."""
+    if not model:
+        return BM25
+    return f"{model} + {BM25}" if is_fused else model
+
+
+def compare_entries(
+    workdir: Path,
+    data: Path,
+    entries: Sequence[Entry],
+    baselines: Collection[str],
+    metrics: Sequence[str] = DEFAULT_METRICS,
+) -> list[ResultRow]:
+    """Evaluates rankings by the judgments of test, and tests each against the best baseline.
+
+    Args:
+      workdir: the pipeline's folder.
+      data: the folder of the judgments.
+      entries: one for each row.
+      baselines: names of entries; the best is that with the highest mean of the first metric.
+      metrics: see `evaluate_run`.
+    """
+    _, qrels = read_split(data, "test")
+    evaluations = []
+    for entry in entries:
+        evaluation = Evaluation(
+            name=entry.name,
+            model=entry.model,
+            is_fused=entry.is_fused,
+            metrics=evaluate_run(qrels, read_run(entry.results[-1]), metrics),
+            seconds=seconds_of(workdir, entry.results),
+        )
+        evaluations.append(evaluation)
+    return result_rows(evaluations, baselines)
+
+
+def rank_by_bm25(workdir: Path, data: Path) -> Path:
+    """Makes, once, the ranking of BM25; returns its TREC run."""
+    return make_once(workdir, "bm25.trec", _write_bm25_run, data)
+
+
+def _write_bm25_run(data: Path, out: Path) -> None:
+    write_bm25_run(data, out, split="test")
+
+
+def rank_by_vectors(index: Path, model: Path, data: Path, out: Path) -> None:
+    """Writes what the vectors of an index, or of embeddings, find for the queries of test."""
+    retrieve(open_index(index, model), read_queries(data, "test"), out)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -137,7 +137,7 @@ _with_tasks = partial(flag, goes_with="tasks")
 ENGINE = (
     flag("--tasks", click.IntRange(2), "divide the work into N tasks, for several workers"),
     _with_tasks("--workers", COUNT, "tasks at a time (default, local: one per core)"),
-    _with_tasks("--executor", ("local", "slurm", "ray"), "what runs the workers: docs/scaling.md"),
+    _with_tasks("--executor", get_args(Executor), "what runs the workers: docs/scaling.md"),
     _with_tasks("--executor_options", Path, "JSON file with options of the executor"),
 )
 _PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors

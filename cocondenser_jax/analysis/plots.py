@@ -43,7 +43,7 @@ class Curve(NamedTuple):
 def read_curves(path: Path, label: str, color: str) -> dict[str, Curve]:
     """Reads the curve of each key of a `metrics.jsonl` that has a finite value.
 
-    A long curve becomes 100 points, each the mean of a part; an incomplete last line is left out.
+    A long curve becomes 100 points, each the mean of several; an incomplete last line is left out.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for _, values in logged_lines(path):
@@ -51,9 +51,9 @@ def read_curves(path: Path, label: str, color: str) -> dict[str, Curve]:
             if math.isfinite(value):
                 points.setdefault(key, []).append((values["step"], value))
     curves = {}
-    for key, found in points.items():
-        parts = np.array_split(found, min(len(found), _MAX_POINTS))
-        steps, values = np.array([part.mean(axis=0) for part in parts]).T
+    for key, all_points in points.items():
+        groups = np.array_split(all_points, min(len(all_points), _MAX_POINTS))
+        steps, values = np.array([group.mean(axis=0) for group in groups]).T
         curves[key] = Curve(label, color, steps, values)
     return curves
 

@@ -88,18 +88,18 @@ def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
     for folder in workdirs:
         if not any((folder / name).is_file() for name in _KINDS):
             raise UserError(f"{folder} is not a run folder: it has no {' and no '.join(_KINDS)}")
-    runs = {str(folder): folder for folder in workdirs}
-    write_report(out, "Runs", ", ".join(runs), runs)
+    by_name = {str(folder): folder for folder in workdirs}
+    write_report(out, "Runs", ", ".join(by_name), by_name)
 
 
 def write_report(
     out: Path,
     title: str,
     summary: str,
-    folders: Mapping[str, Path],
+    workdirs: Mapping[str, Path],
     rows: Sequence[ResultRow] = (),
 ) -> None:
-    """Writes a page on a comparison and on runs, whole or not at all.
+    """Writes a page on a comparison and on training runs, whole or not at all.
 
     The page loads nothing, runs no script, and follows the reader's light or dark setting.
 
@@ -107,28 +107,28 @@ def write_report(
       out: the HTML file.
       title: of the page.
       summary: a sentence or two.
-      folders: of runs, by their names; a folder without a run is left out.
+      workdirs: of training runs, by their names; a folder without a run is left out.
       rows: of the comparison, if there is one.
     """
     runs = []
     for file, kind in _KINDS.items():
-        found = {name: folder for name, folder in folders.items() if (folder / file).is_file()}
-        facts = {name: flatten(read_object(folder / file)) for name, folder in found.items()}
-        if found:
-            runs.append((kind, _plots(found), facts))
+        of_kind = {name: path for name, path in workdirs.items() if (path / file).is_file()}
+        facts = {name: flatten(read_object(path / file)) for name, path in of_kind.items()}
+        if of_kind:
+            runs.append((kind, _plots(of_kind), facts))
     table = comparison_table(rows) if rows else []
     page = _HTML.get_template("page.html").render(
         title=title, summary=summary, table=table, runs=runs
     )
-    with new_file(out) as partial:
+    with new_file(out) as file_out:
         # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.
-        partial.write_text(page, encoding="utf-8", errors="replace")
+        file_out.write_text(page, encoding="utf-8", errors="replace")
 
 
-def _plots(runs: Mapping[str, Path]) -> dict[str, list[Curve]]:
+def _plots(workdirs: Mapping[str, Path]) -> dict[str, list[Curve]]:
     """Returns the curves of each key that was logged; a run has the same color in all."""
     plots: dict[str, list[Curve]] = {}
-    for number, (name, folder) in enumerate(runs.items()):
+    for number, (name, folder) in enumerate(workdirs.items()):
         color = COLORS[number % len(COLORS)]
         for key, curve in read_curves(folder / "metrics.jsonl", name, color).items():
             if key not in _NOT_DRAWN:

@@ -7,6 +7,18 @@ from cocondenser_jax.cli.flags import JSON_OUT, command, flag, required
 from cocondenser_jax.cli.output import print_metrics, print_table
 from cocondenser_jax.storage.files import write_json
 
+# What is shown of a comparison: its key, the head of its column, and how a value is formatted.
+_COLUMNS = {
+    "mean": ("run", ".4f"),
+    "other_mean": ("other", ".4f"),
+    "difference": ("difference", "+.4f"),
+    "t_test_p": ("p (t-test)", ".3g"),
+    "randomization_p": ("p (randomization)", ""),
+    "better": ("better", ","),
+    "worse": ("worse", ","),
+    "equal": ("equal", ","),
+}
+
 
 @command(
     "evaluate --run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
@@ -31,12 +43,11 @@ def evaluate(run, qrels, metrics, compare_with, json_out):
         other = evaluate_run(judgments, read_run(compare_with), names)
         result["compared_with"] = other
         result["comparisons"] = compare(result["per_query"], other["per_query"])
-        head = "|run|other|difference|p (t-test)|p (randomization)|better|worse|equal".split("|")
-        forms = (".4f", ".4f", "+.4f", ".3g", "", ",", ",", ",")
         rows = []
-        for name, row in result["comparisons"].items():
-            shown = row | {"randomization_p": format_p(row["randomization_p"])}
-            rows.append((name, *map(format, shown.values(), forms)))
-        print_table(head, rows)
+        for name, tests in result["comparisons"].items():
+            values = tests | {"randomization_p": format_p(tests["randomization_p"])}
+            cells = [format(values[key], form) for key, (_, form) in _COLUMNS.items()]
+            rows.append([name, *cells])
+        print_table(["", *(head for head, _ in _COLUMNS.values())], rows)
     if json_out:
         write_json(json_out, result)

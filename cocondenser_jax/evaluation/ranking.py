@@ -51,11 +51,11 @@ def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = DEFAULT_METRIC
     if by_rank:
         # Below -1 a grade would be counted before the beginning of trec_eval's array of grades.
         grades = {
-            query: {passage: max(grade, 0) for passage, grade in judged.items()}
-            for query, judged in qrels.items()
+            query: {passage: max(grade, 0) for passage, grade in judgments.items()}
+            for query, judgments in qrels.items()
         }
-        for found in _PROVIDER.iter_calc(list(names), grades, by_rank):
-            per_query[found.query_id][names[found.measure]] = float(found.value)
+        for result in _PROVIDER.iter_calc(list(names), grades, by_rank):
+            per_query[result.query_id][names[result.measure]] = float(result.value)
     return {"mean": mean_over_queries(per_query), "per_query": per_query}
 
 

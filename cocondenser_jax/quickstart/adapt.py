@@ -7,7 +7,7 @@ and with judgments, where there are some, against the best ranking that was ther
 
     DIR/started.json    the model, the corpus and the settings
     DIR/store/          the token store
-    DIR/pretraining/    the run folder of pre-training
+    DIR/pretraining/    the workdir of pre-training
     DIR/model/          what it ended with, as a Hugging Face folder
     DIR/agreement.json  which alphas were tested, how far they agree, the one that is kept, and the
                         verdict without judgments
@@ -214,8 +214,8 @@ def _conclude(workdir: Path, title: str, unlabeled: Verdict, rows: Sequence[Resu
     make_once(workdir, "retriever", _copy, workdir / kept / "model")
     notes = [] if rows else [WITHOUT_JUDGMENTS]
     summary = " | ".join([f"VERDICT: {verdict.line()}", *notes, f"retriever/ is {kept}"])
-    runs = {ADAPTED: workdir / "pretraining"}
-    write_report(workdir / "report.html", title, summary, runs, rows)
+    workdirs = {ADAPTED: workdir / "pretraining"}
+    write_report(workdir / "report.html", title, summary, workdirs, rows)
     search = _search_flags(rows, verdict.winner, workdir / kept / "embeddings")
     return Outcome([*rows], summary, search)
 

@@ -9,7 +9,7 @@ paragraphs are in no training text.
     DIR/data/          the task in BEIR layout, and pretrain.jsonl to pre-train on
     DIR/tokenizer/     WordPiece vocabulary of that text
     DIR/store/         the token store
-    DIR/pretraining/   the run folders of the two stages
+    DIR/pretraining/   the workdirs of the two stages
     DIR/bm25.trec      what BM25 finds for the test queries
     DIR/model/  DIR/retriever/  DIR/index/  DIR/test.trec
                        coCondenser, the retriever made of it, its index over the passages, and
@@ -97,9 +97,9 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
         write_json(workdir / "results.json", [row._asdict() for row in rows])
         n_queries = len(read_split(data, "test")[0])
         summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
-        runs = {stage: workdir / "pretraining" / stage for stage in STAGES}
-        runs |= {candidate.name: candidate.folder / "finetuning" for candidate in candidates}
-        write_report(workdir / "report.html", "coCondenser quickstart", summary, runs, rows)
+        workdirs = {stage: workdir / "pretraining" / stage for stage in STAGES}
+        workdirs |= {candidate.name: candidate.folder / "finetuning" for candidate in candidates}
+        write_report(workdir / "report.html", "coCondenser quickstart", summary, workdirs, rows)
         return rows, summary
 
 
@@ -193,11 +193,12 @@ def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Ca
     models = []
     warm_start = ""
     for stage, name in STAGES.items():
-        run = workdir / "pretraining" / stage
+        folder = folders[stage]
+        training = workdir / "pretraining" / stage
         config = _config(stage, store, warm_start)
-        models.append(make_once(workdir, folders[stage] / "model", pretrain_model, config, run))
-        candidates.append(Candidate(name, folders[stage], [*models]))
-        warm_start = str(run)
+        models.append(make_once(workdir, folder / "model", pretrain_model, config, training))
+        candidates.append(Candidate(name, folder, [*models]))
+        warm_start = str(training)
     return candidates
 
 

@@ -61,6 +61,6 @@ def write_store(source: str, tokenizer: Path, max_tokens: int, out: Path) -> Non
 
 
 def pretrain_model(config: ConfigDict, workdir: Path, model: Path) -> None:
-    """Pre-trains in the run folder `workdir`, and exports the result to the folder `model`."""
+    """Pre-trains in `workdir`, and exports the result to the folder `model`."""
     train(config, workdir)
     export_run(workdir, model)

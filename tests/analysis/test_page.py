@@ -58,7 +58,7 @@ def written_page(tmp_path, **changes):
         ResultRow("BM25", "", False, {"MRR@10": 0.471}, {"MRR@10": 0.02}, 0.2),
         ResultRow("coCondenser", "coCondenser", False, {"MRR@10": 0.24}, {}, 1513.0),
     ]
-    values = {"title": "A run", "summary": "Small.", "folders": {"stage 1": run}, "rows": rows}
+    values = {"title": "A run", "summary": "Small.", "workdirs": {"stage 1": run}, "rows": rows}
     out = tmp_path / "report.html"
     write_report(out, **values | changes)
     html = out.read_text(encoding="utf-8")
@@ -92,7 +92,7 @@ def test_a_curve_has_its_color_and_last_value_in_plot_and_legend(tmp_path):
 def hostile_content(tmp_path):
     run = write_run(tmp_path / "hostile", HOSTILE, {HOSTILE: HOSTILE})
     row = ResultRow(HOSTILE, HOSTILE, False, {HOSTILE: 0.5}, {}, 1.0)
-    return {"title": HOSTILE, "summary": HOSTILE, "folders": {HOSTILE: run}, "rows": [row]}
+    return {"title": HOSTILE, "summary": HOSTILE, "workdirs": {HOSTILE: run}, "rows": [row]}
 
 
 @pytest.mark.parametrize("is_hostile", [False, True])

@@ -32,7 +32,7 @@ PAPERS = [
     "ijson>=3.5",
     "PyYAML>=6.0.2",
     "regex>=2025.10.22",
-]  # what papers/ reads, in the repository only
+]  # what papers/ and experiments/ read, in the repository only
 TFDS = [
     "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
     "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it

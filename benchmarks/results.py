@@ -2,13 +2,12 @@
 
   python -m benchmarks.results
 
-puts the rows of every `benchmarks/results/NAME.json`, and the tables of `papers/` that we measured,
-between the marks `<!-- NAME -->` (`<!-- FILE/TABLE -->`) and `<!-- end -->` of the page that holds
-them. To write results, a machine needs neither what `papers/` reads nor what evaluation computes.
+puts the rows of every `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and
+`<!-- end -->` of the page that holds them.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,54 +50,9 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def is_ours(paper: dict[str, Any]) -> bool:
-    """Returns whether a table of `papers/` holds measurements of our own."""
-    return all("measured" in row for row in paper["rows"].values())
-
-
-def measured(paper: dict[str, Any]) -> Rows:
-    """Returns the measurements of a table of `papers/` as rows, each figure a column.
-
-    What else stands in a row, such as its seconds, follows; `p MEASURE` is corrected for the number
-    of tests in the table (Holm). A figure of None was not measured.
-    """
-    from cocondenser_jax.evaluation.significance import correct, format_p
-
-    tested = {
-        (name, key): value
-        for name, row in paper["rows"].items()
-        for key, value in row.items()
-        if key.startswith("p ")
-    }
-    corrected = correct(tested)
-    shown = {test: format_p(p, len(tested)) for test, p in corrected.items()}
-    rows = []
-    for name, row in paper["rows"].items():
-        cells = {"": name}
-        for test, figures in row["measured"].items():
-            of_test = f"{paper['tests'][test]}, " if "tests" in paper else ""
-            cells |= {f"{of_test}{key}": _figure(value) for key, value in figures.items()}
-        others = [key for key in row if key not in ("with", "measured")]
-        rows.append(cells | {key: shown.get((name, key), str(row[key])) for key in others})
-    return rows
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.{1 if value >= 10 else 2 if value > 1 else 3}f}"
-
-
-def main() -> None:
-    """Updates the tables of `PAGES`."""
-    from papers.reproduce import load_manifest
-
+def update_pages(results: Mapping[str, Rows]) -> None:
+    """Puts rows as tables between the marks of their names, on the page that has them."""
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
-    files = (FOLDER / "results").glob("*.json")
-    results = {path.stem: json.loads(path.read_text()) for path in files}
-    for name, paper in load_manifest()[0].items():
-        if is_ours(paper):
-            results[name] = measured(paper)
     for name, rows in sorted(results.items()):
         mark = f"<!-- {name} -->\n"
         page = next((page for page, text in texts.items() if mark in text), None)
@@ -108,6 +62,12 @@ def main() -> None:
         texts[page] = start + mark + table(rows) + rest[rest.index("<!-- end -->") :]
     for page, text in texts.items():
         page.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Updates the tables of what `benchmarks/results/` holds."""
+    files = (FOLDER / "results").glob("*.json")
+    update_pages({path.stem: json.loads(path.read_text()) for path in files})
 
 
 if __name__ == "__main__":

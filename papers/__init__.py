@@ -1,1 +1,1 @@
-"""One file per paper: its tables, and in recipes.yaml the commands that make their figures."""
+"""Tables of the papers, the recipes that make their figures, and the program that runs them."""

@@ -191,7 +191,8 @@ def all_prose():
         yield page, prose((ROOT / page).read_text(encoding="utf-8"))
     for notebook in ROOT.glob("examples/*.ipynb"):
         yield notebook.name, prose(build_site.read_page(notebook))
-    code = "cocondenser_jax", "configs", "examples", "papers", "benchmarks", "checks", "docs"
+    outside = "papers", "experiments", "benchmarks", "checks"
+    code = "cocondenser_jax", "configs", "examples", *outside, "docs"
     for folder in code:
         for path in (ROOT / folder).rglob("*.py"):
             for text in docstrings(path):

@@ -67,7 +67,7 @@ from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 logger = logging.getLogger(__name__)
 
 METRICS = (METRIC, "MRR@10", "Recall@100")
-# Right: the same verdict as by judgments; papers/signals.py measured it.
+# Right: the same verdict as by judgments; experiments/signals.py measured it.
 WITHOUT_JUDGMENTS = "no judgments: by words of held-out documents, right in 8 of 8 cases"
 _PASSAGES_TIMED = 64
 

@@ -1,17 +1,16 @@
 """Recipes of the papers: epochs, batches, negatives and who mined them, as the papers have them."""
 
 import fnmatch
-import json
 from pathlib import Path
 
 import pytest
 
 from cocondenser_jax.settings import FINE_TUNING, load_config
-from papers import reproduce, sentences
-from papers.reproduce import Grid, Step, load_manifest, resolve_rows, run_steps
+from papers import sentences
+from papers.reproduce import PAPERS
+from papers.steps import Best
+from tests.papers.rows import FOLDERS, flags, rows_of, steps, steps_of
 
-TABLES, _ = load_manifest()
-PAPERS = [name for name in TABLES if name.split("/")[0] in ("condenser", "co", "draft", "abs")]
 # By --workdir: epochs, rows of a batch, rate, negatives of a query (none: sentences).
 # Condenser A.1, its tables' sizes, and section 4.4; coCondenser 4.2.1; the draft 5.2; the study
 # 4.3; Qu et al. (arXiv 2010.08191), whose batches Condenser's table 7 prints.
@@ -44,22 +43,14 @@ SETTINGS = {
 }
 CROSS_ENCODERS = ["*/judge", "*-reranker*", "msmarco/*-binary"]
 # Chosen for BERT (A.1): few pairs, triplets and queries.
-GRIDS = {
-    "stsb/*-best": ["4", "8"],
-    "sections/*-best": ["1", "4", "8"],
-    "msmarco/*/round1-best*": ["5", "10", "40"],
+CHOICES = {
+    "stsb/*-best": [4, 8],
+    "sections/*-best": [1, 4, 8],
+    "msmarco/*/round1-best*": [5, 10, 40],
 }
 
 
-def steps_of(table, *rows):
-    return resolve_rows(TABLES[table], rows, Path("W"), Path("D"))[1]
-
-
-STEPS = {path: step for name in PAPERS for path, step in steps_of(name).items()}
-
-
-def flags(command):
-    return [word.partition("=")[::2] for word in command if word.startswith("--")]
+STEPS = steps_of(PAPERS, rows_of(PAPERS))
 
 
 def config_of(command):
@@ -95,7 +86,7 @@ def settings_of(command):
 def test_epochs_batches_and_negatives_are_the_papers():
     seen = set()
     for workdir, command in trainings():
-        if any(fnmatch.fnmatch(workdir, pattern) for pattern in [*CROSS_ENCODERS, *GRIDS]):
+        if any(fnmatch.fnmatch(workdir, pattern) for pattern in [*CROSS_ENCODERS, *CHOICES]):
             continue
         pattern = next(p for p in SETTINGS if fnmatch.fnmatch(workdir, p))
         assert settings_of(command) == SETTINGS[pattern], workdir
@@ -143,74 +134,35 @@ def test_second_rounds_are_as_long_as_the_authors():
         "qa/nq/*/round2-dpr": (58_880 + 69_639, 20 * (58_880 + 69_639) / 128),
     }
     for workdir, command in trainings():
-        for pattern, (rows, steps) in lengths.items():
+        for pattern, (rows, n_steps) in lengths.items():
             if fnmatch.fnmatch(workdir, pattern):
                 config = config_of(command)
                 made = config.train.epochs * rows / config.data.batch_size
-                assert made == pytest.approx(steps, rel=0.12)
+                assert made == pytest.approx(n_steps, rel=0.12)
 
 
 def test_few_rows_are_trained_as_long_as_is_best_for_bert():
     seen = set()
     for path, step in STEPS.items():
-        if step.grid:
-            (pattern,) = [p for p in GRIDS if fnmatch.fnmatch(str(path), f"W/{p}")]
-            assert list(step.grid.files) == GRIDS[pattern]
-            for epochs, file in step.grid.files.items():
-                # Of BERT, of the same number of rows, on what is not tested.
-                name = path.parts[2].split("-")[1]
-                assert file.parts[1:3] in {
-                    ("stsb", f"bert-{name}-{epochs}.dev.json"),
-                    ("sections", f"bert-{name}-{epochs}.dev.json"),
-                    ("msmarco", f"bert-{name}"),
-                }
-                words = " ".join(STEPS[file].commands[0])
-                assert any(held in words for held in ("sts-dev", "validation", "qrels.held"))
-            seen.add(pattern)
-        assert bool(step.grid) == ("{epochs}" in str(step.commands))
-    assert seen == GRIDS.keys()
-
-
-def test_the_number_of_epochs_is_chosen_when_the_step_runs(tmp_path, monkeypatch):
-    recipes = {
-        "tried": {"out": "of-{model}-{epochs}.json", "run": ["c try {model} {epochs} {out}"]},
-        "best": {
-            "epochs": {
-                "of": [5, 10, 40],
-                "by": {"recipe": "tried", "model": "bert"},
-                "measure": "M",
-            },
-            "out": "of-{model}-best",
-            "run": ["c train {model} --config.train.epochs={epochs} {out}"],
-        },
-    }
-    monkeypatch.setattr(reproduce, "load_manifest", lambda: ({}, recipes))
-    table = {"rows": {"r": {"with": {"model": "other"}, "published": {"best": {"M": 1}}}}}
-    ran = []
-
-    def execute(command):
-        ran.append(command[1:-1])
-        scores = {"5": 0.1, "10": 0.3, "40": 0.2}
-        score = {"M": scores[command[3]]} if command[1] == "try" else {}
-        # As `evaluate` writes it, or `papers.sentences`.
-        result = {"mean": score, "per_query": {}} if command[3] == "10" else score
-        Path(command[-1]).write_text(json.dumps(result))
-        return 0
-
-    steps = resolve_rows(table, [], tmp_path, tmp_path)[1]
-    run_steps(steps, tmp_path, execute)
-    assert ran == [
-        *(["try", "bert", n] for n in ("5", "10", "40")),
-        ["train", "other", "--config.train.epochs=10"],
-    ]
-    files = {n: tmp_path / f"of-bert-{n}.json" for n in ("5", "10", "40")}
-    out = tmp_path / "of-other-best"
-    assert steps[out] == Step(
-        [["c", "train", "other", "--config.train.epochs={epochs}", str(out)]],
-        0,
-        "",
-        Grid(files, "M"),
-    )
+        is_chosen = isinstance(step.epochs, Best)
+        assert is_chosen == ("$EPOCHS" in str(step.commands))
+        if not is_chosen:
+            continue
+        (pattern,) = [p for p in CHOICES if fnmatch.fnmatch(str(path), f"W/{p}")]
+        assert list(step.epochs.tried) == CHOICES[pattern]
+        for epochs, one in step.epochs.tried.items():
+            # Of BERT, of the same number of rows, on what is not tested.
+            file = FOLDERS.result(one)
+            name = path.parts[2].split("-")[1]
+            assert file.parts[1:3] in {
+                ("stsb", f"bert-{name}-{epochs}.dev.json"),
+                ("sections", f"bert-{name}-{epochs}.dev.json"),
+                ("msmarco", f"bert-{name}"),
+            }
+            words = " ".join(STEPS[file].commands[0])
+            assert any(held in words for held in ("sts-dev", "validation", "qrels.held"))
+        seen.add(pattern)
+    assert seen == CHOICES.keys()
 
 
 # ---- the negatives of second rounds ----
@@ -241,7 +193,7 @@ CONDENSER = "condenser-0/round1"
 )
 def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
     mined = set()
-    for path, step in steps_of(table, row).items():
+    for path, step in steps(PAPERS, table, row).items():
         for command in step.commands:
             if command[1] == "mine":
                 found = flags(command)
@@ -267,19 +219,19 @@ def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
 
 def test_natural_questions_has_the_negatives_that_dpr_published():
     for row in ("dpr-mined", "condenser"):
-        steps = steps_of("condenser/table4", row)
+        of_row = steps(PAPERS, "condenser/table4", row)
         (command,) = [
             command
-            for step in steps.values()
+            for step in of_row.values()
             for command in step.commands
             if "round2-dpr" in str(command) and command[1] == "finetune"
         ]
         given = dict(flags(command))
         assert given["--config.data.folder"] == "W/qa/nq/hard"
         assert given["--config.data.negatives_run"] == "W/qa/nq/hard/negatives.trec"
-        (made,) = steps[Path("W/qa/nq/hard")].commands
+        (made,) = of_row[Path("W/qa/nq/hard")].commands
         assert "--questions=D/dpr/biencoder-nq-hard-train.json" in made
-        assert "nq-adv-hn" in steps[Path("D/dpr/biencoder-nq-hard-train.json")].get
+        assert "nq-adv-hn" in of_row[Path("D/dpr/biencoder-nq-hard-train.json")].get
 
 
 @pytest.mark.parametrize(
@@ -293,31 +245,7 @@ def test_natural_questions_has_the_negatives_that_dpr_published():
 )
 def test_rows_of_bm25_are_those_of_anserini(table, settings):
     """0.184 and 0.853 with the first, 0.187 and 0.857 with the second, of untitled passages."""
-    commands = [c for step in steps_of(table, "bm25").values() for c in step.commands]
+    commands = [c for step in steps(PAPERS, table, "bm25").values() for c in step.commands]
     found = [dict(flags(command)) for command in commands if command[1] == "bm25"]
     marco = [given for given in found if "msmarco" in given["--data"]]
     assert {(g["--data"], g["--k1"], g["--b"]) for g in marco} == {settings}
-
-
-def test_objectives_are_continued_from_a_stage_1_with_the_former_rate():
-    steps = steps_of("mini/objectives-dev")
-    commands = [c for step in steps.values() for c in step.commands]
-    trained = [dict(flags(command)) for command in commands if command[1] == "pretrain"]
-    first, *further = trained
-    assert first["--workdir"] == "W/mini/settings/8192/0.001-True/stage1.run"
-    start = "W/mini/settings/8192/0.001-True/stage1"
-    assert {given["--config.warm_start"] for given in further} == {start}
-    assert {given["--config.train.steps"] for given in further} == {"300"}
-    tuned = [dict(flags(command)) for command in commands if command[1] == "finetune"]
-    assert {given["--config.model.folder"] + ".run" for given in tuned} == {
-        given["--workdir"] for given in trained
-    }
-
-
-def test_the_rates_that_are_tested_are_the_best_on_dev():
-    on_dev = TABLES["mini/objectives-dev"]["rows"]
-    tested = TABLES["mini/objectives"]["rows"]
-    for name in ("MLM", "Condenser", "contrastive", "coCondenser"):
-        rows = [row for row in on_dev if row.startswith(f"{name}, ")]
-        best = max(rows, key=lambda row: on_dev[row]["measured"]["searched_dev"]["MRR@10"])
-        assert tested[name]["with"] == on_dev[best]["with"]

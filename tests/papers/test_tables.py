@@ -1,352 +1,143 @@
-"""The tables of the manifest against those of the papers, typed row by row as they are printed."""
+"""Tables: what a row calls, and how what it measures is compared with the figures."""
 
-from pathlib import Path
+import json
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.results import is_ours
-from cocondenser_jax.settings import FINE_TUNING, load_config
-from papers.figures import curves, neighbourhood
-from papers.reproduce import load_files, load_manifest, resolve_rows
+from cocondenser_jax.errors import UserError
+from papers.steps import Step
+from papers.tables import Comparison, Goal, compare_goals, comparison_cells, goals_of
+from tests.papers.rows import FOLDERS
 
-TABLES, RECIPES = load_manifest()
-PAPERS = {name: file for name, file in load_files().items() if "paper" in file}
-# Of each paper, and what it draws that was measured.
-NUMBERS = {
-    "condenser": (8, [2]),
-    "co": (5, [3]),
-    "draft": (4, [2, 3, 4, 5]),
-    "abs": (4, [3, 4, 5]),
-}
-SIZES = ("-1k", "-10k", "")
+# ---- what a row calls ----
 
 
-def cells(columns, rows, scale=1.0):
-    """Reads printed rows: their columns are (suffix of the row's name, recipe, measure)."""
-    return {
-        (f"{name}{suffix}", test, measure): float(cell) / scale
-        for name, printed in rows.items()
-        for (suffix, test, measure), cell in zip(columns, printed.split(), strict=True)
-        if cell != "-"
-    }
+def trained(model, size=1, seed=0):
+    return Step(f"{model}-{size}-{seed}")
 
 
-def by_size(*measures, sizes=SIZES):
-    return [(size, test, measure) for test, measure in measures for size in sizes]
+def scored(ranked):
+    return Step(f"{ranked.out}.json")
 
 
-def in_full(*measures):
-    return by_size(*measures, sizes=[""])
+def drawn(size):
+    return Step(f"drawn-{size}.svg")
 
 
-def by_batches(rows):
-    """Reads the study's rows: each measures the recipe of its own name."""
-    found = {}
-    for name, printed in rows.items():
-        columns = in_full((f"abs_{name}", "eval_MRR@100"), ("abs_full", "MRR@100"))
-        found |= cells(columns, {name: printed})
-    return found
+RECIPES = {"m": SimpleNamespace(trained=trained, scored=scored, drawn=drawn)}
 
 
-STSB = by_size(("stsb", "Spearman"), sizes=("-500", "-1k", ""))
-SECTIONS = by_size(("sections_test", "Accuracy"))
-TOP = ("Accuracy@20", "Accuracy@100")
-QA = [(test, top) for test in ("nq", "trivia") for top in TOP]
-DEV = ("marco_dev", "MRR@10"), ("marco_dev", "Recall@1000")
-DEV_AND_DL19 = *DEV, ("marco_dl19", "nDCG@10")
-DEV_AT_100 = DEV[0], ("marco_dev", "Recall@100"), DEV[1]
-DOCUMENTS = ("docs_dev", "MRR@100"), ("docs_dl19", "nDCG@10")
-NQ_AND_TRIVIA_FROM_5 = [(test, f"Accuracy@{k}") for test in ("nq", "trivia") for k in (5, 20, 100)]
-BY_MODEL = [
-    ("", test, measure)
-    for test, measure in (
-        ("abs_encode", "eval_loss"),
-        ("abs_encode", "eval_MRR@100"),
-        ("abs_full", "MRR@100"),
-    )
-]
-BM25_ON_QA = {"bm25": "59.1 73.7 66.9 76.7"}
-LOW_QA = {
-    "bert": "66.6 75.9 78.4 79.4 84.6 85.4 68.0 75.0 79.3 78.7 82.3 84.9",
-    "condenser": "72.7 78.3 80.1 82.5 85.8 86.8 74.3 78.9 81.0 82.2 85.2 86.1",
-}
-PRINTED = {
-    "condenser/table1": cells(
-        STSB, {"bert": "68.6 71.4 82.5", "nli": "76.4 76.8 84.7", "condenser": "76.6 77.8 85.6"}
-    ),
-    "condenser/table2": cells(SECTIONS, {"bert": "0.72 0.75 0.80", "condenser": "0.73 0.76 0.80"}),
-    "condenser/table3": cells(in_full(*QA), BM25_ON_QA, 100)
-    | cells(
-        by_size(*QA),
-        {**LOW_QA, "ict": "72.9 78.4 80.9 83.7 85.9 87.4 73.4 77.9 79.7 82.3 84.8 85.3"},
-        100,
-    ),
-    "condenser/table4": cells(
-        in_full(*QA),
-        {
-            **BM25_ON_QA,
-            "dpr": "78.4 85.4 79.3 84.9",
-            "dpr-mined": "81.3 87.3 80.7 85.8",
-            "condenser": "83.2 88.4 81.9 86.2",
-        },
-        100,
-    ),
-    "condenser/table5": cells(in_full(*DEV_AND_DL19), {"bm25": "0.184 0.853 0.506"})
-    | cells(
-        by_size(*DEV_AND_DL19),
-        {
-            "bert": "0.156 0.228 0.309 0.786 0.878 0.938 0.424 0.555 0.612",
-            "ict": "0.175 0.251 0.307 0.847 0.905 0.945 0.519 0.585 0.624",
-            "condenser": "0.192 0.258 0.338 0.852 0.914 0.961 0.530 0.591 0.648",
-        },
-    ),
-    "condenser/table6": cells(
-        in_full(*DEV_AND_DL19),
-        {
-            "bm25": "0.189 0.853 0.506",
-            "bert": "0.309 0.938 0.612",
-            "bert-mined": "0.334 0.955 0.656",
-            "condenser": "0.366 0.974 0.698",
-        },
-    ),
-    "condenser/table7": cells(
-        in_full(DEV[0]),
-        {
-            "cross-batch": "0.333",
-            "hard-negatives": "0.260",
-            "denoised": "0.364",
-            "condenser": "0.338",
-            "condenser-mined": "0.366",
-        },
-    ),
-    "condenser/table8": cells(
-        in_full(*DOCUMENTS),
-        {
-            "bm25": "0.230 0.519",
-            "bert": "0.340 0.546",
-            "condenser": "0.375 0.569",
-            "condenser-mined": "0.404 0.597",
-        },
-    ),
-    "co/table1": cells(
-        in_full(*DEV, *NQ_AND_TRIVIA_FROM_5),
-        {
-            "bm25": "18.7 85.7 - 59.1 73.7 - 66.9 76.7",
-            "dpr": "- - - 74.4 85.3 - 79.3 84.9",
-            "condenser": "36.6 97.4 - 83.2 88.4 - 81.9 86.2",
-            "cocondenser": "38.2 98.4 75.8 84.3 89.0 76.8 83.2 87.3",
-        },
-        100,
-    ),
-    "co/table2": {},
-    "co/table3": cells(
-        in_full(*DEV_AT_100),
-        {
-            "bert-hard": "33.4 85.1 95.4",
-            "cocondenser-hard": "38.2 91.3 98.4",
-            "cocondenser-soft": "39.1 91.9 98.6",
-        },
-        100,
-    ),
-    "co/table4": cells(
-        in_full(*DEV_AT_100),
-        {"condenser": "36.6 89.4 97.4", "contrastive": "36.7 90.3 98.0", "both": "38.2 91.3 98.4"},
-        100,
-    ),
-    "co/table5": cells(
-        in_full(*DEV),
-        {
-            "cross-batch": "33.3 -",
-            "hard-negatives": "26.0 -",
-            "denoised": "36.4 -",
-            "condenser-round1": "33.8 96.1",
-            "condenser": "36.6 97.4",
-            "cocondenser-round1": "35.7 97.8",
-            "cocondenser": "38.2 98.4",
-        },
-        100,
-    ),
-    "draft/table1": cells(STSB, {"bert": "68.6 71.4 82.5", "condenser": "76.6 77.8 85.6"}),
-    "draft/table2": cells(SECTIONS, {"bert": "0.72 0.75 0.80", "condenser": "0.73 0.76 0.80"}),
-    "draft/table3": cells(in_full(*QA), BM25_ON_QA, 100) | cells(by_size(*QA), LOW_QA, 100),
-    "draft/table4": cells(in_full(*DEV_AT_100), {"bm25": "0.184 0.657 0.853"})
-    | cells(
-        by_size(*DEV_AT_100),
-        {
-            "bert": "0.146 0.221 0.305 0.539 0.688 0.810 0.749 0.860 0.933",
-            "condenser": "0.175 0.251 0.320 0.621 0.737 0.829 0.820 0.898 0.944",
-            "continued": "0.193 0.265 0.335 0.653 0.760 0.857 0.842 0.911 0.958",
-        },
-    ),
-    "abs/table1": cells(
-        BY_MODEL,
-        {
-            "bert": "4.640 0.422 0.137",
-            "roberta": "3.491 0.494 0.198",
-            "condenser": "2.376 0.592 0.253",
-        },
-    ),
-    "abs/table2": {},  # an image
-    "abs/table3": cells(
-        BY_MODEL,
-        {
-            "bert": "2.514 0.503 0.186",
-            "roberta": "2.256 0.592 0.235",
-            "condenser": "1.946 0.627 0.281",
-        },
-    ),
-    "abs/table4": by_batches(
-        {
-            "sequential": "0.561 0.200",
-            "random": "0.577 0.177",
-            "bm25": "0.623 0.270",
-            "encode": "0.629 0.281",
-            "beam": "0.611 0.250",
-        }
-    ),
-}
+def outs(table):
+    return [goal.step.out for goal in goals_of(table, [], RECIPES)]
 
 
-def published(table):
-    """Returns the figures of a table by row, recipe and measure."""
-    return {
-        (name, test, measure): figure
-        for name, row in table["rows"].items()
-        for test, figures in row["published"].items()
-        for measure, figure in figures.items()
-    }
+def test_a_test_measures_what_the_recipe_makes_of_the_arguments():
+    row = {"recipe": "m.trained", "with": {"model": "a"}, "published": {"m.scored": {"M": 0.5}}}
+    (goal,) = goals_of({"rows": {"r": row}, "against": "s"}, [], RECIPES)
+    step = Step("a-1-0.json")
+    assert goal == Goal(row="r", test="m.scored", step=step, figures={"M": 0.5}, against="s")
 
 
-def test_every_table_and_every_figure_of_measurements_has_its_number():
-    for paper, (n_tables, figures) in NUMBERS.items():
-        wanted = [f"table{i}" for i in range(1, n_tables + 1)] + [f"figure{i}" for i in figures]
-        listed = [name for name in PAPERS[paper]["tables"] if name.startswith(("table", "figure"))]
-        assert listed == wanted
-    assert NUMBERS.keys() == PAPERS.keys()
+def test_without_a_recipe_a_test_gets_the_arguments():
+    assert outs({"rows": {"r": {"with": {"size": 3}, "measured": {"m.drawn": {}}}}}) == [
+        "drawn-3.svg"
+    ]
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_figures_are_those_that_the_paper_prints(name):
-    found = {key: value for key, value in published(TABLES[name]).items() if value is not None}
-    assert found == pytest.approx(PRINTED[name], rel=1e-12)
+def test_a_row_takes_precedence_over_its_table_and_a_test_over_its_row():
+    row = {"with": {"model": "b"}, "published": {"m.scored": {}}, "against": "t"}
+    table = {"recipe": "m.trained", "with": {"model": "a", "size": 2}, "against": "s"}
+    assert outs(table | {"rows": {"r": row}}) == ["b-2-0.json"]
+    own = row | {"m.scored": {"recipe": "m.scored", "with": {"model": "c"}}}
+    with pytest.raises(TypeError, match=r"scored\(\) got an unexpected keyword argument 'model'"):
+        outs(table | {"rows": {"r": own}})
+    own = row | {"m.scored": {"with": {"model": "c"}}, "m.drawn": {"with": {"model": "d"}}}
+    assert outs(table | {"rows": {"r": own}}) == ["c-2-0.json"]
+    goals = goals_of(table | {"rows": {"r": row, "q": row | {"against": "u"}}}, [], RECIPES)
+    assert [goal.against for goal in goals] == ["t", "u"]
 
 
-def test_every_printed_table_is_typed_here():
-    tables = [f"{paper}/{name}" for paper, file in PAPERS.items() for name in file["tables"]]
-    assert {name for name in tables if "/table" in name} == PRINTED.keys()
+def test_seeds_are_arguments_unless_a_row_has_none():
+    row = {"recipe": "m.trained", "with": {"model": "a"}, "published": {"m.scored": {}}}
+    rows = {"r": row, "once": row | {"seeds": []}}
+    assert outs({"seeds": [3, 4], "rows": rows}) == ["a-1-3.json", "a-1-4.json", "a-1-0.json"]
 
 
-def test_a_figure_is_missing_only_where_a_row_is_ours_or_the_table_says_why():
-    for table in TABLES.values():
-        for name, row in table["rows"].items():
-            figures = [
-                figure
-                for measures in (row.get("published") or row["measured"]).values()
-                for figure in measures.values()
-            ]
-            if None in figures:
-                assert "ours" in row or "why" in table, (table["title"], name)
-            if "ours" in row:
-                assert set(figures) == {None}, (table["title"], name)
-        assert table["title"]
-        assert table["tolerance"]
+def test_a_row_that_is_not_there_is_named():
+    table = {"rows": {"r": {"published": {}}, "s": {"published": {}}}}
+    with pytest.raises(UserError, match=r"no row 'q': did you mean r or s\?"):
+        goals_of(table, ["q"], RECIPES)
 
 
-def test_the_contrastive_loss_alone_is_measured_wherever_cocondenser_is():
-    for table_name, table in TABLES.items():
-        if is_ours(table) and table_name != "ours/attention":  # which compares no results
-            rows = {row.lower(): content["measured"] for row, content in table["rows"].items()}
-            shown = [row for row in rows if "cocondenser" in row]
-            # `adapt` trains the contrastive loss alone.
-            alone = [row for row in rows if "contrastive" in row or row == "adapted"]
-            assert not shown or alone, table_name
-            figures = [value for row in shown + alone for test in rows[row].values()
-                       for value in test.values()]  # fmt: skip
-            assert None not in figures, table_name
+# ---- how it compares ----
 
 
-def test_what_is_left_out_has_a_reason():
-    for content in [*PAPERS.values(), *TABLES.values()]:
-        for what, reason in content.get("not_repeated", {}).items():
-            assert what
-            assert reason
-    for paper in PAPERS.values():
-        assert paper["read"]
+def test_figures_are_compared_within_the_tolerance(tmp_path):
+    def goal(row, seed, *values, figure=0.382):
+        file = tmp_path / f"{row}-{seed}.json"
+        per_query = {f"q{i}": {"MRR@10": value} for i, value in enumerate(values)}
+        mean = {"MRR@10": sum(values) / len(values)}
+        file.write_text(json.dumps({"mean": mean, "per_query": per_query}))
+        return Goal(row, "dev", Step(str(file)), {"MRR@10": figure}, "best")
+
+    goals = [
+        *(goal("good", seed, 0.377 + seed, 0.377 - seed) for seed in range(2)),
+        goal("best", 0, *[0.9] * 2),
+        goal("bad", 0, 0.37, 0.38),
+        goal("new", 0, *[0.5] * 2, figure=None),
+    ]
+    missing = Goal("late", "dev", Step(f"{tmp_path}/late.json"), {"MRR@10": 0.1}, "best")
+    good, best, bad, new, late = compare_goals([*goals, missing], 0.005, FOLDERS)
+    assert (good.measured, good.deviation) == (pytest.approx(0.377), pytest.approx(0.0))
+    assert good.difference == pytest.approx(-0.005)
+    assert good.within
+    assert (best.p, best.deviation) == (None, None)
+    assert (bad.within, bad.difference) == (False, pytest.approx(-0.007))
+    assert (new.published, new.difference, new.within) == (None, None, None)
+    assert new.p == 0.5  # two queries, both worse: 2 of 4 assignments of signs
+    assert (late.measured, late.published, late.within) == (None, 0.1, None)
+    assert compare_goals(goals[3:4], 0.01, FOLDERS)[0].within
 
 
-def test_losses_are_compared_after_hard_negatives():
-    """Gao & Callan, table 4: its first and last rows are rows of table 5 with hard negatives."""
-    table4, table5 = published(TABLES["co/table4"]), published(TABLES["co/table5"])
-    for row4, row5 in (("condenser", "condenser"), ("both", "cocondenser")):
-        for measure in ("MRR@10", "Recall@1000"):
-            assert table4[row4, "marco_dev", measure] == table5[row5, "marco_dev", measure]
-    assert TABLES["co/table4"]["with"] == {"retriever": "marco_round2"}
-    rows = TABLES["co/table4"]["rows"]
-    models = [rows[name]["with"]["model"] for name in ("condenser", "contrastive", "both")]
-    assert models == ["condenser", "contrastive_marco", "cocondenser_marco"]
+def test_deviation_and_test_are_over_seeds(tmp_path):
+    goals = []
+    for row, shift in (("a", 0.0), ("b", 0.1)):
+        for seed, mean in enumerate((0.2, 0.4, 0.6)):
+            file = tmp_path / f"{row}{seed}.json"
+            per_query = {f"q{i}": {"M": mean + shift} for i in range(10)}
+            file.write_text(json.dumps({"mean": {"M": mean + shift}, "per_query": per_query}))
+            goals.append(Goal(row, "t", Step(str(file)), {"M": None}, "a"))
+    first, second = compare_goals(goals, 0.0, FOLDERS)
+    assert (first.measured, first.deviation) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert first.p is None
+    assert second.p == pytest.approx(2 / 2**10)  # ten queries, all better
 
 
-def test_documents_are_ranked_without_mined_negatives_but_in_the_last_row():
-    table = TABLES["condenser/table8"]
-    retrievers = [(table["with"] | row["with"])["retriever"] for row in table["rows"].values()]
-    assert retrievers[1:] == ["docs_round1", "docs_round1", "docs_round2"]
+def test_p_is_corrected_for_all_tests_that_are_printed(tmp_path):
+    goals = []
+    for row, n_worse in (("best", 0), ("good", 4), ("bad", 8), ("alike", 1)):
+        file = tmp_path / f"{row}.json"
+        values = [0.2] * n_worse + [0.4] * (40 - n_worse)
+        per_query = {f"q{i}": {"M": value, "N": 0.5} for i, value in enumerate(values)}
+        mean = {"M": sum(values) / 40, "N": 0.5}
+        file.write_text(json.dumps({"mean": mean, "per_query": per_query}))
+        goals.append(Goal(row, "t", Step(str(file)), {"M": 0.4, "N": None}, "best"))
+    compared = {(one.row, one.metric): one for one in compare_goals(goals, 0.0, FOLDERS)}
+    assert compared["best", "M"].corrected_p is None
+    # Of 2^4 and 2^8 assignments of signs, two are as extreme; a single difference tells nothing.
+    p_values = {"good": 0.125, "bad": 2 / 2**8, "alike": 1.0}
+    for row, p in p_values.items():
+        assert compared[row, "M"].p == pytest.approx(p)
+        assert compared[row, "N"].p == 1.0
+    assert compared["bad", "M"].corrected_p == pytest.approx(6 * 2 / 2**8)
+    assert compared["good", "M"].corrected_p == pytest.approx(5 * 0.125)
+    assert compared["alike", "M"].corrected_p == 1.0
 
 
-def test_a_figure_of_several_models_draws_the_rows_of_its_table():
-    """The draft's figures 2 to 4 show what its tables 1, 3 and 4 print, by size."""
-    for table, recipe, test in (
-        ("table1", "stsb_by_size", "stsb"),
-        ("table3", "nq_by_size", "nq"),
-        ("table4", "marco_by_size", "marco_dev"),
-    ):
-        drawn = list(RECIPES[recipe]["needs"].values())
-        assert {need["recipe"] for need in drawn} == {test}
-        rows = [
-            row["with"]
-            for name, row in TABLES[f"draft/{table}"]["rows"].items()
-            if "ours" not in row and name != "bm25"
-        ]
-        without_recipe = [{k: v for k, v in need.items() if k != "recipe"} for need in drawn]
-        assert without_recipe == rows
-
-
-def last_command(table, row):
-    """Returns the words of the command that makes what a row measures."""
-    *_, step = resolve_rows(TABLES[table], [row], Path("W"), Path("D"))[1].values()
-    return step.commands[-1]
-
-
-def test_neighbourhoods_are_those_of_round_2_in_round_1():
-    """Gao & Callan, equation 17 and figure 3: n is 50 and 100, of MS MARCO's dev queries."""
-    for row, model in (("bert", "bert"), ("cocondenser", "cocondenser_marco")):
-        words = last_command("co/figure3", row)
-        flags = neighbourhood.make_parser().parse_args(words[3:])
-        assert flags.n == [50, 100]
-        for stage, run in ((1, *flags.stage1), (2, flags.stage2)):
-            assert run.name == "dev.small.trec"
-            assert run.parent.name.startswith(f"round{stage}")
-            assert model in run.parts[2]
-
-
-def test_soft_labels_are_a_cross_encoders_scores_in_round_2():
-    steps = resolve_rows(TABLES["co/table3"], ["cocondenser-soft"], Path("W"), Path("D"))[1]
-    commands = [command for step in steps.values() for command in step.commands]
-    (taught,) = (words for words in commands if "--config.loss.name=soft_labels" in words)
-    assert "--config=configs/finetune.py:marco_round2" in taught
-    labels = next(word for word in taught if word.startswith("--config.loss.teacher_run="))
-    negatives = next(word for word in taught if word.startswith("--config.data.negatives_run="))
-    (scored,) = (words for words in commands if "--with_positives" in words)
-    assert scored[:2] == ["cocondenser", "rerank"]
-    assert labels.replace("--config.loss.teacher_run", "--run_out") in scored
-    assert negatives.replace("--config.data.negatives_run", "--run") in scored
-    # What has no score teaches nothing.
-    drawn = load_config("configs/finetune.py:marco_round2", tasks=FINE_TUNING, complete=False)
-    assert f"--depth={drawn.data.negatives_depth}" in scored
-
-
-def test_ten_epochs_of_losses_are_drawn_logarithmically():
-    """The draft, figure 5: about 60,000 questions (5.3) in batches of 128."""
-    flags = curves.make_parser().parse_args(last_command("draft/figure5", "loss")[3:])
-    assert flags.until == round(10 * 60000 / 128)
-    assert flags.log_y
-    assert [name for name, _ in flags.run] == ["BERT", "BERT + CD"]
+def test_p_at_its_floor_is_printed_as_a_bound():
+    one = Comparison("a", "t", "M", 0.5, None, 0.5, 0.0, True, 2 / 10_001, 4 / 10_001)
+    other = one._replace(row="b", p=0.5, corrected_p=0.5)
+    untested = one._replace(row="c", p=None, corrected_p=None)
+    cells = [line[-3:] for line in comparison_cells([one, other, untested])]
+    assert cells == [["yes", "≤ 0.0002", "≤ 0.0004"], ["yes", "0.5", "0.5"], ["yes", "", ""]]

@@ -1,4 +1,4 @@
-"""Tiny copies of all that the recipes of papers/ read, and settings that make their runs tiny."""
+"""Tiny copies of all that recipes read, and settings that make their runs tiny."""
 
 import csv
 import gzip
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
+from experiments import alternatives
 from papers import (
     abs_beam,
     abs_data,
     abs_rank,
-    alternatives,
     answers,
     dpr,
     project,
@@ -24,6 +24,7 @@ from papers import (
     triples,
 )
 from papers.figures import attention, curves, neighbourhood, sizes
+from papers.steps import Folders
 from tests.world import TINY, WORDS, as_flags, write_beir
 
 N_PASSAGES, N_TRAIN, N_TEST = 60, 24, 8
@@ -51,15 +52,15 @@ SMALLER = {
     "adapt": "--config.train.steps=2 --config.data.length=16 --config.data.batch_size=8"
     " --config.probe.documents=6",
     "papers.abs_data": "--dev=3 --test=4",
-    "papers.alternatives": "--core_minutes=0",
+    "experiments.alternatives": "--core_minutes=0",
     "papers.figures.attention": "--n_texts=8 --passage_length=16",
     "papers.figures.neighbourhood": "--n=5,10",
 }
 # Scripts with the flags of `finetune`, and with flags of their own.
-FINE_TUNING = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
+FINE_TUNING_SCRIPTS = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
 SCRIPTS = {
+    "experiments.alternatives": alternatives,
     "papers.abs_data": abs_data,
-    "papers.alternatives": alternatives,
     "papers.answers": answers,
     "papers.dpr": dpr,
     "papers.figures.attention": attention,
@@ -74,8 +75,8 @@ SCRIPTS = {
 
 def execute(command):
     """Runs a command of a recipe in this process, made tiny."""
-    if command[2] in FINE_TUNING:
-        main_of = FINE_TUNING[command[2]].main
+    if command[2] in FINE_TUNING_SCRIPTS:
+        main_of = FINE_TUNING_SCRIPTS[command[2]].main
         return main_of([*command[3:], *_smaller(["finetune", *command[3:]])])
     if command[:2] == ["python", "-m"]:
         SCRIPTS[command[2]].main([*command[3:], *_smaller(command[2:])])
@@ -142,8 +143,9 @@ def _values(command, flag):
     return [word.partition("=")[2] for word in command if word.startswith(f"{flag}=")]
 
 
-def write_data(data, workdir):
-    """Writes the data that people get, and into `workdir` what the quickstart makes."""
+def write_data(folder):
+    """Writes the data that people get, and what the quickstart makes; returns both folders."""
+    data, workdir = folder / "data", folder / "work"
     rng = random.Random(0)
     texts = [_text(rng, 3) for _ in range(N_PASSAGES)]
     queries = [" ".join(rng.sample(texts[i].split(), 4)) for i in range(N_TRAIN + N_TEST)]
@@ -165,6 +167,7 @@ def write_data(data, workdir):
     )
     _lines(data / "xquad" / "answers.jsonl", answers)
     _write_quickstart(data, workdir)
+    return Folders(workdir, data)
 
 
 def _text(rng, n_sentences):

@@ -1,8 +1,8 @@
 """What do tests without judgments say of an adapted model, and are they right?
 
-  python -m papers.signals --adapted=runs/papers/adapt/scifact-0 --data=data/scifact \
+  python -m experiments.signals --adapted=runs/experiments/adapt/scifact-0 --data=data/scifact \
     --json_out=signals-scifact.json
-  python -m papers.signals --summary signals-*.json --json_out=benchmarks/results/signals.json
+  python -m experiments.signals --summary signals-*.json --json_out=benchmarks/results/signals.json
 
 `--adapted` is a folder of `adapt`. For each alpha, how much of the change of the weights is kept,
 the changed model is compared with the published one, alone and fused with BM25, by nDCG@10 and the

@@ -1,6 +1,6 @@
 """Train TSDAE or SimCSE, the alternatives to `adapt`, with sentence-transformers.
 
-  python -m papers.alternatives simcse --model=MINILM --corpus=DATA --core_minutes=10 --out=FOLDER
+  python -m experiments.alternatives simcse --model=MINILM --corpus=DATA --core_minutes=10 --out=OUT
 
 This command trains a model on the passages of a collection for the given minutes of CPU time, with
 batches of 32 passages of up to 128 tokens, the settings of `adapt`. SentenceTransformer and

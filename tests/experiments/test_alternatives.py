@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from cocondenser_jax.retrieval.models import load_retriever
-from papers import alternatives
+from experiments import alternatives
 from tests.world import WORDS, write_beir
 
 

@@ -10,7 +10,7 @@ import pytest
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
-from papers import signals
+from experiments import signals
 from tests.world import WORDS, write_beir, write_tokenizer
 
 N = 150

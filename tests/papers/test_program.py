@@ -1,4 +1,4 @@
-"""`python -m papers.reproduce`: what it prints, refuses and runs."""
+"""The programs that repeat rows: what they print, refuse and run."""
 
 import json
 import os
@@ -9,13 +9,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from papers import reproduce
-from papers.reproduce import _execute, main
+from papers import commands
+from papers.program import Study, execute, run_program
+from papers.reproduce import PAPERS, main
+from papers.steps import Step
+from papers.tables import load_tables
 
-TABLES, _ = reproduce.load_manifest()
+TABLES = load_tables(PAPERS.folder)
 
 
 def test_list_names_tables_rows_and_what_is_left_out(capsys):
@@ -81,25 +85,25 @@ def test_a_mistake_is_one_line(words, said, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_row_runs_in_processes_of_its_own(beir, tmp_path, monkeypatch, capfd):
-    words = "cocondenser evaluate --run={run} --qrels={beir}/qrels/train.tsv --json_out={out}"
-    recipes = {
-        "beir": {"out": beir.name, "get": "nowhere"},
-        "run": {
-            "needs": {"beir": None},
-            "out": "bm25.trec",
-            "run": ["cocondenser bm25 --data={beir} --split=train --run_out={out}"],
-        },
-        "test": {"needs": {"run": None, "beir": None}, "out": "{run}.json", "run": [words]},
-    }
-    table = {
-        "title": "t",
-        "tolerance": 0.1,
-        "rows": {"bm25": {"published": {"test": {"MRR@10": 0.3}}}},
-    }
-    monkeypatch.setattr(reproduce, "load_manifest", lambda: ({"a/b": table}, recipes))
-    command = ["a/b", f"--workdir={tmp_path}", f"--data={beir.parent}"]
-    main([*command, f"--json_out={tmp_path}/compared.json"])
+def test_a_row_runs_in_processes_of_its_own(beir, tmp_path, capfd):
+    def bm25(*flags):
+        data = Step(f"$DATA/{beir.name}", get="nowhere")
+        out = "$WORK/bm25.trec"
+        run = Step(out, [commands.bm25(data.out, out, "--split=train")], [data])
+        evaluate = commands.evaluate(out, f"{data.out}/qrels/train.tsv", *flags, f"{out}.json")
+        return Step(f"{out}.json", [evaluate], [run, data])
+
+    recipes = SimpleNamespace(good=lambda: bm25("MRR@10"), bad=lambda: bm25("XX"))
+    (tmp_path / "a.yaml").write_text(
+        "tables: {b: {title: t, tolerance: 0.1, rows: {"
+        "bm25: {published: {of.good: {MRR@10: 0.3}}}, bad: {published: {of.bad: {}}}}}}"
+    )
+    study = Study("a study", tmp_path, {"of": recipes}, example="a/b", workdir=tmp_path)
+
+    def reproduce(row, *flags):
+        run_program(study, "It repeats.", ["a/b", f"--row={row}", f"--data={beir.parent}", *flags])
+
+    reproduce("bm25", f"--json_out={tmp_path}/compared.json")
     printed = capfd.readouterr().out
     assert f"$ cocondenser bm25 --data={beir}" in printed
     (compared,) = json.loads((tmp_path / "compared.json").read_text())
@@ -107,24 +111,23 @@ def test_a_row_runs_in_processes_of_its_own(beir, tmp_path, monkeypatch, capfd):
     assert compared["measured"] == measured > 0.5
     assert compared["difference"] == pytest.approx(measured - 0.3)
     assert not compared["within"]
-    assert f"bm25 test MRR@10    {measured:.4f}" in printed
-    main(command)
+    assert f"bm25 of.good MRR@10    {measured:.4f}" in printed
+    reproduce("bm25")
     assert "$ cocondenser" not in capfd.readouterr().out
     (tmp_path / "bm25.trec.json").unlink()
-    recipes["test"]["run"] = [f"{words} --metrics=XX"]
     with pytest.raises(SystemExit, match="2"):
-        main(command)
+        reproduce("bad")
     assert "exit status 2: cocondenser evaluate" in capfd.readouterr().err
 
 
 def test_programs_of_a_recipe_run_with_this_python(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert (
-        _execute(["python", "-c", f"import sys; sys.exit(sys.executable != {sys.executable!r})"])
+        execute(["python", "-c", f"import sys; sys.exit(sys.executable != {sys.executable!r})"])
         == 0
     )
-    assert _execute(["cocondenser", "--version"]) == 0
-    assert _execute(["cocondenser", "nothing"]) == 2
+    assert execute(["cocondenser", "--version"]) == 0
+    assert execute(["cocondenser", "nothing"]) == 2
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback():
@@ -157,7 +160,7 @@ def test_a_request_to_end_reaches_the_command(tmp_path, monkeypatch):
     try:
         threading.Thread(target=ask).start()
         with pytest.raises(SystemExit):
-            _execute(["cocondenser", "pretrain"])
+            execute(["cocondenser", "pretrain"])
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (tmp_path / "python.ended").exists()

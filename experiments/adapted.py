@@ -1,0 +1,135 @@
+"""What `adapt` does to all-MiniLM-L6-v2, and what one might train instead for as long."""
+
+from typing import NamedTuple
+
+from experiments.data import MINILM, collection
+from papers import commands
+from papers.commands import Settings
+from papers.steps import Step, part
+
+CORE_MINUTES = 10  # of TSDAE and SimCSE
+
+
+class Ranked(NamedTuple):
+    """A run of the test queries of a collection."""
+
+    run: Step
+    data: Step
+
+
+def _adapted(data: str, length: int = 128, seed: int = 0) -> Step:
+    """The folder of `adapt`: the model as published and adapted, their runs and that of BM25."""
+    folder = collection(data).out
+    out = f"$WORK/adapt/{data}-{seed}"
+    command = commands.words(
+        "cocondenser adapt",
+        f"--corpus={folder}",
+        f"--model={MINILM.out}",
+        f"--workdir={out}",
+        f"--data={folder}",
+        f"--config.data.length={length}",
+        f"--config.seed={seed}",
+    )
+    return Step(out, [command], needs=[MINILM, collection(data)], done="results.json")
+
+
+# ---- what ranks ----
+
+
+def run(data: str, ranking: str, length: int = 128, seed: int = 0) -> Ranked:
+    """A run that `adapt` has made, such as published/test."""
+    return Ranked(part(_adapted(data, length, seed), f"{ranking}.trec"), collection(data))
+
+
+def alternative(data: str, method: str, fused: bool = False) -> Ranked:
+    """The run of the model after TSDAE or SimCSE, perhaps fused with that of BM25."""
+    folder = collection(data)
+    out = f"$WORK/adapt/{data}-{method}"
+    command = commands.words(
+        f"python -m experiments.alternatives {method}",
+        f"--model={MINILM.out}",
+        f"--corpus={folder.out}",
+        f"--core_minutes={CORE_MINUTES}",
+        f"--out={out}",
+    )
+    return _run_of(Step(out, [command], needs=[MINILM, folder]), data, fused)
+
+
+def pretrained(data: str, method: str, steps: int, fused: bool = False) -> Ranked:
+    """The run of the model after another objective of `pretrain`, on the spans of `adapt`."""
+    spans = _adapted(data)
+    out = f"$WORK/adapt/{data}-{method}"
+    settings: Settings = {
+        "data.store": f"{spans.out}/store",
+        "warm_start": MINILM.out,
+        "train.objective": method,
+        "train.chunk_size": 0,
+        "train.steps": steps,
+    }
+    model = Step(out, commands.pretrain("configs/adapt.py", out, settings), needs=[MINILM, spans])
+    return _run_of(model, data, fused)
+
+
+def _run_of(model: Step, data: str, fused: bool) -> Ranked:
+    folder = collection(data)
+    out = f"{model.out}.trec"
+    embeddings = f"{out}.embeddings"
+    encode = commands.encode(model.out, folder.out, embeddings, "--passage_length=256")
+    flags = "--split=test", "--depth=100"
+    retrieve = commands.retrieve(embeddings, model.out, folder.out, out, *flags)
+    dense = Step(out, [encode, retrieve], needs=[model, folder])
+    return Ranked(_fused(dense, _adapted(data)) if fused else dense, folder)
+
+
+def labeled(
+    data: str, model: str, labels: int, epochs: int, fused: bool = False, seed: int = 0
+) -> Ranked:
+    """The run of the model, published or adapted, after training with in-batch negatives."""
+    folder = collection(data)
+    start = _adapted(data, seed=seed)
+    tuned = f"{start.out}-{model}-{labels}"
+    settings: Settings = {
+        "model.folder": f"{start.out}/{model}/model",
+        "data.folder": folder.out,
+        "loss.scale": 20,
+        "data.train_queries": labels,
+        "data.negatives_per_query": 0,
+        "data.batch_size": 32,
+        "train.epochs": epochs,
+        "optimizer.learning_rate": "2e-5",
+        "seed": seed,
+    }
+    command = commands.finetune("configs/finetune.py", tuned, settings)
+    trained = Step(tuned, [command], needs=[start, folder], done="retriever")
+
+    retriever, embeddings = f"{tuned}/retriever", f"{tuned}/embeddings"
+    out = f"{tuned}/test.trec"
+    encode = commands.encode(retriever, folder.out, embeddings, "--passage_length=256")
+    flags = "--split=test", "--depth=100"
+    retrieve = commands.retrieve(embeddings, retriever, folder.out, out, *flags)
+    dense = Step(out, [encode, retrieve], needs=[trained, folder])
+    return Ranked(_fused(dense, start) if fused else dense, folder)
+
+
+def _fused(run: Step, adapted: Step) -> Step:
+    """A run fused with that of BM25, as `adapt` fuses."""
+    out = f"{run.out}.fused.trec"
+    command = commands.words(
+        "cocondenser fuse",
+        f"--run={adapted.out}/bm25.trec",
+        f"--run={run.out}",
+        "--method=min_max",
+        f"--run_out={out}",
+    )
+    return Step(out, [command], needs=[run, adapted])
+
+
+# ---- how it is measured ----
+
+
+def on_test(ranked: Ranked) -> Step:
+    """Measures a run of the test queries."""
+    out = f"{ranked.run.out}.json"
+    qrels = f"{ranked.data.out}/qrels/test.tsv"
+    command = commands.evaluate(ranked.run.out, qrels, "MRR@10,nDCG@10,Recall@100", out)
+    return Step(out, [command], needs=[ranked.run, ranked.data])

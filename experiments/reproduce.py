@@ -1,0 +1,41 @@
+"""Repeat one of our own studies, or a row of it, and compare with what we measured.
+
+  python -m experiments.reproduce --list
+  python -m experiments.reproduce ours/quickstart --row=contrastive --dry_run
+
+The .yaml files beside this one hold the tables of docs/results.md and docs/adapt.md, like those of
+papers/. Their rows name functions of the modules below.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments import adapted, mini, minilm, proof, quickstart, settings, small, tuned
+from papers.program import Study, end_on_signals, run_program
+
+EXPERIMENTS = Study(
+    program="python -m experiments.reproduce",
+    folder=Path(__file__).parent,
+    recipes={
+        "adapted": adapted,
+        "mini": mini,
+        "minilm": minilm,
+        "proof": proof,
+        "quickstart": quickstart,
+        "settings": settings,
+        "small": small,
+        "tuned": tuned,
+    },
+    example="ours/quickstart",
+    workdir=Path("runs/experiments"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the program."""
+    run_program(EXPERIMENTS, __doc__, argv)
+
+
+if __name__ == "__main__":
+    end_on_signals()
+    main()

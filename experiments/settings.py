@@ -1,0 +1,155 @@
+"""The quickstart's settings and objectives, one changed at a time.
+
+A recipe makes the folder of a retriever; `on_dev` and `on_test` measure it.
+"""
+
+from experiments.data import DOCSTRINGS, QUICKSTART
+from papers import commands
+from papers.commands import Settings
+from papers.steps import Step, part
+
+STAGE_1 = "configs/quickstart.py:condenser"
+STAGE_2 = "configs/quickstart.py:cocondenser"
+TEXT = f"{DOCSTRINGS.out}/pretrain.jsonl"
+STORE = part(QUICKSTART, "store")
+N_WORDS = 8192  # of the vocabulary
+FORMER_RATE = 0.001  # of stage 1
+
+
+# ---- both stages, with one setting changed ----
+
+
+def quickstart(words: int = N_WORDS, rate: float = FORMER_RATE, late: bool = True) -> Step:
+    """The quickstart's retriever with another vocabulary, learning rate or without late MLM."""
+    return _finetuned(_stage2(words, rate, late))
+
+
+def fine_tuned(rate: str, epochs: int = 1) -> Step:
+    """The retriever after fine-tuning with another learning rate, or for longer."""
+    start = _stage2(N_WORDS, FORMER_RATE, late=True)
+    out = f"$WORK/mini/docstrings/rates/{rate}-{epochs}"
+    settings: Settings = {
+        "model.folder": start.out,
+        "data.folder": DOCSTRINGS.out,
+        "optimizer.learning_rate": rate,
+        "train.epochs": epochs,
+    }
+    command = commands.finetune("configs/quickstart_finetune.py", out, settings)
+    return part(Step(out, [command], needs=[DOCSTRINGS, start], done="retriever"), "retriever")
+
+
+def stage1() -> Step:
+    """The retriever after stage 1 alone."""
+    return _finetuned(_stage1(N_WORDS, FORMER_RATE, late=True))
+
+
+def _store(words: int) -> Step:
+    tokenizer_folder = f"$WORK/mini/settings/{words}/tokenizer"
+    flags = f"--source={TEXT}", f"--size={words}", f"--out={tokenizer_folder}"
+    tokenizer = Step(
+        tokenizer_folder,
+        [commands.words("cocondenser vocabulary", *flags)],
+        needs=[QUICKSTART],
+    )
+    out = f"$WORK/mini/settings/{words}/store"
+    command = commands.corpus(TEXT, tokenizer.out, out, "--max_tokens=32")
+    return Step(out, [command], needs=[QUICKSTART, tokenizer])
+
+
+def _stage1(words: int, rate: float, late: bool) -> Step:
+    store = _store(words)
+    out = f"$WORK/mini/settings/{words}/{rate}-{late}/stage1"
+    settings: Settings = {
+        "data.store": store.out,
+        "optimizer.learning_rate": rate,
+        "model.late_mlm": late,
+        "probe.every": 0,
+    }
+    return Step(out, commands.pretrain(STAGE_1, out, settings), needs=[store])
+
+
+def _stage2(words: int, rate: float, late: bool) -> Step:
+    store, start = _store(words), _stage1(words, rate, late)
+    out = f"$WORK/mini/settings/{words}/{rate}-{late}/stage2"
+    settings: Settings = {
+        "data.store": store.out,
+        "warm_start": start.out,
+        "probe.every": 0,
+    }
+    return Step(out, commands.pretrain(STAGE_2, out, settings), needs=[store, start])
+
+
+# ---- objectives ----
+
+
+def further(objective: str, stage: str, rate: str) -> Step:
+    """300 steps of an objective on from a stage 1, whose MLM projection and head are trained."""
+    start = _stage1(N_WORDS, FORMER_RATE, late=True)
+    out = f"$WORK/mini/docstrings/further/{objective}-{rate}-300-0"
+    settings: Settings = {
+        "data.store": STORE.out,
+        "seed": 0,
+        "warm_start": start.out,
+        "train.objective": objective,
+        "train.steps": 300,
+        "optimizer.learning_rate": rate,
+        "probe.every": 0,
+    }
+    model = Step(
+        out,
+        commands.pretrain(f"configs/quickstart.py:{stage}", out, settings),
+        needs=[STORE, start],
+    )
+    return _finetuned(model, {"seed": 0})
+
+
+def first(objective: str, rate: str, masked: float = 0.15) -> Step:
+    """Stage 1 by another objective, or with more tokens masked."""
+    out = f"$WORK/mini/docstrings/first/{objective}-{rate}-{masked}-0"
+    settings: Settings = {
+        "data.store": STORE.out,
+        "seed": 0,
+        "train.objective": objective,
+        "data.mask_probability": masked,
+        "optimizer.learning_rate": rate,
+    }
+    model = Step(out, commands.pretrain(STAGE_1, out, settings), needs=[STORE])
+    return _finetuned(model, {"seed": 0})
+
+
+def _finetuned(model: Step, settings: Settings | None = None) -> Step:
+    """The folder of the retriever that the quickstart makes of a model."""
+    out = f"{model.out}.tuned"
+    inputs: Settings = {"model.folder": model.out, "data.folder": DOCSTRINGS.out}
+    command = commands.finetune(
+        "configs/quickstart_finetune.py", out, {**inputs, **(settings or {})}
+    )
+    return part(Step(out, [command], needs=[DOCSTRINGS, model], done="retriever"), "retriever")
+
+
+# ---- how they are measured ----
+
+
+def on_dev(retriever: Step) -> Step:
+    """Measures a retriever on the development queries."""
+    return _measured(retriever, "dev")
+
+
+def on_test(retriever: Step) -> Step:
+    """Measures it on the test queries; vectors that exist are kept."""
+    return _measured(retriever, "test")
+
+
+def _measured(retriever: Step, split: str) -> Step:
+    model, data = retriever.out, DOCSTRINGS.out
+    out = f"{model}.{split}.json"
+    embeddings, run = f"{model}.embeddings", f"{model}.{split}.trec"
+    return Step(
+        out,
+        [
+            commands.encode(model, data, embeddings),
+            commands.retrieve(embeddings, model, data, run, f"--split={split}"),
+            commands.evaluate(run, f"{data}/qrels/{split}.tsv", "MRR@10,Recall@100", out),
+        ],
+        needs=[DOCSTRINGS, retriever],
+    )

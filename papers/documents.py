@@ -1,0 +1,104 @@
+"""MS MARCO documents: 367,013 training queries, the first 512 tokens of 3,213,835 documents."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from papers import commands, models
+from papers.commands import Settings
+from papers.data import MSMARCO_DOCUMENTS
+from papers.steps import Step
+
+N_QUERIES = 367_013
+N_DOCUMENTS = 3_213_835
+DOCUMENT = 89.8e9  # floating-point operations to encode one, by BERT-base
+EIGHT_DOCUMENTS = 723.5e9  # and a query of 32 tokens
+CONFIG = "configs/finetune.py:marco_documents"
+
+Split = Literal["train", "dev", "dl19"]
+Ranker = Callable[[Split], Step]  # makes the run of a split
+
+
+def bm25() -> Ranker:
+    """BM25 of URL, title and body, with k1 0.9 and b 0.4."""
+    return _bm25_run
+
+
+def _bm25_run(split: Split) -> Step:
+    out = f"$WORK/msmarco-docs/bm25.{split}.trec"
+    command = commands.bm25(MSMARCO_DOCUMENTS.out, out, f"--split={split}", "--depth=100")
+    return Step(out, [command], needs=[MSMARCO_DOCUMENTS])
+
+
+def round1(model: str) -> Step:
+    """Round 1 on BM25's negatives (Condenser, 4.4)."""
+    return _trained(model, "round1", _bm25_run("train"))
+
+
+def round2(model: str) -> Step:
+    """Round 2, from the pre-trained model again, with what round 1 ranks high."""
+    return _trained(model, "round2", _mined(model))
+
+
+def _trained(model: str, name: str, negatives: Step) -> Step:
+    start = models.find(model)
+    out = f"$WORK/msmarco-docs/{model}/{name}"
+    settings: Settings = {
+        "model.folder": start.out,
+        "data.folder": MSMARCO_DOCUMENTS.out,
+        "data.negatives_run": negatives.out,
+    }
+    return Step(
+        out,
+        [commands.finetune(CONFIG, out, settings)],
+        needs=[start, MSMARCO_DOCUMENTS, negatives],
+        done="retriever",
+        flop=N_QUERIES * 3 * 3 * EIGHT_DOCUMENTS,
+    )
+
+
+def _mined(model: str) -> Step:
+    lexical = _bm25_run("train")
+    run = _dense(round1(model), "train")
+    out = f"$WORK/msmarco-docs/{model}/negatives.trec"
+    command = commands.mine(
+        [lexical.out, run.out], MSMARCO_DOCUMENTS.out, 100, out, "--split=train"
+    )
+    return Step(out, [command], needs=[MSMARCO_DOCUMENTS, lexical, run])
+
+
+def dev(ranked: Step | Ranker) -> Step:
+    """Measures a retriever, or what makes runs, on the development queries."""
+    return _measured(ranked, "dev", "MRR@100")
+
+
+def dl19(ranked: Step | Ranker) -> Step:
+    """Measures it on the 43 queries of TREC Deep Learning 2019."""
+    return _measured(ranked, "dl19", "nDCG@10")
+
+
+def _measured(ranked: Step | Ranker, split: Split, metrics: str) -> Step:
+    run = _dense(ranked, split) if isinstance(ranked, Step) else ranked(split)
+    out = f"{run.out}.json"
+    qrels = f"{MSMARCO_DOCUMENTS.out}/msmarco-doc{split}-qrels.tsv"
+    command = commands.evaluate(run.out, qrels, metrics, out)
+    return Step(out, [command], needs=[run, MSMARCO_DOCUMENTS])
+
+
+def _dense(retriever: Step, split: Split) -> Step:
+    embeddings = _embeddings(retriever)
+    model = f"{retriever.out}/retriever"
+    out = f"{retriever.out}/{split}.trec"
+    flags = f"--split={split}", "--depth=100"
+    command = commands.retrieve(embeddings.out, model, MSMARCO_DOCUMENTS.out, out, *flags)
+    return Step(out, [command], needs=[retriever, embeddings, MSMARCO_DOCUMENTS])
+
+
+def _embeddings(retriever: Step) -> Step:
+    model, out = f"{retriever.out}/retriever", f"{retriever.out}/embeddings"
+    return Step(
+        out,
+        [commands.encode(model, MSMARCO_DOCUMENTS.out, out, "--dtype=float16")],
+        needs=[retriever, MSMARCO_DOCUMENTS],
+        done="manifest.json",
+        flop=N_DOCUMENTS * DOCUMENT,
+    )

@@ -1,0 +1,240 @@
+"""Natural Questions and TriviaQA in DPR's files: about 60,000 questions, 21,015,324 passages."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from papers import commands, models
+from papers.commands import Settings
+from papers.data import DPR, DPR_HARD
+from papers.steps import Step
+
+N_QUESTIONS = 60_000
+N_HARD_QUESTIONS = 128_519
+N_PASSAGES = 21_015_324
+PASSAGE = 42.7e9  # floating-point operations to encode one of 256 tokens, by BERT-base
+TWO_PASSAGES = 90.5e9  # and a question of 32
+
+Name = Literal["nq", "trivia"]
+Split = Literal["train", "questions"]
+
+
+class Both(NamedTuple):
+    """The runs of the test questions of both data sets."""
+
+    nq: Step
+    trivia: Step
+
+
+def _both(run: Callable[[Name], Step]) -> Both:
+    return Both(run("nq"), run("trivia"))
+
+
+# ---- what ranks ----
+
+
+def bm25() -> Both:
+    """BM25 with Lucene's formula, k1 0.9 and b 0.4.
+
+    This is not DPR's BM25, whose figures the papers quote: with the same formula and parameters,
+    Pyserini gets 0.630 and 0.782 on NQ, 0.764 and 0.831 on TriviaQA
+    (castorini.github.io/pyserini, 2cr/odqa). DPR reports 0.591, 0.737, 0.669 and 0.767: they differ
+    by more than the tolerance of the tables.
+    """
+    return _both(_bm25_run)
+
+
+def _bm25_run(name: Name) -> Step:
+    data = questions(name, "questions")
+    out = f"$WORK/qa/{name}/bm25.trec"
+    return Step(out, [commands.bm25(data.out, out, "--depth=100")], needs=[data])
+
+
+def round1(model: str, queries: int = 0) -> Both:
+    """Round 1: 128 questions, 1 BM25 negative, 40 epochs, 1e-5, two towers, as DPR trains.
+
+    DPR's command has no weight decay and clips the norm of the gradient to 2; here they are 0.01
+    and 1. 40 epochs for any number of questions (Condenser, A.1).
+    """
+    return _both(lambda name: dense(trained_once(name, model, queries), name, "questions"))
+
+
+def trained_once(name: Name, model: str, queries: int = 0) -> Step:
+    """The retriever of round 1."""
+    start = models.find(model)
+    data = questions(name, "train")
+    out = f"$WORK/qa/{name}/{model}-{queries}/round1"
+    settings: Settings = {
+        "model.folder": start.out,
+        "data.folder": data.out,
+        "data.negatives_run": f"{data.out}/negatives.trec",
+        "data.train_queries": queries,
+        "train.epochs": 40,
+    }
+    return Step(
+        out,
+        [commands.finetune(f"configs/finetune.py:{name}", out, settings)],
+        needs=[start, data],
+        done="retriever",
+        flop=(queries or N_QUESTIONS) * 40 * 4 * TWO_PASSAGES,
+    )
+
+
+def round2(model: str) -> Both:
+    """Round 2, from the pre-trained model again, with what its round 1 mined."""
+    return _both(lambda name: dense(_trained_twice(name, model, model), name, "questions"))
+
+
+def round2_published(model: str) -> Both:
+    """Round 2 with the negatives that Condenser's paper has (4.3).
+
+    Natural Questions has those that DPR published, TriviaQA those that Condenser mined.
+    """
+    nq = _trained_on_published(model)
+    trivia = _trained_twice("trivia", model, miner="condenser")
+    return Both(dense(nq, "nq", "questions"), dense(trivia, "trivia", "questions"))
+
+
+def _trained_twice(name: Name, model: str, miner: str) -> Step:
+    """The release has 20 epochs of two files, BM25's and mined negatives.
+
+    Here a question draws from both, so 40.
+    """
+    start = models.find(model)
+    data = questions(name, "train")
+    negatives = _mined(name, miner)
+    out = f"$WORK/qa/{name}/{model}-0/round2"
+    settings: Settings = {
+        "model.folder": start.out,
+        "data.folder": data.out,
+        "data.negatives_run": negatives.out,
+        "data.train_queries": 0,
+    }
+    return Step(
+        out,
+        [commands.finetune(f"configs/finetune.py:{name}", out, settings)],
+        needs=[start, data, negatives],
+        done="retriever",
+        flop=N_QUESTIONS * 40 * 4 * TWO_PASSAGES,
+    )
+
+
+def _mined(name: Name, model: str) -> Step:
+    """What round 1 ranks high complements the negatives of BM25 (coCondenser, 3.4)."""
+    data = questions(name, "train")
+    run = dense(trained_once(name, model), name, "train")
+    out = f"$WORK/qa/{name}/{model}-0/negatives.trec"
+    runs = [f"{data.out}/negatives.trec", run.out]
+    drop = commands.words(
+        "python -m papers.answers drop",
+        f"--run={out}.all",
+        f"--answers={data.out}/answers.jsonl",
+        f"--corpus={data.out}",
+        f"--out={out}",
+    )
+    mine = commands.mine(runs, data.out, 100, f"{out}.all", "--split=train")
+    return Step(out, [mine, drop], needs=[data, run])
+
+
+def _trained_on_published(model: str) -> Step:
+    """20 x 128,519 / 128 = 20,081 steps (Condenser, 4.3)."""
+    start = models.find(model)
+    data = _published()
+    out = f"$WORK/qa/nq/{model}/round2-dpr"
+    settings: Settings = {
+        "model.folder": start.out,
+        "data.folder": data.out,
+        "data.negatives_run": f"{data.out}/negatives.trec",
+        "train.epochs": 20,
+    }
+    return Step(
+        out,
+        [commands.finetune("configs/finetune.py:nq", out, settings)],
+        needs=[start, data],
+        done="retriever",
+        flop=N_HARD_QUESTIONS * 20 * 4 * TWO_PASSAGES,
+    )
+
+
+# ---- data ----
+
+
+def questions(name: Name, split: Split) -> Step:
+    """A data folder: with answers; to train on, with judgments and BM25's negatives, too."""
+    file = f"biencoder-{name}-train.json" if split == "train" else f"{name}-test.qa.csv"
+    folder = "train" if split == "train" else "test"
+    return _folder(f"$WORK/qa/{name}/{folder}", f"{DPR.out}/{file}", [DPR])
+
+
+def _published() -> Step:
+    """Natural Questions with DPR's own hard negatives."""
+    return _folder("$WORK/qa/nq/hard", DPR_HARD.out, [DPR, DPR_HARD])
+
+
+def _folder(out: str, file: str, needs: list[Step]) -> Step:
+    flags = f"--passages={DPR.out}/psgs_w100.tsv", f"--questions={file}", f"--out={out}"
+    return Step(out, [commands.words("python -m papers.dpr", *flags)], needs)
+
+
+# ---- how it is measured ----
+
+
+def nq(ranked: Both) -> Step:
+    """Measures the accuracy among the first k on Natural Questions."""
+    return _accuracy("nq", ranked.nq)
+
+
+def trivia(ranked: Both) -> Step:
+    """Measures the accuracy among the first k on TriviaQA."""
+    return _accuracy("trivia", ranked.trivia)
+
+
+def _accuracy(name: Name, run: Step) -> Step:
+    data = questions(name, "questions")
+    out = f"{run.out}.json"
+    command = commands.words(
+        "python -m papers.answers evaluate",
+        f"--run={run.out}",
+        f"--answers={data.out}/answers.jsonl",
+        f"--corpus={data.out}",
+        "--top_k=5,20,100",
+        f"--json_out={out}",
+    )
+    return Step(out, [command], needs=[run, data])
+
+
+def dense(retriever: Step, name: Name, split: Split) -> Step:
+    """The run of a retriever."""
+    data = questions(name, split)
+    embeddings = _embeddings(retriever)
+    model = f"{retriever.out}/retriever"
+    out = f"{retriever.out}/qa_{split}.trec"
+    command = commands.retrieve(embeddings.out, model, data.out, out, "--depth=100")
+    return Step(out, [command], needs=[retriever, embeddings, data])
+
+
+def _embeddings(retriever: Step) -> Step:
+    model, out = f"{retriever.out}/retriever", f"{retriever.out}/embeddings"
+    return Step(
+        out,
+        [commands.encode(model, DPR.out, out, "--dtype=float16")],
+        needs=[retriever, DPR],
+        done="manifest.json",
+        flop=N_PASSAGES * PASSAGE,
+    )
+
+
+def attention(model: str) -> Step:
+    """What CLS attends to, before and after fine-tuning (Condenser, figure 2)."""
+    start = models.find(model)
+    retriever = trained_once("nq", model)
+    out = f"$WORK/attention/{model}.svg"
+    command = commands.words(
+        "python -m papers.figures.attention",
+        f"--model={start.out}",
+        f"--model={retriever.out}/retriever",
+        f"--texts={DPR.out}",
+        "--n_texts=1000",
+        f"--out={out}",
+        f"--json_out={out}.json",
+    )
+    return Step(out, [command], needs=[start, retriever, DPR])

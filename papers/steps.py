@@ -1,0 +1,155 @@
+"""Steps: each makes a file or folder, once, with commands and from what other steps make.
+
+A recipe is a function that makes a step. Paths and commands name two folders: $WORK, in which
+everything is made, and $DATA, which holds what no command makes (`--workdir` and `--data`).
+"""
+
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.quickstart.steps import make_once
+from cocondenser_jax.storage.files import read_json
+
+# Peak bfloat16 operations a second: eight cores of a TPU v3, see pretrain/accelerators.py; NVIDIA's
+# data sheets of A100 and H100 SXM, dense.
+PEAKS = {"v3-8": 8 * 61.5e12, "A100": 312e12, "H100": 989e12}
+UTILIZATION = 0.4  # of the peak, assumed
+
+Command = list[str]
+
+
+class Best(NamedTuple):
+    """The number of epochs with the best `metric`, and the steps that measure each number."""
+
+    tried: Mapping[int, "Step"]
+    metric: str
+
+    def __str__(self) -> str:
+        """Returns the word for the number in a command, until these steps have run."""
+        return "$EPOCHS"
+
+
+Epochs = int | Best
+
+
+class Step(NamedTuple):
+    """Commands that make the file or folder `out`; or where people `get` it.
+
+    A step with neither stands for a part of what it needs.
+    """
+
+    out: str
+    commands: Sequence[Command] = ()
+    needs: "Sequence[Step]" = ()
+    done: str = ""  # what `out`, a folder that grows, contains once it is finished
+    flop: float = 0.0
+    get: str = ""
+    epochs: Epochs = 0  # where they are chosen, $EPOCHS in the commands
+
+    @property
+    def result(self) -> str:
+        """The file or folder that exists once the step is finished."""
+        return f"{self.out}/{self.done}" if self.done else self.out
+
+
+class Folders(NamedTuple):
+    """What $WORK and $DATA stand for."""
+
+    work: Path
+    data: Path
+
+    def fill(self, text: str) -> str:
+        """Returns a path or a word of a command with both folders in it."""
+        return Template(text).safe_substitute(WORK=self.work, DATA=self.data)
+
+    def result(self, step: Step) -> Path:
+        """Returns the file or folder that exists once a step is finished."""
+        return Path(self.fill(step.result))
+
+
+def best(measure: Callable[[int], Step], of: Iterable[int], metric: str) -> Best:
+    """Chooses the number of epochs by what `measure` finds for each of those in `of`."""
+    return Best({number: measure(number) for number in of}, metric)
+
+
+def most(epochs: Epochs) -> int:
+    """Returns the largest number of epochs that may be chosen."""
+    return epochs if isinstance(epochs, int) else max(epochs.tried)
+
+
+def label(epochs: Epochs) -> str:
+    """Returns the number of epochs, or "best", for the name of a folder."""
+    return f"{epochs}" if isinstance(epochs, int) else "best"
+
+
+def part(step: Step, name: str) -> Step:
+    """Returns a file or folder in what a step makes."""
+    return Step(f"{step.out}/{name}", needs=[step])
+
+
+def unfinished(wanted: Iterable[Step], folders: Folders) -> dict[Path, Step]:
+    """Returns the steps to run for those wanted, in order, by their results.
+
+    What only leads to finished steps is left out. Paths and commands are filled in.
+    """
+    steps: dict[Path, Step] = {}
+
+    def visit(step: Step) -> None:
+        path = folders.result(step)
+        if path in steps or path.exists():
+            return
+        tried = step.epochs.tried.values() if isinstance(step.epochs, Best) else ()
+        for need in (*step.needs, *tried):
+            visit(need)
+        if step.commands or step.get:
+            commands = [[folders.fill(word) for word in words] for words in step.commands]
+            steps[path] = step._replace(out=folders.fill(step.out), commands=commands)
+
+    for step in wanted:
+        visit(step)
+    return steps
+
+
+def run_steps(
+    steps: Mapping[Path, Step], folders: Folders, execute: Callable[[Command], int]
+) -> None:
+    """Runs steps by `execute`, which returns the exit status; a UserError if that is not 0.
+
+    `seconds.json` in the working folder gets how long each took.
+    """
+    for path, step in steps.items():
+        if step.get:
+            raise UserError(f"{path} is missing: {step.get}")
+
+    def run(step: Step, _: Path) -> None:
+        number = _best_number(step.epochs, folders) if isinstance(step.epochs, Best) else ""
+        for words in step.commands:
+            command = [word.replace("$EPOCHS", number) for word in words]
+            if status := execute(command):
+                raise UserError(f"exit status {status}: {shlex.join(command)}")
+
+    for path, step in steps.items():
+        make_once(folders.work, path, partial(run, step))
+
+
+def _best_number(epochs: Best, folders: Folders) -> str:
+    results = {number: read_json(folders.result(step)) for number, step in epochs.tried.items()}
+    return str(max(results, key=lambda n: means(results[n])[epochs.metric]))
+
+
+def means(result: Mapping[str, Any]) -> Mapping[str, float]:
+    """Returns the metrics in a result of `evaluate`, or of a script that writes nothing else."""
+    return result.get("mean", result)
+
+
+def estimate_hours(steps: Collection[Step]) -> dict[str, float]:
+    """Estimates the hours on one machine of each kind; only pre-training runs on a TPU."""
+    on_gpu = sum(step.flop for step in steps)
+    on_tpu = sum(step.flop for step in steps if "pretrain" in str(step.commands))
+    flop = dict.fromkeys(PEAKS, on_gpu) | {"v3-8": on_tpu}
+    return {name: flop[name] / (UTILIZATION * peak * 3600) for name, peak in PEAKS.items()}

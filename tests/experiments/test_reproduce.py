@@ -1,0 +1,56 @@
+"""Rows of our studies: their commands are valid, and end in figures on tiny data."""
+
+import os
+
+import pytest
+
+from experiments.reproduce import EXPERIMENTS, main
+from papers.reproduce import PAPERS
+from tests.papers.rows import check_command, check_row, check_steps, commands_of, kinds, rows_of
+from tests.papers.tiny_data import write_data, write_quickstart_models
+
+# With those of the papers, they run every command; `make reproduce` runs every row.
+ROWS_OF_EACH_KIND = [
+    ("proof/adapt-scifact", "adapted"),
+    ("proof/adapt-docstrings", "SimCSE"),
+    ("proof/scratch", "none-100"),
+]
+EVERY_ROW = os.environ.get("REPRODUCE") == "all"
+ALL_ROWS = rows_of(EXPERIMENTS)
+
+
+def test_every_command_of_every_row_can_be_typed():
+    for command in commands_of(EXPERIMENTS, ALL_ROWS):
+        check_command(command)
+
+
+def test_steps_make_what_they_say_from_what_they_need():
+    check_steps(EXPERIMENTS)
+
+
+def test_the_program_lists_the_studies(capsys):
+    main(["--list"])
+    printed = capsys.readouterr().out
+    assert "ours/quickstart: The quickstart: docstrings, from scratch\n  BM25, " in printed
+    assert "condenser/table1" not in printed
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The folders for --workdir and --data."""
+    folders = write_data(tmp_path_factory.mktemp("experiments"))
+    if EVERY_ROW:
+        write_quickstart_models(folders.work)
+    return folders
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("table", "row"), ALL_ROWS if EVERY_ROW else ROWS_OF_EACH_KIND)
+def test_a_row_ends_in_its_figures(tiny, table, row):
+    check_row(EXPERIMENTS, table, row, tiny)
+
+
+def test_those_rows_run_every_command():
+    # tiny_data.py writes what the quickstart does.
+    known = commands_of(PAPERS, rows_of(PAPERS)) + commands_of(EXPERIMENTS, ROWS_OF_EACH_KIND)
+    assert kinds(commands_of(EXPERIMENTS, ALL_ROWS)) <= kinds(known)

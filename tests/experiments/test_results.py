@@ -1,0 +1,55 @@
+"""What we measured: the tables of the pages, and what they must show."""
+
+from pathlib import Path
+
+from benchmarks.results import table as as_markdown
+from experiments.reproduce import EXPERIMENTS
+from experiments.results import measured
+from papers.tables import load_tables
+
+TABLES = load_tables(EXPERIMENTS.folder)
+
+
+def test_the_page_of_results_shows_what_was_measured():
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    assert len(TABLES) == page.count("<!-- end -->")
+    for name, table in TABLES.items():
+        assert f"<!-- {name} -->\n{as_markdown(measured(table))}<!-- end -->\n" in page
+    (row, *_), attention = measured(TABLES["ours/quickstart"]), measured(TABLES["ours/attention"])
+    assert row == {"": "BM25", "MRR@10": "0.363", "Recall@100": "0.737", "seconds": "6"}
+    assert attention[0]["layer 4"] == "4.46"
+    checkpoint = measured(TABLES["ours/checkpoint"])
+    assert checkpoint[0]["SciFact, nDCG@10"] == "0.671"
+    assert measured(TABLES["ours/sentences"])[0] == {
+        "": "all-MiniLM-L6-v2 as published (mean pooling)",
+        "Spearman": "82.0",
+    }
+
+
+def test_the_page_of_results_corrects_the_p_of_a_table():
+    figures = {"measured": {"t": {"M": 0.5, "N": None}}}
+    rows = {"a": figures | {"p M": 0.0002, "± M": 0.1}, "b": figures | {"p M": 0.03}, "c": figures}
+    assert measured({"rows": rows}) == [
+        {"": "a", "M": "0.500", "N": "", "p M": "≤ 0.0004", "± M": "0.1"},
+        {"": "b", "M": "0.500", "N": "", "p M": "0.03"},
+        {"": "c", "M": "0.500", "N": ""},
+    ]
+
+
+def test_the_contrastive_loss_alone_is_measured_wherever_cocondenser_is():
+    for table_name, table in TABLES.items():
+        if table_name != "ours/attention":  # which compares no results
+            rows = {row.lower(): content["measured"] for row, content in table["rows"].items()}
+            shown = [row for row in rows if "cocondenser" in row]
+            # `adapt` trains the contrastive loss alone.
+            alone = [row for row in rows if "contrastive" in row or row == "adapted"]
+            assert not shown or alone, table_name
+            figures = [value for row in shown + alone for test in rows[row].values()
+                       for value in test.values()]  # fmt: skip
+            assert None not in figures, table_name
+
+
+def test_every_table_has_a_title_and_a_tolerance():
+    for table in TABLES.values():
+        assert table["title"]
+        assert table["tolerance"]

@@ -230,8 +230,7 @@ def _rows_of(
     content = spec.length - 2
     capacity = spec.n_slots
     n_rows = len(examples_I) * kind.n_rows
-    draws_SxR = _draws(key, first_row, n_rows, 2 + draws_per_span(content, capacity))
-    masks_SxR = draws_SxR[:, 2:]  # column 1 is free: recorded results have these masks
+    draws_SxR = _draws(key, first_row, n_rows, 1 + draws_per_span(content, capacity))
     texts = kind.make(store, examples_I, draws_SxR[:, 0], content)
     n_tokens_S = texts.n_tokens_N
     documents_S = np.repeat(kind.unit.document(store, examples_I), kind.n_rows)
@@ -242,7 +241,7 @@ def _rows_of(
         probability_S[1::2] = spec.decoder_mask_probability
     masked = mask_whole_words(
         texts,
-        masks_SxR,
+        draws_SxR[:, 1:],
         mask_id=store.mask_id,
         ordinary_ids=np.delete(np.arange(store.vocab_size, dtype=np.int32), store.special_ids),
         capacity=capacity,

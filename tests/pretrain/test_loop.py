@@ -70,7 +70,7 @@ UNUSUAL = {
         "learning_rate": 1e-2,
         "warmup_ratio": 0.4,
         "weight_decay": 0.3,
-        "clip_norm": 0.5,
+        "clip_norm": 0.3,
         "b1": 0.7,
         "b2": 0.9,
         "eps": 1e-2,
@@ -173,8 +173,8 @@ def torch_run(model, store):
         rate = 1e-2 * min((number + 1) / 4, (9 - number) / 5)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        assert norm > 0.5
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        assert norm > 0.3
         optimizer.step()
         lines.append(
             {

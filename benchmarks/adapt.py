@@ -41,7 +41,7 @@ from cocondenser_jax.pretrain.devices import batch_gradient, mapped_step, replic
 from cocondenser_jax.pretrain.experiment import Experiment, resolve
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, initial_state
-from cocondenser_jax.quickstart.proposals import propose_pretraining
+from cocondenser_jax.quickstart.proposals import propose_pretraining, with_overrides
 
 SCALE = 20.0  # of cosines, in their loss
 TOLERANCE = 1e-4  # of loss and gradient norm, relative
@@ -108,9 +108,8 @@ def _rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _experiment(store: TokenStore, n_pairs: int) -> Experiment:
     """Returns what `adapt` proposes for a CPU, with batches of so many pairs."""
-    config = propose_pretraining(store.n_spans, n_devices=1, on_cpu=True).unlock()
-    config.data.batch_size = n_pairs
-    config.train.chunk_size = math.gcd(2 * n_pairs, config.train.chunk_size)
+    proposed = propose_pretraining(store.n_spans, n_devices=1, on_cpu=True)
+    config = with_overrides(proposed, [f"--config.data.batch_size={n_pairs}"], n_devices=1)
     return resolve(config, store)
 
 

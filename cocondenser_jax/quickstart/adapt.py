@@ -72,8 +72,8 @@ WITHOUT_JUDGMENTS = "no judgments: by words of held-out documents, right in 8 of
 _PASSAGES_TIMED = 64
 
 
-class Outcome(NamedTuple):
-    """What an adaptation came to."""
+class Adaptation(NamedTuple):
+    """What came of adapting a model."""
 
     rows: list[ResultRow]  # of the comparison; none without judgments
     summary: str  # a line that starts with "VERDICT: "
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
 
 def adapt(
     workdir: Path, corpus: str, model: str, data: Path | None = None, overrides: Sequence[str] = ()
-) -> Outcome:
+) -> Adaptation:
     """Adapts a model to a corpus, and says whether that helped; resumes an earlier call.
 
     Args:
@@ -204,7 +204,9 @@ def _fuse(bm25: Path, dense: Path, out: Path) -> None:
     write_run(out, fuse_runs([read_run(bm25), read_run(dense)], FUSION))
 
 
-def _conclude(workdir: Path, title: str, unlabeled: Verdict, rows: Sequence[ResultRow]) -> Outcome:
+def _conclude(
+    workdir: Path, title: str, unlabeled: Verdict, rows: Sequence[ResultRow]
+) -> Adaptation:
     """Copies the model that the verdict decides for, and writes the report.
 
     The verdict is that of the test's rows; without any, the one without judgments.
@@ -217,7 +219,7 @@ def _conclude(workdir: Path, title: str, unlabeled: Verdict, rows: Sequence[Resu
     workdirs = {ADAPTED: workdir / "pretraining"}
     write_report(workdir / "report.html", title, summary, workdirs, rows)
     search = _search_flags(rows, verdict.winner, workdir / kept / "embeddings")
-    return Outcome([*rows], summary, search)
+    return Adaptation([*rows], summary, search)
 
 
 def _copy(folder: Path, out: Path) -> None:

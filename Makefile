@@ -63,7 +63,7 @@ docs: .venv/docs
 	$(BIN)/python -m pytest tests/test_notebooks.py
 
 bench: .venv/tools
-	for name in step memory input convert corpus schedule cluster; do \
+	for name in step memory input convert corpus hard_batches cluster; do \
 	  $(BIN)/python -m benchmarks.$$name --json_out=benchmarks/results/$$name.json || exit 1; \
 	done
 	$(BIN)/python -m benchmarks.results

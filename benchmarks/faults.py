@@ -26,7 +26,10 @@ TESTS = {
         "tests/convert/test_representation.py",
     ],
     "corpus/store.py": ["tests/corpus/test_store.py"],
-    "finetune/schedule.py": ["tests/finetune/test_schedule.py", "tests/finetune/test_fuzz.py"],
+    "finetune/hard_batches.py": [
+        "tests/finetune/test_hard_batches.py",
+        "tests/finetune/test_fuzz.py",
+    ],
     "pretrain/checkpoint.py": ["tests/pretrain/test_checkpoint.py", "tests/pretrain/test_probe.py"],
     "pretrain/loop.py": ["tests/pretrain/test_loop.py", "tests/pretrain/test_hosts.py"],
     "retrieval/encode.py": ["tests/retrieval/test_encode.py", "tests/cli/test_tasks.py"],

@@ -1,10 +1,10 @@
-"""Fine-tune with batches planned by the beam search of the study of adaptive batches.
+"""Fine-tune with batches made by the beam search of the study of adaptive batches.
 
 python -m papers.abs_beam --config=configs/finetune.py:adaptive --workdir=runs/beam ...
 
-takes the flags of `cocondenser finetune`. Hard batches are planned by `beam_plan` instead of the
-package's `greedy_plan`: on the pairs of benchmarks/schedule.py that takes eight times as long, and
-batches are at most 1 % harder.
+takes the flags of `cocondenser finetune`. Hard batches are made by `beam_batches` instead of the
+package's `greedy_batches`: on the pairs of benchmarks/hard_batches.py that takes eight times as
+long, and batches are at most 1 % harder.
 """
 
 import sys
@@ -16,12 +16,12 @@ import scipy.sparse
 
 from cocondenser_jax import cli
 from cocondenser_jax.finetune import samplers
-from cocondenser_jax.finetune.schedule import pair_scores, separate
+from cocondenser_jax.finetune.hard_batches import pair_scores, separate
 
 BEAM = 3  # the study's k
 
 
-def beam_plan(
+def beam_batches(
     candidates: scipy.sparse.csr_array,
     batch_size: int,
     *,
@@ -29,7 +29,7 @@ def beam_plan(
     epoch: int = 0,
     conflicts: scipy.sparse.csr_array | None = None,
 ) -> np.ndarray:
-    """Plans hard batches, one after the other, by the study's beam search (its section 3.2).
+    """Makes hard batches, one after the other, by the study's beam search (its section 3.2).
 
     A batch B starts with random pairs of those left. While that makes it harder, a pair d_r of it
     is replaced by a pair d_a of those left: of the k pairs d_r with the largest h(B − d_r), and for
@@ -40,7 +40,7 @@ def beam_plan(
     its best; the study takes the 100 best queries of each passage.
 
     Args:
-      candidates: as for `schedule.greedy_plan`, like the rest.
+      candidates: as for `hard_batches.greedy_batches`, like the rest.
       batch_size: pairs per batch.
       seed: decides the random order, with `epoch`.
       epoch: from 0.
@@ -84,8 +84,8 @@ def _make_harder(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `cocondenser finetune` with this planner."""
-    with patch.object(samplers, "greedy_plan", beam_plan):
+    """Runs `cocondenser finetune` with these batches."""
+    with patch.object(samplers, "greedy_batches", beam_batches):
         return cli.main(["finetune", *argv])
 
 

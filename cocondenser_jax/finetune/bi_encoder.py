@@ -1,8 +1,10 @@
 """Fine-tunes a bi-encoder contrastively, on sentence-transformers' trainer."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -12,14 +14,15 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.evaluation import DevSearch, DevSettings
+from cocondenser_jax.finetune.evaluation import DevEvaluator, DevSettings
 from cocondenser_jax.finetune.losses import InBatchLoss, LossSettings
-from cocondenser_jax.finetune.samplers import BatchSettings, PlannedBatches, epoch_plans
+from cocondenser_jax.finetune.samplers import BatchSettings, EpochBatchSampler, batches_by_epoch
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import (
     DataSettings,
-    EachEpoch,
-    Rows,
+    Epoch,
+    EpochCallback,
+    RowCollator,
     TrainingData,
     read_training,
 )
@@ -61,30 +64,46 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
     model = _load(settings.model)
     loss = InBatchLoss(model, data.judgments, settings.loss)
-    evaluator = DevSearch(settings.dev, data, loss.score) if settings.dev.every else None
-    trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
-    plan = epoch_plans(settings.batches, data, model, settings.trainer.workdir / "plans")
-    arguments = trainer.arguments(settings.trainer)
-    if evaluator:
-        arguments |= evaluator.arguments()
-    hf_trainer = _Trainer(
-        model,
-        SentenceTransformerTrainingArguments(**arguments),
-        data.pairs,
-        evaluator=evaluator,
-        loss=loss,
-        data_collator=_collator(data, model),
-        callbacks=[EachEpoch(data)],
-    )
-    hf_trainer.batches = PlannedBatches(plan, data, settings.batches.batch_size)
-    return hf_trainer
+    evaluator = None
+    files = data.files
+    if settings.dev.every:
+        evaluator = DevEvaluator(settings.dev, data.passages, loss.score)
+        files = files | evaluator.files
+    trainer.start_or_resume(settings.trainer, len(data.pairs), files)
+    folder = settings.trainer.workdir / "batches"
+    batches_of = batches_by_epoch(settings.batches, data, model, folder)
+    return _Trainer(settings.trainer, data, loss, evaluator, batches_of)
 
 
 class _Trainer(SentenceTransformerTrainer):
-    batches: PlannedBatches
+    """The library's trainer, with batches of our own."""
 
-    def get_batch_sampler(self, *args: Any, **kwargs: Any) -> PlannedBatches:
-        return self.batches
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        data: TrainingData,
+        loss: InBatchLoss,
+        evaluator: DevEvaluator | None,
+        batches_of: Callable[[int], np.ndarray],
+    ) -> None:
+        """`batches_of` returns the batches of an epoch, batches_MxB."""
+        epoch = Epoch()
+        self._batches = EpochBatchSampler(batches_of, epoch, len(data.pairs), settings.batch_size)
+        arguments = trainer.arguments(settings)
+        if evaluator:
+            arguments |= evaluator.arguments()
+        super().__init__(
+            loss.model,
+            SentenceTransformerTrainingArguments(**arguments),
+            data.pairs,
+            evaluator=evaluator,
+            loss=loss,
+            data_collator=_collator(data, epoch, loss.model),
+            callbacks=[EpochCallback(epoch)],
+        )
+
+    def get_batch_sampler(self, *args: Any, **kwargs: Any) -> EpochBatchSampler:
+        return self._batches
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         # The evaluator needs none. The library's empty one would draw from the global generator, so
@@ -119,14 +138,14 @@ def _load(settings: ModelSettings) -> SentenceTransformer:
     return model
 
 
-def _collator(data: TrainingData, model: SentenceTransformer) -> Any:
+def _collator(data: TrainingData, epoch: Epoch, model: SentenceTransformer) -> Any:
     # A column's task decides its prompt, and how many tokens are kept of its texts.
     tasks = {"query": "query"} | dict.fromkeys(_passage_columns(data.n_negatives + 1), "document")
     prompts = {column: model.prompts.get(task) or "" for column, task in tasks.items()}
     tokenize = SentenceTransformerDataCollator(
         model.preprocess, router_mapping=tasks, prompts=prompts
     )
-    return Rows(data, fill_row, tokenize)
+    return RowCollator(data, epoch, fill_row, tokenize)
 
 
 def fill_row(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:

@@ -13,8 +13,9 @@ from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import (
     DataSettings,
-    EachEpoch,
-    Rows,
+    Epoch,
+    EpochCallback,
+    RowCollator,
     TrainingData,
     read_training,
 )
@@ -53,14 +54,15 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     else:
         loss = BinaryCrossEntropyLoss(model)
         fill = fill_pairs
-    rows: Any = Rows(data, fill, CrossEncoderDataCollator(model.preprocess))
+    epoch = Epoch()
+    collator: Any = RowCollator(data, epoch, fill, CrossEncoderDataCollator(model.preprocess))
     return CrossEncoderTrainer(
         model,
         CrossEncoderTrainingArguments(**trainer.arguments(settings.trainer)),
         data.pairs,
         loss=loss,
-        data_collator=rows,
-        callbacks=[EachEpoch(data)],
+        data_collator=collator,
+        callbacks=[EpochCallback(epoch)],
     )
 
 

@@ -1,6 +1,6 @@
 """Evaluates how the model in training ranks passages for held-out queries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from cocondenser_jax.collection.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.finetune.training_data import TrainingData
 from cocondenser_jax.retrieval.models import uses_bfloat16
 
 
@@ -31,7 +30,7 @@ class DevSettings(NamedTuple):
     precision: str
 
 
-class DevSearch(BaseEvaluator):
+class DevEvaluator(BaseEvaluator):
     """Ranks passages for the queries of a split by the loss's scores; returns a loss and the MRR.
 
     The loss is the contrastive one, whichever is trained: the mean over q and d⁺ of
@@ -51,29 +50,34 @@ class DevSearch(BaseEvaluator):
     def __init__(
         self,
         settings: DevSettings,
-        data: TrainingData,
+        passages: Mapping[str, str],
         score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """Reads the split, and adds its files to the data's; `score` is `InBatchLoss.score`."""
+        """Reads the split.
+
+        Args:
+          settings: see `DevSettings`.
+          passages: id → text of the whole collection, as in `TrainingData`.
+          score: `InBatchLoss.score`.
+        """
         super().__init__()
         queries, qrels = read_split(settings.folder, settings.split)
         files = split_files(settings.folder, settings.split)
-        require_known(
-            chain.from_iterable(qrels.values()), data.passages, "passages", files["judgments"]
-        )
-        data.files.update({f"eval_{name}": files[name] for name in files if name != "corpus"})
+        require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
+        # Kind → the file that was read; whoever trains has read the corpus.
+        self.files = {f"eval_{name}": files[name] for name in files if name != "corpus"}
         relevant = with_positives(qrels)
-        names = list(data.passages)
+        names = list(passages)
         others: dict[str, list[str]] = {}
         if settings.run:
             run = Path(settings.run)
-            data.files["eval_run"] = run
-            others = read_candidates(run, qrels, data.passages, len(names))
+            self.files["eval_run"] = run
+            others = read_candidates(run, qrels, passages, len(names))
             names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
         rows = {passage: row for row, passage in enumerate(names)}
         self._queries = [queries[query] for query in relevant]
-        self._passages = [data.passages[passage] for passage in rows]
-        self._relevant_Q = [[rows[p] for p in known] for known in relevant.values()]
+        self._passages = [passages[passage] for passage in rows]
+        self._relevant_Q = [[rows[p] for p in grades] for grades in relevant.values()]
         self._others_Q = [
             [rows[p] for p in others.get(query, [])] or slice(None) for query in relevant
         ]

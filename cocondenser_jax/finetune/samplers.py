@@ -1,4 +1,4 @@
-"""Batches that follow an epoch's plan, and plans that are hard for the current encoder."""
+"""The batches of each epoch: random, in order, or hard for the current encoder."""
 
 import functools
 import logging
@@ -14,15 +14,13 @@ from sentence_transformers import SentenceTransformer
 from torch.utils.data import BatchSampler
 
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.finetune.schedule import (
+from cocondenser_jax.finetune.hard_batches import (
     false_negatives,
-    greedy_plan,
-    load_plan,
-    random_plan,
-    save_plan,
-    sequential_plan,
+    greedy_batches,
+    load_batches,
+    save_batches,
 )
-from cocondenser_jax.finetune.training_data import TrainingData
+from cocondenser_jax.finetune.training_data import Epoch, TrainingData
 from cocondenser_jax.retrieval.bm25 import bm25_run
 
 logger = logging.getLogger(__name__)
@@ -38,45 +36,62 @@ class BatchSettings(NamedTuple):
     seed: int
 
 
-class PlannedBatches(BatchSampler):
-    """Yields the batches of the data's epoch, in the order of their plan."""
+class EpochBatchSampler(BatchSampler):
+    """Yields the batches of the epoch."""
 
     drop_last = True
 
     def __init__(
-        self, plan: Callable[[int], np.ndarray], data: TrainingData, batch_size: int
+        self,
+        batches_of: Callable[[int], np.ndarray],
+        epoch: Epoch,
+        n_pairs: int,
+        batch_size: int,
     ) -> None:
-        self._plan = plan
-        self._data = data
+        """`batches_of` returns the batches of an epoch, batches_MxB."""
+        self._batches_of = batches_of
+        self._epoch = epoch
+        self._n_pairs = n_pairs
         self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from self._plan(self._data.epoch).tolist()
+        yield from self._batches_of(self._epoch.number).tolist()
 
     def __len__(self) -> int:
-        return len(self._data.pairs) // self.batch_size
+        return self._n_pairs // self.batch_size
 
 
-def epoch_plans(
+def batches_by_epoch(
     settings: BatchSettings, data: TrainingData, model: SentenceTransformer, folder: Path
 ) -> Callable[[int], np.ndarray]:
-    """Returns the function that plans an epoch: batches_MxB. Hard plans are kept in the folder."""
+    """Returns the function from an epoch to its batches_MxB. Hard ones are saved in the folder."""
     n_pairs = len(data.pairs)
     if settings.batches == "random":
-        return functools.partial(random_plan, n_pairs, settings.batch_size, settings.seed)
+        return lambda epoch: random_batches(n_pairs, settings.batch_size, settings.seed, epoch)
     if settings.batches == "sequential":
-        return lambda epoch: sequential_plan(n_pairs, settings.batch_size)
-    return hard_plans(settings, data, model, folder)
+        return lambda epoch: sequential_batches(n_pairs, settings.batch_size)
+    return hard_batches_by_epoch(settings, data, model, folder)
 
 
-def hard_plans(
+def random_batches(n_pairs: int, batch_size: int, seed: int, epoch: int = 0) -> np.ndarray:
+    """Returns batches_MxB in random order, by seed and epoch."""
+    order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
+    return order_N[: n_pairs - n_pairs % batch_size].reshape(-1, batch_size)
+
+
+def sequential_batches(n_pairs: int, batch_size: int) -> np.ndarray:
+    """Returns batches_MxB in the order of the pairs."""
+    return np.arange(n_pairs - n_pairs % batch_size).reshape(-1, batch_size)
+
+
+def hard_batches_by_epoch(
     settings: BatchSettings, data: TrainingData, model: SentenceTransformer, folder: Path
 ) -> Callable[[int], np.ndarray]:
-    """Returns the function that plans an epoch's hard batches: adaptive batch scheduling.
+    """Returns the function from an epoch to its hard batches: adaptive batch scheduling.
 
     To be called before the first batch of each epoch. The first epoch's hardness is that of BM25;
-    later, the current encoder scores all pairs, unless BM25 is to do so throughout. Plans are
-    saved, so a resumed epoch has the same batches; a lost one is made again. Pairs that would be
+    later, the current encoder scores all pairs, unless BM25 is to do so throughout. Batches are
+    saved, so a resumed epoch has the same ones; a lost file is made again. Pairs that would be
     false negatives of each other are kept apart where possible.
     """
     query_ids = data.pairs["query_id"][:]
@@ -91,19 +106,19 @@ def hard_plans(
             candidates = bm25()
         else:
             candidates = encoder_candidates(model, queries, passages, settings.batch_depth)
-        return greedy_plan(
+        return greedy_batches(
             candidates, settings.batch_size, seed=settings.seed, epoch=epoch, conflicts=conflicts
         )
 
-    def plan(epoch: int) -> np.ndarray:
+    def read_or_make(epoch: int) -> np.ndarray:
         path = folder / f"epoch-{epoch:04d}.npz"
         state = PartialState()
         if state.is_main_process and not path.exists():
-            save_plan(path, make(epoch))
+            save_batches(path, make(epoch))
         state.wait_for_everyone()
-        return load_plan(path)
+        return load_batches(path)
 
-    return plan
+    return read_or_make
 
 
 def bm25_candidates(
@@ -113,9 +128,9 @@ def bm25_candidates(
     corpus = (Passage(str(i), "", text) for i, text in enumerate(passages))
     run = bm25_run(corpus, {str(i): text for i, text in enumerate(queries)}, depth)
     ends = np.cumsum([0, *map(len, run.values())])
-    found = np.array([int(passage) for scores in run.values() for passage in scores], np.int32)
+    columns = np.array([int(passage) for scores in run.values() for passage in scores], np.int32)
     scores = np.array([score for scores in run.values() for score in scores.values()], np.float32)
-    return scipy.sparse.csr_array((scores, found, ends), shape=(len(queries), len(passages)))
+    return scipy.sparse.csr_array((scores, columns, ends), shape=(len(queries), len(passages)))
 
 
 def encoder_candidates(
@@ -129,6 +144,6 @@ def encoder_candidates(
     model.train(training)
     k = min(depth, len(passages))
     scores_NxK, passages_NxK = faiss.knn(queries_NxD, passages_NxD, k, faiss.METRIC_INNER_PRODUCT)
-    known_NxK = passages_NxK >= 0  # faiss finds fewer where numbers are not finite
-    cells = scores_NxK[known_NxK], (known_NxK.nonzero()[0], passages_NxK[known_NxK])
+    is_found_NxK = passages_NxK >= 0  # faiss finds fewer where numbers are not finite
+    cells = scores_NxK[is_found_NxK], (is_found_NxK.nonzero()[0], passages_NxK[is_found_NxK])
     return scipy.sparse.csr_array(cells, shape=(len(queries), len(passages)))

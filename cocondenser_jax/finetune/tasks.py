@@ -30,12 +30,12 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     Args:
       config: see configs/finetune.py and configs/cross_encoder.py.
       workdir: gets the trained model (`retriever/` or `cross_encoder/`: a folder for
-        sentence-transformers, whole or absent), `metrics.jsonl`, the plans of hard batches, and
+        sentence-transformers, whole or absent), `metrics.jsonl`, hard batches of each epoch, and
         checkpoints until the run ends.
 
     Returns:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
-      seconds, pairs trained on, and the best evaluation's step, measure and loss.
+      seconds, pairs trained on, and the best evaluation's step, metric and loss.
     """
     settings = resolve(config, workdir)
     n_processes = int(os.environ.get("WORLD_SIZE", "1"))

@@ -88,7 +88,7 @@ def arguments(settings: TrainerSettings) -> dict[str, Any]:
         # transformers 5.23; https://github.com/huggingface/transformers/issues/17581).
         "use_cpu": not (on_gpu or torch.backends.mps.is_available()),
         "learning_rate": settings.learning_rate,
-        "warmup_steps": settings.warmup_ratio,  # below 1, it is a share of all steps
+        "warmup_steps": settings.warmup_ratio,  # below 1, it is a fraction of all steps
         "weight_decay": settings.weight_decay,
         "seed": settings.seed,
         "bf16": uses_bfloat16(settings.precision),
@@ -99,8 +99,8 @@ def arguments(settings: TrainerSettings) -> dict[str, Any]:
         "save_strategy": "steps" if settings.checkpoint_every else "no",
         "save_steps": settings.checkpoint_every or 10**9,
         "save_total_limit": 2,  # the newest, and the best or the one before
-        "report_to": "none",  # `_Metrics` writes metrics.jsonl
-        "disable_tqdm": True,  # `_Metrics` has a progress bar
+        "report_to": "none",  # `_MetricsCallback` writes metrics.jsonl
+        "disable_tqdm": True,  # `_MetricsCallback` has a progress bar
     }
 
 
@@ -124,11 +124,11 @@ def run(
     with trainer.accelerator.main_process_first():  # the others then find no damaged one
         step = _prepare_resume(checkpoints)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_Control())
+    trainer.add_callback(_CheckpointCallback())
     with contextlib.ExitStack() as stack:
         if is_main_process():
             log = metrics_log(settings.workdir, step)
-            trainer.add_callback(_Metrics(stack.enter_context(log)))
+            trainer.add_callback(_MetricsCallback(stack.enter_context(log)))
         stack.enter_context(full_disk_errors(checkpoints))
         trainer.train(resume_from_checkpoint=f"{checkpoints}/checkpoint-{step}" if step else None)
     trainer.accelerator.wait_for_everyone()
@@ -157,13 +157,13 @@ def _prepare_resume(checkpoints: Path) -> int:
     """
     # transformers (5.23) would take the newest, also one that a kill cut short:
     # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.
-    found = numbered_folders(checkpoints, "checkpoint-")
-    complete = {step: folder for step, folder in found.items() if (folder / CHECKSUMS).exists()}
+    folders = numbered_folders(checkpoints, "checkpoint-")
+    complete = {step: folder for step, folder in folders.items() if (folder / CHECKSUMS).exists()}
     newest = 0
     if complete:
         newest, _ = newest_intact(complete, _require_intact)
         logger.info("resuming from step %d", newest)
-    for step, folder in found.items():
+    for step, folder in folders.items():
         if step > newest:
             shutil.rmtree(folder)
     return newest
@@ -193,7 +193,7 @@ def _save_result(
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
-class _Metrics(ProgressCallback):
+class _MetricsCallback(ProgressCallback):
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
@@ -222,7 +222,7 @@ class _Metrics(ProgressCallback):
         bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
 
 
-class _Control(TrainerCallback):
+class _CheckpointCallback(TrainerCallback):
     """Saves the best models, logs where a run may resume, completes checkpoints by checksums."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -51,8 +51,7 @@ class Judgments(NamedTuple):
         return [self.queries[query], *(self.passages.get(passage, 0) for passage in passages)]
 
 
-@dataclasses.dataclass
-class TrainingData:
+class TrainingData(NamedTuple):
     """What a ranker is trained on."""
 
     pairs: datasets.Dataset  # `query_id` and `positive_id`
@@ -63,11 +62,17 @@ class TrainingData:
     n_negatives: int  # per pair
     seed: int  # for drawing negatives
     files: dict[str, Path]  # kind → the file that was read
-    epoch: int = 0  # for the draw, too
 
 
-class Rows:
-    """A data collator that turns pairs of ids into rows of texts before another collates those.
+@dataclasses.dataclass
+class Epoch:
+    """The epoch of a training: its callback sets it, its sampler and its collator read it."""
+
+    number: int = 0
+
+
+class RowCollator:
+    """Turns pairs of ids into rows of texts before another data collator collates those.
 
     The dataset keeps ids alone, so nothing copies or hashes the texts of a collection.
     """
@@ -75,11 +80,13 @@ class Rows:
     def __init__(
         self,
         data: TrainingData,
+        epoch: Epoch,
         fill: Callable[[TrainingData, str, list[str]], list[dict[str, Any]]],
         collate: BaseDataCollator,
     ) -> None:
         """`fill` makes rows of the ids of a query and its passages, the first of them relevant."""
         self._data = data
+        self._epoch = epoch
         self._fill = fill
         self._collate = collate
         self.valid_label_columns = collate.valid_label_columns  # the trainer asks for it
@@ -90,24 +97,24 @@ class Rows:
         return batch
 
     def fill(self, pairs: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
-        """Returns the rows of pairs, with the negatives of the data's epoch."""
+        """Returns the rows of pairs, with the negatives of the epoch."""
         rows = []
         for pair in pairs:
-            passages = [pair["positive_id"]]
-            passages += draw_negatives(self._data, pair["query_id"], pair["positive_id"])
-            rows += self._fill(self._data, pair["query_id"], passages)
+            query, positive = pair["query_id"], pair["positive_id"]
+            negatives = draw_negatives(self._data, self._epoch.number, query, positive)
+            rows += self._fill(self._data, query, [positive, *negatives])
         return rows
 
 
-class EachEpoch(TrainerCallback):
-    """Sets the epoch of training data before its first batch is made."""
+class EpochCallback(TrainerCallback):
+    """Sets the epoch before its first batch is made."""
 
-    def __init__(self, data: TrainingData) -> None:
-        self._data = data
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Takes the epoch from the trainer's state."""
-        self._data.epoch = int(state.epoch or 0)
+        self._epoch.number = int(state.epoch or 0)
 
 
 def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]:
@@ -132,23 +139,29 @@ def to_judgments(relevant: Qrels, teacher: Run | None = None) -> Judgments:
         return scipy.sparse.csr_array((np.array(values, dtype), (rows, columns)), shape=shape)
 
     teacher_scores = to_matrix(scores, np.float32) if teacher else None
-    return Judgments(queries, passages, to_matrix(relevant, bool), teacher_scores)
+    return Judgments(
+        queries=queries,
+        passages=passages,
+        relevant=to_matrix(relevant, bool),
+        teacher=teacher_scores,
+    )
 
 
 def training_pairs(relevant: Qrels) -> datasets.Dataset:
     """Lists every query and passage relevant to it as one row (`query_id`, `positive_id`)."""
-    rows = [{"query_id": q, "positive_id": p} for q, found in relevant.items() for p in found]
+    rows = [{"query_id": q, "positive_id": p} for q, grades in relevant.items() for p in grades]
     return datasets.Dataset.from_list(rows)
 
 
-def draw_negatives(data: TrainingData, query: str, positive: str) -> list[str]:
+def draw_negatives(data: TrainingData, epoch: int, query: str, positive: str) -> list[str]:
     """Draws ids of negatives by (seed, epoch, pair), some repeatedly if the query has too few."""
-    if not data.n_negatives:
+    n = data.n_negatives
+    if not n:
         return []
-    found = data.candidates[query]
-    rng = np.random.default_rng((data.seed, data.epoch, zlib.crc32(f"{query} {positive}".encode())))
-    drawn = rng.choice(len(found), data.n_negatives, replace=len(found) < data.n_negatives)
-    return [found[i] for i in drawn]
+    candidates = data.candidates[query]
+    rng = np.random.default_rng((data.seed, epoch, zlib.crc32(f"{query} {positive}".encode())))
+    places = rng.choice(len(candidates), n, replace=len(candidates) < n)
+    return [candidates[i] for i in places]
 
 
 def read_training(settings: DataSettings, teacher_run: Path | None = None) -> TrainingData:
@@ -161,21 +174,21 @@ def read_training(settings: DataSettings, teacher_run: Path | None = None) -> Tr
     queries, qrels = read_split(settings.folder, settings.split)
     passages = {p.id: passage_text(p) for p in read_corpus(settings.folder)}
     require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
-    found = list(with_positives(qrels).items())
-    drawn = sample(
+    judgments = list(with_positives(qrels).items())
+    numbers = sample(
         settings.train_queries,
-        len(found),
+        len(judgments),
         settings.seed,
         "config.data.train_queries",
         "the number of queries with a positive",
     )
-    relevant = dict(found[i] for i in drawn)
+    relevant = dict(judgments[i] for i in numbers)
     candidates: Mapping[str, Sequence[str]] = {}
     if settings.negatives_per_query and settings.negatives_run:
         files["negatives_run"] = Path(settings.negatives_run)
         best = read_candidates(files["negatives_run"], relevant, passages, settings.negatives_depth)
         everything = list(passages)
-        candidates = {query: found or everything for query, found in best.items()}
+        candidates = {query: names or everything for query, names in best.items()}
     teacher = None
     if teacher_run:
         files["teacher_run"] = teacher_run
@@ -197,23 +210,23 @@ def _scored_candidates(
     candidates: Mapping[str, Sequence[str]], relevant: Qrels, teacher: Run, source: Path
 ) -> dict[str, list[str]]:
     """Keeps the candidates that the teacher has scored; it must have scored all positives."""
-    if without := [
+    if missing := [
         f"{query} {passage}"
         for query, passages in relevant.items()
         for passage in passages
         if passage not in teacher.get(query, {})
     ]:
         raise UserError(
-            f"{source} has no score for {len(without)} relevant passages (query, passage): "
-            f"{first_three(without)}; rerank --with_positives scores them too"
+            f"{source} has no score for {len(missing)} relevant passages (query, passage): "
+            f"{first_three(missing)}; rerank --with_positives scores them too"
         )
     scored = {
-        query: [passage for passage in found if passage in teacher[query]]
-        for query, found in candidates.items()
+        query: [passage for passage in passages if passage in teacher[query]]
+        for query, passages in candidates.items()
     }
-    if nothing := [query for query, found in scored.items() if not found]:
+    if queries := [query for query, passages in scored.items() if not passages]:
         raise UserError(
-            f"{source} has no score for any negative of {len(nothing)} queries: "
-            f"{first_three(nothing)}"
+            f"{source} has no score for any negative of {len(queries)} queries: "
+            f"{first_three(queries)}"
         )
     return scored

@@ -14,9 +14,9 @@ from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import bi_encoder, trainer
-from cocondenser_jax.finetune.schedule import random_plan
+from cocondenser_jax.finetune.samplers import random_batches
 from cocondenser_jax.finetune.tasks import finetune, resolve
-from cocondenser_jax.finetune.training_data import Rows, draw_negatives, read_training
+from cocondenser_jax.finetune.training_data import RowCollator, draw_negatives, read_training
 from cocondenser_jax.retrieval.models import load_retriever, passage_tokens, towers
 from tests.world import change_settings, read_metrics
 
@@ -101,12 +101,12 @@ def test_every_epoch_has_each_pair_once_and_its_own_negatives(
 ):
     batches = []
 
-    class Spy(Rows):
+    class Spy(RowCollator):
         def fill(self, pairs):
             batches.append(super().fill(pairs))
             return batches[-1]
 
-    monkeypatch.setattr(bi_encoder, "Rows", Spy)
+    monkeypatch.setattr(bi_encoder, "RowCollator", Spy)
     change_settings(
         config,
         {
@@ -140,9 +140,9 @@ def test_every_epoch_has_each_pair_once_and_its_own_negatives(
     in_order = np.arange(24).reshape(6, 4).tolist()
     assert (epochs[0] == in_order, epochs[0] == epochs[1]) == ((order == "sequential"),) * 2
     if order == "hard":
-        plan = np.load(tmp_path / "run" / "plans" / "epoch-0002.npz")["batches"]
-        assert epochs[2] == plan.tolist()
-    random = epochs[0] == random_plan(24, 4, seed=42).tolist()
+        batches_MxB = np.load(tmp_path / "run" / "batches" / "epoch-0002.npz")["batches"]
+        assert epochs[2] == batches_MxB.tolist()
+    random = epochs[0] == random_batches(24, 4, seed=42).tolist()
     assert random == (order == "random")
 
 
@@ -163,14 +163,14 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     )
     finetune(config, tmp_path / "whole")
 
-    step_end = trainer._Metrics.on_step_end
+    step_end = trainer._MetricsCallback.on_step_end
 
     def interrupt(self, args, state, control, **kwargs):
         step_end(self, args, state, control, **kwargs)
         if state.global_step == 11:
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(trainer._Metrics, "on_step_end", interrupt)
+    monkeypatch.setattr(trainer._MetricsCallback, "on_step_end", interrupt)
     with pytest.raises(RuntimeError, match="killed"):
         finetune(config, tmp_path / "halves")
     assert not (tmp_path / "halves" / "retriever").exists()
@@ -184,7 +184,10 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     config.seed -= 1
     steps = []
     monkeypatch.setattr(
-        trainer._Metrics, "on_step_begin", lambda *args, **kwargs: steps.append(1), raising=False
+        trainer._MetricsCallback,
+        "on_step_begin",
+        lambda *args, **kwargs: steps.append(1),
+        raising=False,
     )
     finetune(config, tmp_path / "halves")
     assert len(steps) == 18 - 8
@@ -220,9 +223,9 @@ def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tm
     )
     training = read_training(resolve(config, tmp_path).data)
     drawn = [set(), set()]
-    for training.epoch in range(9):
+    for epoch in range(9):
         for q in (0, 1):
-            drawn[q].update(draw_negatives(training, f"q{q}", f"d{q}"))
+            drawn[q].update(draw_negatives(training, epoch, f"q{q}", f"d{q}"))
     assert drawn[0] == {"d1", "d2"}
     assert len(drawn[1]) > 9
 

@@ -23,7 +23,8 @@ from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.bi_encoder import fill_row
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import (
-    Rows,
+    Epoch,
+    RowCollator,
     TrainingData,
     to_judgments,
     training_pairs,
@@ -87,17 +88,18 @@ def test_one_step_is_adamw_on_the_loss_of_all_groups(
     queries, qrels = read_split(beir, "train")
     passages = {p.id: passage_text(p) for p in read_corpus(beir)}
     data = TrainingData(
-        training_pairs(qrels),
-        to_judgments(qrels),
-        queries,
-        passages,
-        read_candidates(run_file, qrels, passages, 200),
+        pairs=training_pairs(qrels),
+        judgments=to_judgments(qrels),
+        queries=queries,
+        passages=passages,
+        candidates=read_candidates(run_file, qrels, passages, 200),
         n_negatives=2,
         seed=42,
         files={},
     )
     names = ("query", "positive", "negative_1", "negative_2")
-    rows = Rows(data, fill_row, SimpleNamespace(valid_label_columns=[])).fill(data.pairs)
+    plain = SimpleNamespace(valid_label_columns=[])
+    rows = RowCollator(data, Epoch(), fill_row, plain).fill(data.pairs)
     groups = [[row[name] for name in names] for row in rows]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
@@ -189,21 +191,24 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
     change_settings(config, {"train.epochs": 2, "data.batch_size": 6, "checkpoint.every": 3})
     finetune(config, tmp_path / "whole")
 
-    step_end = trainer._Metrics.on_step_end
+    step_end = trainer._MetricsCallback.on_step_end
 
     def interrupt(self, args, state, control, **kwargs):
         step_end(self, args, state, control, **kwargs)
         if state.global_step == 5:
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(trainer._Metrics, "on_step_end", interrupt)
+    monkeypatch.setattr(trainer._MetricsCallback, "on_step_end", interrupt)
     with pytest.raises(RuntimeError, match="killed"):
         finetune(config, tmp_path / "halves")
     assert not (tmp_path / "halves" / "cross_encoder").exists()
     monkeypatch.undo()
     steps = []
     monkeypatch.setattr(
-        trainer._Metrics, "on_step_begin", lambda *args, **kwargs: steps.append(1), raising=False
+        trainer._MetricsCallback,
+        "on_step_begin",
+        lambda *args, **kwargs: steps.append(1),
+        raising=False,
     )
     finetune(config, tmp_path / "halves")
     assert len(steps) == 8 - 3

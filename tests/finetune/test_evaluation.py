@@ -13,7 +13,7 @@ from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.evaluation import DevSearch
+from cocondenser_jax.finetune.evaluation import DevEvaluator
 from cocondenser_jax.finetune.losses import InBatchLoss
 from cocondenser_jax.finetune.tasks import finetune, resolve
 from cocondenser_jax.finetune.training_data import read_training
@@ -84,7 +84,7 @@ def make_search(model_folder, data, settings):
     training = read_training(resolved.data)
     model = models.load_retriever(model_folder, 8, 16)
     loss = InBatchLoss(model, training.judgments, resolved.loss)
-    return DevSearch(resolved.dev, training, loss.score)
+    return DevEvaluator(resolved.dev, training.passages, loss.score)
 
 
 def test_the_collection_is_ranked(model_folder, data, texts):
@@ -204,7 +204,7 @@ def kill(*args, **kwargs):
 def test_a_killed_run_ends_as_if_it_had_not_been(
     model_folder, data, dev_run, tmp_path, monkeypatch
 ):
-    """With all that evaluating and the plans add to what is restored."""
+    """With all that evaluating and hard batches add to what is restored."""
     config = make_config(
         model_folder,
         data,
@@ -224,7 +224,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
     assert 3 < best < last
     assert best % 6, "a checkpoint is due there anyway"
 
-    step_end, run = trainer._Metrics.on_step_end, tmp_path / "run"
+    step_end, run = trainer._MetricsCallback.on_step_end, tmp_path / "run"
     for killed in (3, best + 1, last):
 
         def end(self, args, state, control, killed=killed, **kwargs):
@@ -233,7 +233,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer._Metrics, "on_step_end", end)
+            patch.setattr(trainer._MetricsCallback, "on_step_end", end)
             with pytest.raises(Killed):
                 finetune(config, run)
     with monkeypatch.context() as patch:
@@ -242,6 +242,25 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
             finetune(config, run)
     finetune(config, run)
     assert trained(run) == trained(tmp_path / "whole")
+
+
+def test_a_run_resumes_with_the_same_judgments_and_run_only(
+    model_folder, data, dev_run, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(data, tmp_path / "data")
+    config = make_config(model_folder, folder, {"eval.run": str(folder / dev_run[0].name)})
+    monkeypatch.setattr(trainer, "run", kill)
+    with pytest.raises(Killed):
+        finetune(config, tmp_path / "run")
+    for kind, name, line in (
+        ("eval_judgments", "qrels/held-out.tsv", "q2\td3\t1\n"),
+        ("eval_run", dev_run[0].name, "q11 Q0 d1 1 1.0 x\n"),
+    ):
+        before = (folder / name).read_text()
+        (folder / name).write_text(before + line)
+        with pytest.raises(UserError, match=rf"was started with sha256\.{kind}=.*: choose a new"):
+            finetune(config, tmp_path / "run")
+        (folder / name).write_text(before)
 
 
 def test_a_checkpoint_needs_the_best_until_then(tmp_path):
@@ -265,7 +284,7 @@ def test_a_best_model_that_is_damaged_is_not_saved(model_folder, data, tmp_path,
         for weights in (tmp_path / "run" / "checkpoints").glob("*/model.safetensors"):
             weights.write_bytes(b"")
 
-    monkeypatch.setattr(trainer._Metrics, "on_train_end", damage)
+    monkeypatch.setattr(trainer._MetricsCallback, "on_train_end", damage)
     config = make_config(model_folder, data, {"train.max_steps": 4})
     with pytest.raises(UserError, match=r"checkpoint-\d is damaged \(model.safetensors is not"):
         finetune(config, tmp_path / "run")

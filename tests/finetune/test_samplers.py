@@ -1,4 +1,4 @@
-"""Candidates for hard batches; plans of a run."""
+"""Candidates for hard batches; the batches of a run."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune import samplers, schedule
+from cocondenser_jax.finetune import hard_batches, samplers
 from cocondenser_jax.finetune.training_data import TrainingData, to_judgments, training_pairs
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
@@ -16,17 +16,19 @@ _bm25 = samplers.bm25_candidates  # some tests replace it
 
 
 IDS = [f"q{i}" for i in range(24)], [f"d{i}" for i in range(24)]
-SETTINGS = samplers.BatchSettings("hard", 4, batch_scores="encoder", batch_depth=100, seed=3)
+SETTINGS = samplers.BatchSettings(
+    batches="hard", batch_size=4, batch_scores="encoder", batch_depth=100, seed=3
+)
 
 
 @pytest.fixture(scope="module")
 def data(beir):
     qrels = {query: {passage: 1} for query, passage in zip(*IDS, strict=True)}
     return TrainingData(
-        training_pairs(qrels),
-        to_judgments(qrels),
-        read_queries(beir),
-        {p.id: passage_text(p) for p in read_corpus(beir)},
+        pairs=training_pairs(qrels),
+        judgments=to_judgments(qrels),
+        queries=read_queries(beir),
+        passages={p.id: passage_text(p) for p in read_corpus(beir)},
         candidates={},
         n_negatives=0,
         seed=3,
@@ -67,17 +69,19 @@ def test_bm25s_candidates_are_its_run(texts):
     assert found.nnz > 24
 
 
-def test_plans_follow_bm25_then_the_encoder(model_folder, data, texts, tmp_path, monkeypatch):
+def test_hard_batches_follow_bm25_then_the_encoder(
+    model_folder, data, texts, tmp_path, monkeypatch
+):
     model = models.load_retriever(model_folder, 8, 16)
-    options = {"seed": 3, "conflicts": schedule.false_negatives(*IDS)}
+    options = {"seed": 3, "conflicts": hard_batches.false_negatives(*IDS)}
 
     def start():
-        return samplers.epoch_plans(SETTINGS, data, model, tmp_path / "plans")
+        return samplers.batches_by_epoch(SETTINGS, data, model, tmp_path / "batches")
 
-    plan = start()
+    batches_of = start()
     bm25 = samplers.bm25_candidates(*texts, 100)
-    first = plan(0)
-    np.testing.assert_array_equal(first, schedule.greedy_plan(bm25, 4, **options))
+    first = batches_of(0)
+    np.testing.assert_array_equal(first, hard_batches.greedy_batches(bm25, 4, **options))
     assert sorted(first.flat) == list(range(24))
 
     seen = []
@@ -86,13 +90,13 @@ def test_plans_follow_bm25_then_the_encoder(model_folder, data, texts, tmp_path,
             for parameter in model.parameters():
                 parameter.mul_(1.1)
         by_now = samplers.encoder_candidates(model, *texts, 100)
-        expected = schedule.greedy_plan(by_now, 4, epoch=epoch, **options)
-        np.testing.assert_array_equal(plan(epoch), expected)
+        expected = hard_batches.greedy_batches(by_now, 4, epoch=epoch, **options)
+        np.testing.assert_array_equal(batches_of(epoch), expected)
         seen.append(expected.tolist())
     assert seen[0] != seen[1]
 
-    # A run that resumes reads the plan; one that is lost is made again.
-    path = tmp_path / "plans" / "epoch-0002.npz"
+    # A run that resumes reads the file; one that is lost is made again.
+    path = tmp_path / "batches" / "epoch-0002.npz"
     saved = path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(samplers, "encoder_candidates", None)
@@ -100,23 +104,23 @@ def test_plans_follow_bm25_then_the_encoder(model_folder, data, texts, tmp_path,
     path.unlink()
     np.testing.assert_array_equal(start()(2), expected)
     path.write_bytes(saved[:-100])
-    with pytest.raises(UserError, match=r"cannot read the plan .*epoch-0002.npz"):
+    with pytest.raises(UserError, match=r"cannot read the batches in .*epoch-0002.npz"):
         start()(2)
 
 
 @pytest.mark.effect("retriever data.batch_scores", "retriever data.batch_depth")
-def test_bm25_may_plan_every_epoch_and_as_deep_as_asked(data, texts, tmp_path, monkeypatch):
+def test_bm25_may_score_every_epoch_and_as_deep_as_asked(data, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(samplers, "encoder_candidates", None)
-    conflicts = schedule.false_negatives(*IDS)
+    conflicts = hard_batches.false_negatives(*IDS)
     settings = SETTINGS._replace(batch_scores="bm25", batch_depth=3)
-    plan = samplers.epoch_plans(settings, data, None, tmp_path / "plans")
+    batches_of = samplers.batches_by_epoch(settings, data, None, tmp_path / "batches")
     bm25 = samplers.bm25_candidates(*texts, 3)
-    plans = [plan(0)]
+    epochs = [batches_of(0)]
     monkeypatch.setattr(samplers, "bm25_candidates", None)  # once is enough
-    plans.append(plan(1))
+    epochs.append(batches_of(1))
     deep = _bm25(*texts, 100)
-    for epoch, found in enumerate(plans):
-        expected = schedule.greedy_plan(bm25, 4, seed=3, epoch=epoch, conflicts=conflicts)
-        np.testing.assert_array_equal(found, expected)
-        other = schedule.greedy_plan(deep, 4, seed=3, epoch=epoch, conflicts=conflicts)
-        assert not np.array_equal(found, other)
+    for epoch, batches_MxB in enumerate(epochs):
+        expected = hard_batches.greedy_batches(bm25, 4, seed=3, epoch=epoch, conflicts=conflicts)
+        np.testing.assert_array_equal(batches_MxB, expected)
+        other = hard_batches.greedy_batches(deep, 4, seed=3, epoch=epoch, conflicts=conflicts)
+        assert not np.array_equal(batches_MxB, other)

@@ -134,14 +134,14 @@ def test_a_run_resumes_with_the_same_kinds_of_files_only(inputs, tmp_path, first
 
 def end_at(monkeypatch, step):
     """Ends the process at the end of a step, before its checkpoint."""
-    step_end = trainer._Metrics.on_step_end
+    step_end = trainer._MetricsCallback.on_step_end
 
     def end(self, args, state, control, **kwargs):
         step_end(self, args, state, control, **kwargs)
         if state.global_step == step:
             raise Killed
 
-    monkeypatch.setattr(trainer._Metrics, "on_step_end", end)
+    monkeypatch.setattr(trainer._MetricsCallback, "on_step_end", end)
 
 
 def finetune_until_killed(config, workdir):

@@ -11,8 +11,9 @@ from transformers import TrainerState
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.bi_encoder import fill_row
 from cocondenser_jax.finetune.training_data import (
-    EachEpoch,
-    Rows,
+    Epoch,
+    EpochCallback,
+    RowCollator,
     TrainingData,
     sample,
     to_judgments,
@@ -37,30 +38,33 @@ def test_samples_grow_with_their_size_and_follow_the_seed():
 def make_data(candidates=(), n_negatives=0, seed=0, judgments=None, passages=None):
     qrels = {"q1": {"d30": 1}, "q2": {"d31": 1}}
     return TrainingData(
-        training_pairs(qrels),
-        judgments or to_judgments(qrels),
-        {"q1": "one", "q2": "two"},
-        passages or {f"d{i}": f"text {i}" for i in range(50)},
-        dict(candidates),
-        n_negatives,
-        seed,
-        {},
+        pairs=training_pairs(qrels),
+        judgments=judgments or to_judgments(qrels),
+        queries={"q1": "one", "q2": "two"},
+        passages=passages or {f"d{i}": f"text {i}" for i in range(50)},
+        candidates=dict(candidates),
+        n_negatives=n_negatives,
+        seed=seed,
+        files={},
     )
 
 
-def rows(data, *pairs):
+def rows(data, *pairs, epoch=0):
     pairs = pairs or (("q1", "d30"), ("q2", "d31"))
     plain = SimpleNamespace(valid_label_columns=[])
-    return Rows(data, fill_row, plain).fill({"query_id": q, "positive_id": p} for q, p in pairs)
+    collator = RowCollator(data, Epoch(epoch), fill_row, plain)
+    return collator.fill({"query_id": q, "positive_id": p} for q, p in pairs)
 
 
 def test_the_epoch_of_the_draw_is_the_trainers():
     data = make_data({"q1": ["d1", "d2"], "q2": ["d3"]}, 1)
     drawn = set()
-    for epoch in range(9):
-        EachEpoch(data).on_epoch_begin(None, TrainerState(epoch=epoch + 0.5), None)
-        assert data.epoch == epoch
-        drawn.add(rows(data)[0]["negative_1"])
+    epoch = Epoch()
+    collator = RowCollator(data, epoch, fill_row, SimpleNamespace(valid_label_columns=[]))
+    for number in range(9):
+        EpochCallback(epoch).on_epoch_begin(None, TrainerState(epoch=number + 0.5), None)
+        assert epoch.number == number
+        drawn.add(collator.fill(data.pairs)[0]["negative_1"])
     assert drawn == {"text 1", "text 2"}
 
 
@@ -73,11 +77,11 @@ def test_negatives_are_drawn_anew_every_epoch_and_only_depend_on_the_row():
     candidates = {"q1": [f"d{i}" for i in range(10)], "q2": [f"d{i}" for i in range(10, 20)]}
     data, epochs = make_data(candidates, 3), []
     first = rows(data)
-    for data.epoch in range(20):
-        one, two = rows(data)
+    for epoch in range(20):
+        one, two = rows(data, epoch=epoch)
         assert (one["query"], one["positive"]) == ("one", "text 30")
         assert (two["query"], two["positive"]) == ("two", "text 31")
-        assert rows(data, ("q2", "d31")) == [two]
+        assert rows(data, ("q2", "d31"), epoch=epoch) == [two]
         epochs.append({one[f"negative_{i}"] for i in (1, 2, 3)})
         assert len(epochs[-1]) == 3
         assert epochs[-1] <= {f"text {i}" for i in range(10)}

@@ -10,7 +10,7 @@ import torch
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.collection.trec import read_run, write_run
-from cocondenser_jax.finetune import bi_encoder, losses, samplers, schedule
+from cocondenser_jax.finetune import bi_encoder, hard_batches, losses, samplers
 from papers import abs_beam, abs_data, abs_rank
 from tests.world import as_flags, read_metrics
 
@@ -28,7 +28,7 @@ def make_candidates(n, k, seed):
 def slow_beam(h, near, n, batch_size, seed, k=3):
     """Section 3.2 of the study; h is the hardness of a batch, near says which pairs may join it."""
     left = np.random.default_rng((seed, 0)).permutation(n).tolist()
-    plan = []
+    batches = []
     for _ in range(n // batch_size):
         batch = left[:batch_size]
         while True:
@@ -42,9 +42,9 @@ def slow_beam(h, near, n, batch_size, seed, k=3):
             if h(best) <= h(batch):
                 break
             batch = best
-        plan.append(batch)
+        batches.append(batch)
         left = [pair for pair in left if pair not in batch]
-    return plan
+    return batches
 
 
 @pytest.mark.parametrize("with_conflicts", [False, True])
@@ -52,7 +52,7 @@ def slow_beam(h, near, n, batch_size, seed, k=3):
 def test_beam_search_is_the_studys(n, depth, with_conflicts):
     for seed in range(4):
         candidates = make_candidates(n, depth, seed)
-        scores_NxN = schedule.pair_scores(candidates).toarray()
+        scores_NxN = hard_batches.pair_scores(candidates).toarray()
         conflict_NxN = np.zeros((n, n), bool)
         if with_conflicts:
             upper_NxN = np.triu(np.random.default_rng(seed).random((n, n)) < 0.2, 1)
@@ -67,19 +67,19 @@ def test_beam_search_is_the_studys(n, depth, with_conflicts):
             return value_NxN[batch, pair].any()
 
         conflicts = scipy.sparse.csr_array(conflict_NxN | np.eye(n, dtype=bool))
-        found = abs_beam.beam_plan(candidates, 5, seed=seed, conflicts=conflicts)
+        found = abs_beam.beam_batches(candidates, 5, seed=seed, conflicts=conflicts)
         assert found.tolist() == slow_beam(h, near, n, 5, seed)
 
 
-def test_a_run_has_the_plans_of_the_script(model_folder, beir, tmp_path, monkeypatch):
-    planned = []
+def test_a_run_has_the_batches_of_the_script(model_folder, beir, tmp_path, monkeypatch):
+    by_epoch = []
 
     def recorded(*arguments, **options):
-        planned.append(plan(*arguments, **options))
-        return planned[-1]
+        by_epoch.append(make(*arguments, **options))
+        return by_epoch[-1]
 
-    plan = abs_beam.beam_plan
-    monkeypatch.setattr(abs_beam, "beam_plan", recorded)
+    make = abs_beam.beam_batches
+    monkeypatch.setattr(abs_beam, "beam_batches", recorded)
     config = {
         "model.folder": model_folder,
         "model.passage_length": 16,
@@ -89,11 +89,11 @@ def test_a_run_has_the_plans_of_the_script(model_folder, beir, tmp_path, monkeyp
     }
     words = ["--config=configs/finetune.py:adaptive", f"--workdir={tmp_path}/run"]
     assert abs_beam.main([*words, *as_flags(config)]) == 0
-    assert len(planned) == 2
-    for epoch, batches_MxB in enumerate(planned):
-        path = tmp_path / "run" / "plans" / f"epoch-{epoch:04d}.npz"
-        assert schedule.load_plan(path).tolist() == batches_MxB.tolist()
-    assert samplers.greedy_plan is schedule.greedy_plan
+    assert len(by_epoch) == 2
+    for epoch, batches_MxB in enumerate(by_epoch):
+        path = tmp_path / "run" / "batches" / f"epoch-{epoch:04d}.npz"
+        assert hard_batches.load_batches(path).tolist() == batches_MxB.tolist()
+    assert samplers.greedy_batches is hard_batches.greedy_batches
 
 
 def ranking_loss(queries_QxD, passages_PxD, positives, weights, bias):

@@ -1,4 +1,4 @@
-"""Plans and their hardness against definitions, and what every plan must keep."""
+"""Hard batches and their hardness against definitions, and what all of them must keep."""
 
 import itertools
 
@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune import schedule
+from cocondenser_jax.finetune import hard_batches
+from cocondenser_jax.finetune.samplers import random_batches, sequential_batches
 
 
 def make_candidates(n, k, seed=0):
@@ -35,15 +36,15 @@ def brute_h(candidates, batch):
 
 def test_hardness_is_the_sum_over_ordered_pairs():
     candidates = make_candidates(23, 9)
-    scores_NxN = schedule.pair_scores(candidates).toarray()
-    for batch in schedule.random_plan(23, 5, seed=1).tolist():
+    scores_NxN = hard_batches.pair_scores(candidates).toarray()
+    for batch in random_batches(23, 5, seed=1).tolist():
         assert total(scores_NxN, [batch]) == brute_h(candidates, batch)
 
 
 def test_scores_of_queries_without_candidates_are_empty():
     nothing = scipy.sparse.csr_array((4, 4), dtype=np.float32)
-    assert schedule.pair_scores(nothing).nnz == 0
-    assert sorted(schedule.greedy_plan(nothing, 2, seed=0).ravel().tolist()) == [0, 1, 2, 3]
+    assert hard_batches.pair_scores(nothing).nnz == 0
+    assert sorted(hard_batches.greedy_batches(nothing, 2, seed=0).ravel().tolist()) == [0, 1, 2, 3]
 
 
 def test_false_negatives_are_relevant_to_another_query_of_the_batch():
@@ -55,19 +56,19 @@ def test_false_negatives_are_relevant_to_another_query_of_the_batch():
         for pairs in [list(zip(queries, passages, strict=True))]
         for q, passage in pairs
     ]
-    found = schedule.false_negatives(queries, passages)
+    found = hard_batches.false_negatives(queries, passages)
     assert (found.toarray() > 0).tolist() == expected
 
 
-def total(matrix_NxN, plan):
+def total(matrix_NxN, batches):
     """Returns the sum over the pairs of every batch."""
-    return sum(matrix_NxN[i, j] for batch in plan for i, j in itertools.combinations(batch, 2))
+    return sum(matrix_NxN[i, j] for batch in batches for i, j in itertools.combinations(batch, 2))
 
 
-def slow_plan(harder_key, n, batch_size, seed):
+def slow_batches(harder_key, n, batch_size, seed):
     """Equations 3 and 4, as Choi et al. print them: the hardness of every set is computed anew."""
     left = np.random.default_rng((seed, 0)).permutation(n).tolist()
-    plan = []
+    batches = []
     for _ in range(n // batch_size):
         batch = left[:batch_size]
         while True:
@@ -81,18 +82,18 @@ def slow_plan(harder_key, n, batch_size, seed):
             if harder_key(best) <= harder_key(batch):
                 break
             batch = best
-        plan.append(batch)
+        batches.append(batch)
         left = [pair for pair in left if pair not in batch]
-    return plan
+    return batches
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("n", "depth"), [(23, 3), (23, 22), (20, 9)])
 def test_batches_are_those_of_the_equations(seed, n, depth):
     candidates = make_candidates(n, depth, seed)
-    found = schedule.greedy_plan(candidates, 5, seed=seed)
+    found = hard_batches.greedy_batches(candidates, 5, seed=seed)
     assert len(found) == n // 5 >= 4
-    assert found.tolist() == slow_plan(lambda batch: brute_h(candidates, batch), n, 5, seed)
+    assert found.tolist() == slow_batches(lambda batch: brute_h(candidates, batch), n, 5, seed)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -105,9 +106,9 @@ def test_fewer_conflicts_come_before_hardness(seed):
         return -total(conflict_NxN, [batch]), brute_h(candidates, batch)
 
     conflicts = scipy.sparse.csr_array(conflict_NxN | np.eye(20, dtype=bool))
-    found = schedule.greedy_plan(candidates, 5, seed=seed, conflicts=conflicts).tolist()
-    assert found == slow_plan(key, 20, 5, seed)
-    assert total(conflict_NxN, found) < total(conflict_NxN, schedule.random_plan(20, 5, seed))
+    found = hard_batches.greedy_batches(candidates, 5, seed=seed, conflicts=conflicts).tolist()
+    assert found == slow_batches(key, 20, 5, seed)
+    assert total(conflict_NxN, found) < total(conflict_NxN, random_batches(20, 5, seed))
 
 
 def clustered(n, size):
@@ -119,9 +120,9 @@ def clustered(n, size):
 
 def test_batches_are_far_harder_than_random_ones():
     candidates = clustered(256, 8)
-    scores_NxN = schedule.pair_scores(candidates).toarray()
-    at_random = total(scores_NxN, schedule.random_plan(256, 8, seed=0))
-    assert total(scores_NxN, schedule.greedy_plan(candidates, 8, seed=0)) > 10 * at_random
+    scores_NxN = hard_batches.pair_scores(candidates).toarray()
+    at_random = total(scores_NxN, random_batches(256, 8, seed=0))
+    assert total(scores_NxN, hard_batches.greedy_batches(candidates, 8, seed=0)) > 10 * at_random
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,7 +134,7 @@ def test_every_pair_once_and_groups_apart(data):
     group_N = np.random.default_rng(seed).permutation(n) // 2
     conflicts = scipy.sparse.csr_array(group_N[:, None] == group_N)
     candidates = make_candidates(n, data.draw(st.integers(1, n)), seed)
-    batches_MxB = schedule.greedy_plan(candidates, size, seed=seed, conflicts=conflicts)
+    batches_MxB = hard_batches.greedy_batches(candidates, size, seed=seed, conflicts=conflicts)
     assert batches_MxB.shape == (n // size, size)
     assert len(set(batches_MxB.flat)) == batches_MxB.size
     assert set(batches_MxB.flat) <= set(range(n))
@@ -146,39 +147,39 @@ def test_every_pair_once_and_groups_apart(data):
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_a_plan_depends_on_seed_and_epoch(greedy):
+def test_batches_depend_on_seed_and_epoch(greedy):
     candidates = make_candidates(23, 6)
 
-    def plan(**options):
+    def make(**options):
         if greedy:
-            return schedule.greedy_plan(candidates, 5, **options).tolist()
-        return schedule.random_plan(23, 5, **options).tolist()
+            return hard_batches.greedy_batches(candidates, 5, **options).tolist()
+        return random_batches(23, 5, **options).tolist()
 
-    first = plan(seed=3)
-    assert first == plan(seed=3)
-    assert first != plan(seed=3, epoch=1)
-    assert first != plan(seed=4)
+    first = make(seed=3)
+    assert first == make(seed=3)
+    assert first != make(seed=3, epoch=1)
+    assert first != make(seed=4)
     assert len({pair for batch in first for pair in batch}) == 20
 
 
 def test_scores_that_are_not_finite_are_refused():
     diverged = scipy.sparse.csr_array([[0, np.nan], [1, 0]])
     with pytest.raises(UserError, match="finite"):
-        schedule.greedy_plan(diverged, 2, seed=0)
+        hard_batches.greedy_batches(diverged, 2, seed=0)
 
 
-def test_a_plan_comes_back_or_is_refused(tmp_path):
-    path = tmp_path / "plan.npz"
-    batches_MxB = schedule.random_plan(12, 4, seed=1)
-    schedule.save_plan(path, batches_MxB)
-    np.testing.assert_array_equal(schedule.load_plan(path), batches_MxB)
-    path.write_bytes(b"no plan")
-    with pytest.raises(UserError, match="cannot read the plan"):
-        schedule.load_plan(path)
+def test_batches_come_back_or_are_refused(tmp_path):
+    path = tmp_path / "batches.npz"
+    batches_MxB = random_batches(12, 4, seed=1)
+    hard_batches.save_batches(path, batches_MxB)
+    np.testing.assert_array_equal(hard_batches.load_batches(path), batches_MxB)
+    path.write_bytes(b"no batches")
+    with pytest.raises(UserError, match="cannot read the batches in "):
+        hard_batches.load_batches(path)
     np.savez(path, batches=np.ones(3))
-    with pytest.raises(UserError, match="is not a plan: expected batches of pair numbers"):
-        schedule.load_plan(path)
+    with pytest.raises(UserError, match="holds no batches: expected rows of pair numbers"):
+        hard_batches.load_batches(path)
 
 
 def test_the_datas_order_fills_whole_batches():
-    assert schedule.sequential_plan(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert sequential_batches(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]

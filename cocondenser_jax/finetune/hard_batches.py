@@ -1,4 +1,4 @@
-"""Plans batches of training pairs that are hard for each other: adaptive batch scheduling.
+"""Makes batches of training pairs that are hard for each other: adaptive batch scheduling.
 
 With in-batch negatives, the passage p_j of a pair is a negative of the query q_i of each other pair
 in its batch. A batch B teaches more the larger its hardness
@@ -10,8 +10,8 @@ Here s is known for some candidates of each query only, as the current model or 
 From each score the smallest kept score of its query is subtracted, and all others count 0: a
 passage outside a list is taken to be as hard as the last one in it.
 
-A plan is an array of pair numbers, one batch a row; every pair occurs at most once, and those that
-do not fill a batch are left out.
+The batches of an epoch are an array of pair numbers, one batch a row; every pair occurs at most
+once, and those that do not fill a batch are left out.
 """
 
 from collections.abc import Sequence
@@ -68,18 +68,7 @@ def separate(
     return scores, 1e-12 * penalty
 
 
-def random_plan(n_pairs: int, batch_size: int, seed: int, epoch: int = 0) -> np.ndarray:
-    """Plans batches at random, by seed and epoch."""
-    order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
-    return order_N[: n_pairs - n_pairs % batch_size].reshape(-1, batch_size)
-
-
-def sequential_plan(n_pairs: int, batch_size: int) -> np.ndarray:
-    """Plans batches in the order of the pairs."""
-    return np.arange(n_pairs - n_pairs % batch_size).reshape(-1, batch_size)
-
-
-def greedy_plan(
+def greedy_batches(
     candidates: scipy.sparse.csr_array,
     batch_size: int,
     *,
@@ -87,7 +76,7 @@ def greedy_plan(
     epoch: int = 0,
     conflicts: scipy.sparse.csr_array | None = None,
 ) -> np.ndarray:
-    """Plans hard batches, one after the other, by the greedy algorithm of Choi et al.
+    """Makes hard batches, one after the other, by the greedy algorithm of Choi et al.
 
     A batch B starts with random pairs of those left. While that makes it harder, its pair d_r is
     replaced by the pair d_a of those left:
@@ -114,42 +103,42 @@ def greedy_plan(
 
     n_pairs = len(scores.indptr) - 1
     order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
-    taken_N = np.zeros(n_pairs)  # −inf for the pairs in a batch
+    mask_N = np.zeros(n_pairs)  # −inf for the pairs in a batch
     batches_MxB = np.empty((n_pairs // batch_size, batch_size), int)
     for batch_B in batches_MxB:
-        batch_B[:] = order_N[taken_N[order_N] == 0][:batch_size]
-        taken_N[batch_B] = -np.inf
+        batch_B[:] = order_N[mask_N[order_N] == 0][:batch_size]
+        mask_N[batch_B] = -np.inf
         to_batch_N = scores[batch_B].sum(axis=0)  # of each pair with the batch
         while True:
             place = to_batch_N[batch_B].argmin()
             least = to_batch_N[batch_B[place]]
             add(to_batch_N, batch_B[place], -1)
-            left_N = to_batch_N + taken_N
+            left_N = to_batch_N + mask_N
             best = left_N.argmax()
             if left_N[best] <= least + least_gain:
                 break
             add(to_batch_N, best, 1)
-            taken_N[batch_B[place]] = 0
-            taken_N[best] = -np.inf
+            mask_N[batch_B[place]] = 0
+            mask_N[best] = -np.inf
             batch_B[place] = best
     return batches_MxB
 
 
-def save_plan(path: Path, batches_MxB: np.ndarray) -> None:
-    """Writes a plan to an .npz file that is whole or absent."""
+def save_batches(path: Path, batches_MxB: np.ndarray) -> None:
+    """Writes the batches of an epoch to an .npz file that is whole or absent."""
     with new_file(path) as partial, partial.open("wb") as file:
         np.savez(file, batches=batches_MxB)
 
 
-def load_plan(path: Path) -> np.ndarray:
-    """Reads a plan, batches_MxB."""
+def load_batches(path: Path) -> np.ndarray:
+    """Reads the batches of an epoch, batches_MxB."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             batches_MxB: np.ndarray = arrays["batches"]
     except Exception as error:  # what a damaged archive raises has no end
         raise UserError(
-            f"cannot read the plan {path}: {first_line(error)}; delete it to plan again"
+            f"cannot read the batches in {path}: {first_line(error)}; delete it to make them again"
         ) from error
     if batches_MxB.ndim != 2 or batches_MxB.dtype.kind != "i":
-        raise UserError(f"{path} is not a plan: expected batches of pair numbers")
+        raise UserError(f"{path} holds no batches: expected rows of pair numbers")
     return batches_MxB

@@ -1,6 +1,6 @@
-"""Planning batches that are hard: pairs per second of one core's time, and hardness against random.
+"""Making hard batches: pairs per second of one core's time, and hardness against random.
 
-python -m benchmarks.schedule --json_out=benchmarks/results/schedule.json
+python -m benchmarks.hard_batches --json_out=benchmarks/results/hard_batches.json
 """
 
 import argparse
@@ -13,7 +13,8 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.results import report
-from cocondenser_jax.finetune.schedule import greedy_plan, pair_scores, random_plan
+from cocondenser_jax.finetune.hard_batches import greedy_batches, pair_scores
+from cocondenser_jax.finetune.samplers import random_batches
 
 DEPTH, DIMENSIONS = 100, 32
 
@@ -36,9 +37,9 @@ def measure(n_pairs: int) -> Iterator[dict[str, Any]]:
     ):
         scores = pair_scores(candidates)
         n = candidates.shape[0]
-        at_random = hardness(random_plan(n, batch_size, seed=0), scores).mean()
+        at_random = hardness(random_batches(n, batch_size, seed=0), scores).mean()
         start = time.process_time()
-        batches_MxB = greedy_plan(candidates, batch_size, seed=0)
+        batches_MxB = greedy_batches(candidates, batch_size, seed=0)
         seconds = time.process_time() - start
         h = hardness(batches_MxB, scores).mean()
         yield {
@@ -52,7 +53,7 @@ def measure(n_pairs: int) -> Iterator[dict[str, Any]]:
 
 
 def hardness(batches_MxB: np.ndarray, scores: scipy.sparse.csr_array) -> np.ndarray:
-    """Returns h of each batch of a plan, from the matrix that `pair_scores` returns."""
+    """Returns h of each batch, from the matrix that `pair_scores` returns."""
     return np.array([scores[batch_B][:, batch_B].sum() / 2 for batch_B in batches_MxB])
 
 

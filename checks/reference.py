@@ -163,5 +163,5 @@ def mlm_sum(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tenso
 def contrastive_loss(vectors_SxD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Returns the mean over spans of equation 6 of arXiv 2108.05540; rows 2i and 2i + 1 pair up."""
     logits_SxS = (scale * vectors_SxD @ vectors_SxD.T).fill_diagonal_(-torch.inf)
-    partner_S = torch.arange(len(vectors_SxD), device=vectors_SxD.device) ^ 1
-    return torch.nn.functional.cross_entropy(logits_SxS, partner_S)
+    positive_S = torch.arange(len(vectors_SxD), device=vectors_SxD.device) ^ 1
+    return torch.nn.functional.cross_entropy(logits_SxS, positive_S)

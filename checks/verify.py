@@ -156,10 +156,10 @@ def verify_checkpoint(
 
 
 def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -> None:
-    found = load_folder(str(folder))[0].to_dict()
+    config = load_folder(str(folder))[0].to_dict()
     for name, value in expected.to_dict().items():
-        if found[name] != value and not name.endswith("dropout_prob"):
-            raise UserError(f"{folder}: {name} is {found[name]}, but {value} in {checkpoint}")
+        if config[name] != value and not name.endswith("dropout_prob"):
+            raise UserError(f"{folder}: {name} is {config[name]}, but {value} in {checkpoint}")
 
 
 def _flax_side(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from experiments.data import MINILM, collection
 from papers import commands
 from papers.commands import Settings
-from papers.steps import Step, part
+from papers.steps import Step, within
 
 CORE_MINUTES = 10  # of TSDAE and SimCSE
 
@@ -38,7 +38,7 @@ def _adapted(data: str, length: int = 128, seed: int = 0) -> Step:
 
 def run(data: str, ranking: str, length: int = 128, seed: int = 0) -> Ranked:
     """A run that `adapt` has made, such as published/test."""
-    return Ranked(part(_adapted(data, length, seed), f"{ranking}.trec"), collection(data))
+    return Ranked(within(_adapted(data, length, seed), f"{ranking}.trec"), collection(data))
 
 
 def alternative(data: str, method: str, fused: bool = False) -> Ranked:

@@ -36,7 +36,7 @@ from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.storage.files import new_folder
 
-DELETED = 0.6  # of the words, the best share in section 5 of TSDAE
+DELETED = 0.6  # of the words, the best fraction in section 5 of TSDAE
 LENGTH = 128
 BATCH_SIZE = 32
 LEARNING_RATE = 3e-5
@@ -65,8 +65,8 @@ class _StopAfter(TrainerCallback):
 def without_words(text: str) -> str:
     """Returns a text without 60 % of its words; one is kept at least."""
     words = text.split()
-    kept = [word for word in words if random.random() >= DELETED]
-    return " ".join(kept or random.sample(words, min(len(words), 1)))
+    left = [word for word in words if random.random() >= DELETED]
+    return " ".join(left or random.sample(words, min(len(words), 1)))
 
 
 def pairs(method: str, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

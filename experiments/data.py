@@ -1,7 +1,7 @@
 """What no command of the studies makes, and where people get it; and what the quickstart makes."""
 
 from cocondenser_jax.errors import lookup
-from papers.steps import Step, part
+from papers.steps import Step, within
 
 MINILM = Step(
     "$DATA/minilm",
@@ -42,7 +42,7 @@ QUICKSTART = Step(
     [["cocondenser", "quickstart", "--workdir=$WORK/quickstart"]],
     done="report.html",
 )
-DOCSTRINGS = part(QUICKSTART, "data")
+DOCSTRINGS = within(QUICKSTART, "data")
 
 COLLECTIONS = {"boolq": BOOLQ, "docstrings": DOCSTRINGS, "scifact": SCIFACT, "vaswani": VASWANI}
 

@@ -14,7 +14,7 @@ from experiments.data import BOOLQ, DOCSTRINGS, QUICKSTART
 from papers import commands
 from papers.commands import Settings
 from papers.data import BERT
-from papers.steps import Step, part
+from papers.steps import Step, within
 
 
 class Amount(NamedTuple):
@@ -36,7 +36,7 @@ class Corpus(NamedTuple):
 DOCSTRINGS_CORPUS = Corpus(
     name="docstrings",
     data=DOCSTRINGS,
-    store=part(QUICKSTART, "store"),
+    store=within(QUICKSTART, "store"),
     all_queries=Amount(64, 1),
 )
 BOOLQ_CORPUS = Corpus(

@@ -19,14 +19,14 @@ def measured(table: Table) -> Rows:
     What else stands in a row, such as its seconds, follows; `p METRIC` is corrected for the number
     of tests in the table (Holm). A figure of None was not measured.
     """
-    tested = {
+    p_values = {
         (name, key): value
         for name, row in table["rows"].items()
         for key, value in row.items()
         if key.startswith("p ")
     }
-    corrected = correct(tested)
-    shown = {test: format_p(p, len(tested)) for test, p in corrected.items()}
+    corrected = correct(p_values)
+    shown = {test: format_p(p, len(p_values)) for test, p in corrected.items()}
     titles = table.get("tests", {})
     rows = []
     for name, row in table["rows"].items():

@@ -6,12 +6,12 @@ A recipe makes the folder of a retriever; `on_dev` and `on_test` measure it.
 from experiments.data import DOCSTRINGS, QUICKSTART
 from papers import commands
 from papers.commands import Settings
-from papers.steps import Step, part
+from papers.steps import Step, within
 
 STAGE_1 = "configs/quickstart.py:condenser"
 STAGE_2 = "configs/quickstart.py:cocondenser"
 TEXT = f"{DOCSTRINGS.out}/pretrain.jsonl"
-STORE = part(QUICKSTART, "store")
+STORE = within(QUICKSTART, "store")
 N_WORDS = 8192  # of the vocabulary
 FORMER_RATE = 0.001  # of stage 1
 
@@ -35,7 +35,7 @@ def fine_tuned(rate: str, epochs: int = 1) -> Step:
         "train.epochs": epochs,
     }
     command = commands.finetune("configs/quickstart_finetune.py", out, settings)
-    return part(Step(out, [command], needs=[DOCSTRINGS, start], done="retriever"), "retriever")
+    return within(Step(out, [command], needs=[DOCSTRINGS, start], done="retriever"), "retriever")
 
 
 def stage1() -> Step:
@@ -124,7 +124,7 @@ def _finetuned(model: Step, settings: Settings | None = None) -> Step:
     command = commands.finetune(
         "configs/quickstart_finetune.py", out, {**inputs, **(settings or {})}
     )
-    return part(Step(out, [command], needs=[DOCSTRINGS, model], done="retriever"), "retriever")
+    return within(Step(out, [command], needs=[DOCSTRINGS, model], done="retriever"), "retriever")
 
 
 # ---- how they are measured ----

@@ -53,7 +53,7 @@ ALPHAS = (1.0, 0.5)  # how much of the change of the weights is kept
 N_OTHERS = 1_500  # passages beside those judged relevant
 N_HELD_OUT = 300
 DEPTH = 100
-MEASURE = "nDCG@10"
+METRIC = "nDCG@10"
 JUDGED = "judged"
 RANKINGS = ("alone", "fused")
 
@@ -98,9 +98,9 @@ def held_out_tests(store: TokenStore, others: Sequence[str], seed: int = 0) -> d
 
 def _test(names: Sequence[str], pairs: np.ndarray) -> Test:
     """Makes the test of pairs of query and passage; a pair with an empty text is left out."""
-    kept = [(name, *pair) for name, pair in zip(names, pairs.tolist(), strict=True) if all(pair)]
-    queries = {name: query for name, query, _ in kept}
-    return Test(queries, {name: text for name, _, text in kept}, {q: {q: 1} for q in queries})
+    rows = [(name, *pair) for name, pair in zip(names, pairs.tolist(), strict=True) if all(pair)]
+    queries = {name: query for name, query, _ in rows}
+    return Test(queries, {name: text for name, _, text in rows}, {q: {q: 1} for q in queries})
 
 
 def rarest_words(text: str, counts: Mapping[str, int], n: int = N_WORDS) -> str:
@@ -122,8 +122,8 @@ def judged_test(data: Path) -> tuple[Test, dict[str, str]]:
     relevant = {p for grades in qrels.values() for p, grade in grades.items() if grade > 0}
     passages = {passage.id: passage_text(passage) for passage in read_corpus(data)}
     others = [name for name in passages if name not in relevant]
-    kept = relevant.union(others[:: len(others) // N_OTHERS + 1])
-    texts = {name: text for name, text in passages.items() if name in kept}
+    names = relevant.union(others[:: len(others) // N_OTHERS + 1])
+    texts = {name: text for name, text in passages.items() if name in names}
     return Test(queries, {}, qrels), texts
 
 
@@ -151,9 +151,9 @@ def compare_alphas(adapted: Path, data: Path) -> list[dict[str, Any]]:
     # Of a held-out document, only what the query leaves of it may be found.
     held_out = {store.document_id(n) for n in held_out_documents(store, N_HELD_OUT, True).tolist()}
     others = {name: text for name, text in passages.items() if name not in held_out}
-    made = {JUDGED: judged, **held_out_tests(store, list(others.values()))}
+    kinds = {JUDGED: judged, **held_out_tests(store, list(others.values()))}
     tests = {}
-    for kind, test in made.items():
+    for kind, test in kinds.items():
         searched = others | test.own if test.own else passages
         lexical = bm25_run(_passages(searched), test.queries, DEPTH)
         tests[kind] = _Test(test, searched, lexical)
@@ -164,12 +164,12 @@ def compare_alphas(adapted: Path, data: Path) -> list[dict[str, Any]]:
     expected = fused_ranking(tests["words"].lexical, published["words"])
     rows = []
     for alpha in tqdm(ALPHAS, desc=data.name, unit="model"):
-        found = _find(blend(original, trained, alpha), passages, tests)
+        changed = _find(blend(original, trained, alpha), passages, tests)
         verdicts: dict[str, list[list[str | float] | None]] = {
-            kind: [_judge(test, *runs) for runs in _rankings(test, found[kind], published[kind])]
+            kind: [_judge(test, *runs) for runs in _rankings(test, changed[kind], published[kind])]
             for kind, test in tests.items()
         }
-        agreed = [agreement(run["words"], expected) for run in (found, published)]
+        agreed = [agreement(run["words"], expected) for run in (changed, published)]
         verdicts["agreement"] = [_verdict(compare(*agreed)["agreement"]), None]
         for i, ranking in enumerate(RANKINGS):
             of_kinds = {kind: both[i] for kind, both in verdicts.items()}
@@ -198,17 +198,17 @@ def _passages(texts: Mapping[str, str]) -> Iterator[Passage]:
     return (Passage(name, "", text) for name, text in texts.items())
 
 
-def _rankings(test: _Test, found: Run, published: Run) -> list[tuple[Run, Run]]:
+def _rankings(test: _Test, changed: Run, published: Run) -> list[tuple[Run, Run]]:
     """Returns both runs alone, and fused with BM25."""
-    fused = [fuse_runs([test.lexical, run], FUSION) for run in (found, published)]
-    return [(found, published), (fused[0], fused[1])]
+    fused = [fuse_runs([test.lexical, run], FUSION) for run in (changed, published)]
+    return [(changed, published), (fused[0], fused[1])]
 
 
-def _judge(test: _Test, found: Run, published: Run) -> list[str | float]:
+def _judge(test: _Test, changed: Run, published: Run) -> list[str | float]:
     scores = [
-        evaluate_run(test.test.qrels, run, [MEASURE])["per_query"] for run in (found, published)
+        evaluate_run(test.test.qrels, run, [METRIC])["per_query"] for run in (changed, published)
     ]
-    return _verdict(compare(*scores)[MEASURE])
+    return _verdict(compare(*scores)[METRIC])
 
 
 def _verdict(compared: Mapping[str, Any]) -> list[str | float]:

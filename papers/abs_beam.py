@@ -67,15 +67,17 @@ def _make_harder(
 ) -> bool:
     """Replaces a pair of a batch; returns whether that made it harder by more than `least_gain`."""
     rows_BxN = scores[batch_B]
-    share_B = rows_BxN[:, batch_B].sum(axis=1)  # what h(B) loses without a pair
+    contribution_B = rows_BxN[:, batch_B].sum(axis=1)  # what h(B) loses without a pair
     near_C = np.setdiff1d(rows_BxN.indices, batch_B)
     near_C = near_C[is_left_N[near_C]]
     if not len(near_C):
         return False
     with_pair_BxC = rows_BxN[:, near_C].toarray()
-    removed_K = np.argsort(share_B, kind="stable")[:BEAM]
+    removed_K = np.argsort(contribution_B, kind="stable")[:BEAM]
     # Of the k pairs d_a for a d_r, only the first can be the hardest of all.
-    gain_KxC = with_pair_BxC.sum(axis=0) - with_pair_BxC[removed_K] - share_B[removed_K, None]
+    gain_KxC = (
+        with_pair_BxC.sum(axis=0) - with_pair_BxC[removed_K] - contribution_B[removed_K, None]
+    )
     place, best = np.unravel_index(gain_KxC.argmax(), gain_KxC.shape)
     if gain_KxC[place, best] <= least_gain:
         return False

@@ -4,7 +4,7 @@ python -m papers.answers evaluate --run=test.trec --answers=data/answers.jsonl -
 python -m papers.answers drop --run=pool.trec --answers=data/answers.jsonl --corpus=data \
   --out=negatives.trec
 
-evaluate prints the share of questions with an answer among their first k passages, the top-k
+evaluate prints the fraction of questions with an answer among their first k passages, the top-k
 retrieval accuracy of DPR (Karpukhin et al., arXiv 2004.04906); --json_out also has each question's.
 drop writes a run without the passages that hold an answer to their question.
 
@@ -38,13 +38,13 @@ def read_answers(path: Path) -> dict[str, list[str]]:
     for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         record = parse_object(line, where)
-        found = record.get("answers")
-        if not isinstance(found, list) or not all(isinstance(answer, str) for answer in found):
+        texts = record.get("answers")
+        if not isinstance(texts, list) or not all(isinstance(answer, str) for answer in texts):
             raise UserError(f"{where}: expected `answers`, a list of strings")
         name = str(record.get("_id", ""))
         if not name or name in answers:
             raise UserError(f"{where}: expected `_id`, which no other line has")
-        answers[name] = found
+        answers[name] = texts
     if not any(answers.values()):
         raise UserError(f"{path} holds no answers")
     return answers
@@ -56,7 +56,7 @@ def answer_accuracy(
     passages: Mapping[str, str],
     top_k: Sequence[int] = (1, 5, 20, 100),
 ) -> Metrics:
-    """Computes the share of questions with an answer among their first k passages.
+    """Computes the fraction of questions with an answer among their first k passages.
 
     The mean is over all questions that have answers; one without results is a miss.
 
@@ -69,12 +69,12 @@ def answer_accuracy(
     Returns:
       Accuracy@k for each k; a question's own value is 0 or 1.
     """
-    asked = {question: found for question, found in answers.items() if found}
-    check_results(run, asked, "answered", {f"Accuracy@{k}": k for k in top_k})
+    answered = {question: texts for question, texts in answers.items() if texts}
+    check_results(run, answered, "answered", {f"Accuracy@{k}": k for k in top_k})
     text_of = functools.cache(lambda passage: prepare(passages[passage]))
     per_query = {}
-    for question, found in asked.items():
-        holds = make_matcher(found)
+    for question, texts in answered.items():
+        holds = make_matcher(texts)
         first = first_passages(run.get(question, {}), max(top_k))
         ranks = (rank for rank, name in enumerate(first, start=1) if holds(text_of(name)))
         first_hit = next(ranks, math.inf)
@@ -87,11 +87,11 @@ def without_answers(
 ) -> Run:
     """Returns a run without the passages that hold an answer to their question."""
     text_of = functools.cache(lambda passage: prepare(passages[passage]))
-    kept: Run = {}
+    pool: Run = {}
     for question, scores in run.items():
         holds = make_matcher(answers.get(question, []))
-        kept[question] = {p: score for p, score in scores.items() if not holds(text_of(p))}
-    return kept
+        pool[question] = {p: score for p, score in scores.items() if not holds(text_of(p))}
+    return pool
 
 
 def make_matcher(answers: Sequence[str]) -> Callable[[str], bool]:
@@ -130,7 +130,7 @@ def _evaluate(given: argparse.Namespace) -> None:
 def _drop(given: argparse.Namespace) -> None:
     answers = read_answers(given.answers)
     run = read_run(given.run)
-    texts = _read_texts(given.corpus, given.run, {name: [*found] for name, found in run.items()})
+    texts = _read_texts(given.corpus, given.run, {name: [*scores] for name, scores in run.items()})
     write_run(given.out, without_answers(run, answers, texts), tag="negatives")
 
 

@@ -72,23 +72,23 @@ def _parse_list(text: str) -> list[str]:
 
 def write_folder(questions: Path, passages: Path, out: Path) -> None:
     """Writes the data folder, whole or not at all: see the module."""
-    found = {str(number): question for number, question in enumerate(read_questions(questions))}
-    if not found:
+    by_id = {str(number): question for number, question in enumerate(read_questions(questions))}
+    if not by_id:
         raise UserError(f"{questions} holds no questions")
     with new_folder(out) as folder:
         (folder / passages.name).symlink_to(passages.resolve())
-        queries = [{"_id": name, "text": question.text} for name, question in found.items()]
+        queries = [{"_id": name, "text": question.text} for name, question in by_id.items()]
         _write_lines(folder / "queries.jsonl", queries)
-        answers = [{"_id": name, "answers": question.answers} for name, question in found.items()]
+        answers = [{"_id": name, "answers": question.answers} for name, question in by_id.items()]
         _write_lines(folder / "answers.jsonl", answers)
-        judged = [f"{name}\t{p}\t1\n" for name, q in found.items() for p in q.positives]
+        judged = [f"{name}\t{p}\t1\n" for name, q in by_id.items() for p in q.positives]
         if not judged:
             return
         (folder / "qrels").mkdir()
         write_text(folder / "qrels" / "train.tsv", "".join(judged))
         run = {
             name: {passage: float(-rank) for rank, passage in enumerate(question.negatives)}
-            for name, question in found.items()
+            for name, question in by_id.items()
         }
         write_run(folder / "negatives.trec", run, tag="dpr")
 

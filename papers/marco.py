@@ -284,9 +284,9 @@ def neighborhood(model: str, miner: str = "") -> Step:
     """How much of round 2's first passages are among those of round 1 (coCondenser, figure 3)."""
     first = dense(round1(model), "dev.small")
     second = dense(round2(model, miner), "dev.small")
-    out = f"$WORK/figures/neighbourhood-{model}.svg"
+    out = f"$WORK/figures/neighborhood-{model}.svg"
     command = commands.words(
-        "python -m papers.figures.neighbourhood",
+        "python -m papers.figures.neighborhood",
         f"--stage1={first.out}",
         f"--stage2={second.out}",
         "--n=50,100",

@@ -8,7 +8,7 @@ python -m papers.sentences evaluate --task=stsb --model=runs/stsb --data=sts-tes
   stsb      the STS Benchmark: pairs with a score of 0 to 5; mean of (cos(u, v) − score / 5)²,
             4 epochs. Evaluated by the correlation of cosines with scores, times 100.
   sections  triplets of Wikipedia sections, Sentence1 to Sentence3; mean of
-            max(0, ‖a − p‖ − ‖a − n‖ + 5), 1 epoch. Evaluated by the share of anchors that are
+            max(0, ‖a − p‖ − ‖a − n‖ + 5), 1 epoch. Evaluated by the fraction of anchors that are
             nearer to their positive.
   nli       AllNLI.tsv.gz of sentence-transformers: pairs with a label; cross-entropy of
             W (u, v, |u − v|) + b, 1 epoch. The baseline "NLI" continues with stsb.
@@ -70,7 +70,7 @@ class Task(NamedTuple):
 
 
 def read_stsb(path: Path) -> Rows:
-    """Reads tab-separated pairs with their scores, as shares of 5."""
+    """Reads tab-separated pairs with their scores, as fractions of 5."""
     rows = []
     for where, row in _read_rows(path, _STSB_COLUMNS, delimiter="\t", quoting=csv.QUOTE_NONE):
         texts = _fields(row, ("sentence1", "sentence2"), where)
@@ -94,12 +94,12 @@ def read_nli(path: Path) -> Rows:
     """Reads tab-separated pairs of the split "train" with the numbers of their labels."""
     rows = []
     for where, row in _read_rows(path, delimiter="\t", quoting=csv.QUOTE_NONE):
-        found = _fields(row, ("split", "sentence1", "sentence2", "label"), where)
-        if found.pop("split") != "train":
+        fields = _fields(row, ("split", "sentence1", "sentence2", "label"), where)
+        if fields.pop("split") != "train":
             continue
-        if found["label"] not in LABELS:
+        if fields["label"] not in LABELS:
             raise UserError(f"{where}: expected one of {', '.join(LABELS)}")
-        rows.append(found | {"label": LABELS.index(found["label"])})
+        rows.append(fields | {"label": LABELS.index(fields["label"])})
     return rows
 
 
@@ -117,10 +117,10 @@ def _read_rows(
 
 
 def _fields(row: dict[str, Any], names: Sequence[str], where: str) -> dict[str, Any]:
-    found = {name: row.get(name) for name in names}
-    if None in found.values():
+    fields = {name: row.get(name) for name in names}
+    if None in fields.values():
         raise UserError(f"{where}: expected {', '.join(names)}")
-    return found
+    return fields
 
 
 def _softmax_loss(model: SentenceTransformer) -> torch.nn.Module:
@@ -195,7 +195,7 @@ def train(arguments: argparse.Namespace) -> None:
             dataloader_pin_memory=on_gpu,
             use_cpu=not on_gpu,  # else bfloat16 is refused on a CPU
             learning_rate=LEARNING_RATE,
-            warmup_steps=0.1,  # a share of all steps
+            warmup_steps=0.1,  # a fraction of all steps
             weight_decay=0.01,
             bf16=uses_bfloat16(arguments.precision),
             seed=SEED,
@@ -216,8 +216,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     evaluator = task.evaluator(read(task, arguments.data))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scipy's, of what the error below says
-        found: Any = evaluator(load_retriever(arguments.model, pooling=arguments.pooling))
-    metrics = {name: factor * float(found[key]) for name, (key, factor) in task.metrics.items()}
+        result: Any = evaluator(load_retriever(arguments.model, pooling=arguments.pooling))
+    metrics = {name: factor * float(result[key]) for name, (key, factor) in task.metrics.items()}
     if not all(map(math.isfinite, metrics.values())):
         raise UserError("all pairs have the same score: a correlation needs different ones")
     print_metrics(metrics, arguments.json_out)

@@ -87,7 +87,7 @@ def label(epochs: Epochs) -> str:
     return f"{epochs}" if isinstance(epochs, int) else "best"
 
 
-def part(step: Step, name: str) -> Step:
+def within(step: Step, name: str) -> Step:
     """Returns a file or folder in what a step makes."""
     return Step(f"{step.out}/{name}", needs=[step])
 

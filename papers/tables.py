@@ -131,8 +131,7 @@ def compare_goals(goals: Sequence[Goal], tolerance: float, folders: Folders) -> 
                     p=p_values.get(metric),
                 )
             )
-    tested = {one[:3]: one.p for one in comparisons if one.p is not None}
-    corrected = correct(tested)
+    corrected = correct({one[:3]: one.p for one in comparisons if one.p is not None})
     return [one._replace(corrected_p=corrected.get(one[:3])) for one in comparisons]
 
 
@@ -146,8 +145,8 @@ def _randomization_p(own: Sequence[Any], others: Sequence[Any]) -> dict[str, flo
     """Tests each metric's means over seeds, query by query; {} where there is nothing to test."""
     if not own or not others or own == others:
         return {}
-    tested = compare(_average_seeds(own), _average_seeds(others))
-    return {name: test["randomization_p"] for name, test in tested.items()}
+    differences = compare(_average_seeds(own), _average_seeds(others))
+    return {name: one["randomization_p"] for name, one in differences.items()}
 
 
 def _average_seeds(results: Sequence[Any]) -> dict[str, dict[str, float]]:

@@ -218,9 +218,10 @@ def words_of_code(text):
 
 def test_names_and_comments_are_american():
     found = set()
-    for folder in ("cocondenser_jax", "configs", "benchmarks", "checks", "examples", "tests"):
+    outside = "papers", "experiments", "benchmarks", "checks"
+    for folder in ("cocondenser_jax", "configs", *outside, "examples", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
-            if path.name == Path(__file__).name or path.parent.name == "papers":
+            if path.name == Path(__file__).name:
                 continue
             text = words_of_code(path.read_text(encoding="utf-8"))
             place = path.relative_to(ROOT).as_posix()

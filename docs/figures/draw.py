@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation: python docs/figures/draw.py.
 
 The charts read their numbers from pages of docs/, quickstart.json (written by record.py) and
-neighbourhood.json (values of papers.figures.neighbourhood).
+neighborhood.json (values of papers.figures.neighborhood).
 """
 
 import json
@@ -344,9 +344,9 @@ def attention() -> str:
     return picture(600, 312, title, shapes)
 
 
-def neighbourhood() -> str:
+def neighborhood() -> str:
     """Returns how much of round 2's top ten the first k passages of other rankings hold."""
-    found = json.loads((FOLDER / "neighbourhood.json").read_text(encoding="utf-8"))
+    found = json.loads((FOLDER / "neighborhood.json").read_text(encoding="utf-8"))
     kinds = dict(zip(found, ("one", "two", "three"), strict=True))
     curves = {
         kinds[name]: [(math.log(k, 200), value) for k, value in points]
@@ -370,7 +370,7 @@ PICTURES = {
     "learning": learning,
     "plan": plan,
     "attention": attention,
-    "neighbourhood": neighbourhood,
+    "neighborhood": neighborhood,
 }
 
 

@@ -24,7 +24,7 @@ from cocondenser_jax.retrieval.models import load_retriever, towers
 from cocondenser_jax.storage.files import numbered_lines, write_json
 from cocondenser_jax.storage.tables import plain_name
 from papers.figures.output import add_outputs, at_least, print_columns, run_script
-from papers.figures.plot import numbered, write_plot
+from papers.figures.plot import Axis, numbered, write_plot
 
 # Attention weights per head of a batch: 300 MB for all 12 layers and heads of a BERT-base.
 _MAX_WEIGHTS = 1 << 19
@@ -58,8 +58,8 @@ def measure_models(
     texts = _draw_texts(source, n_texts, seed)
     models = {}
     for name, (folder, encoder) in encoders.items():
-        found = layer_entropies(encoder.model, encoder.tokenizer, texts, passage_length)
-        models[name] = {"folder": str(folder), **found._asdict()}
+        entropies = layer_entropies(encoder.model, encoder.tokenizer, texts, passage_length)
+        models[name] = {"folder": str(folder), **entropies._asdict()}
     return {
         "texts": len(texts),
         "seed": seed,
@@ -179,7 +179,7 @@ def _draw(arguments: argparse.Namespace) -> None:
         arguments.out,
         "Entropy of the attention of CLS (nats)",
         numbered(entropies),
-        x_label="layer",
+        Axis("layer"),
         reference=(uniform.pop(), "uniform attention") if len(uniform) == 1 else None,
     )
 

@@ -13,7 +13,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.metrics import logged_lines
 from papers.figures.output import add_outputs, at_least, run_script
-from papers.figures.plot import write_plot
+from papers.figures.plot import Axis, write_plot
 
 
 def read_curve(folder: Path, key: str, until: int) -> dict[float, float]:
@@ -72,7 +72,7 @@ def _draw(arguments: argparse.Namespace) -> None:
     print_table(["", "points", "first", "last", "lowest", "highest"], rows)
     if arguments.json_out:
         write_json(arguments.json_out, {"key": arguments.key, "lines": lines})
-    write_plot(arguments.out, arguments.key, lines, x_label="step", log_y=arguments.log_y)
+    write_plot(arguments.out, arguments.key, lines, Axis("step"), log_y=arguments.log_y)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def whole_numbers(text: str) -> list[int]:
     """Reads a flag's whole numbers from 1, separated by commas."""
-    return [at_least(1)(part) for part in text.split(",")]
+    return [at_least(1)(number) for number in text.split(",")]
 
 
 def print_columns(

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -35,13 +35,19 @@ def numbered(lines: Mapping[str, Sequence[float]]) -> dict[str, dict[float, floa
     return {name: dict(enumerate(values, start=1)) for name, values in lines.items()}
 
 
-def write_plot(  # noqa: PLR0913
+class Axis(NamedTuple):
+    """The horizontal axis of a plot."""
+
+    label: str
+    is_log: bool = False
+
+
+def write_plot(
     out: Path,
     title: str,
     lines: Mapping[str, Mapping[float, float]],
+    x: Axis,
     *,
-    x_label: str,
-    log_x: bool = False,
     log_y: bool = False,
     reference: tuple[float, str] | None = None,
 ) -> None:
@@ -51,9 +57,8 @@ def write_plot(  # noqa: PLR0913
       out: the file, whose ending is its format.
       title: what is plotted, with its unit.
       lines: name → place on the horizontal axis → value.
-      x_label: the name of the horizontal axis.
-      log_x: whether it is logarithmic.
-      log_y: whether the vertical axis is; if not, it begins at 0.
+      x: the horizontal axis.
+      log_y: whether the vertical axis is logarithmic; if not, it begins at 0.
       reference: height and name of a dashed line.
     """
     with mpl.rc_context(_STYLE):
@@ -76,8 +81,8 @@ def write_plot(  # noqa: PLR0913
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-        axes.set_xlabel(x_label)
-        if log_x:
+        axes.set_xlabel(x.label)
+        if x.is_log:
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())

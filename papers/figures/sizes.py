@@ -14,7 +14,7 @@ from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import read_json, write_json
 from papers.figures.output import add_outputs, at_least, run_script
-from papers.figures.plot import write_plot
+from papers.figures.plot import Axis, write_plot
 
 Point = tuple[str, int, Path]  # the line, the number of rows, the file of results
 
@@ -55,10 +55,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _point(text: str) -> Point:
-    parts = text.split(",", 2)
-    if len(parts) != 3:
+    fields = text.split(",", 2)
+    if len(fields) != 3:
         raise argparse.ArgumentTypeError(f"expected NAME,ROWS,FILE, not {text!r}")
-    name, size, path = parts
+    name, size, path = fields
     return name, at_least(1)(size), Path(path)
 
 
@@ -69,7 +69,7 @@ def _draw(arguments: argparse.Namespace) -> None:
     print_table(["", *map(str, sizes)], rows)
     if arguments.json_out:
         write_json(arguments.json_out, {"measure": arguments.measure, "lines": lines})
-    write_plot(arguments.out, arguments.measure, lines, x_label="training rows", log_x=True)
+    write_plot(arguments.out, arguments.measure, lines, Axis("training rows", is_log=True))
 
 
 def _cell(points: dict[float, float], size: float) -> str:

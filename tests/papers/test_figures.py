@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModel, AutoTokenizer
 
 from cocondenser_jax.retrieval.models import load_retriever
-from papers.figures import attention, curves, neighbourhood, sizes
+from papers.figures import attention, curves, neighborhood, sizes
 from papers.figures.attention import layer_entropies
 
 STAGE1 = ["q1 d2 d1 d3 d4", "q2 d3 d2"]
@@ -117,14 +117,14 @@ def test_texts_are_drawn_by_a_seed(folder, texts):
     assert (folder / "again.json").read_text() == (folder / "a.json").read_text()
 
 
-def test_neighbourhoods_of_two_runs(folder, capsys):
+def test_neighborhoods_of_two_runs(folder, capsys):
     command = "--stage1=stage1.trec --stage1=other.trec --stage2=stage2.trec"
-    neighbourhood.main([*command.split(), "--n=1,2", "--out=n.png", "--json_out=n.json"])
+    neighborhood.main([*command.split(), "--n=1,2", "--out=n.png", "--json_out=n.json"])
     assert (folder / "n.png").read_bytes().startswith(b"\x89PNG")
     header, *rows = printed(capsys)
     runs = ("stage1.trec,", "other.trec,")
     assert header == ["k", *(word for run in runs for n in (1, 2) for word in (run, f"n={n}"))]
-    # q2's neighbourhood of 2 holds d9, which no run has; q3's is of one passage.
+    # q2's neighborhood of 2 holds d9, which no run has; q3's is of one passage.
     assert rows == [
         ["1", "0.0000", "0.1667", "0.3333", "0.1667"],
         ["2", "0.6667", "0.5000", "0.6667", "0.5000"],
@@ -190,7 +190,7 @@ def test_curves_of_two_runs(folder, capsys):
 
 
 ATTENTION = "--out=plot.png --model=other --texts=texts.txt.xz --passage_length=16"
-NEIGHBOURHOOD = "--out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
+NEIGHBORHOOD = "--out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
 SIZES = "--out=plot.png --measure=MRR@10"
 CURVES = "--out=plot.png --key=loss"
 
@@ -225,12 +225,12 @@ CURVES = "--out=plot.png --key=loss"
             "passage_length=999: expected 3 to 24 tokens",
         ),
         (attention, f"{ATTENTION} --layers=3", "unrecognized arguments: --layers=3"),
-        (neighbourhood, f"{NEIGHBOURHOOD} --n=0", "--n: expected a whole number from 1, not '0'"),
-        (neighbourhood, f"{NEIGHBOURHOOD} --n=4", "no query has 4 passages in stage 2 (at most 3)"),
-        (neighbourhood, f"{NEIGHBOURHOOD} --stage2=none.trec", "cannot read none.trec"),
+        (neighborhood, f"{NEIGHBORHOOD} --n=0", "--n: expected a whole number from 1, not '0'"),
+        (neighborhood, f"{NEIGHBORHOOD} --n=4", "no query has 4 passages in stage 2 (at most 3)"),
+        (neighborhood, f"{NEIGHBORHOOD} --stage2=none.trec", "cannot read none.trec"),
         (
-            neighbourhood,
-            f"{NEIGHBOURHOOD} --stage1=strange.trec --n=1",
+            neighborhood,
+            f"{NEIGHBORHOOD} --stage1=strange.trec --n=1",
             "stage 1 has none of the 3 queries",
         ),
         (sizes, f"{SIZES} --point=a,b.json", "expected NAME,ROWS,FILE, not 'a,b.json'"),

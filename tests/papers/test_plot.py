@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.errors import UserError
-from papers.figures.plot import numbered, write_plot
+from papers.figures.plot import Axis, numbered, write_plot
 
 
 def drawn_lines(svg):
@@ -28,11 +28,11 @@ def test_every_point_is_drawn_to_scale_and_named(tmp_path):
     other = 50.0 - 5.0 * (k % 3)
     values = {"<jagged>": jagged.tolist(), "other": other.tolist()}
     out = tmp_path / "new" / "plot.svg"
-    options = {"x_label": "depth", "log_x": True, "reference": (40, "level")}
-    write_plot(out, "recall", numbered(values), **options)
+    level = (40, "level")
+    write_plot(out, "recall", numbered(values), Axis("depth", is_log=True), reference=level)
     svg = out.read_text()
     lines = drawn_lines(svg)
-    # Each has a second line of its colour, in the legend.
+    # Each has a second line of its color, in the legend.
     first, second = sorted((max(found, key=len) for found in lines.values()), key=len)[-2:]
     per_decade = (first[-1, 0] - first[0, 0]) / np.log10(60)
     per_unit = (first[-1, 1] - first[0, 1]) / (jagged[-1] - jagged[0])
@@ -45,15 +45,16 @@ def test_every_point_is_drawn_to_scale_and_named(tmp_path):
     shown = "".join(ElementTree.fromstring(svg).itertext())
     for text in ("recall", "<jagged>", "other", "level", "depth", "20", "50"):
         assert text in shown
-    write_plot(tmp_path / "again.svg", "recall", numbered(values), **options)
-    assert (tmp_path / "again.svg").read_text() == svg
+    again = tmp_path / "again.svg"
+    write_plot(again, "recall", numbered(values), Axis("depth", is_log=True), reference=level)
+    assert again.read_text() == svg
 
 
 def test_a_logarithmic_height_and_places_of_ones_own(tmp_path):
     steps = np.array([50.0, 100.0, 400.0])
     losses = np.array([10.0, 1.0, 0.1])
     curve = dict(zip(steps.tolist(), losses.tolist(), strict=True))
-    write_plot(tmp_path / "plot.svg", "loss", {"a": curve}, x_label="step", log_y=True)
+    write_plot(tmp_path / "plot.svg", "loss", {"a": curve}, Axis("step"), log_y=True)
     lines = drawn_lines((tmp_path / "plot.svg").read_text())
     points = next(found[0] for found in lines.values() if found[0].shape == (3, 2))
     width, height = points[-1] - points[0]
@@ -62,9 +63,9 @@ def test_a_logarithmic_height_and_places_of_ones_own(tmp_path):
     np.testing.assert_allclose(points[:, 1] - points[0, 1], [0, height / 2, height], atol=1e-4)
 
 
-def test_more_lines_than_colours_differ_in_their_dashes(tmp_path):
+def test_more_lines_than_colors_differ_in_their_dashes(tmp_path):
     values = {f"{i}": [0, i, 2 * i] for i in range(12)}
-    write_plot(tmp_path / "plot.svg", "", numbered(values), x_label="")
+    write_plot(tmp_path / "plot.svg", "", numbered(values), Axis(""))
     styles = re.findall(
         r'style="(fill: none; [^"]*stroke-width: 1\.5[^"]*)"', (tmp_path / "plot.svg").read_text()
     )
@@ -72,7 +73,7 @@ def test_more_lines_than_colours_differ_in_their_dashes(tmp_path):
 
 
 def test_a_png_is_one_and_nothing_else_is_left(tmp_path):
-    write_plot(tmp_path / "plot.png", "", {"a": {1: 1.0, 2: 2.0}}, x_label="")
+    write_plot(tmp_path / "plot.png", "", {"a": {1: 1.0, 2: 2.0}}, Axis(""))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
 
@@ -80,4 +81,4 @@ def test_a_png_is_one_and_nothing_else_is_left(tmp_path):
 def test_a_file_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*plot\.png"):
-        write_plot(tmp_path / "file" / "plot.png", "", {"a": {1: 1.0}}, x_label="")
+        write_plot(tmp_path / "file" / "plot.png", "", {"a": {1: 1.0}}, Axis(""))

@@ -3,7 +3,7 @@
 import pytest
 
 from cocondenser_jax.settings import FINE_TUNING, load_config
-from papers.figures import curves, neighbourhood
+from papers.figures import curves, neighborhood
 from papers.reproduce import PAPERS
 from papers.tables import figures_of, load_files, load_tables
 from tests.papers import rows
@@ -298,11 +298,11 @@ def last_command(table, row):
     return step.commands[-1]
 
 
-def test_neighbourhoods_are_those_of_round_2_in_round_1():
+def test_neighborhoods_are_those_of_round_2_in_round_1():
     """Gao & Callan, equation 17 and figure 3: n is 50 and 100, of MS MARCO's dev queries."""
     for row, model in (("bert", "bert"), ("cocondenser", "cocondenser_marco")):
         words = last_command("co/figure3", row)
-        flags = neighbourhood.make_parser().parse_args(words[3:])
+        flags = neighborhood.make_parser().parse_args(words[3:])
         assert flags.n == [50, 100]
         for stage, run in ((1, *flags.stage1), (2, flags.stage2)):
             assert run.name == "dev.small.trec"

@@ -41,7 +41,7 @@ def test_triplets_are_read_by_the_names_of_their_columns(tmp_path):
     assert sentences.read_sections(path) == [expected]
 
 
-def test_labelled_pairs_are_those_of_the_training_split(tmp_path):
+def test_labeled_pairs_are_those_of_the_training_split(tmp_path):
     rows = [
         f"train\tAllNLI\tsnli\t{text}\tOne.\t{label}"
         for text, label in (('He said "no.', "neutral"), ("Two.", "contradiction"))

@@ -8,7 +8,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart.steps import SECONDS
 from papers.reproduce import PAPERS
-from papers.steps import Folders, Step, best, estimate_hours, part, run_steps, unfinished
+from papers.steps import Folders, Step, best, estimate_hours, run_steps, unfinished, within
 from tests.papers import rows
 
 DATA = Step("$DATA/data", get="a library")
@@ -76,7 +76,7 @@ def test_steps_run_once_in_order_and_go_on_where_they_stopped(folders):
 
 def test_a_folder_that_grows_is_a_step_until_it_is_done(folders):
     growing = STORE._replace(done="last")
-    file = part(growing, "first")
+    file = within(growing, "first")
     wanted = Step("$WORK/model", [["c", "make", file.out, "$WORK/model"]], [file])
 
     def first():

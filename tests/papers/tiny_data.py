@@ -23,7 +23,7 @@ from papers import (
     sentences,
     triples,
 )
-from papers.figures import attention, curves, neighbourhood, sizes
+from papers.figures import attention, curves, neighborhood, sizes
 from papers.steps import Folders
 from tests.world import TINY, WORDS, as_flags, write_beir
 
@@ -54,7 +54,7 @@ SMALLER = {
     "papers.abs_data": "--dev=3 --test=4",
     "experiments.alternatives": "--core_minutes=0",
     "papers.figures.attention": "--n_texts=8 --passage_length=16",
-    "papers.figures.neighbourhood": "--n=5,10",
+    "papers.figures.neighborhood": "--n=5,10",
 }
 # Scripts with the flags of `finetune`, and with flags of their own.
 FINE_TUNING_SCRIPTS = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
@@ -65,7 +65,7 @@ SCRIPTS = {
     "papers.dpr": dpr,
     "papers.figures.attention": attention,
     "papers.figures.curves": curves,
-    "papers.figures.neighbourhood": neighbourhood,
+    "papers.figures.neighborhood": neighborhood,
     "papers.figures.sizes": sizes,
     "papers.project": project,
     "papers.sentences": sentences,

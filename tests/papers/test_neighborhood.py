@@ -1,10 +1,10 @@
-"""Neighbourhood recall against its definition, written with sets."""
+"""Neighborhood recall against its definition, written with sets."""
 
 import numpy as np
 import pytest
 
 from cocondenser_jax.errors import UserError
-from papers.figures.neighbourhood import neighbourhood_recall
+from papers.figures.neighborhood import neighborhood_recall
 
 Rankings = dict[str, list[str]]
 
@@ -19,8 +19,8 @@ def random_rankings(seed, lengths):
 def by_sets(stage1, stage2, n, k):
     shares = []
     for query, passages in stage2.items():
-        neighbours = set(passages[:n])
-        shares.append(len(set(stage1.get(query, [])[:k]) & neighbours) / len(neighbours))
+        neighbors = set(passages[:n])
+        shares.append(len(set(stage1.get(query, [])[:k]) & neighbors) / len(neighbors))
     return sum(shares) / len(shares)
 
 
@@ -29,7 +29,7 @@ def test_recall_is_what_sets_say(n):
     # Some rankings are shorter than n or than the longest; a query of each stage has no other.
     stage1 = random_rankings(0, {"q1": 30, "q2": 7, "q3": 0, "q4": 25, "only1": 40})
     stage2 = random_rankings(2, {"q1": 20, "q2": 12, "q3": 9, "q4": 3, "only2": 15})
-    recall = neighbourhood_recall(stage1, stage2, n)
+    recall = neighborhood_recall(stage1, stage2, n)
     assert recall.shape == (30,)
     expected = [by_sets(stage1, stage2, n, k) for k in range(1, 31)]
     np.testing.assert_allclose(recall, expected, rtol=1e-12)
@@ -39,14 +39,14 @@ def test_recall_is_what_sets_say(n):
 def test_recall_by_hand():
     stage2 = {"q1": ["a", "b", "c"], "q2": ["x"]}
     stage1 = {"q1": ["b", "c", "z", "a"], "q2": ["y", "x"]}
-    # q1 finds b at 1 and a at 4 of its top 2; q2 has one neighbour only, at 2.
-    np.testing.assert_allclose(neighbourhood_recall(stage1, stage2, 2), [0.25, 0.75, 0.75, 1.0])
-    np.testing.assert_allclose(neighbourhood_recall(stage2, stage2, 3), [2 / 3, 5 / 6, 1.0])
+    # q1 finds b at 1 and a at 4 of its top 2; q2 has one neighbor only, at 2.
+    np.testing.assert_allclose(neighborhood_recall(stage1, stage2, 2), [0.25, 0.75, 0.75, 1.0])
+    np.testing.assert_allclose(neighborhood_recall(stage2, stage2, 3), [2 / 3, 5 / 6, 1.0])
 
 
 def test_a_query_that_stage_1_lacks_counts_as_not_found():
     stage2 = {"q1": ["a"], "q2": ["b"], "q3": ["c"], "q4": []}
-    np.testing.assert_allclose(neighbourhood_recall({"q1": ["a"]}, stage2, 1), [1 / 3])
+    np.testing.assert_allclose(neighborhood_recall({"q1": ["a"]}, stage2, 1), [1 / 3])
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_a_query_that_stage_1_lacks_counts_as_not_found():
 )
 def test_what_cannot_be_compared(stage1, stage2, says):
     with pytest.raises(UserError, match=says):
-        neighbourhood_recall(stage1, stage2, 3)
+        neighborhood_recall(stage1, stage2, 3)

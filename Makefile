@@ -53,7 +53,7 @@ newest: .venv-newest/installed
 	.venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
 
 cluster: .venv/cluster
-	$(BIN)/python -m pytest tests/test_workers.py tests/corpus/test_shares.py tests/cli/test_tasks.py
+	$(BIN)/python -m pytest tests/test_workers.py tests/corpus/test_tasks.py tests/cli/test_tasks.py
 
 databases: .venv/databases
 	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py

@@ -2,9 +2,9 @@
 
 Each row is one command, by wall time from its start to its end, medians of the rounds, in which the
 sides take turns; a worker has one thread. The corpus is the docstrings of this machine, several
-times over with a number in each (copies would be dropped), in 16 files; `small corpus` is 200 of
-them. `encode` reads some of them cut to 64 tokens, with a model of all-MiniLM-L6-v2's size. Run it
-on two idle cores:
+times over with a number in each (duplicates would be dropped), in 16 files; `small corpus` is 200
+of them. `encode` reads some of them cut to 64 tokens, with a model of all-MiniLM-L6-v2's size. Run
+it on two idle cores:
 
   python -m benchmarks.cluster --json_out=benchmarks/results/cluster.json
 """

@@ -15,9 +15,9 @@ import shutil
 from backports import zstd
 from safetensors.numpy import save_file
 
-from cocondenser_jax.corpus.build import build_share, build_store
-from cocondenser_jax.corpus.shares import find_copies, hash_share
+from cocondenser_jax.corpus.build import StoreSettings, build_store, build_task
 from cocondenser_jax.corpus.sources import open_source, read_documents
+from cocondenser_jax.corpus.tasks import find_duplicates, hash_task
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import named_arrays
@@ -112,17 +112,17 @@ def write_in_tasks(source, tokenizer, out, n, max_tokens, short_span_prob=0.0):
         n_documents = sum(1 for _ in read_documents(source))
     tasks = [(index, n) for index in range(n)]
     for task in tasks:
-        hash_share(source, n_documents, work, task)
+        hash_task(source, n_documents, work, task)
     for task in tasks:
-        find_copies(work, task)
-    settings = {
-        "source": source,
-        "max_tokens": max_tokens,
-        "short_span_prob": short_span_prob,
-        "pieces": len(open_source(source)),
-    }
+        find_duplicates(work, task)
+    settings = StoreSettings(
+        source=source,
+        max_tokens=max_tokens,
+        short_span_prob=short_span_prob,
+        pieces=len(open_source(source)),
+    )
     for task in tasks:
-        build_share(settings, tokenizer, n_documents, out, work, task)
+        build_task(settings, tokenizer, n_documents, out, work, task)
 
 
 def write_qrels(path, judgments):

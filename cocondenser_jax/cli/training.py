@@ -45,7 +45,7 @@ def vocabulary(source, size, kind, cased, out):
     required("--tokenizer", str, "the model's tokenizer: a folder or Hub name"),
     required("--out", Path, "output folder of the store, or a URL such as gs://bucket/store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),
-    flag("--short_span_prob", 0.0, "share of spans that end early, at a random length"),
+    flag("--short_span_prob", 0.0, "fraction of spans that end early, at a random length"),
     *ENGINE,
     JSON_OUT,
 )

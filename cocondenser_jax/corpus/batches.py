@@ -4,6 +4,7 @@ A run that resumes at step t needs no other state, and every host computes its o
 """
 
 import functools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -18,7 +19,7 @@ from cocondenser_jax.corpus.masking import (
     mask_capacity,
     mask_whole_words,
 )
-from cocondenser_jax.corpus.store import Source, TokenStore
+from cocondenser_jax.corpus.store import TokenStore, WeightedCorpus
 from cocondenser_jax.errors import UserError
 
 _DOCUMENTS_AT_ONCE = 10_000  # documents hashed together, to choose the held-out ones
@@ -74,7 +75,7 @@ class BatchSpec(NamedTuple):
     length: int  #: tokens of a row, specials included
     example: str = "spans"  #: its kind, a name in `examples.EXAMPLES`
     masked: bool = True  #: whether tokens are masked and to be predicted
-    mask_probability: float = MASK_PROBABILITY  #: the share of tokens
+    mask_probability: float = MASK_PROBABILITY  #: the fraction of tokens
     decoder_mask_probability: float = 0.5
     held_out: int = 0  #: documents that are never drawn, as `held_out_documents` chooses them
 
@@ -118,12 +119,12 @@ class _Pool(NamedTuple):
 
 
 def steps_per_epoch(store: TokenStore, spec: BatchSpec) -> int:
-    """Returns the number of whole batches in an epoch, each source counted by its weight."""
+    """Returns the number of whole batches in an epoch, each corpus counted by its weight."""
     return epoch_examples(store, spec) // spec.batch_size
 
 
 def epoch_examples(store: TokenStore, spec: BatchSpec) -> int:
-    """Returns the number of examples in an epoch, each source counted by its weight."""
+    """Returns the number of examples in an epoch, each corpus counted by its weight."""
     return round(sum(pool.weight * pool.size for pool in _pools(store, spec)))
 
 
@@ -133,36 +134,37 @@ def batch_examples(
     """Returns `examples_I`, the numbers of a batch's examples among all units of their kind.
 
     Each pass over the examples has its own order, and leaves out those that fill no whole batch.
-    Sources of different weights have their own passes: every batch has the same number of examples
+    Corpora of different weights have their own passes: every batch has the same number of examples
     of each, in proportion to weight and size.
 
     Raises:
-      UserError: if an example would come twice in a batch, or none of some source.
+      UserError: if an example would come twice in a batch, or none of some corpus.
     """
     examples = []
-    for pool, n_drawn in _shares_of_batch(store, spec):
-        n_pass, step_of_pass = divmod(step, pool.size // n_drawn)
-        first = n_pass * pool.size + step_of_pass * n_drawn
-        examples.append(pool.draw(spec.seed, first, n_drawn))
+    for pool, quota in _quotas(store, spec):
+        n_pass, step_of_pass = divmod(step, pool.size // quota)
+        first = n_pass * pool.size + step_of_pass * quota
+        examples.append(pool.draw(spec.seed, first, quota))
     return np.split(np.concatenate(examples), n_hosts)[host]
 
 
-def _shares_of_batch(store: TokenStore, spec: BatchSpec) -> list[tuple[_Pool, int]]:
+def _quotas(store: TokenStore, spec: BatchSpec) -> list[tuple[_Pool, int]]:
+    """Returns the pools, and how many examples of each a batch takes: see `batch_examples`."""
     pools = _pools(store, spec)
     sizes_P = np.array([pool.weight * pool.size for pool in pools])
     exact_P = spec.batch_size * sizes_P / max(sizes_P.sum(), 1e-9)
-    drawn_P = np.floor(exact_P).astype(int)
-    n_missing = spec.batch_size - drawn_P.sum()
-    drawn_P[np.argsort(drawn_P - exact_P, kind="stable")[:n_missing]] += 1
-    shares = [(pool, int(n_drawn)) for pool, n_drawn in zip(pools, drawn_P, strict=True)]
-    for pool, n_drawn in shares:
-        if not 0 < n_drawn <= pool.size:
+    quotas_P = np.floor(exact_P).astype(int)
+    n_missing = spec.batch_size - quotas_P.sum()
+    quotas_P[np.argsort(quotas_P - exact_P, kind="stable")[:n_missing]] += 1
+    quotas = [(pool, int(quota)) for pool, quota in zip(pools, quotas_P, strict=True)]
+    for pool, quota in quotas:
+        if not 0 < quota <= pool.size:
             raise UserError(
-                f"config.data.batch_size {spec.batch_size} takes {n_drawn} {spec.kind.unit.name}"
+                f"config.data.batch_size {spec.batch_size} takes {quota} {spec.kind.unit.name}"
                 f" of {pool.path} into each batch; expected 1 to {pool.size}, those that are not"
                 " held out, for a batch may hold none twice"
             )
-    return shares
+    return quotas
 
 
 def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[str]:
@@ -194,8 +196,8 @@ def held_out_documents(store: TokenStore, n: int, of_one_span: bool = False) -> 
     n = min(n, len(documents_D) // 10)
     if not n:
         return np.zeros(0, np.int64)
-    parts = np.array_split(documents_D, -(-len(documents_D) // _DOCUMENTS_AT_ONCE))
-    hashes_D = np.concatenate([_hashes(store, part) for part in parts])
+    blocks = np.array_split(documents_D, math.ceil(len(documents_D) / _DOCUMENTS_AT_ONCE))
+    hashes_D = np.concatenate([_hashes(store, block_D) for block_D in blocks])
     order_D = np.argsort(hashes_D, kind="stable")
     return documents_D[order_D[: np.sum(hashes_D <= hashes_D[order_D[n - 1]])]]
 
@@ -272,7 +274,7 @@ def read_batches(
         raise UserError(
             f"config.data.batch_size {spec.batch_size} is not a multiple of {n_hosts} hosts"
         )
-    _shares_of_batch(store, spec)  # refused here rather than in a thread
+    _quotas(store, spec)  # refused here rather than in a thread
     steps = grain.MapDataset.range(first_step, n_steps)
     batches = steps.map(lambda step: make_batch(store, spec, int(step), host=host, n_hosts=n_hosts))
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
@@ -290,22 +292,27 @@ def with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore
 
 
 def _pools(store: TokenStore, spec: BatchSpec) -> list[_Pool]:
-    """Returns the pool of each source, or a single one where all have the same weight."""
-    sources = store.sources
-    if len({source.weight for source in sources}) == 1:
-        end = sources[-1].end_document
-        sources = (sources[0]._replace(path=store.path, end_document=end),)
-    return [_pool(store, spec, source) for source in sources]
+    """Returns the pool of each corpus, or a single one where all have the same weight."""
+    corpora = store.corpora
+    if len({corpus.weight for corpus in corpora}) == 1:
+        end = corpora[-1].end_document
+        corpora = (corpora[0]._replace(path=store.path, end_document=end),)
+    return [_pool(store, spec, corpus) for corpus in corpora]
 
 
-def _pool(store: TokenStore, spec: BatchSpec, source: Source) -> _Pool:
+def _pool(store: TokenStore, spec: BatchSpec, corpus: WeightedCorpus) -> _Pool:
     held_out_H = np.sort(held_out_documents(store, spec.held_out, spec.kind.is_held_out))
-    is_inside_H = (held_out_H >= source.first_document) & (held_out_H < source.end_document)
+    is_inside_H = (held_out_H >= corpus.first_document) & (held_out_H < corpus.end_document)
     held_out_H = held_out_H[is_inside_H]
     first = spec.kind.unit.first
-    begins_R = first(store, np.concatenate([[source.first_document], held_out_H + 1]))
-    ends_R = first(store, np.concatenate([held_out_H, [source.end_document]]))
-    return _Pool(source.path, source.weight, ends_R, np.cumsum(ends_R - begins_R))
+    begins_R = first(store, np.concatenate([[corpus.first_document], held_out_H + 1]))
+    ends_R = first(store, np.concatenate([held_out_H, [corpus.end_document]]))
+    return _Pool(
+        path=corpus.path,
+        weight=corpus.weight,
+        ends_R=ends_R,
+        totals_R=np.cumsum(ends_R - begins_R),
+    )
 
 
 def _draws(key: tuple[int, int], first_row: int, n_rows: int, n_columns: int) -> np.ndarray:

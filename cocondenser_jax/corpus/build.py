@@ -1,7 +1,7 @@
 """Builds a token store: cuts and tokenizes a corpus once.
 
-The texts stream through. Beside them, memory holds what tells copies: about 100 bytes per document,
-or those of one task where the work is divided.
+The texts stream through. Beside them, memory holds what tells duplicates: about 100 bytes per
+document, or those of one task where the work is divided.
 """
 
 import shutil
@@ -10,26 +10,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.shares import (
-    copies_in_share,
-    find_copies,
-    hash_share,
-    part_file,
-    read_share,
-    text_digest,
-)
 from cocondenser_jax.corpus.sources import (
     Document,
+    Piece,
     open_source,
     read_documents,
-    read_parts,
+    read_pieces,
 )
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum, open_store
+from cocondenser_jax.corpus.tasks import (
+    duplicates_of_task,
+    find_duplicates,
+    hash_task,
+    read_task,
+    stage_file,
+    text_digest,
+)
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import (
     SpanTokenizer,
@@ -43,8 +44,16 @@ from cocondenser_jax.storage.runs import lock_folder, start_or_compare, task_fol
 from cocondenser_jax.workers import Engine, run_tasks
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
-Target = Callable[[int], Path]  # what a task, from 0, makes
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
+
+
+class StoreSettings(NamedTuple):
+    """What a store is made from, as its manifest says."""
+
+    source: str
+    max_tokens: int
+    short_span_prob: float
+    pieces: int  # of the source
 
 
 def build_store(
@@ -69,19 +78,23 @@ def build_store(
     """
     check_cutting(max_tokens, short_span_prob)
     loaded = load_tokenizer(tokenizer)
-    settings = {"source": source, "max_tokens": max_tokens, "short_span_prob": short_span_prob}
     with new_folder(out) as folder:
-        parts = open_source(source)
-        documents = tqdm(read_parts(source, parts), "corpus", unit=" documents")
-        seen: set[bytes] = set()
+        pieces = open_source(source)
+        documents = tqdm(read_pieces(source, pieces), "corpus", unit=" documents")
+        digests: set[bytes] = set()
 
-        def is_copy(_: int, text: str) -> bool:
-            n_before = len(seen)
-            seen.add(text_digest(text))
-            return len(seen) == n_before
+        def is_duplicate(_: int, text: str) -> bool:
+            n_before = len(digests)
+            digests.add(text_digest(text))
+            return len(digests) == n_before
 
-        settings["pieces"] = len(parts)
-        manifest = _write_store(folder, documents, is_copy, loaded, settings)
+        settings = StoreSettings(
+            source=source,
+            max_tokens=max_tokens,
+            short_span_prob=short_span_prob,
+            pieces=len(pieces),
+        )
+        manifest = _write_store(folder, documents, is_duplicate, loaded, settings)
         require_documents(source, manifest)
     return manifest
 
@@ -101,72 +114,85 @@ def build_in_tasks(
     `counts` and `dropped` of all.
     """
     check_cutting(max_tokens, short_span_prob)
-    n = engine.tasks
     out = out.absolute()
-    settings_file = out / "tasks.json"
-    work = out / "work"
-    parts = open_source(source)
+    pieces = open_source(source)
+    settings = StoreSettings(
+        source=source,
+        max_tokens=max_tokens,
+        short_span_prob=short_span_prob,
+        pieces=len(pieces),
+    )
     with lock_folder(out):
+        settings_file = out / "tasks.json"
         n_documents = None
-        if len(parts) < n:  # they are divided by documents
-            known = read_object(settings_file, {}).get("n_documents")
-            n_documents = known or sum(1 for _ in tqdm(read_parts(source, parts), "documents"))
-        cutting = {
-            "source": source,
-            "max_tokens": max_tokens,
-            "short_span_prob": short_span_prob,
-            "pieces": len(parts),
-        }
-        settings = {
-            **cutting,
-            "n_documents": n_documents,
-            "tasks": n,
-            "tokenizer": tokenizer,
-            "tokenizer_sha256": load_tokenizer(tokenizer).sha256,
-        }
-        start_or_compare(settings_file, settings, ("tokenizer",))
-
-        def run(title: str, function: Callable[..., object], target: Target) -> None:
-            run_tasks(title, function, lambda k: target(k).exists(), engine, work)
-
-        def folder(index: int) -> Path:
-            return task_folder(out, (index, n))
-
-        if not all(folder(index).exists() for index in range(n)):
-            digests = partial(hash_share, source, n_documents, work)
-            stores = partial(build_share, cutting, tokenizer, n_documents, out, work)
-            run("digests", digests, partial(part_file, work, "digests"))
-            run("copies", partial(find_copies, work), partial(part_file, work, "copies"))
-            run("corpus", stores, folder)
+        if len(pieces) < engine.tasks:  # they are divided by documents
+            n_documents = read_object(settings_file, {}).get("n_documents")
+            n_documents = n_documents or _count_documents(source, pieces)
+        start_or_compare(
+            settings_file,
+            {
+                **settings._asdict(),
+                "n_documents": n_documents,
+                "tasks": engine.tasks,
+                "tokenizer": tokenizer,
+                "tokenizer_sha256": load_tokenizer(tokenizer).sha256,
+            },
+            free=("tokenizer",),
+        )
+        _run_stages(settings, tokenizer, n_documents, out, engine)
         manifests = open_store(out).manifests
         total = {
             key: {name: sum(each[key][name] for each in manifests) for name in manifests[0][key]}
             for key in ("counts", "dropped")
         }
         require_documents(source, total)
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(out / "work", ignore_errors=True)
     return total
 
 
-def build_share(
-    settings: Mapping[str, Any],
+def _count_documents(source: str, pieces: Sequence[Piece]) -> int:
+    return sum(1 for _ in tqdm(read_pieces(source, pieces), "documents"))
+
+
+def _run_stages(
+    settings: StoreSettings, tokenizer: str, n_documents: int | None, out: Path, engine: Engine
+) -> None:
+    """Runs the tasks of the three stages, unless all folders of the store are there."""
+    work = out / "work"
+
+    def folder(index: int) -> Path:
+        return task_folder(out, (index, engine.tasks))
+
+    def run(stage: str, function: Callable[..., object], target: Callable[[int], Path]) -> None:
+        run_tasks(stage, function, lambda index: target(index).exists(), engine, work)
+
+    if all(folder(index).exists() for index in range(engine.tasks)):
+        return
+    hash_documents = partial(hash_task, settings.source, n_documents, work)
+    build = partial(build_task, settings, tokenizer, n_documents, out, work)
+    run("digests", hash_documents, partial(stage_file, work, "digests"))
+    run("duplicates", partial(find_duplicates, work), partial(stage_file, work, "duplicates"))
+    run("corpus", build, folder)
+
+
+def build_task(
+    settings: StoreSettings,
     tokenizer: str,
     n_documents: int | None,
     out: Path,
     work: Path,
     task: tuple[int, int],
 ) -> None:
-    """Makes the folder of `out` that holds share i of n of a corpus, as `build_store`.
+    """Makes the folder of `out` that task i of n of a corpus fills, as `build_store`.
 
-    `settings` are those of the manifest: `source`, `max_tokens`, `short_span_prob` and `pieces`;
-    `n_documents` and `task` are as in `shares.read_share`; `work` has what `shares.find_copies`
-    wrote about all shares.
+    `n_documents` and `task` are as in `tasks.read_task`; `work` has what `tasks.find_duplicates`
+    wrote about all tasks.
     """
-    copies = copies_in_share(work, task)
-    documents = read_share(settings["source"], n_documents, task)
+    duplicates = duplicates_of_task(work, task)
+    documents = read_task(settings.source, n_documents, task)
     loaded = load_tokenizer(tokenizer)
     with new_folder(task_folder(out, task)) as folder:
-        _write_store(folder, documents, lambda n, _: n in copies, loaded, settings, task)
+        _write_store(folder, documents, lambda n, _: n in duplicates, loaded, settings, task)
 
 
 def check_cutting(max_tokens: int, short_span_prob: float) -> None:
@@ -189,42 +215,50 @@ def require_documents(source: str, manifest: Mapping[str, Any]) -> None:
 def _write_store(
     folder: Path,
     documents: Iterator[Document],
-    is_copy: Callable[[int, str], bool],
+    is_duplicate: Callable[[int, str], bool],
     tokenizer: SpanTokenizer,
-    settings: Mapping[str, Any],
+    settings: StoreSettings,
     task: tuple[int, int] = (0, 1),
 ) -> dict[str, Any]:
     """Writes all files of a store, the manifest last, and returns it.
 
-    `is_copy` takes the number and the text of a document.
+    `is_duplicate` takes the number and the text of a document.
     """
-    max_tokens = settings["max_tokens"]
     dropped = Counter(empty=0, duplicate=0, too_short=0)
     n_single = 0
 
-    def first_copies() -> Iterator[Document]:
+    def unique_documents() -> Iterator[Document]:
         for number, document in enumerate(documents):
             if not document.text.strip():
                 dropped["empty"] += 1
-            elif is_copy(number, document.text):
+            elif is_duplicate(number, document.text):
                 dropped["duplicate"] += 1
             else:
                 yield document
 
-    with TokenWriter(folder, tokenizer.vocab_size, max_tokens) as writer:
-        for batch in _batches(first_copies()):
-            spans_D = cut_documents(batch, tokenizer, max_tokens, settings["short_span_prob"])
-            kept = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
-            dropped["too_short"] += len(batch) - len(kept)
-            n_single += sum(len(spans) == 1 for _, spans in kept)
-            writer.write(kept)
+    with TokenWriter(folder, tokenizer.vocab_size, settings.max_tokens) as writer:
+        for batch in _batches(unique_documents()):
+            spans_D = cut_documents(batch, tokenizer, settings.max_tokens, settings.short_span_prob)
+            rows = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
+            dropped["too_short"] += len(batch) - len(rows)
+            n_single += sum(len(spans) == 1 for _, spans in rows)
+            writer.write(rows)
     (folder / "tokenizer").mkdir()
     save_tokenizer(tokenizer, folder / "tokenizer")
     manifest = {
         "format_version": FORMAT_VERSION,
-        **settings,
+        **settings._asdict(),
         "task": [*task],
-        "tokenizer": {n: value for n, value in vars(tokenizer).items() if n != "backend"},
+        "tokenizer": {
+            "kind": tokenizer.kind,
+            "vocab_size": tokenizer.vocab_size,
+            "cls_id": tokenizer.cls_id,
+            "sep_id": tokenizer.sep_id,
+            "pad_id": tokenizer.pad_id,
+            "mask_id": tokenizer.mask_id,
+            "special_ids": [*tokenizer.special_ids],
+            "sha256": tokenizer.sha256,
+        },
         "counts": writer.counts | {"documents_of_one_span": n_single},
         "dropped": dict(dropped),
         "files": {

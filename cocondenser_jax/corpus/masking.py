@@ -22,7 +22,7 @@ class MaskedSpans(NamedTuple):
 
 
 def mask_capacity(length: int, probability: float = MASK_PROBABILITY) -> int:
-    """Returns the slots for masked tokens in a span: their share, and room for most last words."""
+    """Returns the slots for masked tokens in a span, with room for most last words."""
     return math.ceil(length / 5) + math.ceil(length * (probability - MASK_PROBABILITY))
 
 
@@ -52,7 +52,7 @@ def mask_whole_words(
       mask_id: the id of the mask token.
       ordinary_ids: the ids that may replace a token at random (no specials).
       capacity: slots for masked tokens, M.
-      probability: the share of tokens to mask, of all texts or of each.
+      probability: the fraction of tokens to mask, of all texts or of each.
     """
     ids_NxC = texts.ids_NxL
     n_tokens_N = texts.n_tokens_N
@@ -83,12 +83,12 @@ def mask_whole_words(
     positions_NxM = np.where(used_NxM, columns_NxM, 0)
     labels_NxM = np.take_along_axis(ids_NxC, positions_NxM, axis=1)
 
-    share_NxM = (action_NxM >> np.uint64(32)) / 2.0**32
+    fraction_NxM = (action_NxM >> np.uint64(32)) / 2.0**32
     random_NxM = ordinary_ids[(action_NxM & np.uint64(0xFFFFFFFF)) % np.uint64(len(ordinary_ids))]
     replacement_NxM = np.where(
-        share_NxM < REPLACE_WITH_MASK,
+        fraction_NxM < REPLACE_WITH_MASK,
         mask_id,
-        np.where(share_NxM < REPLACE_WITH_MASK + REPLACE_WITH_RANDOM, random_NxM, labels_NxM),
+        np.where(fraction_NxM < REPLACE_WITH_MASK + REPLACE_WITH_RANDOM, random_NxM, labels_NxM),
     )
     masked_ids_NxC = ids_NxC.copy()
     row_NxM = np.broadcast_to(np.arange(n_spans)[:, None], used_NxM.shape)
@@ -116,5 +116,5 @@ def _count_masked(
     within_NxS = column_S <= budget_N[:, None]
     before_N = np.max(np.where(whole_NxS & within_NxS, column_S, 0), axis=1)
     after_N = np.min(np.where(whole_NxS & ~within_NxS, column_S, capacity + 1), axis=1)
-    share_N = (budget_N - before_N) / np.maximum(after_N - before_N, 1)
-    return np.where((after_N <= capacity) & (choice_N < share_N), after_N, before_N)
+    fraction_N = (budget_N - before_N) / np.maximum(after_N - before_N, 1)
+    return np.where((after_N <= capacity) & (choice_N < fraction_N), after_N, before_N)

@@ -29,7 +29,7 @@ ACCEPTED = (
 _FILE_NAME = re.compile(r".*\.((txt|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOTALL)
 # What the dataset libraries raise for a wrong name, a failed connection or a missing dependency.
 _DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
-_RECORDS_PER_PART = 10_000  # of a dataset whose records are read by number
+_RECORDS_PER_PIECE = 10_000  # of a dataset whose records are read by number
 _ROWS_AT_ONCE = 100
 
 
@@ -41,27 +41,27 @@ class Document(NamedTuple):
     spans: tuple[str, ...] | None = None
 
 
-# Reads a part of a source, without the rest.
-Part = Callable[[], Iterator[Document]]
+# Reads a piece of a source, without the rest.
+Piece = Callable[[], Iterator[Document]]
 
 
 def read_documents(source: str) -> Iterator[Document]:
     """Streams the documents of a source (see `open_source`)."""
-    return read_parts(source, open_source(source))
+    return read_pieces(source, open_source(source))
 
 
-def read_parts(source: str, parts: Sequence[Part]) -> Iterator[Document]:
-    """Streams the documents of parts of a source; raises a UserError if there are none."""
+def read_pieces(source: str, pieces: Sequence[Piece]) -> Iterator[Document]:
+    """Streams the documents of pieces of a source; raises a UserError if there are none."""
     document = None
-    for part in tqdm(parts, "parts", leave=False, delay=1, disable=len(parts) == 1):
-        for document in part():
+    for piece in tqdm(pieces, "pieces", leave=False, delay=1, disable=len(pieces) == 1):
+        for document in piece():
             yield document
     if document is None:
         raise UserError(f"{source} holds no documents")
 
 
-def open_source(source: str) -> list[Part]:
-    """Lists the parts of a source (files, row groups, runs of records), always in the same order.
+def open_source(source: str) -> list[Piece]:
+    """Lists the pieces of a source (files, row groups, runs of records), always in the same order.
 
     Args:
       source: `pydocs` or `pydocs:PACKAGE,PACKAGE` (docstrings of installed packages); a path
@@ -74,7 +74,7 @@ def open_source(source: str) -> list[Part]:
     scheme, _, name = source.partition(":")
     if scheme == "pydocs":
         packages = [package for package in name.split(",") if package] or None
-        return [lambda: (Document(*d) for d in read_docstrings(packages))]
+        return [functools.partial(_read_packages, packages)]
     if scheme in _DATASETS:
         with _named(source):
             return _DATASETS[scheme](source, name)
@@ -89,11 +89,11 @@ def open_source(source: str) -> list[Part]:
     elif not path.is_file():
         raise UserError(f"no file {path}")
     if len(files) == 1:
-        return _file_parts(files[0], "")
+        return _file_pieces(files[0], "")
     logger.info("%s: reading %s", source, first_three([file.name for file in files]))
     # Line numbers are unique within a file only.
-    parts = (_file_parts(file, f"{escape_control(file.name)}:") for file in files)
-    return list(chain.from_iterable(parts))
+    pieces = (_file_pieces(file, f"{escape_control(file.name)}:") for file in files)
+    return list(chain.from_iterable(pieces))
 
 
 def choose_files(paths: Iterable[str]) -> list[str]:
@@ -107,15 +107,25 @@ def choose_files(paths: Iterable[str]) -> list[str]:
     return found
 
 
-def _file_parts(path: Path, prefix: str) -> list[Part]:
+def _file_pieces(path: Path, prefix: str) -> list[Piece]:
     suffix = plain_suffix(path)
     if suffix == ".parquet":
-        return _parquet_parts(path, prefix)
+        return _parquet_pieces(path, prefix)
     if suffix == ".jsonl":
         return [functools.partial(_read_objects, path, prefix)]
     if suffix == ".txt":
         return [functools.partial(_read_text, path, prefix)]
-    return [lambda: (_to_document(row, "", where) for where, row in read_rows(path, _lines(path)))]
+    return [functools.partial(_read_table, path)]
+
+
+def _read_packages(packages: list[str] | None) -> Iterator[Document]:
+    for name, text in read_docstrings(packages):
+        yield Document(name, text)
+
+
+def _read_table(path: Path) -> Iterator[Document]:
+    for where, row in read_rows(path, _lines(path)):
+        yield _to_document(row, "", where)  # each row has an id
 
 
 def _read_objects(path: Path, prefix: str) -> Iterator[Document]:
@@ -150,34 +160,34 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     return read_lines(path, MAX_DOCUMENT_BYTES, show_progress=True)
 
 
-def _parquet_parts(path: Path, prefix: str) -> list[Part]:
+def _parquet_pieces(path: Path, prefix: str) -> list[Piece]:
     import pyarrow.dataset  # type: ignore[import-untyped]  # for this source only
 
     with _named(str(path)):
         data = pyarrow.dataset.dataset(path)
-        groups = [g for file in data.get_fragments() for g in file.split_by_row_group()]
+        groups = [*chain.from_iterable(file.split_by_row_group() for file in data.get_fragments())]
     names = [name for name in data.schema.names if name in _FIELDS]
 
     def rows(group: Any) -> Iterator[dict[str, Any]]:
         for batch in group.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
             yield from batch.to_pylist()
 
-    parts = []
+    pieces = []
     first = 1
     for group in groups:
         read = functools.partial(rows, group)
-        parts.append(_record_part(str(path), read, prefix, first))
+        pieces.append(_record_piece(str(path), read, prefix, first))
         first += group.row_groups[0].num_rows
-    return parts
+    return pieces
 
 
-def _record_part(
+def _record_piece(
     source: str,
     records: Callable[[], Iterable[dict[str, Any]]],
     prefix: str = "",
     first: int = 1,
-) -> Part:
-    """Makes a part of records; one without an id is named by prefix and number, from `first`."""
+) -> Piece:
+    """Makes a piece of records; one without an id is named by prefix and number, from `first`."""
 
     def read() -> Iterator[Document]:
         with _named(source):
@@ -199,8 +209,7 @@ def _named(source: str) -> Iterator[None]:
 
 
 def _to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
-    names = (_text(record[key]) for key in ("_id", "id") if record.get(key) is not None)
-    name = without_surrogates(str(next(names, default_id)))
+    name = without_surrogates(_id(record, default_id))
     spans = record.get("spans")
     if spans is not None:
         if not isinstance(spans, list) or not all(isinstance(span, str) for span in spans):
@@ -221,6 +230,13 @@ def _to_document(record: dict[str, Any], default_id: str, where: str) -> Documen
     return document
 
 
+def _id(record: dict[str, Any], default: str) -> str:
+    for key in ("_id", "id"):
+        if record.get(key) is not None:
+            return str(_text(record[key]))
+    return default
+
+
 def _text(value: Any) -> Any:
     """Decodes text that tensorflow-datasets gives as bytes; null becomes an empty text."""
     if value is None:
@@ -234,26 +250,27 @@ def _check_size(n_bytes: int, where: str) -> None:
         raise UserError(f"{where}: a document is larger than {limit} MB; split it first")
 
 
-def _huggingface_parts(source: str, name: str) -> list[Part]:
-    path, config, split = (*name.split(":", 2), "", "")[:3]
+def _huggingface_pieces(source: str, name: str) -> list[Piece]:
+    path, _, rest = name.partition(":")
+    config, _, split = rest.partition(":")
     if not path:
         raise UserError("hf: expected a dataset's name or folder, as in hf:ag_news::train")
     import datasets  # slow to import, and needed for this source only
 
     # Where a folder's name has a `[`, datasets (5.2.0) finds nothing in it.
     data = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
-    shards = [functools.partial(data.shard, data.num_shards, k) for k in range(data.num_shards)]
-    if len(shards) == 1:
-        return [_record_part(source, shards[0])]
-    return [_record_part(source, shard, f"{k}:") for k, shard in enumerate(shards)]
+    files = [functools.partial(data.shard, data.num_shards, k) for k in range(data.num_shards)]
+    if len(files) == 1:
+        return [_record_piece(source, files[0])]
+    return [_record_piece(source, file, f"{k}:") for k, file in enumerate(files)]
 
 
-def _tensorflow_parts(source: str, name: str) -> list[Part]:
+def _tensorflow_pieces(source: str, name: str) -> list[Piece]:
     # "wikipedia/20230601.en:1.0.0" names a version, "lm1b:test" a split.
-    parts = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name)
-    if parts is None:
+    match = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name)
+    if match is None:
         raise UserError("tfds: expected a dataset's name, as in tfds:lm1b:train")
-    path, split = parts.groups("train")
+    path, split = match.groups("train")
     import tensorflow_datasets as tfds  # slow to import, and needed for this source only
 
     if os.path.isdir(path):
@@ -261,11 +278,11 @@ def _tensorflow_parts(source: str, name: str) -> list[Part]:
     else:
         data = tfds.data_source(path, split=split)
     numbers = range(len(data))  # records are read by number
-    slices = [numbers[k : k + _RECORDS_PER_PART] for k in numbers[::_RECORDS_PER_PART]]
+    slices = [numbers[k : k + _RECORDS_PER_PIECE] for k in numbers[::_RECORDS_PER_PIECE]]
     return [
-        _record_part(source, functools.partial(map, data.__getitem__, k), first=k[0] + 1)
+        _record_piece(source, functools.partial(map, data.__getitem__, k), first=k[0] + 1)
         for k in slices
     ]
 
 
-_DATASETS = {"hf": _huggingface_parts, "tfds": _tensorflow_parts}
+_DATASETS = {"hf": _huggingface_pieces, "tfds": _tensorflow_pieces}

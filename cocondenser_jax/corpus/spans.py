@@ -78,7 +78,7 @@ def cut_documents(
       documents: what to cut.
       tokenizer: the model's.
       max_tokens: longest span, [CLS] and [SEP] included.
-      short_span_prob: share of spans that end early, as in the preprocessing of Condenser's
+      short_span_prob: fraction of spans that end early, as in the preprocessing of Condenser's
         authors: at the last sentence border within a uniformly drawn length, which depends on the
         document's text alone, but after a whole sentence and, before the last span, MIN_TOKENS.
 

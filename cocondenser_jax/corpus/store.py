@@ -27,7 +27,7 @@ FORMAT_VERSION = 5
 _SPANS_AT_ONCE = 10_000  # spans read together to count their tokens
 
 
-class Source(NamedTuple):
+class WeightedCorpus(NamedTuple):
     """One corpus of a store."""
 
     path: Path
@@ -42,7 +42,7 @@ class TokenStore:
 
     path: Path  #: as given to `open_store`
     manifests: tuple[dict[str, Any], ...]  #: one per folder, in their order
-    sources: tuple[Source, ...]  #: the corpora, in their order
+    corpora: tuple[WeightedCorpus, ...]  #: in their order
     n_documents: int  #: D
     n_spans: int  #: N
     n_tokens: int  #: content tokens of all spans
@@ -58,7 +58,7 @@ class TokenStore:
     tokenizer_sha256: str  #: `SpanTokenizer.sha256` of the tokenizer that made it
     sha256: str  #: identifies the data; a hash of the checksums of all files
     tokenizer_folder: Path  #: the tokenizer, as transformers loads it
-    _parts: tuple[TokenFiles, ...] = dataclasses.field(repr=False)
+    _files: tuple[TokenFiles, ...] = dataclasses.field(repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_store, (self.path,)
@@ -72,22 +72,22 @@ class TokenStore:
         """Reads the name of document `index` in its source."""
         if not 0 <= index < self.n_documents:
             raise IndexError(f"document {index} of {self.n_documents}")
-        for part in self._parts:
-            n_documents = len(part.first_span) - 1
+        for files in self._files:
+            n_documents = len(files.first_span) - 1
             if index < n_documents:
                 break
             index -= n_documents
-        begin, end = part.id_offsets[index : index + 2]
-        return part.ids[begin : end - 1].tobytes().decode()
+        begin, end = files.id_offsets[index : index + 2]
+        return files.ids[begin : end - 1].tobytes().decode()
 
     def token_counts(self, n_spans: int = 100_000) -> np.ndarray:
         """Returns `counts_V`, how often each token id occurs in evenly spaced spans."""
-        chosen_N = np.linspace(0, self.n_spans - 1, min(n_spans, self.n_spans)).astype(np.int64)
+        sample_N = np.linspace(0, self.n_spans - 1, min(n_spans, self.n_spans)).astype(np.int64)
         counts_V = np.zeros(self.vocab_size, np.int64)
-        for spans_N in np.array_split(chosen_N, math.ceil(len(chosen_N) / _SPANS_AT_ONCE)):
-            ids_NxL, _, n_tokens_N = self.read_spans(spans_N, self.max_tokens - 2)
-            inside_NxL = np.arange(ids_NxL.shape[1]) < n_tokens_N[:, None]
-            counts_V += np.bincount(ids_NxL[inside_NxL], minlength=self.vocab_size)
+        for spans_N in np.array_split(sample_N, math.ceil(len(sample_N) / _SPANS_AT_ONCE)):
+            texts = self.read_spans(spans_N, self.max_tokens - 2)
+            inside_NxL = np.arange(texts.ids_NxL.shape[1]) < texts.n_tokens_N[:, None]
+            counts_V += np.bincount(texts.ids_NxL[inside_NxL], minlength=self.vocab_size)
         return counts_V
 
     def read_spans(self, spans_N: np.ndarray, length: int) -> Texts:
@@ -107,13 +107,13 @@ class TokenStore:
             n_tokens_N=np.zeros(len(spans_N), np.int32),
         )
         first = 0
-        for part in self._parts:
-            end = first + len(part.span_offsets) - 1
+        for files in self._files:
+            end = first + len(files.span_offsets) - 1
             rows = np.flatnonzero((spans_N >= first) & (spans_N < end))
-            read = read_windows(part, spans_N[rows] - first, width)
-            texts.ids_NxL[rows, :width] = read.ids_NxL
-            texts.starts_NxL[rows, :width] = read.starts_NxL
-            texts.n_tokens_N[rows] = read.n_tokens_N
+            windows = read_windows(files, spans_N[rows] - first, width)
+            texts.ids_NxL[rows, :width] = windows.ids_NxL
+            texts.starts_NxL[rows, :width] = windows.starts_NxL
+            texts.n_tokens_N[rows] = windows.n_tokens_N
             first = end
         return texts
 
@@ -127,35 +127,43 @@ def open_store(path: Path) -> TokenStore:
         `stores/wikipedia,2*stores/books`.
     """
     path = Path(path)
-    sources = []
+    corpora = []
     folders: list[Path] = []
     manifests: list[dict[str, Any]] = []
-    parts: list[TokenFiles] = []
+    files: list[TokenFiles] = []
     n_documents = 0
-    for weight, source in _weighted_folders(path):
-        own = task_folders(source)
-        found = [_read_manifest(folder) for folder in own]
-        require_same(own, found, ["pieces", "short_span_prob"])
-        files = [_map_part(folder, manifest) for folder, manifest in zip(own, found, strict=True)]
-        first = n_documents
-        n_documents += sum(len(part.first_span) - 1 for part in files)
-        sources.append(Source(source, weight, first, n_documents))
-        folders += own
-        manifests += found
-        parts += files
+    for weight, corpus in _weighted_folders(path):
+        own_folders = task_folders(corpus)
+        own_manifests = [_read_manifest(folder) for folder in own_folders]
+        require_same(own_folders, own_manifests, ["pieces", "short_span_prob"])
+        first_document = n_documents
+        for folder, manifest in zip(own_folders, own_manifests, strict=True):
+            files.append(_map_folder(folder, manifest))
+            n_documents += len(files[-1].first_span) - 1
+        corpora.append(
+            WeightedCorpus(
+                path=corpus,
+                weight=weight,
+                first_document=first_document,
+                end_document=n_documents,
+            )
+        )
+        folders += own_folders
+        manifests += own_manifests
     require_same(folders, manifests, ["max_tokens", "tokenizer"])
 
+    # The number of the first span in each folder, and of all.
     bases = np.cumsum([0] + [manifest["counts"]["spans"] for manifest in manifests])
-    first_span_D = parts[0].first_span  # mapped, not copied
-    if len(parts) > 1:
-        shifted = [part.first_span[:-1] + b for part, b in zip(parts, bases[:-1], strict=True)]
+    first_span_D = files[0].first_span  # mapped, not copied
+    if len(files) > 1:
+        shifted = [each.first_span[:-1] + b for each, b in zip(files, bases[:-1], strict=True)]
         first_span_D = np.concatenate([*shifted, bases[-1:]])
     tokenizer = manifests[0]["tokenizer"]
     checksums = json.dumps([manifest["files"] for manifest in manifests], sort_keys=True)
     return TokenStore(
         path=path,
         manifests=tuple(manifests),
-        sources=tuple(sources),
+        corpora=tuple(corpora),
         n_documents=n_documents,
         n_spans=int(bases[-1]),
         n_tokens=sum(manifest["counts"]["tokens"] for manifest in manifests),
@@ -170,7 +178,7 @@ def open_store(path: Path) -> TokenStore:
         tokenizer_sha256=tokenizer["sha256"],
         sha256=hashlib.sha256(checksums.encode()).hexdigest(),
         tokenizer_folder=folders[0] / "tokenizer",
-        _parts=tuple(parts),
+        _files=tuple(files),
     )
 
 
@@ -189,20 +197,22 @@ def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
     """Lists (weight, folder) of the stores that a path names: itself, or several, with commas."""
     if path.is_dir():
         return [(1.0, path)]
-    parts = str(path).split(",")
-    named = [re.fullmatch(r"(?s)(?:(\d+(?:\.\d+)?)\*)?(.+)", part) for part in parts]
-    stores = [(float(match[1] or 1), local_copy(Path(match[2]))) for match in named if match]
-    if len(stores) < len(named) or not all(weight > 0 for weight, _ in stores):
-        raise UserError(f"{path}: expected stores and weights above 0 as in wikipedia,2*books")
+    stores = []
+    for term in str(path).split(","):
+        match = re.fullmatch(r"(?s)(?:(\d+(?:\.\d+)?)\*)?(.+)", term)
+        weight = float(match[1] or 1) if match else 0.0
+        if match is None or weight == 0:
+            raise UserError(f"{path}: expected stores and weights above 0 as in wikipedia,2*books")
+        stores.append((weight, local_copy(Path(match[2]))))
     return stores
 
 
-def _map_part(folder: Path, manifest: dict[str, Any]) -> TokenFiles:
+def _map_folder(folder: Path, manifest: dict[str, Any]) -> TokenFiles:
     for name, facts in manifest["files"].items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else None
         if size != facts["bytes"]:
-            found = "is missing" if size is None else f"has {size} bytes"
-            raise UserError(f"{folder / name} {found}: expected {facts['bytes']} bytes")
+            problem = "is missing" if size is None else f"has {size} bytes"
+            raise UserError(f"{folder / name} {problem}: expected {facts['bytes']} bytes")
     try:
         return map_files(folder, manifest["tokenizer"]["vocab_size"])
     except (OSError, ValueError) as error:

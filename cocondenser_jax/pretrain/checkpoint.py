@@ -83,8 +83,8 @@ def open_run(
         "data": {
             "sha256": store.sha256,
             "source": store.manifests[0]["source"],
-            "stores": [str(source.path) for source in store.sources],
-            "weights": [source.weight for source in store.sources],
+            "stores": [str(corpus.path) for corpus in store.corpora],
+            "weights": [corpus.weight for corpus in store.corpora],
             "documents": store.n_documents,
             "spans": store.n_spans,
             "tokens": store.n_tokens,

@@ -139,7 +139,7 @@ def test_a_corpus_on_slurm(tmp_path, command, slurm, capsys):
     assert "--executor_options of slurm: " in capsys.readouterr().err
     options.write_text(json.dumps({"partition": "cpu", "time": "1:00:00"}))
     assert main(in_tasks) == 0, (slurm / "log").read_text()
-    stages = ["digests", "copies", "corpus"]
+    stages = ["digests", "duplicates", "corpus"]
     scripts = [(slurm / f"{number}.slurm").read_text() for number in (0, 2, 4)]
     assert scripts == [
         SCRIPT.format(logs=f"{tmp_path}/out/work/logs/{stage}", prefix=sys.prefix)

@@ -131,7 +131,7 @@ def mixed(tmp_path_factory, wordpiece_folder):
             {"_id": f"{name}{i}", "spans": [" ".join([*words[: 1 + i % 2]] * 9)] * (1 + i % 2 * 2)}
             for i in range(n_documents)
         ]
-        # Copies are dropped: a number makes each text one of its own.
+        # Duplicates are dropped: a number makes each text one of its own.
         for i, text in enumerate(texts):
             text["spans"] = [f"{span} {i} {j}" for j, span in enumerate(text["spans"])]
         source = write_records(folder / f"{name}.jsonl", texts)

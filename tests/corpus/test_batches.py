@@ -303,7 +303,7 @@ def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
         for step in range(n_steps)
     )
     assert (counts[times == 0] == 0).all()
-    # Of every pass over a source a few are left over, and a batch has whole numbers of each.
+    # Of every pass over a corpus a few are left over, and a batch has whole numbers of each.
     expected = times / times.sum() * batch_size * n_steps
     assert np.abs(counts - expected).max() < 0.15 * expected.max()
 

@@ -181,15 +181,15 @@ PARQUET = {
 }
 
 
-def test_each_row_group_of_parquet_is_a_part(tmp_path):
+def test_each_row_group_of_parquet_is_a_piece(tmp_path):
     path = tmp_path / "aé.parquet"
     with path.open("wb") as file:
         pq.write_table(pa.table(PARQUET), file, row_group_size=2)
     # Numbers count from the start of the file.
     expected = [Document("7", "T\na"), Document("8", "b"), Document("3", "U\n")]
     assert list(read_documents(str(path))) == expected
-    parts = open_source(str(path))
-    assert [list(part()) for part in parts] == [expected[:2], expected[2:]]
+    pieces = open_source(str(path))
+    assert [list(piece()) for piece in pieces] == [expected[:2], expected[2:]]
     for name, record in (("b.jsonl", {"text": "c"}), ("c.jsonl", {"text": "d"})):
         write_records(tmp_path / name, [record])
     pq.write_table(pa.table({"text": ["x"], "spans": [["s", "t"]]}), tmp_path / "d.parquet")
@@ -213,7 +213,7 @@ def test_broken_parquet_is_one_line(tmp_path):
         list(read_documents(str(path)))
 
 
-def test_the_files_of_a_streamed_dataset_are_parts(tmp_path):
+def test_the_files_of_a_streamed_dataset_are_pieces(tmp_path):
     pytest.importorskip("datasets")
     odd = tmp_path / "a b"
     odd.mkdir()
@@ -221,8 +221,8 @@ def test_the_files_of_a_streamed_dataset_are_parts(tmp_path):
         pq.write_table(pa.table(PARQUET).slice(2 * k, 1), odd / f"train-{k}.parquet")
     expected = [Document("7", "T\na"), Document("1:1", "U\n")]
     assert list(read_documents(f"hf:{odd}")) == expected
-    parts = open_source(f"hf:{odd}")
-    assert [list(part()) for part in parts] == [expected[:1], expected[1:]]
+    pieces = open_source(f"hf:{odd}")
+    assert [list(piece()) for piece in pieces] == [expected[:1], expected[1:]]
 
 
 def test_the_splits_of_a_folder_of_files(tmp_path):
@@ -261,8 +261,8 @@ def test_tensorflow_datasets_without_tensorflow(tmp_path, monkeypatch):
         documents = list(read_documents(source))
         assert {document.text for document in documents} == {"T0\né0", "T1\né1", "T2\né2"}
         assert [document.id for document in documents] == ["1", "2", "3"]
-    monkeypatch.setattr(sources, "_RECORDS_PER_PART", 2)
-    ids = [[document.id for document in part()] for part in open_source(f"tfds:{folder}")]
+    monkeypatch.setattr(sources, "_RECORDS_PER_PIECE", 2)
+    ids = [[document.id for document in piece()] for piece in open_source(f"tfds:{folder}")]
     assert ids == [["1", "2"], ["3"]]
     with pytest.raises(UserError, match="nosuchsplit"):
         list(read_documents(f"tfds:{folder}:nosuchsplit"))

@@ -23,7 +23,7 @@ MAX_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def corpus(paragraphs, tmp_path_factory):
-    """Real text with copies, an empty document, and two that are too short."""
+    """Real text with duplicates, an empty document, and two that are too short."""
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     unique = list(dict.fromkeys(paragraphs))
     texts = [*unique, unique[0], unique[3], unique[0], "  ", "Short.", "the parser " * 6]

@@ -1,4 +1,4 @@
-"""Batches of several sources, each with a weight."""
+"""Batches of several corpora, each with a weight."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_a_weight_is_the_passes_over_a_store_in_an_epoch(mixed):
 
 
 @pytest.mark.parametrize("example", ["span", "spans", "cloze"])
-def test_every_batch_has_the_same_share_of_each_source_and_nothing_twice(mixed, example):
+def test_every_batch_has_the_same_quota_of_each_corpus_and_nothing_twice(mixed, example):
     both = open_store(Path(f"2*{mixed['some']},0.5*{mixed['many']}"))
     spec = BatchSpec(seed=1, batch_size=7, length=30, example=example)
     n_first = 5 if example == "spans" else 20
@@ -54,7 +54,7 @@ def test_every_batch_has_the_same_share_of_each_source_and_nothing_twice(mixed, 
         ((0.5, 1), 53, "takes 42 spans of .*many .* expected 1 to 40"),
     ],
 )
-def test_a_source_that_is_too_small_for_its_weight_is_refused(mixed, weights, batch_size, said):
+def test_a_corpus_that_is_too_small_for_its_weight_is_refused(mixed, weights, batch_size, said):
     both = open_store(Path(f"{weights[0]}*{mixed['some']},{weights[1]}*{mixed['many']}"))
     spec = BatchSpec(seed=1, batch_size=batch_size, length=30, example="span")
     with pytest.raises(UserError, match=said):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.configs import cocondenser, condenser, default
-from cocondenser_jax.corpus.store import Source, open_store
+from cocondenser_jax.corpus.store import WeightedCorpus, open_store
 from cocondenser_jax.pretrain.experiment import resolve, resolve_without_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from tests.world import batches_of
@@ -16,7 +16,7 @@ class MSMARCO:
     """As many documents of two spans as MS MARCO's document collection has documents."""
 
     documents_of_pairs = np.arange(3_213_835)
-    sources = (Source(Path("marco"), 1.0, 0, 3_213_835),)
+    corpora = (WeightedCorpus(Path("marco"), 1.0, 0, 3_213_835),)
     path = Path("marco")
     vocab_size = 30_522
     pad_id = 0

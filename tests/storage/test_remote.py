@@ -143,4 +143,4 @@ def test_corpus_writes_a_store_that_opens_with_another_by_its_url(tmp_path, stor
     assert remote.sha256 == local.sha256
     both = open_store(f"{tmp_path}/store,2*{URL}")
     assert both.n_documents == 2 * local.n_documents
-    assert [source.weight for source in both.sources] == [1, 2]
+    assert [corpus.weight for corpus in both.corpora] == [1, 2]

@@ -1,46 +1,44 @@
-"""What workers that share a corpus read of it, and which copies they find across all of it."""
+"""What each task reads of a corpus, and which duplicates are found across all of them."""
 
 import json
 
 import numpy as np
 import pytest
 
-from cocondenser_jax.corpus import shares
+from cocondenser_jax.corpus import tasks
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.store import open_store, verify_store
 from tests.world import write_in_tasks, write_records
 
 
-def test_a_share_is_a_range_of_the_source_and_reads_nothing_else(tmp_path):
+def test_a_task_is_a_range_of_the_source_and_reads_nothing_else(tmp_path):
     for k in range(5):
         write_records(tmp_path / f"{k}.jsonl", [{"id": f"{k}{i}", "text": "a"} for i in range(k)])
     everything = [f"{k}{i}" for k in range(5) for i in range(k)]
 
     def read(n_documents, task):
-        return [d.id for d in shares.read_share(str(tmp_path), n_documents, task)]
+        return [d.id for d in tasks.read_task(str(tmp_path), n_documents, task)]
 
     for n in (2, 3, 5):
         assert [name for i in range(n) for name in read(None, (i, n))] == everything
     for n in (3, 7, 12):
         found = [read(10, (i, n)) for i in range(n)]
-        assert [name for share in found for name in share] == everything
-        assert {len(share) for share in found} <= {10 // n, 10 // n + 1}
+        assert [name for own in found for name in own] == everything
+        assert {len(own) for own in found} <= {10 // n, 10 // n + 1}
     (tmp_path / "4.jsonl").write_text("{")
     assert read(None, (0, 2)) == ["10"]  # of files 0 and 1
 
 
-def test_copies_are_found_across_shares_as_by_a_table(tmp_path, monkeypatch):
+def test_duplicates_are_found_across_tasks_as_by_a_table(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     texts = [["", "a", "b", " "][k] if k < 4 else f"{k}" for k in rng.integers(0, 300, 1000)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
-    ends = (0, 400, 400, 401, 1000)  # a share may have no document, or one
-    monkeypatch.setattr(
-        shares, "read_share", lambda *_: documents[ends[_[2][0]] : ends[_[2][0] + 1]]
-    )
+    ends = (0, 400, 400, 401, 1000)  # a task may have no document, or one
+    monkeypatch.setattr(tasks, "read_task", lambda *_: documents[ends[_[2][0]] : ends[_[2][0] + 1]])
     for stage in (
-        lambda task: shares.hash_share("", None, tmp_path, task),
-        lambda task: shares.find_copies(tmp_path, task),
+        lambda task: tasks.hash_task("", None, tmp_path, task),
+        lambda task: tasks.find_duplicates(tmp_path, task),
     ):
         for index in range(4):
             stage((index, 4))
@@ -48,8 +46,8 @@ def test_copies_are_found_across_shares_as_by_a_table(tmp_path, monkeypatch):
     expected = [bool(t.strip()) and seen.setdefault(t, i) != i for i, t in enumerate(texts)]
     found = []
     for index in range(4):
-        copies = shares.copies_in_share(tmp_path, (index, 4))
-        found += [number in copies for number in range(ends[index + 1] - ends[index])]
+        duplicates = tasks.duplicates_of_task(tmp_path, (index, 4))
+        found += [number in duplicates for number in range(ends[index + 1] - ends[index])]
     assert found == expected
     assert 600 < sum(expected) < 800
 
@@ -60,11 +58,11 @@ def test_digests_at_the_ends_of_ranges_belong_to_one(tmp_path):
     rows[1:3, 0] = 2**62  # one text's first half is another's
     rows[1, 1] = 4
     for index in range(4):
-        shares._save(shares.part_file(tmp_path, "digests", index), rows[index * 2 : index * 2 + 2])
+        tasks._save(tasks.stage_file(tmp_path, "digests", index), rows[index * 2 : index * 2 + 2])
     for index in range(4):
-        shares.find_copies(tmp_path, (index, 4))
-    copies = [np.load(shares.part_file(tmp_path, "copies", index)).tolist() for index in range(4)]
-    assert copies == [[], [], [[2, 4]], [[3, 7]]]
+        tasks.find_duplicates(tmp_path, (index, 4))
+    paths = [tasks.stage_file(tmp_path, "duplicates", index) for index in range(4)]
+    assert [np.load(path).tolist() for path in paths] == [[], [], [[2, 4]], [[3, 7]]]
 
 
 @pytest.mark.parametrize("n_files", [1, 9])

@@ -1,0 +1,113 @@
+"""Divides a source among tasks, and finds documents that repeat a text across all tasks.
+
+What the tasks read, one after the other, is the source. Two stages find duplicates, neither with
+more in memory than one task's digests: `hash_task` writes the digests of a task's documents, in
+order; `find_duplicates` reads one range of digests from the files of all tasks. Of several
+documents with one text the first in the source stays, as on one machine.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+
+from cocondenser_jax.corpus.sources import Document, open_source
+from cocondenser_jax.storage.files import new_file
+
+_DIGEST_RANGE = 1 << 64  # of the first half of a digest
+
+
+def text_digest(text: str) -> bytes:
+    """Returns 16 bytes that stand for a text."""
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def read_task(source: str, n_documents: int | None, task: tuple[int, int]) -> Iterator[Document]:
+    """Streams what task i of n reads of a source.
+
+    Args:
+      source: see `sources.open_source`.
+      n_documents: how many documents the source has, of which a task takes a range and skips
+        those before; None: a task takes a range of the source's pieces, and reads nothing else.
+      task: (i, n), from 0.
+    """
+    index, n_tasks = task
+    pieces = open_source(source)
+    n_items = len(pieces) if n_documents is None else n_documents
+    begin = index * n_items // n_tasks
+    end = (index + 1) * n_items // n_tasks
+    if n_documents is None:
+        return chain.from_iterable(piece() for piece in pieces[begin:end])
+    return islice(chain.from_iterable(piece() for piece in pieces), begin, end)
+
+
+def stage_file(work: Path, stage: str, index: int) -> Path:
+    """Returns the file that task `index` of a stage writes: "digests" or "duplicates"."""
+    return work / stage / f"{index:05d}.npy"
+
+
+def hash_task(source: str, n_documents: int | None, work: Path, task: tuple[int, int]) -> None:
+    """Writes the digests of a task's documents, in ascending order: halves, and number."""
+    documents = read_task(source, n_documents, task)
+    digests = b"".join(
+        text_digest(document.text) + number.to_bytes(8, "big")
+        for number, document in enumerate(documents)
+        if document.text.strip()
+    )
+    rows_Dx3 = np.frombuffer(digests, ">u8").reshape(-1, 3).astype(np.uint64)
+    _save(stage_file(work, "digests", task[0]), rows_Dx3[np.lexsort(rows_Dx3.T[1::-1])])
+
+
+def find_duplicates(work: Path, task: tuple[int, int]) -> None:
+    """Writes which documents repeat one before: task and number, in ascending order.
+
+    Reads range i of n of the digests of all n tasks.
+    """
+    index, n_tasks = task
+    digests = [
+        np.insert(
+            _rows_of_range(stage_file(work, "digests", other), index, n_tasks), 2, other, axis=1
+        )
+        for other in range(n_tasks)
+    ]
+    rows_Dx4 = np.concatenate(digests)
+    # Stable: documents of one text stay in the source's order.
+    rows_Dx4 = rows_Dx4[np.lexsort(rows_Dx4.T[1::-1])]
+    is_duplicate_D = np.zeros(len(rows_Dx4), bool)
+    is_duplicate_D[1:] = (rows_Dx4[1:, :2] == rows_Dx4[:-1, :2]).all(axis=1)
+    duplicates_Cx2 = rows_Dx4[is_duplicate_D, 2:]
+    _save(
+        stage_file(work, "duplicates", index),
+        duplicates_Cx2[np.lexsort(duplicates_Cx2.T[::-1])],
+    )
+
+
+def duplicates_of_task(work: Path, task: tuple[int, int]) -> set[int]:
+    """Returns the numbers of a task's documents that repeat one before."""
+    index, n_tasks = task
+    numbers: set[int] = set()
+    for other in range(n_tasks):
+        path = stage_file(work, "duplicates", other)
+        duplicates_Cx2 = np.load(path, mmap_mode="r", allow_pickle=False)
+        borders = np.array([index, index + 1], np.uint64)
+        begin, end = np.searchsorted(duplicates_Cx2[:, 0], borders)
+        numbers.update(duplicates_Cx2[begin:end, 1].tolist())
+    return numbers
+
+
+def _rows_of_range(path: Path, index: int, n_ranges: int) -> np.ndarray:
+    """Reads the rows of a task whose digests lie in range i of n."""
+    rows_Dx3 = np.load(path, mmap_mode="r", allow_pickle=False)
+    borders = [k * _DIGEST_RANGE // n_ranges for k in (index, index + 1)]
+    begin, end = (
+        np.searchsorted(rows_Dx3[:, 0], np.uint64(border)) if border < _DIGEST_RANGE else None
+        for border in borders
+    )
+    return rows_Dx3[begin:end]
+
+
+def _save(path: Path, rows: np.ndarray) -> None:
+    with new_file(path) as partial, partial.open("wb") as file:
+        np.save(file, rows)

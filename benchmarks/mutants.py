@@ -56,7 +56,7 @@ def copies(folder: Path, n: int) -> Iterator[Path]:
         for name in names.split("\0")[:-1]:
             target = folder / str(number) / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target)
+            shutil.copy2(ROOT / name, target, follow_symlinks=False)  # configs is a link
         yield folder / str(number)
 
 

@@ -63,36 +63,57 @@ class _Flag(click.Option):
 
 
 def flag(
-    name: str, kind: Any, meaning: str, *, goes_with: str | None = None, **options: Any
+    name: str,
+    kind: Any,
+    meaning: str,
+    *,
+    default: Any = None,
+    metavar: str | None = None,
+    goes_with: str | None = None,
+    required: bool = False,
+    multiple: bool = False,
 ) -> click.Option:
-    """Declares a flag, by its type, its default, or its choices (the first is the default).
+    """Declares a flag.
 
-    It is refused without the flag that it goes with. The options are those of click.Option.
+    Args:
+      name: with its dashes.
+      kind: a function that parses the value; or the default; or the choices, of which the first is
+        the default, None for none.
+      meaning: the help.
+      default: of a value that is parsed.
+      metavar: what stands for the value in the help.
+      goes_with: the flag without which this one is refused.
+      required: whether the command needs it.
+      multiple: whether it may be repeated.
     """
+    options: dict[str, Any] = {"metavar": metavar, "required": required, "multiple": multiple}
     if kind is False:
         options["is_flag"] = True
     elif isinstance(kind, tuple):
-        options = {"type": click.Choice(kind), "default": kind[0], **options}
+        options["type"] = click.Choice([choice for choice in kind if choice is not None])
+        options["default"] = kind[0]
     elif callable(kind):
         options["type"] = kind
+        if default is not None:
+            options["default"] = default
     else:
         options["default"] = kind
     if goes_with:
         meaning = f"with --{goes_with}: {meaning}"
-    declared = _Flag([name], help=meaning, **options)
-    declared.goes_with = goes_with
-    return declared
+    option = _Flag([name], help=meaning, **options)
+    option.goes_with = goes_with
+    return option
 
 
 required = partial(flag, required=True)
 
 
-def only_one(**flags: Any) -> Any:
+def only_one(**folders: Path | None) -> Path:
     """Returns the value of the one flag that has one; refuses none and several."""
-    given = [value for value in flags.values() if value is not None]
-    if len(given) != 1:
-        raise UserError(f"give one of --{' and --'.join(flags)}")
-    return given[0]
+    values = [value for value in folders.values() if value is not None]
+    if len(values) != 1:
+        raise UserError(f"give one of --{' and --'.join(folders)}")
+    return values[0]
 
 
 def _parse_task(text: str) -> tuple[int, int]:
@@ -152,4 +173,4 @@ def make_engine(
     if executor in _PACKAGES:
         importlib.import_module(_PACKAGES[executor])  # missing: nothing is written yet
     options = read_object(executor_options) if executor_options else {}
-    return Engine(tasks, workers, executor, options)
+    return Engine(tasks=tasks, workers=workers, executor=executor, options=options)

@@ -23,7 +23,7 @@ def print_text(text: Any) -> None:
 
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
-    """Prints a query and what was found for it: score, title and text of each passage."""
+    """Prints a query and its hits: score, title and text of each passage."""
     print_text(f'"{query}"')
     for score, title, text in hits:
         print_text(f"  {score:8.2f}  {title}")

@@ -27,7 +27,7 @@ _DENSE_INDEX = (
     flag("--embeddings", Path, "or the folder that encode wrote: exact search, in little memory"),
     required("--model", Path, "the retriever that encoded the passages: a folder or Hub name"),
     flag("--parameters", "", "faiss search parameters, such as nprobe=16 or efSearch=64"),
-    flag("--hybrid", _FUSIONS, "also search with BM25 and fuse, see fuse --method", default=None),
+    flag("--hybrid", (None, *_FUSIONS), "also search with BM25 and fuse, see fuse --method"),
 )
 _RUN_OF_DATA = (
     required("--data", Path, "the folder of the queries"),
@@ -53,7 +53,7 @@ _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
     *ENGINE,
     flag("--dtype", ("float32", "float16"), "number format in the shards"),
     _PRECISION,
-    flag("--pooling", ("cls", "mean"), "pooling other than the model's own", default=None),
+    flag("--pooling", (None, "cls", "mean"), "pooling other than the model's own"),
     flag("--backend", ("torch", "jax"), "what runs the model; jax: on all TPU cores of this host"),
     flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
@@ -139,7 +139,7 @@ def search(index, embeddings, model, parameters, hybrid, query, top_k, json_out)
         hits, seconds = search_text_timed(opened, text, top_k)
         print_search(text, [(s, f"{p.id}  {p.title}".rstrip(), p.text) for s, p in hits])
         if query is None:
-            times = [f"{part} {1000 * value:.1f} ms" for part, value in seconds.items()]
+            times = [f"{step} {1000 * value:.1f} ms" for step, value in seconds.items()]
             print(f"  {', '.join(times)}", flush=True)
         rows = [{"score": score, **passage._asdict()} for score, passage in hits]
         answers.append({"query": text, "hits": rows})

@@ -78,12 +78,12 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
 def with_positives(qrels: Qrels) -> Qrels:
     """Keeps the relevant passages of the queries that have some; there must be one."""
     relevant = {q: {p: grade for p, grade in qrels[q].items() if grade > 0} for q in qrels}
-    kept = {query: passages for query, passages in relevant.items() if passages}
-    if n_without := len(qrels) - len(kept):
+    positives = {query: passages for query, passages in relevant.items() if passages}
+    if n_without := len(qrels) - len(positives):
         logger.warning("%d of %d queries have no positive: not trained on", n_without, len(qrels))
-    if not kept:
+    if not positives:
         raise UserError("no judgment has a score above 0: there is no positive to train on")
-    return kept
+    return positives
 
 
 def read_best_passages(source: Path, queries: Collection[str], depth: int) -> dict[str, list[str]]:
@@ -116,8 +116,10 @@ def read_named(
 
     `corpus` is a data folder or its file, and must have them; `named` are (file, query → passages).
     """
-    wanted = {passage for _, ids in named for results in ids.values() for passage in results}
-    passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in wanted}
+    names: set[str] = set()
+    for _, ids in named:
+        names.update(*ids.values())
+    passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in names}
     for source, ids in named:
         require_known(chain.from_iterable(ids.values()), passages, "passages", source)
     return passages
@@ -141,13 +143,13 @@ def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
     paths = sorted(p for p in (*folder.glob("*"), *folder.glob("qrels/*")) if p.is_file())
     split_pattern = "[^/]+" if split is None else re.escape(split)
     for pattern in map(re.escape, _NAMES[kind]):
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for path in paths:
             name = f"{path.relative_to(folder).parent / plain_name(path)}"
             if re.fullmatch(pattern.replace("SPLIT", split_pattern), name):
-                found.setdefault(name, path)  # the plain file, not its archive
-        if found:
-            return list(found.values())
+                files.setdefault(name, path)  # the plain file, not its archive
+        if files:
+            return list(files.values())
     lacks = kind if split is None else f"{kind} of split {split!r}"
     names = " or ".join(_NAMES[kind]).replace("SPLIT", split or "SPLIT")
     raise UserError(f"{folder} has no {lacks}: expected {names} (plain, .gz, .xz or .zst)")

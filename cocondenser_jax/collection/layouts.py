@@ -31,17 +31,17 @@ def read_passages(path: Path) -> Iterator[Passage]:
     `text` and perhaps `title`. A document's URL goes before its title, so encoders read URL, title,
     body: the order of arXiv 2007.00808 and arXiv 2101.08751, which put separators between them.
     """
-    seen: set[str] = set()
+    ids: set[str] = set()
     for where, record in _read_records(path):
-        name = _read_new_id(record, seen, where)
-        seen.add(name)
+        name = _read_new_id(record, ids, where)
+        ids.add(name)
         title = record.get("title") or ""
         text = _first_of(record, ("text",), where)
         for field, value in (("title", title), ("text", text)):
             if not isinstance(value, str):
                 raise UserError(f"{where}: the field {field!r} must be a string")
         yield Passage(name, without_surrogates(title), without_surrogates(text))
-    if not seen:
+    if not ids:
         raise UserError(f"{path} is empty")
 
 
@@ -62,13 +62,13 @@ def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield where, parse_object(line, where)
 
 
-def _read_new_id(record: Mapping[str, Any], known: Container[str], where: str) -> str:
+def _read_new_id(record: Mapping[str, Any], ids: Container[str], where: str) -> str:
     """Reads the id of a passage or a query; an integer is taken as a string."""
     value = _first_of(record, _IDS, where)
     if type(value) is not int and not isinstance(value, str):
         raise UserError(f"{where}: the id must be a string")
     name = require_run_id(without_surrogates(str(value)), where)
-    if name in known:
+    if name in ids:
         raise UserError(f"{where}: the id {name!r} occurs twice")
     return name
 

@@ -109,16 +109,16 @@ def rank_by_bm25(index: Any, queries: list[str], depth: int) -> list[dict[int, f
     index.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
     terms_Q = [index.get_tokens_ids(terms) for terms in _tokenize(queries, return_ids=False)]
     ranking_Q: list[dict[int, float]] = [{} for _ in queries]
-    known = [i for i, terms in enumerate(terms_Q) if terms]
-    if not known:
+    with_terms = [i for i, terms in enumerate(terms_Q) if terms]
+    if not with_terms:
         return ranking_Q
     rows_QxK, scores_QxK = index.retrieve(
-        [terms_Q[i] for i in known],
+        [terms_Q[i] for i in with_terms],
         k=min(depth, n_passages),
         show_progress=False,
         backend_selection=index.backend,
     )
-    for i, rows_K, scores_K in zip(known, rows_QxK.tolist(), scores_QxK.tolist(), strict=True):
+    for i, rows_K, scores_K in zip(with_terms, rows_QxK.tolist(), scores_QxK.tolist(), strict=True):
         ranking = zip(rows_K, scores_K, strict=True)
         ranking_Q[i] = {row: score for row, score in ranking if score > 0}
     return ranking_Q

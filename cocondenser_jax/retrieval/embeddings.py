@@ -23,7 +23,7 @@ from cocondenser_jax.storage.runs import require_same, task_folders
 MANIFEST = "manifest.json"
 Dtype = Literal["float32", "float16"]
 # What may differ between machines and when a run resumes: of the first two, checksums are compared.
-MOVED = ("model", "corpus", "batch_size")
+FREE_FIELDS = ("model", "corpus", "batch_size")
 # Lengths of 64 bits: the texts of a shard may be larger than 2 GB.
 PASSAGES = pyarrow.schema([(name, pyarrow.large_string()) for name in Passage._fields])
 
@@ -160,7 +160,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of an index or of embeddings; those of several tasks must agree."""
     folders = task_folders(folder)
     manifests = [_read_manifest(each) for each in folders]
-    names = [name for name in Manifest._fields if name not in MOVED]
+    names = [name for name in Manifest._fields if name not in FREE_FIELDS]
     require_same(folders, [manifest.to_json() for manifest in manifests], names)
     return manifests[0]
 

@@ -19,8 +19,8 @@ from tqdm import tqdm
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import (
+    FREE_FIELDS,
     MANIFEST,
-    MOVED,
     PASSAGES,
     Dtype,
     Manifest,
@@ -165,13 +165,13 @@ def _backend_name(encoding: Encoding) -> Literal["torch", "jax"]:
 
 
 # A worker runs one task after another with the same model.
-_kept_encoder = functools.lru_cache(maxsize=1)(load_encoder)
+_load_encoder_once = functools.lru_cache(maxsize=1)(load_encoder)
 
 
 def encode_task(encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]) -> None:
     """Encodes the shards of task i of n, in a worker."""
     with lock_folder(task_folder(out, task)):
-        _write_shards(_kept_encoder(encoding), encoding, corpus, out, task)
+        _write_shards(_load_encoder_once(encoding), encoding, corpus, out, task)
 
 
 def _write_shards(
@@ -182,7 +182,7 @@ def _write_shards(
     manifest = _describe(encoder, encoding, corpus)
     if (folder / MANIFEST).exists():
         logger.info("resuming with the shards in %s", folder)
-    start_or_compare(folder / MANIFEST, manifest.to_json(), MOVED)
+    start_or_compare(folder / MANIFEST, manifest.to_json(), FREE_FIELDS)
     passages = read_corpus(corpus.file)
     index, n_tasks = task
     own = range(index, manifest.n_shards, n_tasks)

@@ -37,7 +37,7 @@ _FUSED_DEPTH = 100
 
 # Of a query: row → score of its passages, best first.
 Ranking = dict[int, float]
-# That the parts of a search took: `encoding` the queries, `search`, and `bm25` in a hybrid search.
+# That the steps of a search took: `encoding` the queries, `search`, and `bm25` in a hybrid search.
 Seconds = dict[str, float]
 
 
@@ -124,9 +124,9 @@ def retrieve(
     run, seconds = search_run_timed(index, queries, depth)
     write_run(run_out, run)
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
-    for part, value in seconds.items():
-        metrics[f"{part}_seconds"] = value
-        metrics[f"{part}_ms_per_query"] = 1000 * value / len(queries)
+    for step, value in seconds.items():
+        metrics[f"{step}_seconds"] = value
+        metrics[f"{step}_ms_per_query"] = 1000 * value / len(queries)
     return metrics
 
 
@@ -138,7 +138,7 @@ def search_run(index: Index, queries: Mapping[str, str], depth: int = 100) -> Ru
 def search_run_timed(
     index: Index, queries: Mapping[str, str], depth: int = 100
 ) -> tuple[Run, Seconds]:
-    """Searches as `search_run`, and also returns how long the parts of the search took."""
+    """Searches as `search_run`, and also returns how long the steps of the search took."""
     if not queries:
         return {}, {}
     ranking_Q, seconds = _rank(index, list(queries.values()), depth)
@@ -176,7 +176,7 @@ def search_text(index: Index, query: str, k: int = 10) -> list[Hit]:
 
 
 def search_text_timed(index: Index, query: str, k: int = 10) -> tuple[list[Hit], Seconds]:
-    """Searches as `search_text`, and also returns how long the parts of the search took."""
+    """Searches as `search_text`, and also returns how long the steps of the search took."""
     if not query.strip() or without_surrogates(query) != query:
         raise UserError("the query is empty or not UTF-8: expected some words")
     (ranking,), seconds = _rank(index, [query], k)

@@ -217,9 +217,9 @@ def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, monkeypatch
             workers._run_task(work, index)
 
     monkeypatch.setitem(workers._EXECUTORS, "local", run_without_workers)
-    encode._kept_encoder.cache_clear()
+    encode._load_encoder_once.cache_clear()
     encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out", engine=Engine(tasks=3))
-    encode._kept_encoder.cache_clear()
+    encode._load_encoder_once.cache_clear()
     assert len(loaded) == 1
 
 

@@ -113,7 +113,7 @@ def test_a_flag_without_effect_is_refused(command, says, capsys):
         (
             "quickstart --workdir=run",
             "devices.prepare_libtpu",
-            "quickstart.ladder.quickstart",
+            "quickstart.quickstart.quickstart",
         ),
         (
             "adapt --workdir=run --corpus=a.txt --model=model",

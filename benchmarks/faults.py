@@ -25,6 +25,7 @@ TESTS = {
         "tests/convert/test_to_torch.py",
         "tests/convert/test_representation.py",
     ],
+    "corpus/examples.py": ["tests/corpus/test_examples.py", "tests/corpus/test_batches.py"],
     "corpus/store.py": ["tests/corpus/test_store.py"],
     "finetune/hard_batches.py": [
         "tests/finetune/test_hard_batches.py",
@@ -59,7 +60,8 @@ class Mutant(NamedTuple):
 def sample(root: Path, module: str, n: int, seed: int) -> list[Mutant]:
     """Draws `n` faults of a module, by hash: a change elsewhere leaves the sample as it is."""
     found = []
-    for path in sorted((root / "cocondenser_jax" / module).glob("*.py")):
+    folder = root / "cocondenser_jax" / module
+    for path in sorted(folder.glob("*.py")) or [folder.with_suffix(".py")]:
         name, places, seen = path.relative_to(root).as_posix(), _Places(), Counter[str]()
         tree = cst.parse_module(path.read_text(encoding="utf-8"))
         tree.visit(places)
@@ -74,9 +76,9 @@ def sample(root: Path, module: str, n: int, seed: int) -> list[Mutant]:
 
 def tests_of(root: Path, path: str) -> list[str]:
     """Names the test file of the same name, or those of the module that import the file."""
-    _, module, name = path.removesuffix(".py").split("/")
-    if tests := TESTS.get(f"{module}/{name}.py"):
+    if tests := TESTS.get(path.removeprefix("cocondenser_jax/")):
         return tests
+    _, module, name = path.removesuffix(".py").split("/")
     if (root / f"tests/{module}/test_{name}.py").exists():
         return [f"tests/{module}/test_{name}.py"]
     imports = re.compile(rf"cocondenser_jax\.{module}(\.{name}\b| import .*\b{name}\b)")

@@ -35,7 +35,18 @@ from benchmarks.results import report
 ROOT = Path(__file__).parents[1]
 PACKAGE = "cocondenser_jax"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
-MODULES = "storage model pretrain corpus convert collection finetune retrieval evaluation".split()
+MODULES = (
+    "storage",
+    "workers",
+    "model",
+    "pretrain",
+    "corpus",
+    "convert",
+    "collection",
+    "finetune",
+    "retrieval",
+    "evaluation",
+)
 # They import nothing of the package: a fork gives them to each mutant, which saves 20 seconds. Not
 # so bm25s (0.3.16), which starts JAX's threads: its locks would stay locked in the child.
 LIBRARIES = (

@@ -81,7 +81,8 @@ def open_source(source: str) -> list[Piece]:
     path = Path(source)
     files = [path]
     if path.is_dir():
-        files = [Path(name) for name in choose_files(str(p) for p in path.iterdir() if p.is_file())]
+        names = choose_files(str(file) for file in path.iterdir() if file.is_file())
+        files = [Path(name) for name in names]
         if not files:
             raise UserError(f"folder {path} holds no .txt, .jsonl, .tsv or .parquet file")
     elif _FILE_NAME.fullmatch(path.name) is None:
@@ -98,13 +99,13 @@ def open_source(source: str) -> list[Piece]:
 
 def choose_files(paths: Iterable[str]) -> list[str]:
     """Chooses what to read of a folder: all ACCEPTED_FILES, or a data set's passages alone."""
-    found = sorted(path for path in paths if _FILE_NAME.fullmatch(path.rpartition("/")[2]))
+    files = sorted(path for path in paths if _FILE_NAME.fullmatch(path.rpartition("/")[2]))
     # From last to first: a plain file goes before its archive.
-    by_name = {plain_name(Path(path)): path for path in reversed(found)}
+    by_name = {plain_name(Path(path)): path for path in reversed(files)}
     for name in PASSAGE_FILES:
         if name in by_name:
             return [by_name[name]]
-    return found
+    return files
 
 
 def _file_pieces(path: Path, prefix: str) -> list[Piece]:
@@ -175,8 +176,7 @@ def _parquet_pieces(path: Path, prefix: str) -> list[Piece]:
     pieces = []
     first = 1
     for group in groups:
-        read = functools.partial(rows, group)
-        pieces.append(_record_piece(str(path), read, prefix, first))
+        pieces.append(_record_piece(str(path), functools.partial(rows, group), prefix, first))
         first += group.row_groups[0].num_rows
     return pieces
 

@@ -281,7 +281,7 @@ def pretraining(scale: Scale, dtype: str) -> Iterator[Row]:
     last: Row = {}  # of each metric
     for line in lines:
         last |= line
-    for name in ("step", "loss", "tokens_per_second", "mfu", "probe/partner_mrr"):
+    for name in ("step", "loss", "tokens_per_second", "mfu", "probe/positive_mrr"):
         if name in last:
             setting = f"{scale.documents} documents, {dtype}"
             yield _row("pretraining", setting, scale.n_devices, name, last[name])

@@ -43,7 +43,7 @@ def main() -> None:
 
 def measure(store: TokenStore, n_rounds: int = 5) -> dict[str, Any]:
     """Returns the spans per second of both sides, medians over alternating rounds."""
-    spec = BatchSpec(0, DOCUMENTS, LENGTH)
+    spec = BatchSpec(seed=0, batch_size=DOCUMENTS, length=LENGTH)
     make_batch(store, spec, 0)
     ours, theirs, padding = [], [], []
     for step in range(n_rounds):

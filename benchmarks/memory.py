@@ -52,7 +52,7 @@ def temporaries(arguments: argparse.Namespace, n_documents: int) -> int:
     config = default.get_config().unlock()
     config.train.chunk_size = arguments.chunk_size
     model = model_config(SIZES[arguments.size])
-    spec = BatchSpec(config.seed, n_documents, config.data.length)
+    spec = BatchSpec(seed=config.seed, batch_size=n_documents, length=config.data.length)
     settings = resolve_without_store(config, 4, model.vocab_size, model.pad_token_id).step
     analysis: Any = compile_step(model, settings, spec, jax.devices()).memory_analysis()
     return int(analysis.temp_size_in_bytes)

@@ -133,7 +133,7 @@ def verify_checkpoint(
     n_largest = len(tokens.documents_of_pairs)
     if not 2 <= n_documents <= n_largest:
         raise UserError(f"{n_documents} documents: expected 2 to {n_largest}, those with two spans")
-    spec = BatchSpec(config.seed, n_documents, config.data.length)
+    spec = BatchSpec(seed=config.seed, batch_size=n_documents, length=config.data.length)
     # Of 2 * n_documents spans: two chunks.
     settings = resolve(config, tokens).step.loss._replace(
         objective="cocondenser", dtype="float32", chunk_size=n_documents

@@ -21,8 +21,8 @@ def info_nce(vectors_SxD: jax.Array, temperature: float = 0.05) -> jax.Array:
     cosines_SxS = unit_SxD @ unit_SxD.T
     n_spans = len(vectors_SxD)
     logits_SxS = jnp.where(jnp.eye(n_spans, dtype=bool), -jnp.inf, cosines_SxS / temperature)
-    partner_S = jnp.arange(n_spans) ^ 1
-    return optax.softmax_cross_entropy_with_integer_labels(logits_SxS, partner_S).mean()
+    positive_S = jnp.arange(n_spans) ^ 1
+    return optax.softmax_cross_entropy_with_integer_labels(logits_SxS, positive_S).mean()
 
 
 def train(store: cj.TokenStore, *, n_steps: int, n_documents: int, chunk_size: int) -> list[float]:

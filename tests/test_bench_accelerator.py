@@ -84,7 +84,7 @@ def test_every_part_measures_something_on_a_bare_machine(tmp_path):
     assert found["exactness"]["relative error"] < 1e-5
     assert found["encode"]["passages/s"] > 0
     assert found["pretraining"]["step"] == accelerator.TINY["pretraining_steps"]
-    assert 0 < found["pretraining"]["probe/partner_mrr"] <= 1
+    assert 0 < found["pretraining"]["probe/positive_mrr"] <= 1
     for part in ("peak", "step", "pretraining"):
         assert set(devices[part]) == {jax.local_device_count()}
     assert devices["PyTorch"][0] == devices["exactness"][0] == 1

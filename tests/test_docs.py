@@ -107,12 +107,12 @@ def test_curves_are_recorded_as_means_of_their_lines(tmp_path):
         folder.joinpath("metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
     curves = record.curves_of(tmp_path)
     assert curves["cocondenser"]["contrastive_loss"] == [[30.0, 3.0], [80.0, 8.0]]
-    assert curves["condenser"]["probe/partner_mrr"][-1] == [100.0, 10.0]
+    assert curves["condenser"]["probe/positive_mrr"][-1] == [100.0, 10.0]
 
 
 def test_the_recorded_probes_are_those_of_the_results():
     stages = json.loads((ROOT / "docs" / "figures" / "quickstart.json").read_text())
-    last = [stages[stage]["probe/partner_mrr"][-1][1] for stage in record.KEYS]
+    last = [stages[stage]["probe/positive_mrr"][-1][1] for stage in record.KEYS]
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert "MRR of {:.2f} after stage 1 and {:.2f} after stage 2 ([curves]".format(*last) in page
 

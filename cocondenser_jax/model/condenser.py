@@ -28,6 +28,25 @@ from cocondenser_jax.model.encoder import (
     take_rows,
 )
 
+# The sites of dropout are numbered through the network, from the embeddings to RetroMAE's decoder:
+# each has masks of its own.
+EMBEDDINGS_SITE = 0
+
+
+def site_of_layer(number: int) -> int:
+    """Returns the site of a layer of the backbone, counted from 1."""
+    return EMBEDDINGS_SITE + number
+
+
+def site_of_head(config: ModelConfig, index: int) -> int:
+    """Returns the site of a layer of the Condenser head, counted from 0."""
+    return site_of_layer(config.num_hidden_layers) + 1 + index
+
+
+def site_of_decoder(config: ModelConfig) -> int:
+    """Returns the site of the embeddings that the weak decoder of RetroMAE reads."""
+    return site_of_head(config, config.n_head_layers)
+
 
 class CondenserOutput(NamedTuple):
     """The outputs of one forward pass over B spans with M masked positions each."""
@@ -92,8 +111,8 @@ class Condenser(nn.Module):
         head_positions_BxM = masked_positions_BxM
         if decoded is not None:
             decoder_ids_BxL, head_positions_BxM = decoded
-            seed = 1 + config.num_hidden_layers + config.n_head_layers
-            early_BxLxD = self._final(self.embeddings(decoder_ids_BxL, fold_in(seeds_B, seed)))
+            decoder_seeds_B = fold_in(seeds_B, site_of_decoder(config))
+            early_BxLxD = self._final(self.embeddings(decoder_ids_BxL, decoder_seeds_B))
 
         cls_Bx1xD = pooled_BxD[:, None].astype(self.dtype)
         hidden_BxLxD = jnp.concatenate([cls_Bx1xD, early_BxLxD[:, 1:]], axis=1)
@@ -102,7 +121,7 @@ class Condenser(nn.Module):
             hidden_BxLxD = layer(
                 hidden_BxLxD,
                 attention_mask_BxL,
-                fold_in(seeds_B, 1 + config.num_hidden_layers + index),
+                fold_in(seeds_B, site_of_head(config, index)),
                 head_positions_BxM if last else None,
             )
         words_VxD = self.embeddings.word.embedding
@@ -159,11 +178,14 @@ class Condenser(nn.Module):
         """Returns `early_BxLxD` and `late_BxQxD` (all rows with `rows_BxQ=None`)."""
         skip_from = self.config.skip_from
         last = self.config.num_hidden_layers
-        early_BxLxD = hidden_BxSxD = self.embeddings(input_ids_BxL, fold_in(seeds_B, 0))
+        early_BxLxD = hidden_BxSxD = self.embeddings(
+            input_ids_BxL, fold_in(seeds_B, EMBEDDINGS_SITE)
+        )
         for number, layer in enumerate(self.layers, 1):
             # A head that reads the late output needs all of its rows.
             rows = rows_BxQ if number == last != skip_from else None
-            hidden_BxSxD = layer(hidden_BxSxD, attention_mask_BxL, fold_in(seeds_B, number), rows)
+            layer_seeds_B = fold_in(seeds_B, site_of_layer(number))
+            hidden_BxSxD = layer(hidden_BxSxD, attention_mask_BxL, layer_seeds_B, rows)
             if number == skip_from:
                 early_BxLxD = hidden_BxSxD
         late_BxQxD = take_rows(hidden_BxSxD, rows_BxQ) if skip_from == last else hidden_BxSxD

@@ -57,7 +57,7 @@ FREE_SETTINGS = (
     "versions",
 )
 # Which probe is the best is decided by the first of them that was measured.
-DECISIVE = ("ndcg_at_10", "partner_mrr", "mlm_loss")
+PROBE_CRITERIA = ("ndcg_at_10", "positive_mrr", "mlm_loss")
 
 
 # Of a step: what the probe measured, by the names that are logged.
@@ -135,7 +135,7 @@ def checkpoint_writer(
     with ThreadPoolExecutor(1) as pool:
         last = pool.submit(_remove_unfinished, workdir)
 
-        def save(state: TrainState, probed: ProbeValues) -> None:
+        def save(state: TrainState, probe_values: ProbeValues) -> None:
             nonlocal last
             last.result()
             step = int(state.step)
@@ -145,7 +145,7 @@ def checkpoint_writer(
                     "params": named_arrays(state.params),
                     "optimizer": named_arrays(state.optimizer_state),
                 }
-                facts = {"step": step, "skipped": int(state.skipped), "probe": dict(probed)}
+                facts = {"step": step, "skipped": int(state.skipped), "probe": dict(probe_values)}
                 last = pool.submit(write, arrays, facts)
 
         yield save
@@ -168,8 +168,8 @@ def saved_probes(workdir: Path) -> dict[int, ProbeValues]:
 
 
 def best_probe(probes: Mapping[int, ProbeValues]) -> BestProbe | None:
-    """Returns the best of some steps' probes; None if none has a finite value of any DECISIVE."""
-    for name in DECISIVE:
+    """Returns the best of some steps' probes; None if none has a finite value of a criterion."""
+    for name in PROBE_CRITERIA:
         sign = -1 if name == "mlm_loss" else 1  # less is better
         values = {step: x[f"probe/{name}"] for step, x in probes.items() if f"probe/{name}" in x}
         finite = [step for step, value in sorted(values.items()) if math.isfinite(value)]
@@ -238,17 +238,19 @@ def read_arrays(path: Path, like: Any) -> Any:
       UserError: if names, shapes or types of numbers are not those of `like`.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    wanted = {_path_name(each): (leaf.shape, np.dtype(leaf.dtype)) for each, leaf in paths}
+    expected_specs = {_path_name(each): (leaf.shape, np.dtype(leaf.dtype)) for each, leaf in paths}
     try:
         arrays = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}") from error
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    if found != wanted:
-        names = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+    specs = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    if specs != expected_specs:
+        names = sorted(
+            name for name in specs | expected_specs if specs.get(name) != expected_specs.get(name)
+        )
         what = first_three(names)
         raise UserError(f"{path} is damaged: missing, unexpected or of another shape: {what}")
-    return jax.tree.unflatten(structure, [arrays[name] for name in wanted])
+    return jax.tree.unflatten(structure, [arrays[name] for name in expected_specs])
 
 
 def _path_name(path: Any) -> str:
@@ -260,7 +262,10 @@ def _read_state(folder: Path, like: TrainState) -> TrainState:
     optimizer_state = read_arrays(folder / "optimizer.safetensors", like.optimizer_state)
     facts = read_object(folder / _STATE)
     return TrainState(
-        jnp.int32(facts["step"]), params, optimizer_state, jnp.int32(facts["skipped"])
+        step=jnp.int32(facts["step"]),
+        params=params,
+        optimizer_state=optimizer_state,
+        skipped=jnp.int32(facts["skipped"]),
     )
 
 

@@ -47,7 +47,7 @@ from cocondenser_jax.storage.runs import lock_folder
 
 logger = logging.getLogger(__name__)
 
-PROFILED = range(1, 5)  # batches of a process that --profile_dir traces: not the compilation
+PROFILE_BATCHES = range(1, 5)  # of a process, that --profile_dir traces: not the compilation
 
 
 def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) -> None:
@@ -114,13 +114,13 @@ def _train(
             reader.read(state)  # the step before, while the devices compute this one
             reader.pending = step, metrics
             is_stopped = stop_after(step)
-            probed = probe(step, state.params)
+            probe_values = probe(step, state.params)
             is_due = is_stopped or step % experiment.save_every == 0 or step == n_steps
-            if probed or is_due:
+            if probe_values or is_due:
                 # First: once this step is saved, no later run logs it again.
                 reader.read(state)
-            if recorder.log_probe(step, probed) or is_due:
-                recorder.save(state, probed)
+            if recorder.log_probe(step, probe_values) or is_due:
+                recorder.save(state, probe_values)
             recorder.bar.update()
             if is_stopped:
                 break
@@ -324,14 +324,14 @@ def _describe(store: TokenStore, spec: BatchSpec, step: int, metrics: Mapping[st
 
 
 def _profiled(batches: Iterator[Batch], folder: Path | None) -> Iterator[Batch]:
-    """Yields batches; what happens between the first and the last of `PROFILED` is traced."""
+    """Yields batches; traces what happens from the first to the last of `PROFILE_BATCHES`."""
     if folder is None:
         yield from batches
         return
     with contextlib.ExitStack() as trace:
         for number, batch in enumerate(batches):
-            if number == PROFILED.start:
+            if number == PROFILE_BATCHES.start:
                 trace.enter_context(jax.profiler.trace(str(folder)))
-            if number == PROFILED.stop:
+            if number == PROFILE_BATCHES.stop:
                 trace.close()
             yield batch

@@ -54,7 +54,7 @@ def corpus_contrastive_sum(
     allowed_SxA = _may_compare(origins_Sx2, axis_name)
     allowed_SxA &= own_S[:, None] != jnp.arange(all_AxD.shape[0])[None, :]
     logits_SxA = scale * _inner_products(vectors_SxD, all_AxD)
-    return jnp.sum(_partner_loss(logits_SxA, allowed_SxA, own_S ^ 1))
+    return jnp.sum(_positive_loss(logits_SxA, allowed_SxA, own_S ^ 1))
 
 
 def inverse_cloze_sum(
@@ -73,7 +73,7 @@ def inverse_cloze_sum(
     texts_AxD, own_I = _gather(vectors_SxD[1::2], axis_name)
     allowed_IxA = _may_compare(origins_Sx2, axis_name)[::2, 1::2]
     logits_IxA = scale * _inner_products(vectors_SxD[::2], texts_AxD)
-    return jnp.sum(_partner_loss(logits_IxA, allowed_IxA, own_I))
+    return jnp.sum(_positive_loss(logits_IxA, allowed_IxA, own_I))
 
 
 class Objective(NamedTuple):
@@ -92,11 +92,16 @@ class Objective(NamedTuple):
 # The names of `config.train.objective`.
 OBJECTIVES = {
     # Devlin et al., arXiv 1810.04805, without the next sentence.
-    "mlm": Objective("span", predicts_tokens=True),
+    "mlm": Objective(example="span", predicts_tokens=True),
     # Gao & Callan, arXiv 2104.08253.
-    "condenser": Objective("span", predicts_tokens=True, has_head=True),
+    "condenser": Objective(example="span", predicts_tokens=True, has_head=True),
     # Xiao et al., arXiv 2205.12035, section 3.2: a head of one layer, its weak decoder.
-    "retromae": Objective("copies", predicts_tokens=True, has_head=True, n_copies=2),
+    "retromae": Objective(
+        example="copies",
+        predicts_tokens=True,
+        has_head=True,
+        n_copies=2,
+    ),
     # Gao & Callan, arXiv 2108.05540.
     "cocondenser": Objective(
         predicts_tokens=True,
@@ -107,7 +112,7 @@ OBJECTIVES = {
     # Its ablation without masked tokens.
     "contrastive": Objective(contrast=corpus_contrastive_sum, n_contrasted=2),
     # Lee et al., arXiv 1906.00300.
-    "ict": Objective("cloze", contrast=inverse_cloze_sum, n_contrasted=1),
+    "ict": Objective(example="cloze", contrast=inverse_cloze_sum, n_contrasted=1),
 }
 
 
@@ -127,12 +132,13 @@ def _may_compare(origins_Sx2: Int[Array, "S 2"], axis_name: str) -> Bool[Array, 
     return jnp.all(origins_Sx2[:, None] != all_Ax2[None], axis=2)
 
 
-def _partner_loss(
-    logits_SxA: Float[Array, "S A"], allowed_SxA: Bool[Array, "S A"], partners_S: Int[Array, " S"]
+def _positive_loss(
+    logits_SxA: Float[Array, "S A"], allowed_SxA: Bool[Array, "S A"], positives_S: Int[Array, " S"]
 ) -> Float[Array, " S"]:
-    """Returns −log softmax at each row's partner, over the partner and what is allowed."""
-    is_partner_SxA = partners_S[:, None] == jnp.arange(logits_SxA.shape[1])[None]
-    return _cross_entropy(jnp.where(allowed_SxA | is_partner_SxA, logits_SxA, -jnp.inf), partners_S)
+    """Returns −log softmax at each row's positive, over the positive and what is allowed."""
+    is_positive_SxA = positives_S[:, None] == jnp.arange(logits_SxA.shape[1])[None]
+    logits_SxA = jnp.where(allowed_SxA | is_positive_SxA, logits_SxA, -jnp.inf)
+    return _cross_entropy(logits_SxA, positives_S)
 
 
 def _inner_products(

@@ -99,7 +99,7 @@ def plan_step(
     )
     state = state_shapes(model_config, settings.optimizer)
     work = step_work(model_config, settings.loss, spec, n_spans, _bytes(state.params) // 4)
-    known = {
+    facts = {
         "topology": topology,
         "cores": len(devices),
         "hosts": len({device.process_index for device in devices}),
@@ -115,15 +115,15 @@ def plan_step(
         _, exhausted, reason = str(error).partition("RESOURCE_EXHAUSTED: ")
         if not exhausted:
             raise
-        return {"fits": f"no: {reason.splitlines()[0]}", **known}
+        return {"fits": f"no: {reason.splitlines()[0]}", **facts}
     seconds = roofline(limits, work, n_spans, len(devices))
-    planned = {"fits": "yes"} | known | _memory(limits, program.memory_analysis(), state)
+    estimates = {"fits": "yes"} | facts | _memory(limits, program.memory_analysis(), state)
     for what, value in seconds.items():
-        planned[f"roofline, {what} (ms)"] = 1e3 * value
+        estimates[f"roofline, {what} (ms)"] = 1e3 * value
     if n_steps := settings.optimizer.n_steps:
-        planned["steps"] = n_steps
-        planned[WHOLE_RUN] = seconds["step"] * n_steps / 3600
-    return planned
+        estimates["steps"] = n_steps
+        estimates[WHOLE_RUN] = seconds["step"] * n_steps / 3600
+    return estimates
 
 
 class StepWork(NamedTuple):

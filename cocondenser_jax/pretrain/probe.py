@@ -36,9 +36,9 @@ N_ROWS = 64  # that a device encodes at a time
 # Mean cosine. In configs/quickstart.py:condenser without `late_mlm` the vectors collapse: 0.9996 at
 # step 350, effective rank 1.4 of 128; as shipped, 0.82 at step 125, effective rank 7.8. Those of a
 # new model are as close (0.9998, 1.9), so nothing is said during the warm-up.
-COLLAPSED = 0.99
-PARTNER = ("partner_mrr", "partner_recall_at_1", "partner_recall_at_10")
-SEARCH = {"nDCG@10": "ndcg_at_10", "Recall@100": "recall_at_100"}
+COLLAPSE_COSINE = 0.99
+# The metrics of a search, and the names under which they are logged.
+SEARCH_METRICS = {"nDCG@10": "ndcg_at_10", "Recall@100": "recall_at_100"}
 
 
 def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelConfig) -> Probe:
@@ -64,18 +64,18 @@ def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelCon
         length = experiment.batches.length
         measures.append(_open_search(experiment.probe, length, store, forward))
     n_warmup = experiment.step.optimizer.warmup_ratio * n_steps
-    collapsed = False
+    is_collapsed = False
 
     def probe(step: int, params: Any) -> dict[str, float]:
-        nonlocal collapsed
+        nonlocal is_collapsed
         values: dict[str, float] = {}
         if step % every and step != n_steps:
             return values
         for measure in measures:
             values |= measure(params)
-        before = collapsed
-        collapsed = step > n_warmup and values.get("mean_cosine", 0.0) > COLLAPSED
-        if collapsed and not before and hosts.is_first():
+        was_collapsed = is_collapsed
+        is_collapsed = step > n_warmup and values.get("mean_cosine", 0.0) > COLLAPSE_COSINE
+        if is_collapsed and not was_collapsed and hosts.is_first():
             logger.warning(
                 "step %d: CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f",
                 step,
@@ -104,32 +104,33 @@ def _measure_held_out(
 
 
 def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
-    """Measures the vectors of held-out spans, of which rows 2i and 2i + 1 are partners if pairs.
+    """Measures the vectors of held-out spans; in pairs, rows 2i and 2i + 1 are positives.
 
-    The rank of a partner is that of its inner product among those of all other spans; what is as
-    near as the partner counts as nearer. `alignment` (α = 2) and `uniformity` (t = 2) are equations
-    1 and 2 of Wang & Isola, arXiv 2005.10242. `effective_rank` is exp of the entropy of the
-    normalized singular values (Roy & Vetterli, "The effective rank", EUSIPCO 2007).
+    The rank of a positive is that of its inner product among those of all other spans; what is as
+    near as the positive counts as nearer. `alignment` (α = 2) and `uniformity` (t = 2) are
+    equations 1 and 2 of Wang & Isola, arXiv 2005.10242. `effective_rank` is exp of the entropy of
+    the normalized singular values (Roy & Vetterli, "The effective rank", EUSIPCO 2007).
     """
     vectors_SxD = vectors_SxD.astype(np.float64)
     unit_SxD = vectors_SxD / np.maximum(np.linalg.norm(vectors_SxD, axis=1), 1e-12)[:, None]
     cosines_SxS = unit_SxD @ unit_SxD.T
     cosines = cosines_SxS[np.triu_indices(len(unit_SxD), 1)]
     singular = np.linalg.svd(vectors_SxD, compute_uv=False)
-    shares = singular[singular > 0] / singular.sum()
+    normalized = singular[singular > 0] / singular.sum()
     values = {
         "uniformity": np.log(np.mean(np.exp(4 * cosines - 4))),
-        "effective_rank": np.exp(-np.sum(shares * np.log(shares))),
+        "effective_rank": np.exp(-np.sum(normalized * np.log(normalized))),
         "mean_cosine": np.mean(cosines),
     }
     if is_pair:
         rows_S = np.arange(len(unit_SxD))
         scores_SxS = vectors_SxD @ vectors_SxD.T
-        partner_S = scores_SxS[rows_S, rows_S ^ 1]
+        positive_S = scores_SxS[rows_S, rows_S ^ 1]
         np.fill_diagonal(scores_SxS, -np.inf)
-        ranks_S = np.sum(scores_SxS >= partner_S[:, None], axis=1)
-        found = (np.mean(1 / ranks_S), np.mean(ranks_S <= 1), np.mean(ranks_S <= 10))
-        values |= dict(zip(PARTNER, found, strict=True))
+        ranks_S = np.sum(scores_SxS >= positive_S[:, None], axis=1)
+        values["positive_mrr"] = np.mean(1 / ranks_S)
+        values["positive_recall_at_1"] = np.mean(ranks_S <= 1)
+        values["positive_recall_at_10"] = np.mean(ranks_S <= 10)
         values["alignment"] = np.mean(2 - 2 * cosines_SxS[rows_S, rows_S ^ 1])
     return values
 
@@ -175,7 +176,7 @@ def _open_search(
             scores_P = passages_PxD @ query_D
             best = np.argsort(-scores_P, kind="stable")[:100]
             run[name] = {ids[i]: float(scores_P[i]) for i in best}
-        mean = evaluate_run(qrels, run, list(SEARCH))["mean"]
-        return {SEARCH[measure]: value for measure, value in mean.items()}
+        mean = evaluate_run(qrels, run, list(SEARCH_METRICS))["mean"]
+        return {SEARCH_METRICS[metric]: value for metric, value in mean.items()}
 
     return search

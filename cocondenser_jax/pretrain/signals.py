@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def between_steps(run: Callable[[Callable[[int], bool]], None]) -> None:
@@ -14,25 +14,26 @@ def between_steps(run: Callable[[Callable[[int], bool]], None]) -> None:
 
     Until its first call there is nothing to save, and a signal ends the process at once; so does
     the next after one that was answered. Under `nohup`, SIGHUP stays ignored. Only the main thread
-    hears signals.
+    gets signals.
     """
-    asked = threading.Event()
-    is_main = threading.current_thread() is threading.main_thread()
-    heard = [each for each in HEARD if is_main and signal.getsignal(each) != signal.SIG_IGN]
+    request = threading.Event()
+    numbers = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = [each for each in STOP_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
 
     def answer(*_: Any) -> None:
-        asked.set()
+        request.set()
         handle(signal.SIG_DFL)
         # Not a log message: what the signal interrupts may be writing one.
         os.write(2, b"stops and saves after this step; the next signal ends it at once\n")
 
     def handle(handler: Any) -> dict[signal.Signals, Any]:
-        return {each: signal.signal(each, handler) for each in heard}
+        return {each: signal.signal(each, handler) for each in numbers}
 
     def is_to_stop(step: int) -> bool:
-        if not asked.is_set():
+        if not request.is_set():
             handle(answer)
-        return asked.is_set()
+        return request.is_set()
 
     before = handle(signal.SIG_DFL)
     try:

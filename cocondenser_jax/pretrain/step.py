@@ -96,7 +96,13 @@ def train_step(
         "skipped": skipped,
     }
     step = state.step + (~halted).astype(jnp.int32)
-    return TrainState(step, params, optimizer_state, skipped), metrics
+    state = TrainState(
+        step=step,
+        params=params,
+        optimizer_state=optimizer_state,
+        skipped=skipped,
+    )
+    return state, metrics
 
 
 def loss_and_gradient(
@@ -286,7 +292,12 @@ def initial_state(params: Any, optimizer: AdamW) -> TrainState:
     """Returns the state before the first step."""
     params = jax.tree.map(jnp.asarray, params)
     optimizer_state = jax.jit(make_optimizer(optimizer).init)(params)
-    return TrainState(jnp.int32(0), params, optimizer_state, jnp.int32(0))
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        optimizer_state=optimizer_state,
+        skipped=jnp.int32(0),
+    )
 
 
 def state_shapes(model_config: ModelConfig, optimizer: AdamW) -> TrainState:

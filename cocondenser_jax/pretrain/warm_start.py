@@ -79,11 +79,11 @@ def load_warm_start(
         tensors = to_tensors(params, model_config)
         model_config = dataclasses.replace(model_config, late_mlm=True, **head)
         params = with_missing_head(name_or_folder, tensors, model_config, init_head_seed)
-    for setting, wanted in head.items():
-        if getattr(model_config, setting) != wanted:
+    for setting, value in head.items():
+        if getattr(model_config, setting) != value:
             raise UserError(
                 f"{name_or_folder}: its Condenser head has {setting}"
-                f" {getattr(model_config, setting)}, but config.model.{setting} is {wanted}"
+                f" {getattr(model_config, setting)}, but config.model.{setting} is {value}"
             )
     changes = {name: network[name] for name in _OF_THE_EXPERIMENT}
     if representation != "own":

@@ -253,13 +253,13 @@ def learning() -> str:
         }
         for stage, before in (("condenser", 0), ("cocondenser", FIRST_STAGE))
     )
-    loss, probe = "head_mlm_loss", "probe/partner_mrr"
+    loss, probe = "head_mlm_loss", "probe/positive_mrr"
     title = "Loss and probe of make quickstart"
     panels = [
         ("MLM loss of the Condenser head", {"two": first[loss], "three": second[loss]}, (4, 5, 6)),
         ("contrastive loss", {"three": second["contrastive_loss"]}, (2, 3, 4, 5, 6)),
         (
-            "probe: MRR of the partner span",
+            "probe: MRR of the positive span",
             {"two": first[probe], "three": second[probe]},
             (0, 0.1, 0.2, 0.3, 0.4),
         ),

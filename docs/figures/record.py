@@ -12,8 +12,8 @@ import numpy as np
 OUT = Path(__file__).resolve().parent / "quickstart.json"
 # Stage → the keys of its metrics.jsonl that are drawn.
 KEYS = {
-    "condenser": ("head_mlm_loss", "probe/partner_mrr"),
-    "cocondenser": ("contrastive_loss", "head_mlm_loss", "probe/partner_mrr"),
+    "condenser": ("head_mlm_loss", "probe/positive_mrr"),
+    "cocondenser": ("contrastive_loss", "head_mlm_loss", "probe/positive_mrr"),
 }
 LINES = 5  # of metrics.jsonl, whose mean is a point; a line has ten steps
 

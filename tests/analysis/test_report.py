@@ -10,7 +10,7 @@ from cocondenser_jax.analysis.report import ResultRow, comparison_table
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default, finetune
 
-LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/partner_mrr": 0.5, "epoch": 1.0}
+LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/positive_mrr": 0.5, "epoch": 1.0}
 
 
 def write_run(folder, kind, facts, **last):
@@ -53,7 +53,7 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     assert main(["report", *(f"--workdir={run}" for run in runs), f"--out={out}"]) == 0
     page = out.read_text()
     titles = re.findall("<h3>(.*?)</h3>", page)
-    pretraining = ["loss", "contrastive_loss", "probe/partner_mrr", "spans_per_second"]
+    pretraining = ["loss", "contrastive_loss", "probe/positive_mrr", "spans_per_second"]
     assert titles == [*pretraining, "loss", "pairs_per_second"]
     legends = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
     both = [(COLORS[0], str(runs[0]), "1.25"), (COLORS[1], str(runs[1]), "0.75")]

@@ -72,7 +72,8 @@ def test_all_implementations_agree_on_a_real_batch(run, folder):
 
     # Transformers alone has the same loss and the same vectors.
     config = experiment(run.parent / "store")
-    batch = make_batch(open_store(run.parent / "store"), BatchSpec(0, 8, 24), 0)
+    spec = BatchSpec(seed=0, batch_size=8, length=24)
+    batch = make_batch(open_store(run.parent / "store"), spec, 0)
     lm = AutoModelForMaskedLM.from_pretrained(folder).eval()
     with torch.no_grad():
         out = lm(
@@ -110,7 +111,7 @@ def test_an_older_checkpoint_on_other_documents(run, tmp_path):
     def loss(step, store):
         config, params, _ = load_run(run, step)
         still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-        batch = make_batch(open_store(store), BatchSpec(0, 3, 24), 0)
+        batch = make_batch(open_store(store), BatchSpec(seed=0, batch_size=3, length=24), 0)
         settings = LossSettings(mlm_weight=0.5)
         losses, _ = batch_gradient(dataclasses.replace(config, **still), settings, params, batch)
         return float(losses["loss"])

@@ -11,7 +11,13 @@ from jaxtyping import TypeCheckError
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import encoder
-from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.condenser import (
+    EMBEDDINGS_SITE,
+    Condenser,
+    site_of_decoder,
+    site_of_head,
+    site_of_layer,
+)
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.encoder import TransformerLayer, take_rows
 
@@ -248,3 +254,14 @@ def test_arrays_that_do_not_fit_each_other_are_refused(batch, variables):
         run(CONFIG, variables, ids, mask, positions[:4])
     with pytest.raises(TypeCheckError, match="attention_mask_BxL"):
         run(CONFIG, variables, ids, mask[:, :8], positions)
+
+
+def test_the_sites_of_dropout_are_numbered_through_the_network():
+    config = dataclasses.replace(CONFIG, n_head_layers=3)
+    sites = [
+        EMBEDDINGS_SITE,
+        *(site_of_layer(number) for number in (1, 2)),
+        *(site_of_head(config, index) for index in (0, 1, 2)),
+        site_of_decoder(config),
+    ]
+    assert sites == [0, 1, 2, 3, 4, 5, 6]

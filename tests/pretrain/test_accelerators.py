@@ -11,7 +11,7 @@ from cocondenser_jax.model.flops import encode_flops, forward_flops
 from cocondenser_jax.pretrain.accelerators import model_flops, peak_flops
 from cocondenser_jax.pretrain.step import LossSettings
 
-SPEC = BatchSpec(0, 256, 128)
+SPEC = BatchSpec(seed=0, batch_size=256, length=128)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,12 @@ def state_of(step):
     """A state that shows its step, of arrays that fill a file of some kilobytes."""
     values = np.random.default_rng(step).normal(size=(40, 50)).astype(np.float32)
     w, m = {"w": values}, {"m": values + 1}
-    return TrainState(np.int32(step), w, m, np.int32(1))  # type: ignore[arg-type]
+    return TrainState(
+        step=np.int32(step),
+        params=w,
+        optimizer_state=m,
+        skipped=np.int32(1),
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture

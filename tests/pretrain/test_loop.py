@@ -161,7 +161,7 @@ def torch_run(model, store):
     )
     lines = []
     for number in range(9):
-        batch = make_batch(store, BatchSpec(5, 16, 14), number)
+        batch = make_batch(store, BatchSpec(seed=5, batch_size=16, length=14), number)
         labels = full_labels(batch)
         ids, mask = map(torch.from_numpy, (batch.input_ids_SxL, batch.attention_mask_SxL))
         output = model(ids, mask, late_mlm=False)

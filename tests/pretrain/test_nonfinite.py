@@ -58,7 +58,7 @@ def test_one_step_changes_nothing_and_the_next_does(config):
         step_of(config, 6),
     )
     step = mapped_step(model_config, settings)
-    spec = BatchSpec(0, config.data.batch_size, config.data.length)
+    spec = BatchSpec(seed=0, batch_size=config.data.batch_size, length=config.data.length)
     good = make_batch(store, spec, 0)
     bad = good._replace(weights_SxM=good.weights_SxM * np.inf)
 

@@ -39,8 +39,8 @@ def contrastive_by_the_formula(cls_SxD, ignored=(), scale=1.0):
         logits = scale * h[a] @ h.T
         without = [a] + [b for pair in ignored for b in pair if a in pair and b != a]
         others = np.delete(logits, without)
-        partner = logits[a + 1 if a % 2 == 0 else a - 1]
-        total += np.log(np.sum(np.exp(others - others.max()))) + others.max() - partner
+        positive = logits[a + 1 if a % 2 == 0 else a - 1]
+        total += np.log(np.sum(np.exp(others - others.max()))) + others.max() - positive
     return total
 
 

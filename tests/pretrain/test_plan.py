@@ -28,7 +28,7 @@ from cocondenser_jax.pretrain.plan import (
 from cocondenser_jax.pretrain.step import LossSettings, state_shapes
 from tests.world import step_of
 
-SPEC = BatchSpec(0, 256, 128)
+SPEC = BatchSpec(seed=0, batch_size=256, length=128)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
     model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
     settings = step_of(config, 6)
-    planned = plan_step(model, settings, BatchSpec(0, 16, 16), "v3-8")
+    planned = plan_step(model, settings, BatchSpec(seed=0, batch_size=16, length=16), "v3-8")
 
     n_params = sum(x.size for x in jax.tree.leaves(state_shapes(model, settings.optimizer).params))
     params, optimizer = 4 * n_params / GIB, planned["memory, optimizer (GiB)"]

@@ -45,15 +45,15 @@ def slow_measures(vectors):
     ranks = []
     for i in range(n):
         scores = {j: float(np.dot(vectors[i], vectors[j])) for j in range(n) if j != i}
-        partner = i + 1 if i % 2 == 0 else i - 1
-        ranks.append(1 + sum(scores[j] >= scores[partner] for j in scores if j != partner))
+        positive = i + 1 if i % 2 == 0 else i - 1
+        ranks.append(1 + sum(scores[j] >= scores[positive] for j in scores if j != positive))
     eigenvalues = np.linalg.eigvalsh(vectors.T @ vectors)
     singular = [math.sqrt(x) for x in eigenvalues if x > 1e-12]
     entropy = -sum(s / sum(singular) * math.log(s / sum(singular)) for s in singular)
     return {
-        "partner_mrr": sum(1 / rank for rank in ranks) / n,
-        "partner_recall_at_1": sum(rank == 1 for rank in ranks) / n,
-        "partner_recall_at_10": sum(rank <= 10 for rank in ranks) / n,
+        "positive_mrr": sum(1 / rank for rank in ranks) / n,
+        "positive_recall_at_1": sum(rank == 1 for rank in ranks) / n,
+        "positive_recall_at_10": sum(rank <= 10 for rank in ranks) / n,
         "alignment": sum(sum((unit[i] - unit[i + 1]) ** 2) for i in range(0, n, 2)) / (n / 2),
         "uniformity": math.log(sum(math.exp(-2 * d) for d in distances) / len(distances)),
         "effective_rank": math.exp(entropy),
@@ -65,16 +65,16 @@ def test_the_measures_of_vectors():
     rng = np.random.default_rng(0)
     vectors = np.repeat(rng.normal(size=(15, 8)), 2, axis=0) + rng.normal(size=(30, 8))
     expected = slow_measures(vectors)
-    assert 0.1 < expected["partner_mrr"] < 0.9
+    assert 0.1 < expected["positive_mrr"] < 0.9
     assert measure_vectors(vectors, is_pair=True) == pytest.approx(expected)
     alone = measure_vectors(vectors, is_pair=False)
     assert alone == {name: alone[name] for name in ("uniformity", "effective_rank", "mean_cosine")}
 
 
-def test_vectors_that_are_all_the_same_find_no_partner():
+def test_vectors_that_are_all_the_same_find_no_positive():
     same = measure_vectors(np.ones((40, 8), np.float32), is_pair=True)
-    assert same["partner_mrr"] == pytest.approx(1 / 39)
-    assert same["partner_recall_at_10"] == 0
+    assert same["positive_mrr"] == pytest.approx(1 / 39)
+    assert same["positive_recall_at_10"] == 0
     assert same["effective_rank"] == pytest.approx(1)
     assert same["mean_cosine"] == pytest.approx(1)
     nothing = measure_vectors(np.zeros((4, 8), np.float32), is_pair=True)
@@ -114,7 +114,7 @@ def probed(config, data):
 def logged(run):
     """The probes by step."""
     lines = read_metrics(run)
-    return {line.pop("step"): line for line in lines if "probe/partner_mrr" in line}
+    return {line.pop("step"): line for line in lines if "probe/positive_mrr" in line}
 
 
 def slow_search(encode, data, store):
@@ -206,23 +206,23 @@ def test_which_probe_is_the_best():
 
     losses = {2: 3.0, 4: 2.0, 6: 2.5}
     assert best(mlm_loss=losses) == (4, "mlm_loss", 2.0)
-    partners = {6: 0.5, 2: 0.5, 4: math.nan}
-    assert best(mlm_loss=losses, partner_mrr=partners) == (2, "partner_mrr", 0.5)  # the first
-    assert best(partner_mrr=partners, ndcg_at_10={6: 0.1}) == (6, "ndcg_at_10", 0.1)
-    for none in (best(), best(recall_at_100={2: 1.0}), best(partner_mrr={2: math.nan})):
+    positives = {6: 0.5, 2: 0.5, 4: math.nan}
+    assert best(mlm_loss=losses, positive_mrr=positives) == (2, "positive_mrr", 0.5)  # the first
+    assert best(positive_mrr=positives, ndcg_at_10={6: 0.1}) == (6, "ndcg_at_10", 0.1)
+    for none in (best(), best(recall_at_100={2: 1.0}), best(positive_mrr={2: math.nan})):
         assert none is None
 
 
 def save_probes(run, values):
     with checkpoint_writer(run, keep=2) as save:
         for step, value in values.items():
-            save(state_of(step), {"probe/partner_mrr": value})
+            save(state_of(step), {"probe/positive_mrr": value})
 
 
 def test_the_best_of_many_checkpoints_stays(tmp_path):
     save_probes(tmp_path, {2: 0.1, 4: 0.5, 6: 0.4, 8: 0.3, 10: 0.2})
     kept = {4: 0.5, 8: 0.3, 10: 0.2}
-    assert saved_probes(tmp_path) == {s: {"probe/partner_mrr": x} for s, x in kept.items()}
+    assert saved_probes(tmp_path) == {s: {"probe/positive_mrr": x} for s, x in kept.items()}
     for damage in (Path.unlink, lambda path: path.write_text("{")):
         damage(tmp_path / "checkpoints" / "4" / "state.json")
         assert list(saved_probes(tmp_path)) == [8, 10]
@@ -301,7 +301,7 @@ def test_what_is_not_finite_counts_as_zero(config, probed):
     store = open_store(Path(config.data.store))
     opened = open_probe(resolve(config, store), store, model_config)
     values = opened(3, broken)
-    assert values["probe/partner_recall_at_1"] == 0
+    assert values["probe/positive_recall_at_1"] == 0
     # Of equal scores what is relevant comes last: the four of seven passages that are.
     assert 0 < values["probe/ndcg_at_10"] < 0.5
 

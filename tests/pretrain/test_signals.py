@@ -44,9 +44,9 @@ between_steps(run)
 ANSWER = "stops and saves after this step; the next signal ends it at once\n"
 
 
-@pytest.mark.parametrize("number", signals.HEARD)
+@pytest.mark.parametrize("number", signals.STOP_SIGNALS)
 def test_a_signal_is_heard_and_handlers_come_back(number):
-    before = [signal.getsignal(each) for each in signals.HEARD]
+    before = [signal.getsignal(each) for each in signals.STOP_SIGNALS]
 
     def run(is_to_stop):
         assert not is_to_stop(1)
@@ -54,7 +54,7 @@ def test_a_signal_is_heard_and_handlers_come_back(number):
         assert is_to_stop(2)
 
     signals.between_steps(run)
-    assert [signal.getsignal(each) for each in signals.HEARD] == before
+    assert [signal.getsignal(each) for each in signals.STOP_SIGNALS] == before
 
 
 def test_a_signal_is_answered_that_comes_while_something_is_printed(monkeypatch, capfd):
@@ -79,22 +79,22 @@ def test_a_signal_is_answered_that_comes_while_something_is_printed(monkeypatch,
 
 
 def test_what_a_run_raises_is_raised_and_handlers_come_back():
-    before = [signal.getsignal(each) for each in signals.HEARD]
+    before = [signal.getsignal(each) for each in signals.STOP_SIGNALS]
 
     def run(is_to_stop):
         raise SystemExit(5)
 
     with pytest.raises(SystemExit, match="5"):
         signals.between_steps(run)
-    assert [signal.getsignal(each) for each in signals.HEARD] == before
+    assert [signal.getsignal(each) for each in signals.STOP_SIGNALS] == before
 
 
-@pytest.mark.parametrize("number", signals.HEARD)
+@pytest.mark.parametrize("number", signals.STOP_SIGNALS)
 def test_while_the_step_is_compiled_a_signal_ends_it_at_once(number):
     assert end(COMPILES, number) == (-number, "")
 
 
-@pytest.mark.parametrize("number", signals.HEARD)
+@pytest.mark.parametrize("number", signals.STOP_SIGNALS)
 def test_a_signal_during_a_step_is_answered_and_the_next_ends_it(number):
     assert end(STEPS, signal.SIGINT, number) == (-number, ANSWER)
 
@@ -117,12 +117,12 @@ def end(program, *numbers):
 
 
 def test_in_another_thread_no_signal_is_heard():
-    before = [signal.getsignal(each) for each in signals.HEARD]
+    before = [signal.getsignal(each) for each in signals.STOP_SIGNALS]
     asked = []
 
     def run(is_to_stop):
         asked.append(is_to_stop(1))
-        assert [signal.getsignal(each) for each in signals.HEARD] == before
+        assert [signal.getsignal(each) for each in signals.STOP_SIGNALS] == before
 
     thread = threading.Thread(target=signals.between_steps, args=[run])
     thread.start()

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
+from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser, init_params
@@ -21,7 +21,6 @@ from cocondenser_jax.pretrain.devices import batch_gradient, mapped_step, replic
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import (
     AXIS,
-    at_shortest_length,
     check_batch,
     initial_state,
     loss_and_gradient,
@@ -107,48 +106,6 @@ def test_two_passes_are_one_direct_pass(config, dropout, chunk_size):
     assert_same(direct, steps(changed(config, train__chunk_size=chunk_size), n_devices=1))
 
 
-@pytest.mark.parametrize(
-    ("longest", "most_masked", "length"),
-    [(4, 2, 14), (13, 3, 14), (14, 2, 14), (15, 2, 16), (16, 1, 16), (5, 4, 16)],
-)
-def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_masked, length):
-    """Of 16, and 4 slots: 14 and 16 tokens with 3 and 4 slots."""
-    lengths_S = np.array([3, longest, 4])
-    masked_S = np.array([1, most_masked, 1])
-    batch = Batch(
-        input_ids_SxL=np.zeros((3, 16), np.int32),
-        attention_mask_SxL=np.arange(16) < lengths_S[:, None],
-        masked_positions_SxM=np.zeros((3, 4), np.int32),
-        labels_SxM=np.zeros((3, 4), np.int32),
-        weights_SxM=(np.arange(4) < masked_S[:, None]).astype(np.float32),
-        origins_Sx2=np.zeros((3, 2), np.int32),
-    )
-
-    def shape(chunk):
-        return jnp.array([chunk[0].input_ids_SxL.shape[1], chunk[0].weights_SxM.shape[1]])
-
-    found = at_shortest_length(shape, (batch, None)).tolist()
-    assert found == [length, {14: 3, 16: 4}[length]]
-    halves = at_shortest_length(shape, (batch, None), fractions=(1 / 2, 1)).tolist()
-    fits_half = longest <= 8 and most_masked <= 2
-    assert halves == ([8, 2] if fits_half else [16, 4])
-
-
-@pytest.mark.parametrize(("objective", "between"), [("mlm", {14}), ("contrastive", {8, 12})])
-def test_chunks_have_more_lengths_to_choose_from_where_no_tokens_are_predicted(
-    config, objective, between
-):
-    """Of 16 tokens: 7/8, or a half and three quarters."""
-    config = changed(config, train__objective=objective, train__chunk_size=2)
-    store = open_store(Path(config.data.store))
-    model_config = model_of(config, store)
-    settings = step_of(config, config.train.steps).loss
-    batch = make_batch(store, batches_of(config), 0)
-    params = init_params(model_config, 0)
-    program = jax.make_jaxpr(lambda: batch_gradient(model_config, settings, params, batch))()
-    assert {n for n in (8, 12, 14) if f"bool[2,{n}]" in str(program)} == between
-
-
 @pytest.mark.parametrize("objective", ["mlm", "condenser", "retromae", "contrastive", "ict"])
 def test_every_objective_goes_through_the_cache_and_over_devices(config, objective):
     config = changed(config, train__objective=objective, train__chunk_size=0)
@@ -211,14 +168,14 @@ def test_the_loss_without_tokens_is_the_mean_of_the_contrastive_one(config, obje
     cls_SxD = np.asarray(jax.jit(encode)({"params": params}, *inputs), np.float64)
     logits = cls_SxD @ cls_SxD.T
     if objective == "ict":
-        logits, partner = logits[::2, 1::2], np.arange(16)
+        logits, positive = logits[::2, 1::2], np.arange(16)
         documents = batch.origins_Sx2[::2, 0]
         is_same = (documents[:, None] == documents) & ~np.eye(16, dtype=bool)
         logits[is_same] = -np.inf  # texts of one document are no negatives
     else:
         np.fill_diagonal(logits, -np.inf)
-        partner = np.arange(32) ^ 1
-    own = logits[np.arange(len(logits)), partner]
+        positive = np.arange(32) ^ 1
+    own = logits[np.arange(len(logits)), positive]
     expected = np.mean(np.log(np.exp(logits).sum(axis=1)) - own)
     assert float(losses["loss"]) == pytest.approx(expected, rel=1e-5)
 
@@ -233,7 +190,7 @@ def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
     model_config = model_of(config, store)
     settings = step_of(config, config.train.steps)
     step = mapped_step(model_config, settings)
-    batch = make_batch(store, BatchSpec(config.seed, 16, 16), 0)
+    batch = make_batch(store, BatchSpec(seed=config.seed, batch_size=16, length=16), 0)
     first = replicate(initial_state(init_params(model_config, 0), settings.optimizer))
     second, _ = step(first, batch)
     with jax.log_compiles():
@@ -279,7 +236,7 @@ def test_dropout_has_a_seed_for_every_seed_step_and_span(config, monkeypatch, n_
     config = changed(config, model__hidden_dropout_prob=0.1, train__chunk_size=0)
     store = open_store(Path(config.data.store))
     model_config = model_of(config, store)
-    batch = make_batch(store, BatchSpec(0, 16, 16), 0)
+    batch = make_batch(store, BatchSpec(seed=0, batch_size=16, length=16), 0)
     parts = jax.tree.map(lambda x: x.reshape(n_devices, -1, *x.shape[1:]), batch)
 
     def seeds_as_gradient(params, chunks, **functions):
@@ -312,7 +269,7 @@ def test_both_passes_see_the_same_vectors_bit_for_bit(config):
     config = changed(config, **dropout, model__late_mlm=False)
     store = open_store(Path(config.data.store))
     model = Condenser(model_of(config, store))
-    batch = make_batch(store, BatchSpec(0, 16, 16), 0)
+    batch = make_batch(store, BatchSpec(seed=0, batch_size=16, length=16), 0)
     params = init_params(model.config, 0)
     seeds = jnp.arange(32, dtype=jnp.uint32)
 

@@ -137,7 +137,7 @@ def weights(folder):
 def test_an_adaptation_that_was_killed_is_as_promised(finished):
     workdir = finished.unlabeled
     logged = lines(workdir / "pretraining" / "metrics.jsonl")
-    for kind in ("loss", "probe/partner_mrr"):  # none lost, none twice
+    for kind in ("loss", "probe/positive_mrr"):  # none lost, none twice
         assert [x["step"] for x in logged if kind in x] == [*range(1, N_STEPS + 1)]
     network, params, facts = load_run(workdir / "pretraining")
     assert facts["step"] == N_STEPS

@@ -201,8 +201,8 @@ def gradient_error(size: Size, dtype: str) -> float:
     whole = LossSettings(dtype=dtype)
     chunked = whole._replace(chunk_size=size.documents // 2)
     _, expected = batch_gradient(config, whole, params, batch)
-    _, found = batch_gradient(config, chunked, params, batch)
-    difference = jax.tree.map(lambda a, b: a - b, found, expected)
+    _, gradient = batch_gradient(config, chunked, params, batch)
+    difference = jax.tree.map(lambda a, b: a - b, gradient, expected)
     return float(optax.tree.norm(difference) / optax.tree.norm(expected))
 
 
@@ -381,12 +381,14 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = [part for part in parts if part not in scale.parts]
     if unknown:
         parser.error(f"no part {unknown[0]!r}: expected some of {', '.join(scale.parts)}")
-    found = alone(machine)
+    devices = alone(machine)
     if given.tiny:
         scale = scale._replace(**TINY)
-    elif found.platform != scale.platform:
-        parser.error(f"JAX computes on a {found.platform}: expected a {scale.platform} (or --tiny)")
-    scale = scale._replace(n_devices=found.n_devices)
+    elif devices.platform != scale.platform:
+        parser.error(
+            f"JAX computes on a {devices.platform}: expected a {scale.platform} (or --tiny)"
+        )
+    scale = scale._replace(n_devices=devices.n_devices)
     if given.json_out:
         given.json_out.parent.mkdir(parents=True, exist_ok=True)
     rows = measure(parts, scale, given.dtype, given.json_out)

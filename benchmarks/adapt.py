@@ -116,13 +116,13 @@ def _experiment(store: TokenStore, n_pairs: int) -> Experiment:
 def comparable_batches(store: TokenStore, spec: BatchSpec, n: int) -> list[Batch]:
     """Returns batches in which no two pairs share a document or a text: only we tell them apart."""
     tried = (make_batch(store, spec, step) for step in range(10 * n))
-    found = [*itertools.islice(filter(_is_comparable, tried), n)]
-    if len(found) < n:
+    batches = [*itertools.islice(filter(_is_comparable, tried), n)]
+    if len(batches) < n:
         raise SystemExit(
-            f"{len(found)} of {10 * n} batches have {spec.batch_size} documents and no text twice;"
-            f" expected {n}: choose more data, or fewer --pairs"
+            f"{len(batches)} of {10 * n} batches have {spec.batch_size} documents and no text"
+            f" twice; expected {n}: choose more data, or fewer --pairs"
         )
-    return found
+    return batches
 
 
 def _is_comparable(batch: Batch) -> bool:

@@ -57,8 +57,9 @@ def main() -> None:
     for name, cycles in full.most_common(10):
         show(name, cycles, clock)
     if config.data.store:
-        share = share_of_full_chunks(experiment, Path(config.data.store), len(devices))
-        show("step of the store", share * full.total() + (1 - share) * short.total(), clock)
+        fraction = fraction_of_full_chunks(experiment, Path(config.data.store), len(devices))
+        mean = fraction * full.total() + (1 - fraction) * short.total()
+        show("step of the store", mean, clock)
 
 
 def describe_exchange(compiled_text: str) -> list[str]:
@@ -80,7 +81,7 @@ class Collective(NamedTuple):
 
 def collectives(compiled_text: str) -> list[Collective]:
     """Returns the collectives of a compiled program, from its text."""
-    found = []
+    exchanges = []
     pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
     for result, kind in re.findall(pattern + r"(?:-start)?\(", compiled_text):
         arrays = re.findall(r"(\w+)\[([\d,]*)\]", result)
@@ -88,8 +89,8 @@ def collectives(compiled_text: str) -> list[Collective]:
             (_bits(dtype) * math.prod(int(n) for n in shape.split(",") if n) // 8, dtype)
             for dtype, shape in arrays
         ]
-        found.append(Collective(kind, max(sizes)[1], sum(size for size, _ in sizes)))
-    return found
+        exchanges.append(Collective(kind, max(sizes)[1], sum(size for size, _ in sizes)))
+    return exchanges
 
 
 def host_transfers(compiled_text: str) -> int:
@@ -109,8 +110,8 @@ def show(name: str, cycles: float, clock: int) -> None:
     print(f"{name:60} {cycles / (clock * 1e3):12.2f} ms")
 
 
-def share_of_full_chunks(experiment: Experiment, store: Path, n_devices: int) -> float:
-    """Returns the share of the chunks of a store's first batch that have the full length."""
+def fraction_of_full_chunks(experiment: Experiment, store: Path, n_devices: int) -> float:
+    """Returns the fraction of the chunks of a store's first batch that have the full length."""
     spec = experiment.batches
     n_local = spec.n_rows // n_devices
     chunk_size = experiment.step.loss.chunk_size or n_local

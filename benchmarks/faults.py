@@ -59,19 +59,19 @@ class Mutant(NamedTuple):
 
 def sample(root: Path, module: str, n: int, seed: int) -> list[Mutant]:
     """Draws `n` faults of a module, by hash: a change elsewhere leaves the sample as it is."""
-    found = []
+    faults = []
     folder = root / "cocondenser_jax" / module
     for path in sorted(folder.glob("*.py")) or [folder.with_suffix(".py")]:
         name, places, seen = path.relative_to(root).as_posix(), _Places(), Counter[str]()
         tree = cst.parse_module(path.read_text(encoding="utf-8"))
         tree.visit(places)
-        for node, new in places.found:
+        for node, new in places.replacements:
             change = f"{name}\n{_code(node)}\n{_code(new)}"
             seen[change] += 1
             key = hashlib.sha256(f"{seed}\n{seen[change]}\n{change}".encode()).hexdigest()
-            found.append((key, name, tree, node, new))
-    found.sort(key=lambda place: place[0])
-    return [_mutant(*place) for place in found[:n]]
+            faults.append((key, name, tree, node, new))
+    faults.sort(key=lambda place: place[0])
+    return [_mutant(*place) for place in faults[:n]]
 
 
 def tests_of(root: Path, path: str) -> list[str]:
@@ -108,7 +108,7 @@ class _Places(cst.CSTVisitor):
     """Collects what may be replaced by what."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[cst.CSTNode, cst.CSTNode]] = []
+        self.replacements: list[tuple[cst.CSTNode, cst.CSTNode]] = []
         self._functions = 0
 
     def on_visit(self, node: cst.CSTNode) -> bool:
@@ -117,8 +117,8 @@ class _Places(cst.CSTVisitor):
             return False
         for node_type, operator in mutation_operators if self._functions else ():
             if isinstance(node, node_type) and operator.__name__ not in OPERATORS_LEFT_OUT:
-                made = (new for new in operator(node) if _wanted(operator.__name__, node, new))
-                self.found.extend((node, new) for new in made)
+                news = (new for new in operator(node) if _wanted(operator.__name__, node, new))
+                self.replacements.extend((node, new) for new in news)
         return True
 
     def on_leave(self, original_node: cst.CSTNode) -> None:

@@ -150,10 +150,10 @@ def search_lists(
     """Returns `nprobe`, the recall of a search of so many lists, and its milliseconds per query."""
     index.nprobe = nprobe
     start = time.process_time()
-    _, found_QxK = index.search(queries_QxD, DEPTH)
+    _, nearest_QxK = index.search(queries_QxD, DEPTH)
     seconds = time.process_time() - start
-    pairs = zip(found_QxK.tolist(), exact_QxK.tolist(), strict=True)
-    recall = np.mean([len({*found} & {*exact}) for found, exact in pairs]) / DEPTH
+    pairs = zip(nearest_QxK.tolist(), exact_QxK.tolist(), strict=True)
+    recall = np.mean([len({*passages} & {*exact}) for passages, exact in pairs]) / DEPTH
     return nprobe, float(recall), 1000 * seconds / len(queries_QxD)
 
 

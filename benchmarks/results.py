@@ -26,13 +26,13 @@ Rows = list[dict[str, Any]]
 
 def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
     """Prints the rows as they come, and writes them to `json_out`."""
-    kept: Rows = []
+    printed: Rows = []
     for row in rows:
         print(json.dumps(row), flush=True)
-        kept.append(row)
+        printed.append(row)
     if json_out:
         json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps(kept, indent=1) + "\n")
+        json_out.write_text(json.dumps(printed, indent=1) + "\n")
 
 
 def table(rows: Rows) -> str:

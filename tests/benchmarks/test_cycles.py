@@ -12,8 +12,8 @@ from benchmarks.cycles import (
     Collective,
     collectives,
     estimated_cycles,
+    fraction_of_full_chunks,
     host_transfers,
-    share_of_full_chunks,
 )
 from cocondenser_jax.configs import default
 from cocondenser_jax.corpus.batches import make_batch
@@ -110,6 +110,7 @@ def test_chunks_are_short_where_all_of_their_spans_are(tmp_path):
     folder = write_store(tmp_path, make_texts(48))
     config = default.get_config().unlock()
     config.data.update({"store": str(folder), "batch_size": 16, "length": 16})
+    config.seed = 44  # draws some chunk that is short
     config.train.chunk_size = 2
     config.probe.every = 0
     store = open_store(Path(folder))
@@ -119,4 +120,4 @@ def test_chunks_are_short_where_all_of_their_spans_are(tmp_path):
     tokens_8x4 = np.sort(np.sum(batch.attention_mask_SxL, axis=1).reshape(8, 4), axis=1)
     is_full_8x2 = tokens_8x4[:, 1::2] > 14
     assert 0 < is_full_8x2.mean() < 1
-    assert share_of_full_chunks(experiment, folder, 8) == is_full_8x2.mean()
+    assert fraction_of_full_chunks(experiment, folder, 8) == is_full_8x2.mean()

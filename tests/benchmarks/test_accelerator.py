@@ -20,7 +20,7 @@ from benchmarks import accelerator, step
 from benchmarks.accelerator import Machine
 from benchmarks.step import Measured, Size
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # What a machine with a GPU is expected to have, with all that it requires.
 THERE = "jax flax optax torch transformers sentence-transformers tokenizers safetensors".split()
 # Everything in one process: starting one for each side would take longer than the sides.

@@ -98,7 +98,9 @@ def encode(
     if task != (0, 1) and (engine or parquet):
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
     with output_folder(out) as folder:
-        manifest = encode_corpus(encoding, corpus, folder, shard_size, task, engine)
+        manifest = encode_corpus(
+            encoding, corpus, folder, shard_size=shard_size, task=task, engine=engine
+        )
         if parquet:
             write_parquet(folder, parquet)
     print_metrics(manifest.to_json(), json_out)
@@ -174,7 +176,7 @@ def retrieve(index, embeddings, model, parameters, hybrid, data, split, run_out,
     folder = only_one(index=index, embeddings=embeddings)
     queries = read_queries(data, split)  # a mistake in them need not wait for the index
     opened = open_index(folder, model, parameters=parameters, hybrid=hybrid)
-    print_metrics(retrieve(opened, queries, run_out, depth), json_out)
+    print_metrics(retrieve(opened, queries, run_out, depth=depth), json_out)
 
 
 @command(
@@ -187,7 +189,8 @@ def bm25(data, split, run_out, depth, k1, b, json_out):
     """Rank the passages of a data set by BM25 and write a TREC run."""
     from cocondenser_jax.retrieval.bm25 import write_bm25_run
 
-    print_metrics(write_bm25_run(data, run_out, split, depth, k1, b), json_out)
+    metrics = write_bm25_run(data, run_out, split=split, depth=depth, k1=k1, b=b)
+    print_metrics(metrics, json_out)
 
 
 def _parse_weights(text: str) -> list[float]:
@@ -209,7 +212,7 @@ def fuse(run, run_out, method, weights, depth, json_out):
     from cocondenser_jax.retrieval.fuse import fuse_runs
 
     runs = [read_run(file) for file in run]
-    fused = fuse_runs(runs, method, weights, depth)
+    fused = fuse_runs(runs, method=method, weights=weights, depth=depth)
     write_run(run_out, fused)
     in_every_run = [query for query in fused if all(query in each for each in runs)]
     print_metrics({"queries": len(fused), "queries in every run": len(in_every_run)}, json_out)
@@ -233,7 +236,8 @@ def rerank(
     candidates = Candidates(
         data=data, run=run, split=split, depth=depth, with_positives=with_positives
     )
-    print_metrics(rerank(model, candidates, run_out, batch_size, precision), json_out)
+    metrics = rerank(model, candidates, run_out, batch_size=batch_size, precision=precision)
+    print_metrics(metrics, json_out)
 
 
 @command(
@@ -251,5 +255,6 @@ def mine(run, data, split, out, depth, denoise_run, denoise_below, json_out):
     """Collect the negatives that finetune samples from, out of one or more runs."""
     from cocondenser_jax.retrieval.mine import Denoising, mine
 
-    denoising = Denoising(denoise_run, denoise_below) if denoise_run else None
-    print_metrics(mine(run, data, split, out, depth, denoising), json_out)
+    denoising = Denoising(denoise_run, below=denoise_below) if denoise_run else None
+    metrics = mine(run, data, split, out, depth=depth, denoising=denoising)
+    print_metrics(metrics, json_out)

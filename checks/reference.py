@@ -16,6 +16,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
 from cocondenser_jax.corpus.batches import Batch
+from cocondenser_jax.representation import Representation
 
 _TIED = re.compile(r"\.decoder\.|^decoder\.weight$")  # to the word embeddings and their bias
 IGNORED = -100  # the label of positions that are not to be predicted
@@ -34,7 +35,11 @@ class TorchCondenser(torch.nn.Module):
     """A masked language model of transformers, and the Condenser head on top, if there is one."""
 
     def __init__(
-        self, lm: PreTrainedModel, head: torch.nn.ModuleList, skip_from: int, representation: str
+        self,
+        lm: PreTrainedModel,
+        head: torch.nn.ModuleList,
+        skip_from: int,
+        representation: Representation,
     ) -> None:
         super().__init__()
         self.lm = lm
@@ -92,13 +97,13 @@ class TorchCondenser(torch.nn.Module):
         return self._scaled(self._pool(output.last_hidden_state.float(), mask_BxL))
 
     def _pool(self, late_BxLxD: torch.Tensor, mask_BxL: torch.Tensor) -> torch.Tensor:
-        if self.representation.startswith("cls"):
+        if self.representation.pooling == "cls":
             return late_BxLxD[:, 0]
         mask_BxLx1 = mask_BxL[:, :, None].to(late_BxLxD.dtype)
         return (late_BxLxD * mask_BxLx1).sum(dim=1) / mask_BxLx1.sum(dim=1)
 
     def _scaled(self, vectors_BxD: torch.Tensor) -> torch.Tensor:
-        if not self.representation.endswith("cosine"):
+        if not self.representation.is_cosine:
             return vectors_BxD
         return torch.nn.functional.normalize(vectors_BxD)
 

@@ -150,7 +150,7 @@ def verify_checkpoint(
             _require_same_model(folder, checkpoint, model_config)
         reference = open_reference(folder)
     pytorch = _torch_side(
-        reference, model_config.late_mlm, model_config.score_scale, settings, batch
+        reference, model_config.late_mlm, model_config.representation.score_scale, settings, batch
     )
     return _compare(two_pass, direct, pytorch)
 

@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.devices import mapped_encode
+from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.retrieval.models import pooling_of, tower_folder, towers
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
@@ -34,7 +35,7 @@ def run_in_flax(
       UserError: for a network that is none of `backbones.BACKBONES`, or another pooling.
     """
     pooling = pooling_of(model)
-    if pooling not in ("cls", "mean"):
+    if pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
     if any(not getattr(layer, "include_prompt", True) for layer in model.modules()):
         raise UserError(f"{folder} pools without its prompt: with jax, expected all tokens")
@@ -49,7 +50,10 @@ def _forward(folder: Path, pooling: str, batch_size: int, dtype: str) -> Any:
     Its result is a text's vector in place of its tokens', which pooling leaves as it is.
     """
     config, params = load_folder(
-        str(folder), n_head_layers=0, representation=pooling, init_head_seed=0
+        str(folder),
+        n_head_layers=0,
+        representation=Representation(pooling),
+        init_head_seed=0,
     )
     encode = mapped_encode(config, params, dtype, batch_size)
 

@@ -10,6 +10,7 @@ from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.declare import GIVEN, Interval, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import BOUNDS
+from cocondenser_jax.representation import SPELLINGS
 
 
 def _within(name: str) -> Interval:
@@ -86,10 +87,17 @@ SETTINGS = {
     "model.late_mlm": Setting(True, None, "", "also predict masked tokens from the last layer"),
     "model.representation": Setting(
         "own",
-        ("own", "cls", "mean", "cls-cosine", "mean-cosine"),
+        ("own", *SPELLINGS),
         "",
         "the vector that is trained: the last layer at [CLS] or its mean, as it is or of length 1"
-        " (cosine, times 20 in the loss); own: as in the warm start's folder, else cls",
+        " (cosine); own: as in the warm start's folder, else cls",
+    ),
+    "model.scale": Setting(
+        0.0,
+        Interval(0),
+        "",
+        "factor of scores in a contrastive loss, 1 / temperature; 0: that of the run which is"
+        " started from, else 20 for cosines and 1 for inner products",
     ),
     # The loss and how it is computed.
     "train.objective": Setting(

@@ -26,8 +26,10 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
-from cocondenser_jax.storage.files import read_json, read_object
+from cocondenser_jax.representation import POOLINGS, Representation
+from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.model_folder import read_representation
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ def load_folder(
     *,
     n_head_layers: int | None = None,
     skip_from: int | None = None,
-    representation: str = "own",
+    representation: Representation | None = None,
     init_head_seed: int | None = None,
 ) -> tuple[ModelConfig, Params]:
     """Reads a backbone and its Condenser head.
@@ -61,7 +63,7 @@ def load_folder(
         head.
       skip_from: the backbone layer that a new head reads, or a head that does not say which; None
         for the middle.
-      representation: as in `ModelConfig`, or "own", which `read_representation` explains.
+      representation: of the vectors; None for the folder's own.
       init_head_seed: the seed of a random Condenser head or MLM projection, where the folder has
         none; with None, that is an error.
 
@@ -70,7 +72,13 @@ def load_folder(
     """
     folder = find_folder(name_or_folder)
     head = _read_head(folder)
-    config = _shape(folder, head, n_head_layers, skip_from, representation)
+    config = _shape(
+        folder,
+        head,
+        n_head_layers=n_head_layers,
+        skip_from=skip_from,
+        representation=representation,
+    )
     tensors = _canonical(_read_weights(folder), NAMES[config.model_type], folder) | head
     params = with_missing_head(folder, tensors, config, init_head_seed)
     others = tensors.keys() - expected_shapes(config).keys()
@@ -81,58 +89,37 @@ def load_folder(
 
 def read_shape(folder: Path) -> ModelConfig:
     """Reads a model's shape, and its Condenser head's if it has one, without its weights."""
-    return _shape(folder, _read_head(folder), 0, None, "own")
+    return _shape(folder, _read_head(folder), n_head_layers=0)
 
 
-def read_representation(folder: Path) -> str:
-    """Returns what a model folder's vectors are, as in `ModelConfig`.
-
-    `modules.json` says it, of sentence-transformers; without that file they are those of [CLS].
-    Cosines are the folder's similarity where it names them, or where a module normalizes.
-
-    Raises:
-      UserError: for another pooling, or modules that pre-training would lose.
-    """
-    path = folder / "modules.json"
-    if not path.is_file():
-        return "cls"
-    modules = read_json(path)
-    kinds = [module["type"].rpartition(".")[2] for module in modules]
-    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
+def _trained_representation(folder: Path) -> Representation:
+    """Returns what is trained of a folder's representation: spans are read without prompts."""
+    hint = "or --config.model.representation=cls"
+    try:
+        published = read_representation(folder)
+    except UserError as error:
+        raise UserError(f"{error} ({hint})") from error
+    if published.dense:
         raise UserError(
-            f"{folder} makes its vectors by {', '.join(kinds)}; expected Transformer, Pooling and"
-            " perhaps Normalize (or --config.model.representation=cls)"
+            f"{folder} has Dense layers after its pooling, which pre-training would lose ({hint})"
         )
-    pooling = _pooling(read_object(folder / modules[1]["path"] / "config.json"))
-    if pooling not in ("cls", "mean"):
-        raise UserError(f"{folder} pools by {pooling}; expected cls or mean")
-    similarity = read_object(folder / "config_sentence_transformers.json", {})
-    is_cosine = "Normalize" in kinds or similarity.get("similarity_fn_name") == "cosine"
-    return f"{pooling}-cosine" if is_cosine else pooling
-
-
-def _pooling(config: Mapping[str, Any]) -> str:
-    """Returns the mode of a Pooling module, which older releases give as a flag for each mode."""
-    if "pooling_mode" in config:
-        return str(config["pooling_mode"])
-    flags = [name for name, is_on in config.items() if is_on and name.startswith("pooling_mode_")]
-    modes = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-    return "+".join(modes.get(flag, flag) for flag in flags)
+    if published.pooling not in POOLINGS:
+        raise UserError(f"{folder} pools by {published.pooling}; expected cls or mean ({hint})")
+    return published._replace(prompts=(), sizes=(), max_length=None)
 
 
 def _shape(
     folder: Path,
     head: Mapping[str, np.ndarray],
+    *,
     n_head_layers: int | None,
-    skip_from: int | None,
-    representation: str,
+    skip_from: int | None = None,
+    representation: Representation | None = None,
 ) -> ModelConfig:
     """Returns a model's shape, with `n_head_layers` and `skip_from` for a head that it lacks."""
-    backbone = _read_backbone_config(folder)
-    fields: dict[str, Any] = {"skip_from": backbone["num_hidden_layers"] // 2}
-    if representation == "own":
-        representation = read_representation(folder)
-    fields["representation"] = representation
+    fields = _read_backbone_config(folder)
+    fields["skip_from"] = fields["num_hidden_layers"] // 2
+    fields["representation"] = representation or _trained_representation(folder)
     if skip_from is not None:
         fields["skip_from"] = skip_from
     if n_head_layers is not None:
@@ -141,7 +128,7 @@ def _shape(
         fields["n_head_layers"] = n_found
         fields |= read_object(folder / "condenser.json", {})
     try:
-        return ModelConfig(**backbone, **fields)
+        return ModelConfig(**fields)
     except (TypeError, UserError) as error:
         raise UserError(f"{folder}: {error}") from error
 

@@ -21,6 +21,7 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError, escape_control
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.representation import to_files
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
 
 _WORD = re.compile(r"[\w.+-]+\Z", re.ASCII)
@@ -58,7 +59,9 @@ def export_folder(
     lm = {name: value for name, value in tensors.items() if name not in head}
 
     with new_folder(out) as folder:
-        files = _sentence_transformers_files(config)
+        # The vector needs no pooler, and the folder has no weights for one.
+        model_args = {"add_pooling_layer": False} if config.backbone.pooler else {}
+        files = to_files(config.representation, config.hidden_size, config.max_length, model_args)
         files["config.json"] = _transformers_config(config)
         if head:
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
@@ -87,57 +90,28 @@ def _transformers_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _sentence_transformers_files(config: ModelConfig) -> dict[str, Any]:
-    """Pooling and similarity, in the form that every release of the library reads."""
-    parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    if config.is_cosine:
-        parts.append(("2_Normalize", "Normalize"))
-    return {
-        "modules.json": [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(parts)
-        ],
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": config.hidden_size,
-            "pooling_mode_cls_token": not config.pools_mean,
-            "pooling_mode_mean_tokens": config.pools_mean,
-        },
-        "sentence_bert_config.json": {
-            "max_seq_length": config.max_length,
-            "do_lower_case": False,
-            # The vector needs no pooler, and the folder has no weights for one.
-            "model_args": {"add_pooling_layer": False} if config.backbone.pooler else {},
-        },
-        "config_sentence_transformers.json": {
-            "model_type": "SentenceTransformer",
-            "prompts": {},
-            "default_prompt_name": None,
-            "similarity_fn_name": "cosine" if config.is_cosine else "dot",
-        },
-    }
-
-
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
     shown = {name: str(fact) for name, fact in flatten_dict(dict(facts), sep=".").items()}
+    is_cosine = config.representation.is_cosine
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     values = {
         **config.to_dict(),
         "options": ", add_pooling_layer=False" if config.backbone.pooler else "",
         "training": "pre-trained",
         "vector": "the last layer at [CLS]",
-        "similarity": "cosine" if config.is_cosine else "inner product",
+        "similarity": "cosine" if is_cosine else "inner product",
         "pooling": "vectors = hidden[:, 0]",
         "title": html.escape(escape_control(name), quote=False),
         "literal": json.dumps(name, ensure_ascii=False),
         "rows": "\n".join(f"| {k} | {fact} |" for k, fact in shown.items() if _WORD.match(fact)),
     }
-    if config.pools_mean:
+    if config.representation.pooling == "mean":
         values["vector"] = "the mean of the last layer over its tokens"
         values["pooling"] = (
             'mask = batch["attention_mask"][:, :, None]\n'
             "vectors = (hidden * mask).sum(dim=1) / mask.sum(dim=1)"
         )
-    if config.is_cosine:
+    if is_cosine:
         values["pooling"] += "\nvectors = vectors / vectors.norm(dim=1, keepdim=True)"
     if config.n_head_layers:
         values["training"] = (

@@ -148,22 +148,24 @@ class Condenser(nn.Module):
 
     def _pooled_rows(self, input_ids_BxL: Int[Input, "B L"]) -> Int[Array, "B 1"] | None:
         """Returns the rows of the last layer that the vector is made of; None for all."""
-        return None if self.config.pools_mean else jnp.zeros_like(input_ids_BxL[:, :1])
+        if self.config.representation.pooling == "mean":
+            return None
+        return jnp.zeros_like(input_ids_BxL[:, :1])
 
     def _pool(
         self, late_BxQxD: Float[Array, "B Q D"], attention_mask_BxL: Shaped[Input, "B L"]
     ) -> Float[Array, "B D"]:
         """Returns float32: the row of [CLS], which is the first, or the mean over tokens."""
         late_BxQxD = late_BxQxD.astype(jnp.float32)
-        if not self.config.pools_mean:
+        if self.config.representation.pooling == "cls":
             return late_BxQxD[:, 0]
         weights_BxLx1 = attention_mask_BxL[:, :, None].astype(jnp.float32)
         n_tokens_Bx1 = jnp.maximum(weights_BxLx1.sum(axis=1), 1.0)
         return (late_BxQxD * weights_BxLx1).sum(axis=1) / n_tokens_Bx1
 
     def _scaled(self, pooled_BxD: Float[Array, "B D"]) -> Float[Array, "B D"]:
-        """Brings vectors to length 1 where the representation has that length."""
-        if not self.config.is_cosine:
+        """Scales vectors to length 1 where they are compared by their cosine."""
+        if not self.config.representation.is_cosine:
             return pooled_BxD
         squares_Bx1 = jnp.sum(jnp.square(pooled_BxD), axis=1, keepdims=True)
         return pooled_BxD * jax.lax.rsqrt(jnp.maximum(squares_Bx1, 1e-24))

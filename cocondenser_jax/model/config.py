@@ -1,11 +1,18 @@
 """The shape of a Condenser. Names are those of Hugging Face's `config.json` where it has one."""
 
 import dataclasses
-from collections.abc import Collection
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from cocondenser_jax.backbones import BACKBONES, Backbone, first_position
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import (
+    POOLINGS,
+    SPELLINGS,
+    Representation,
+    from_json,
+    to_json,
+)
 
 SIZES = (  # that every `config.json` holds
     "vocab_size",
@@ -37,9 +44,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "n_head_layers": (0, _LAYERS),
     "skip_from": (0, _LAYERS),
 }
-# What a vector is: the last layer at [CLS] or its mean over the tokens; as it is, or of length 1.
-REPRESENTATIONS = "cls", "mean", "cls-cosine", "mean-cosine"
-COSINE_SCALE = 20.0  # of cosines in a softmax: sentence-transformers' default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +74,20 @@ class ModelConfig:
     n_head_layers: int = 2
     skip_from: int = 6  #: the backbone layer whose output is the head's "early" text, 1-based
     late_mlm: bool = True  #: also predict the masked tokens from the backbone's own output
-    representation: Literal["cls", "mean", "cls-cosine", "mean-cosine"] = "cls"
+    representation: Representation = SPELLINGS["cls"]
 
     def __post_init__(self) -> None:
         """Raises a UserError for shapes that cannot be built."""
-        self._require_one_of("model_type", BACKBONES)
-        self._require_one_of("representation", REPRESENTATIONS)
+        if self.model_type not in tuple(BACKBONES):
+            expected = " or ".join(BACKBONES)
+            raise UserError(f"model_type is {self.model_type!r}; expected {expected}")
         for name, (least, most) in BOUNDS.items():
             self._require_within(name, least, most)
         self._require_within("pad_token_id", 0, self.vocab_size - 1)
         self._require_within("skip_from", 0, self.num_hidden_layers)
         if type(self.late_mlm) is not bool:
             raise UserError(f"late_mlm is {self.late_mlm!r}; expected true or false")
+        self._require_representation()
         if not (self.n_head_layers or self.late_mlm):
             raise UserError("a network without a Condenser head needs late_mlm")
         if self.hidden_size % self.num_attention_heads:
@@ -89,11 +95,6 @@ class ModelConfig:
                 f"hidden_size {self.hidden_size} is not a multiple of"
                 f" num_attention_heads {self.num_attention_heads}"
             )
-
-    def _require_one_of(self, name: str, known: Collection[str]) -> None:
-        value = getattr(self, name)
-        if value not in tuple(known):
-            raise UserError(f"{name} is {value!r}; expected {' or '.join(known)}")
 
     def _require_within(self, name: str, least: float, most: float) -> None:
         value = getattr(self, name)
@@ -103,6 +104,15 @@ class ModelConfig:
             return
         kind = "a whole number" if is_whole else "a number"
         raise UserError(f"{name} is {value!r}; expected {kind} from {least:,} to {most:,}")
+
+    def _require_representation(self) -> None:
+        given = self.representation
+        if not isinstance(given, Representation):
+            raise UserError(f"representation is {given!r}; expected a Representation")
+        if given.pooling not in POOLINGS:
+            raise UserError(f"pooling is {given.pooling!r}; expected {' or '.join(POOLINGS)}")
+        if given.dense:
+            raise UserError(f"{len(given.dense)} Dense layers follow the pooling; expected none")
 
     @property
     def backbone(self) -> Backbone:
@@ -119,21 +129,6 @@ class ModelConfig:
         """The longest span, in tokens."""
         return self.max_position_embeddings - self.position_offset
 
-    @property
-    def pools_mean(self) -> bool:
-        """Whether the vector is the mean of the last layer over the tokens, [CLS] and [SEP] too."""
-        return self.representation.startswith("mean")
-
-    @property
-    def is_cosine(self) -> bool:
-        """Whether the vector has length 1, so that inner products are cosines."""
-        return self.representation.endswith("cosine")
-
-    @property
-    def score_scale(self) -> float:
-        """What inner products are multiplied by in a contrastive loss."""
-        return COSINE_SCALE if self.is_cosine else 1.0
-
     def attends_locally(self, number: int | None) -> bool:
         """Whether a layer attends to near tokens only, by its number; one of the head has none."""
         is_local = number is not None and number % self.global_attn_every_n_layers > 0
@@ -141,4 +136,14 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values."""
-        return dataclasses.asdict(self)
+        fields = dataclasses.fields(self)
+        values = {field.name: getattr(self, field.name) for field in fields}
+        return {**values, "representation": to_json(self.representation)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
+        """Returns what `to_dict` was made of; a UserError for what is not such values."""
+        try:
+            return cls(**{**values, "representation": from_json(values["representation"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"no shape of a model: {error}") from error

@@ -28,7 +28,8 @@ def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
 
 
 def _backbone(config: ModelConfig, length: int, rows: int) -> int:
-    if config.pools_mean or config.skip_from == config.num_hidden_layers:
+    is_mean = config.representation.pooling == "mean"
+    if is_mean or config.skip_from == config.num_hidden_layers:
         rows = length  # the mean, or the head, reads all of the last layer
     full = (config.num_hidden_layers - 1) * _layer(config, length, length)
     return full + _layer(config, length, rows)

@@ -284,6 +284,6 @@ def _read_run(workdir: Path) -> tuple[ModelConfig, dict[str, Any]]:
     path = workdir / "run.json"
     run = read_object(path)
     try:
-        return ModelConfig(**run["model"]), run
-    except (KeyError, TypeError, UserError) as error:
+        return ModelConfig.from_dict(run["model"]), run
+    except (KeyError, UserError) as error:
         raise UserError(f"{path} is damaged: it lacks the shape of a model ({error})") from error

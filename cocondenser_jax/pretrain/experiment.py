@@ -9,6 +9,7 @@ from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings
+from cocondenser_jax.representation import SPELLINGS, Representation
 
 
 class ProbeSettings(NamedTuple):
@@ -26,7 +27,8 @@ class Experiment(NamedTuple):
     warm_start: str  # the run or the Hugging Face model to start from; "": a new model
     init_head: bool  # whether a head that the warm start lacks is drawn
     network: dict[str, Any]  # fields of the `ModelConfig` of a new model
-    representation: str  # as in `ModelConfig`; "own": the warm start's
+    representation: Representation | None  # of the vectors; None: the warm start's
+    scale: float  # of their scores in a contrastive loss; 0: the representation's
     batches: BatchSpec
     step: StepSettings
     n_steps: int
@@ -63,7 +65,8 @@ def resolve_without_store(
         warm_start=config.warm_start,
         init_head=config.init_head,
         network=_network(config, vocab_size, pad_token_id),
-        representation=config.model.representation,
+        representation=SPELLINGS.get(config.model.representation),
+        scale=config.model.scale,
         batches=_batches(config),
         step=StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
         n_steps=n_steps,
@@ -102,6 +105,11 @@ def _network(config: ConfigDict, vocab_size: int, pad_token_id: int) -> dict[str
         network |= {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
     if objective.n_copies > 1:
         network["skip_from"] = 0
-    if network["representation"] == "own":
-        del network["representation"]  # a new model's is the default
-    return network | {"vocab_size": vocab_size, "pad_token_id": pad_token_id}
+    scale = network.pop("scale")
+    representation = SPELLINGS.get(network["representation"], Representation())
+    return {
+        **network,
+        "representation": representation._replace(scale=scale),
+        "vocab_size": vocab_size,
+        "pad_token_id": pad_token_id,
+    }

@@ -145,7 +145,7 @@ def _model_and_params(
             model_config, params = first_model(experiment, store)
         model = model_config.to_dict()
     facts = {"config": experiment.settings, "data": store.sha256, "model": model}
-    model_config = ModelConfig(**hosts.broadcast_and_compare(facts)["model"])
+    model_config = ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"])
     if (model_config.vocab_size, model_config.pad_token_id) != (store.vocab_size, store.pad_id):
         raise UserError(
             f"the store's tokenizer has {store.vocab_size} tokens and [PAD] {store.pad_id}, the"

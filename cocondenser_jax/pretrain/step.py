@@ -146,7 +146,7 @@ def loss_and_gradient(
         assert objective.contrast is not None
         n_contrasted = n_spans // 2 * objective.n_contrasted
         vectors_SxD = in_order_SxD[place_S]
-        scale = model_config.score_scale
+        scale = model_config.representation.score_scale
         origins_Sx2 = jnp.asarray(batch.origins_Sx2)
         return objective.contrast(vectors_SxD, origins_Sx2, AXIS, scale) / n_contrasted
 

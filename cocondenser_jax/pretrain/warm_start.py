@@ -16,6 +16,7 @@ from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import Experiment
+from cocondenser_jax.representation import Representation
 
 # What a model that is started from does not keep.
 _OF_THE_EXPERIMENT = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -32,7 +33,9 @@ def first_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig,
     if not name:
         return new_model(experiment, store)
     seed = experiment.step.loss.seed if experiment.init_head else None
-    started = load_warm_start(name, experiment.network, seed, experiment.representation)
+    started = load_warm_start(
+        name, experiment.network, seed, experiment.representation, experiment.scale
+    )
     _check_vocabulary(name, store)
     return started
 
@@ -55,7 +58,8 @@ def load_warm_start(
     name_or_folder: str,
     network: Mapping[str, Any],
     init_head_seed: int | None,
-    representation: str = "own",
+    representation: Representation | None = None,
+    scale: float = 0.0,
 ) -> tuple[ModelConfig, Any]:
     """Reads what a run starts from: one of our run folders, or a Hugging Face model.
 
@@ -63,7 +67,8 @@ def load_warm_start(
     experiment, must then have the same `n_head_layers` and `skip_from`, or no head. Where there is
     no head, `network` shapes the one that is drawn; where a head does not say what it reads,
     `skip_from` is that of `network`. The dropout rates and `late_mlm` are always those of
-    `network`. Its vectors are its own, unless `representation` is another than "own".
+    `network`. Its vectors are its own, unless there is a `representation`; so is the `scale` of
+    their scores, unless it is above 0.
 
     A Condenser head or an MLM projection that is missing is drawn from `init_head_seed`; None
     forbids it.
@@ -86,8 +91,8 @@ def load_warm_start(
                 f" {getattr(model_config, setting)}, but config.model.{setting} is {value}"
             )
     changes = {name: network[name] for name in _OF_THE_EXPERIMENT}
-    if representation != "own":
-        changes["representation"] = representation
+    representation = representation or model_config.representation
+    changes["representation"] = representation._replace(scale=scale or representation.scale)
     return dataclasses.replace(model_config, **changes), params
 
 

@@ -20,6 +20,13 @@ from sentence_transformers.sentence_transformer.modules import (
 
 from cocondenser_jax.backbones import find_backbone, first_position
 from cocondenser_jax.errors import UserError, first_line, first_three
+from cocondenser_jax.representation import (
+    MODULES,
+    SETTINGS,
+    Representation,
+    from_files,
+    similarity_of,
+)
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
 
@@ -211,19 +218,23 @@ def model_sha256(folder: Path) -> str:
 def _open_bi_encoder(folder: Path, pooling: str | None) -> SentenceTransformer:
     kwargs = _model_kwargs(folder)
     with _loading(folder, "bi-encoder"):
-        settings = read_object(folder / "config_sentence_transformers.json", {})
-        if (folder / "modules.json").is_file() and pooling is None:
+        settings = read_object(folder / SETTINGS, {})
+        if (folder / MODULES).is_file() and pooling is None:
             model = SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
-            # Scores are inner products: a folder that means cosines gets vectors of length 1.
-            is_cosine = settings.get("similarity_fn_name") == "cosine"
-            if is_cosine and not any(isinstance(layer, Normalize) for layer in model.modules()):
+            own = Representation(
+                normalized=any(isinstance(layer, Normalize) for layer in model.modules()),
+                similarity=similarity_of(settings),
+            )
+            if own.is_cosine and not own.normalized:
                 model.append(Normalize())
             return model
+        plain = from_files(None, {SETTINGS: settings})
         backbone = Transformer(str(folder), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
+        size = backbone.get_embedding_dimension()
         return SentenceTransformer(
-            modules=[backbone, Pooling(backbone.get_embedding_dimension(), pooling or "cls")],
-            prompts=settings.get("prompts"),
-            similarity_fn_name="dot",
+            modules=[backbone, Pooling(size, pooling or plain.pooling)],
+            prompts=dict(plain.prompts),
+            similarity_fn_name=plain.similarity,
         )
 
 

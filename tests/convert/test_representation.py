@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from cocondenser_jax.convert.from_torch import load_folder, read_representation
+from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
-from cocondenser_jax.model.config import REPRESENTATIONS
+from cocondenser_jax.representation import SPELLINGS, Representation
 from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.storage.model_folder import read_representation
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def bert_folder(research_folders, tmp_path):
     return Path(shutil.copytree(research_folders["bert"], tmp_path / "model"))
 
 
-@pytest.mark.parametrize("representation", REPRESENTATIONS)
+@pytest.mark.parametrize("representation", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_representation_goes_to_sentence_transformers_and_back(
     bert_folder, representation, monkeypatch
 ):
@@ -30,12 +31,13 @@ def test_a_representation_goes_to_sentence_transformers_and_back(
     config = dataclasses.replace(config, representation=representation)
     out = bert_folder.parent / "out"
     export_folder(params, config, bert_folder, out, {})
-    assert read_representation(out) == representation
+    assert read_representation(out) == representation._replace(max_length=24)  # its positions
+    assert read_shape(out).representation == representation
     model = SentenceTransformer(str(out))
-    assert model.similarity_fn_name == ("cosine" if config.is_cosine else "dot")
+    assert model.similarity_fn_name == ("cosine" if representation.is_cosine else "dot")
     saved = bert_folder.parent / "saved"
     model.save_pretrained(str(saved))  # the names of today's release
-    assert read_representation(saved) == representation
+    assert read_shape(saved).representation == representation
     assert (
         load_folder(str(saved), n_head_layers=0, init_head_seed=0)[0].representation
         == representation
@@ -59,14 +61,27 @@ def test_a_representation_goes_to_sentence_transformers_and_back(
 
 def test_a_folder_without_modules_has_the_vectors_of_cls(bert_folder):
     (bert_folder / "modules.json").unlink(missing_ok=True)
-    assert read_representation(bert_folder) == "cls"
+    assert read_representation(bert_folder) == Representation()
 
 
 @pytest.mark.parametrize(
     ("kinds", "pooling", "said"),
     [
-        (["Transformer", "Pooling", "Dense"], {"pooling_mode": "cls"}, "Transformer, Pooling, De"),
-        (["Router"], {}, "makes its vectors by Router; expected Transformer, Pooling and"),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            {"pooling_mode": "cls"},
+            "has Dense layers after its",
+        ),
+        (
+            ["Transformer", "Pooling", "LSTM"],
+            {"pooling_mode": "cls"},
+            "Transformer, Pooling, LSTM;",
+        ),
+        (
+            ["Router"],
+            {},
+            "makes its vectors by Router; expected Transformer, Pooling, perhaps",
+        ),
         (["Transformer", "Pooling"], {"pooling_mode": "max"}, "pools by max; expected cls or mean"),
         (
             ["Transformer", "Pooling"],
@@ -79,6 +94,9 @@ def test_other_vectors_are_refused_unless_the_settings_name_one(bert_folder, kin
     modules = [{"type": f"x.{kind}", "path": str(number)} for number, kind in enumerate(kinds)]
     write_json(bert_folder / "modules.json", modules)
     write_json(bert_folder / "1" / "config.json", pooling)
-    with pytest.raises(UserError, match=re.escape(said)):
+    write_json(bert_folder / "2" / "config.json", {"in_features": 32, "out_features": 8})
+    hint = re.escape("(or --config.model.representation=cls)")
+    with pytest.raises(UserError, match=f"{re.escape(said)}.*{hint}"):
         load_folder(str(bert_folder))
-    assert load_folder(str(bert_folder), representation="mean")[0].representation == "mean"
+    mean = SPELLINGS["mean"]
+    assert load_folder(str(bert_folder), representation=mean)[0].representation == mean

@@ -20,6 +20,7 @@ from cocondenser_jax.model.condenser import (
 )
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.encoder import TransformerLayer, take_rows
+from cocondenser_jax.representation import SPELLINGS, Dense, Representation
 
 CONFIG = ModelConfig(
     vocab_size=90,
@@ -62,7 +63,7 @@ def test_encode_is_the_vector_of_the_whole_forward_pass(
 ):
     ids, mask, positions, seeds = batch
     config = dataclasses.replace(
-        CONFIG, skip_from=skip_from, late_mlm=late_mlm, representation=representation
+        CONFIG, skip_from=skip_from, late_mlm=late_mlm, representation=SPELLINGS[representation]
     )
     whole = run(config, variables, ids, mask, positions, seeds).vectors_BxD
     alone = run(config, variables, ids, mask, seeds, method="encode")
@@ -226,6 +227,9 @@ def test_dropout_does_not_depend_on_the_padding(batch, variables):
         ({"global_rope_theta": 0.5}, "global_rope_theta is 0.5; expected a number from 1 to"),
         ({"max_position_embeddings": 2}, "expected a whole number from 3 to 10,000,000"),
         ({"hidden_size": True}, "hidden_size is True; expected a whole number"),
+        ({"representation": "cls"}, "representation is 'cls'; expected a Representation"),
+        ({"representation": Representation("max")}, "pooling is 'max'; expected cls or mean"),
+        ({"representation": Representation(dense=(Dense(8, 8),))}, "1 Dense layers follow the"),
         ({"late_mlm": 1}, "late_mlm is 1; expected true or false"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
         ({"model_type": "t5"}, "expected bert or roberta or xlm-roberta or modernbert"),

@@ -15,6 +15,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain.optimizer import AdamW, clip, make_optimizer
+from cocondenser_jax.representation import SPELLINGS
 
 # Far above what rounding leaves of a gradient that is zero, which AdamW would divide by itself.
 EPS = 1e-4
@@ -48,7 +49,7 @@ def load(folder, skip_from, n_head_layers, late_mlm=True):
 
 def test_vectors_equal_those_of_plain_transformers(research_folder, spans):
     """And the logits of the head that reads the pooled vector those of the reference."""
-    representation = "mean-cosine"
+    representation = SPELLINGS["mean-cosine"]
     config, params = load(research_folder, 1, 2)
     config = dataclasses.replace(config, representation=representation)
     reference = open_reference(research_folder)

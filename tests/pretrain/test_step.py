@@ -25,6 +25,7 @@ from cocondenser_jax.pretrain.step import (
     initial_state,
     loss_and_gradient,
 )
+from cocondenser_jax.representation import SPELLINGS
 from tests.world import batches_of, model_of, step_of
 
 
@@ -143,7 +144,7 @@ def test_the_two_passes_are_one_for_every_vector(config, objective, representati
     )
     store = open_store(Path(config.data.store))
     model_config = model_of(config, store)
-    assert model_config.representation == representation
+    assert model_config.representation == SPELLINGS[representation]
     params = jax.tree.map(lambda x: 4 * x if x.ndim == 2 else x, init_params(model_config, 0))
     batch = make_batch(store, batches_of(config), 0)
     settings = step_of(config, config.train.steps).loss

@@ -1,5 +1,6 @@
 """What a run may start from: the head that is there, or the one that the settings ask for."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
+from cocondenser_jax.representation import SPELLINGS, Representation
 from tests.world import write_run, write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
@@ -154,6 +156,21 @@ def test_an_experiment_names_what_its_run_starts_from(folder, store):
 
 def test_the_vector_is_the_models_own_unless_another_is_asked_for(bert):
     config, _ = load_warm_start(str(bert), settings(), None)
-    assert config.representation == "cls"
-    other, _ = load_warm_start(str(bert), settings(), None, "mean-cosine")
-    assert other.representation == "mean-cosine"
+    assert config.representation == SPELLINGS["cls"]
+    mean = SPELLINGS["mean-cosine"]
+    other, _ = load_warm_start(str(bert), settings(), None, mean)
+    assert other.representation == mean
+    scaled, _ = load_warm_start(str(bert), settings(), None, mean, scale=100.0)
+    assert scaled.representation == mean._replace(scale=100.0)
+
+
+def test_the_scale_of_a_run_goes_on_unless_another_is_asked_for(folder, tmp_path):
+    config, params = load_folder(str(folder))
+    config = dataclasses.replace(config, representation=Representation("mean", scale=50.0))
+    write_run(tmp_path / "run", config, params, folder)
+    scales = []
+    for scale in (0.0, 100.0):
+        loaded, _ = load_warm_start(str(tmp_path / "run"), settings(), None, scale=scale)
+        assert loaded.representation.pooling == "mean"
+        scales.append(loaded.representation.score_scale)
+    assert scales == [50.0, 100.0]

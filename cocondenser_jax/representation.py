@@ -1,0 +1,251 @@
+"""What a model's vectors are: plain data, from and to the files of a model folder.
+
+The files are those of sentence-transformers. The functions take and return their parsed contents,
+and neither read nor write them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+Similarity = Literal["dot", "cosine"]
+MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
+SETTINGS = "config_sentence_transformers.json"
+_TRANSFORMER = "sentence_bert_config.json"
+# How the tokens of the last layer become a vector, by the names that all releases of
+# sentence-transformers read. A folder may name another way, which no network here has.
+POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+COSINE_SCALE = 20.0  # sentence-transformers' default
+
+
+class Dense(NamedTuple):
+    """A linear layer after the pooling."""
+
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: str = "torch.nn.modules.activation.Tanh"
+
+
+class Representation(NamedTuple):
+    """How texts become vectors, and how vectors are compared."""
+
+    pooling: str = "cls"  # of POOLINGS: the last layer at [CLS], or its mean over all tokens
+    dense: tuple[Dense, ...] = ()
+    normalized: bool = False  # whether a module scales vectors to length 1
+    similarity: Similarity = "dot"
+    scale: float = 0.0  # of scores in a contrastive loss; 0: see `score_scale`
+    sizes: tuple[int, ...] = ()  # numbers of a vector that are used, the default first; (): all
+    prompts: tuple[tuple[str, str], ...] = ()  # kind of text, and what is put before such texts
+    max_length: int | None = None  # tokens that are read of a text; None: all that the network can
+
+    @property
+    def is_cosine(self) -> bool:
+        """Whether scores are cosines: inner products, as all are here, of vectors of length 1."""
+        return self.normalized or self.similarity == "cosine"
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by in a contrastive loss: 1 / temperature."""
+        return self.scale or (COSINE_SCALE if self.is_cosine else 1.0)
+
+
+_COSINE = Representation(normalized=True, similarity="cosine")
+# As settings and the command line name them.
+SPELLINGS = {
+    "cls": Representation(),
+    "mean": Representation("mean"),
+    "cls-cosine": _COSINE,
+    "mean-cosine": _COSINE._replace(pooling="mean"),
+}
+
+
+def json_files(modules: Any) -> list[str]:
+    """Returns the names of the files that `from_files` reads beside modules.json.
+
+    Args:
+      modules: the content of modules.json; None for a folder without it.
+    """
+    layers = _kinds_and_paths(modules)
+    settings = [_join(path, _TRANSFORMER) for kind, path in layers if kind == "Transformer"]
+    sizes = [_join(path, "config.json") for kind, path in layers if kind in ("Pooling", "Dense")]
+    return [SETTINGS, *settings, *sizes]
+
+
+def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
+    """Returns what a model folder's vectors are; without modules.json, those of [CLS].
+
+    Args:
+      modules: the content of modules.json; None for a folder without it.
+      files: the contents, by name, of those of `json_files` that the folder has.
+
+    Raises:
+      ValueError: for modules that the record cannot describe, or files that are not as
+        sentence-transformers writes them. The message begins with a verb, for a caller to
+        put the name of the folder before it.
+    """
+    settings = _mapping(files.get(SETTINGS, {}), SETTINGS)
+    plain = Representation(prompts=_prompts(settings))
+    if modules is None:
+        return plain
+    layers = _kinds_and_paths(modules)
+    kinds = [kind for kind, _ in layers]
+    dense = ["Dense"] * kinds.count("Dense")
+    normalize = ["Normalize"] * kinds.count("Normalize")
+    if kinds != ["Transformer", "Pooling", *dense, *normalize]:
+        raise ValueError(
+            f"makes its vectors by {', '.join(kinds) or 'no modules'};"
+            " expected Transformer, Pooling, perhaps Dense and perhaps Normalize"
+        )
+    names = [_join(path, "config.json") for _, path in layers[1 : 2 + len(dense)]]
+    pooling, *projections = (_mapping(files.get(name), name) for name in names)
+    name = _join(layers[0][1], _TRANSFORMER)
+    size = _whole(settings, "truncate_dim", SETTINGS)
+    return plain._replace(
+        pooling=_pooling(pooling),
+        dense=tuple(_dense(config) for config in projections),
+        normalized=bool(normalize),
+        similarity=similarity_of(settings),
+        sizes=(size,) if size else (),
+        max_length=_whole(_mapping(files.get(name, {}), name), "max_seq_length", name),
+    )
+
+
+def similarity_of(settings: Mapping[str, Any]) -> Similarity:
+    """Returns how a folder compares vectors, by its config_sentence_transformers.json."""
+    return "cosine" if settings.get("similarity_fn_name") == "cosine" else "dot"
+
+
+def to_files(
+    representation: Representation,
+    hidden_size: int,
+    longest: int,
+    model_args: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the contents of a model folder's files by name, as every release reads them.
+
+    Args:
+      representation: with one of POOLINGS.
+      hidden_size: of the network.
+      longest: tokens that the network can read.
+      model_args: what transformers is told when it loads the network.
+    """
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(representation.dense)]
+    if representation.is_cosine:
+        kinds.append("Normalize")
+    paths = ["" if kind == "Transformer" else f"{i}_{kind}" for i, kind in enumerate(kinds)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    pooling = {flag: representation.pooling == name for name, flag in POOLINGS.items()}
+    settings: dict[str, Any] = {
+        "model_type": "SentenceTransformer",
+        "prompts": dict(representation.prompts),
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine" if representation.is_cosine else "dot",
+    }
+    if representation.sizes:
+        settings["truncate_dim"] = representation.sizes[0]
+    return {
+        MODULES: modules,
+        "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **pooling},
+        **{
+            f"{path}/config.json": {
+                "in_features": dense.in_features,
+                "out_features": dense.out_features,
+                "bias": dense.bias,
+                "activation_function": dense.activation,
+            }
+            for path, dense in zip(paths[2:], representation.dense, strict=False)
+        },
+        _TRANSFORMER: {
+            "max_seq_length": representation.max_length or longest,
+            "do_lower_case": False,
+            "model_args": dict(model_args),
+        },
+        SETTINGS: settings,
+    }
+
+
+def to_json(representation: Representation) -> dict[str, Any]:
+    """Returns the fields as plain JSON values."""
+    return {
+        **representation._asdict(),
+        "dense": [dense._asdict() for dense in representation.dense],
+        "sizes": list(representation.sizes),
+        "prompts": dict(representation.prompts),
+    }
+
+
+def from_json(values: Mapping[str, Any]) -> Representation:
+    """Returns what `to_json` was made of; a ValueError for anything else."""
+    try:
+        made = Representation(
+            **{
+                **values,
+                "dense": tuple(Dense(**dense) for dense in values["dense"]),
+                "sizes": tuple(values["sizes"]),
+                "prompts": tuple(values["prompts"].items()),
+            }
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{values!r} is no representation") from error
+    if not (
+        isinstance(made.pooling, str)
+        and isinstance(made.normalized, bool)
+        and made.similarity in ("dot", "cosine")
+        and isinstance(made.scale, float)
+    ):
+        raise ValueError(f"{values!r} is no representation")
+    return made
+
+
+def _kinds_and_paths(modules: Any) -> list[tuple[str, str]]:
+    try:
+        return [(each["type"].rpartition(".")[2], str(each["path"])) for each in modules or []]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"has a {MODULES} without the type and path of each module") from error
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"has no JSON object in {name}")
+    return value
+
+
+def _whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
+    value = values.get(key)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"has a {name} where {key} is {value!r}; expected a whole number from 1")
+    return value
+
+
+def _pooling(config: Mapping[str, Any]) -> str:
+    """Returns the mode of a Pooling module, which older releases give as a flag for each mode."""
+    if "pooling_mode" in config:
+        return str(config["pooling_mode"])
+    flags = [name for name, is_on in config.items() if is_on and name.startswith("pooling_mode_")]
+    modes = {flag: name for name, flag in POOLINGS.items()}
+    return "+".join(modes.get(flag, flag) for flag in flags)
+
+
+def _dense(config: Mapping[str, Any]) -> Dense:
+    defaults = Dense._field_defaults
+    try:
+        return Dense(
+            in_features=int(config["in_features"]),
+            out_features=int(config["out_features"]),
+            bias=bool(config.get("bias", defaults["bias"])),
+            activation=str(config.get("activation_function", defaults["activation"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("has a Dense module without in_features and out_features") from error
+
+
+def _prompts(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    prompts = _mapping(settings.get("prompts") or {}, f"{SETTINGS}: prompts")
+    return tuple((str(name), str(text)) for name, text in prompts.items() if text)

@@ -133,7 +133,7 @@ def test_a_changed_weight_is_noticed(run, folder, capsys):
     assert main(command) == 1
     printed = capsys.readouterr().out
     assert "TOO LARGE" in printed
-    assert "gradient, worst: bert.encoder.layer." in printed
+    assert "gradient, worst: bert.embeddings.word_embeddings.weight" in printed
 
     (folder / "model.safetensors").write_bytes(b"no weights")
     assert main(command) == 2

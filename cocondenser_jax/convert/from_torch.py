@@ -29,18 +29,12 @@ from cocondenser_jax.model.config import SIZES, ModelConfig
 from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import read_representation
+from cocondenser_jax.storage.model_folder import HEADS, find_weights, read_representation
 
 logger = logging.getLogger(__name__)
 
 _GLOBAL = "full_attention"
 _LOCAL = "sliding_attention"
-_WEIGHTS = (
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "pytorch_model.bin",
-    "pytorch_model-*-of-*.bin",
-)
 # Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
 
@@ -223,19 +217,18 @@ def _rotary_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Reads all tensors of a model: the first format found, in one file or in several."""
-    for pattern in _WEIGHTS:
-        tensors: dict[str, np.ndarray] = {}
-        for path in sorted(folder.glob(pattern)):
-            tensors |= _read_tensors(path)
-        if tensors:
-            return tensors
-    raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
+    """Reads all tensors of a model."""
+    tensors: dict[str, np.ndarray] = {}
+    for path in find_weights(folder):
+        tensors |= _read_tensors(path)
+    if not tensors:
+        raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
+    return tensors
 
 
 def _read_head(folder: Path) -> dict[str, np.ndarray]:
     """Reads the Condenser head, or nothing where the folder has none."""
-    for name in ("condenser_head.safetensors", "model.pt"):
+    for name in HEADS:
         if (folder / name).is_file():
             tensors = _read_tensors(folder / name)
             return {key: value for key, value in tensors.items() if key.startswith(HEAD_PREFIX)}

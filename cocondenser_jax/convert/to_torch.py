@@ -23,6 +23,7 @@ from cocondenser_jax.errors import UserError, escape_control
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.representation import to_files
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
+from cocondenser_jax.storage.model_folder import OWN_HEAD
 
 _WORD = re.compile(r"[\w.+-]+\Z", re.ASCII)
 
@@ -70,7 +71,7 @@ def export_folder(
         save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
         save_tokenizer(tokenizer, folder, config.max_length)
         if head:
-            save_file(head, folder / "condenser_head.safetensors", metadata={"format": "pt"})
+            save_file(head, folder / OWN_HEAD, metadata={"format": "pt"})
         write_text(folder / "README.md", _model_card(out.name, config, facts))
 
 

@@ -3,8 +3,7 @@
 import contextlib
 import copy
 import hashlib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,15 +28,14 @@ from cocondenser_jax.representation import (
 )
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.model_folder import files_of_vectors
 
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Without it, the libraries would ask on the terminal whether to run the code of a folder.
 _NO_CODE = {"trust_remote_code": False}
 _NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": _NO_CODE, "processor_kwargs": _NO_CODE}
-_SETTINGS = ("*.json", "vocab.txt", "merges.txt", "*.model")  # what vectors depend on, too
 
 
 def load_retriever(
@@ -107,7 +105,7 @@ def load_cross_encoder(
             "as cocondenser finetune makes with configs/cross_encoder.py"
         )
     task: Any = "sequence-classification"
-    drawn = r"(classifier|pooler)\." if new_head else None
+    drawn = ("classifier.", "pooler.") if new_head else ()
     with _loading(folder, "cross-encoder", drawn), new_parameters(head_seed or 0):
         backbone = Transformer(
             str(folder), model_kwargs=_NO_CODE, transformer_task=task, **_NO_OTHER_CODE
@@ -194,7 +192,10 @@ def tower_folder(folder: Path, name: str) -> Path:
 def pooling_of(model: SentenceTransformer) -> str | None:
     """Returns how passages are pooled, such as "cls" or "mean"; None without a pooling module."""
     modes = [layer.pooling_mode for layer in model.modules() if isinstance(layer, Pooling)]
-    return (modes[-1] if isinstance(modes[-1], str) else "+".join(modes[-1])) if modes else None
+    if not modes:
+        return None
+    last = modes[-1]
+    return last if isinstance(last, str) else "+".join(last)
 
 
 def passage_tokens(model: SentenceTransformer) -> int | None:
@@ -208,9 +209,8 @@ def passage_tokens(model: SentenceTransformer) -> int | None:
 def model_sha256(folder: Path) -> str:
     """Returns a hash of everything in a model folder that its vectors depend on."""
     folder = find_folder(folder)
-    paths = {path for pattern in (*_WEIGHTS, *_SETTINGS) for path in folder.rglob(pattern)}
     digest = hashlib.sha256()
-    for path in sorted(paths):
+    for path in files_of_vectors(folder):
         digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\0".encode())
     return digest.hexdigest()
 
@@ -259,10 +259,10 @@ def _limit_tokens(
 
 
 @contextlib.contextmanager
-def _loading(folder: Path, kind: str, drawn: str | None = None) -> Iterator[None]:
+def _loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[None]:
     """Silences the libraries, and turns what they raise into one line.
 
-    Parameters left at random are an error too, unless `drawn` matches their names.
+    Parameters left at random are an error too, unless their names hold one of the texts in `drawn`.
     """
     missing: list[str] = []
     models: Any = transformers.PreTrainedModel
@@ -270,7 +270,9 @@ def _loading(folder: Path, kind: str, drawn: str | None = None) -> Iterator[None
 
     def load_and_note(cls: Any, *args: Any, **kwargs: Any) -> Any:
         model, info = load.__func__(cls, *args, output_loading_info=True, **kwargs)
-        missing.extend(name for name in info["missing_keys"] if not re.search(drawn or "$^", name))
+        missing.extend(
+            name for name in info["missing_keys"] if not any(text in name for text in drawn)
+        )
         return model
 
     # Progress bars for an instant's work, and a report of unused heads, would hide what matters.

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.storage.model_folder import HEADS, WEIGHTS
 
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # Beside the weights; [0-9]_*: sentence-transformers' modules.
-_FILES = "*.json", "*.txt", "*.model", "[0-9]_*", "condenser_head.safetensors", "model.pt"
+_FILES = ("*.json", "*.txt", "*.model", "[0-9]_*", *HEADS)
 
 
 def find_folder(name_or_folder: str | Path) -> Path:
@@ -23,10 +24,11 @@ def find_folder(name_or_folder: str | Path) -> Path:
 
     try:
         # Many models are published in both formats; the second one is twice the download.
-        for weights in ("model*.safetensors", "pytorch_model*.bin"):
-            patterns = [*_FILES, weights, f"*_0_Transformer/{weights}"]  # of one tower or of two
+        for weights in WEIGHTS:
+            of_two_towers = [f"*_0_Transformer/{pattern}" for pattern in weights]
+            patterns = [*_FILES, *weights, *of_two_towers]
             folder = Path(snapshot_download(name, allow_patterns=patterns))
-            if any(folder.rglob("model*.safetensors")):
+            if any(path for pattern in weights for path in folder.rglob(pattern)):
                 break
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(

@@ -1,10 +1,42 @@
 """The files of a model folder, as Hugging Face and sentence-transformers lay them out."""
 
+import itertools
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import MODULES, Representation, from_files, json_files
 from cocondenser_jax.storage.files import read_json
+
+# The weights by format, in one file or in shards; transformers prefers the first.
+WEIGHTS = (
+    ("model.safetensors", "model-*-of-*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
+)
+# The Condenser head: as we write it, or as the published research checkpoints have it.
+OWN_HEAD = "condenser_head.safetensors"
+HEADS = (OWN_HEAD, "model.pt")
+# What vectors depend on: weights, those of adapters too, settings and tokenizers.
+_OF_VECTORS = (
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "*.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+)
+
+
+def find_weights(folder: Path) -> list[Path]:
+    """Returns the files of a folder's weights, in one format; none where it has no weights."""
+    for pattern in itertools.chain.from_iterable(WEIGHTS):
+        if paths := sorted(folder.glob(pattern)):
+            return paths
+    return []
+
+
+def files_of_vectors(folder: Path) -> list[Path]:
+    """Returns all files that a folder's vectors depend on, those of its modules too."""
+    return sorted({path for pattern in _OF_VECTORS for path in folder.rglob(pattern)})
 
 
 def read_representation(folder: Path) -> Representation:

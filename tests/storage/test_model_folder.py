@@ -1,0 +1,53 @@
+"""Which files of a model folder are read."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
+
+from cocondenser_jax.storage.model_folder import files_of_vectors, find_weights
+
+
+def test_the_weights_are_those_that_transformers_reads(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    single = folder / "model.safetensors"
+    tensors = load_file(single)
+    name = "embeddings.word_embeddings.weight"
+    torch.save(tensors | {name: tensors[name] + 1}, folder / "pytorch_model.bin")
+    save_file(tensors | {"other": torch.ones(1)}, folder / "adapter_model.safetensors")
+
+    def is_first_format():
+        return torch.equal(AutoModel.from_pretrained(folder).state_dict()[name], tensors[name])
+
+    assert find_weights(folder) == [single]
+    assert is_first_format()
+    single.unlink()
+    assert find_weights(folder) == [folder / "pytorch_model.bin"]
+    assert not is_first_format()
+    (folder / "pytorch_model.bin").unlink()
+    assert find_weights(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        (["model-00001-of-00002", "model-00002-of-00002"], 2),
+        (["model", "model-00001-of-00001"], 1),  # left from an earlier saving
+        (["condenser_head", "adapter_model", "model-1"], 0),
+    ],
+)
+def test_shards_are_read_where_no_single_file_is(tmp_path, present, expected):
+    for name in reversed(present):
+        (tmp_path / f"{name}.safetensors").touch()
+    weights = [path.stem for path in find_weights(tmp_path)]
+    assert weights == present[:expected]
+
+
+def test_vectors_depend_on_modules_and_adapters_too(tmp_path):
+    names = ["2_Dense/model.safetensors", "adapter_model.safetensors", "config.json", "vocab.txt"]
+    for name in [*names, "README.md", "model.onnx"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in files_of_vectors(tmp_path)] == names

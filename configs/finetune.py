@@ -48,6 +48,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.declare import GIVEN, Interval, Setting, to_config
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import POOLINGS
 
 # What fine-tuning has, whatever its task.
 GENERAL = {
@@ -103,7 +104,7 @@ SETTINGS = {
     ),
     **MODEL,
     "model.pooling": Setting(
-        "", ("", "cls", "mean"), "", "'': the folder's own; a plain folder has cls"
+        "", ("", *POOLINGS), "", "'': the folder's own; a plain folder has cls"
     ),
     "model.two_towers": Setting(False, None, "", "separate encoders for queries and passages"),
     "model.query_length": Setting(32, Interval(3), "tokens", "longest query, prompt included"),
@@ -121,7 +122,12 @@ SETTINGS = {
     "loss.teacher_run": Setting(
         "", None, "", "TREC run of a cross-encoder's scores, for soft labels"
     ),
-    "loss.scale": Setting(1.0, Interval(1e-6), "", "factor of the scores: 1 / temperature"),
+    "loss.scale": Setting(
+        1.0,
+        Interval(0),
+        "",
+        "factor of the scores, 1 / temperature; 0: 20 for cosines, 1 for inner products",
+    ),
     "loss.chunk_size": Setting(
         0, Interval(0), "texts", "per forward pass, with a gradient cache; 0: a whole step's"
     ),

@@ -19,6 +19,8 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch.nn import functional
 
 from cocondenser_jax.finetune.training_data import Judgments
+from cocondenser_jax.representation import Representation
+from cocondenser_jax.retrieval.models import is_normalized
 
 
 class LossSettings(NamedTuple):
@@ -70,14 +72,16 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     ) -> None:
         """Makes the loss; `judgments` number the labels, and hold a teacher's scores for soft ones.
 
-        With a `chunk_size`, there is a gradient cache (Gao et al., arXiv 2101.06983).
+        With a `chunk_size`, there is a gradient cache (Gao et al., arXiv 2101.06983). A `scale` of
+        0 is that of the model's own scores.
         """
         super().__init__()
         self.model = model
         self.mini_batch_size = settings.chunk_size  # the name that `CachedLossMixin` reads
         self._judgments = judgments
         self._name = settings.name
-        self._scale = settings.scale
+        own = Representation(normalized=is_normalized(model), scale=settings.scale)
+        self._scale = own.score_scale
 
     def score(self, queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
         """Returns scores_QxP that the loss is computed from: scaled inner products."""

@@ -17,6 +17,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import POOLINGS
 from cocondenser_jax.storage.files import new_file, read_object
 from cocondenser_jax.storage.runs import require_same, task_folders
 
@@ -179,7 +180,7 @@ def _read_manifest(folder: Path) -> Manifest:
     if not (
         all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
         and manifest.dtype in get_args(Dtype)
-        and manifest.given_pooling in (None, "cls", "mean")
+        and manifest.given_pooling in (None, *POOLINGS)
     ):
         raise wrong
     return manifest

@@ -198,6 +198,11 @@ def pooling_of(model: SentenceTransformer) -> str | None:
     return last if isinstance(last, str) else "+".join(last)
 
 
+def is_normalized(model: SentenceTransformer) -> bool:
+    """Returns whether a module scales vectors to length 1, as it must where scores are cosines."""
+    return any(isinstance(layer, Normalize) for layer in model.modules())
+
+
 def passage_tokens(model: SentenceTransformer) -> int | None:
     """Returns the number of tokens kept of a passage; None: the tokenizer does not limit it."""
     found = towers(model)
@@ -222,8 +227,7 @@ def _open_bi_encoder(folder: Path, pooling: str | None) -> SentenceTransformer:
         if (folder / MODULES).is_file() and pooling is None:
             model = SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
             own = Representation(
-                normalized=any(isinstance(layer, Normalize) for layer in model.modules()),
-                similarity=similarity_of(settings),
+                normalized=is_normalized(model), similarity=similarity_of(settings)
             )
             if own.is_cosine and not own.normalized:
                 model.append(Normalize())

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import sentence_transformers.base.losses
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.finetune import losses
@@ -111,6 +113,16 @@ def features(model, columns):
         model.preprocess(texts, task="document" if i else "query")
         for i, texts in enumerate(columns)
     ]
+
+
+def test_without_a_scale_it_is_that_of_the_models_own_scores(step):
+    model, _, judgments, _ = step
+    settings = losses.LossSettings("contrastive", scale=0.0, chunk_size=0)
+    vectors_QxD = torch.eye(2)
+    cosines = SentenceTransformer(modules=[*model, Normalize()])
+    for each, expected in ((model, 1.0), (cosines, 20.0)):
+        scores_QxQ = losses.InBatchLoss(each, judgments, settings).score(vectors_QxD, vectors_QxD)
+        assert torch.equal(scores_QxQ, expected * torch.eye(2))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.1])

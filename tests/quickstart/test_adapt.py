@@ -33,7 +33,7 @@ from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement, comparison
 from cocondenser_jax.quickstart.adapt import adapt
 from cocondenser_jax.quickstart.verdict import Verdict
-from cocondenser_jax.representation import SPELLINGS
+from cocondenser_jax.representation import SPELLINGS, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever
 from tests.world import write_records
@@ -145,7 +145,7 @@ def test_an_adaptation_that_was_killed_is_as_promised(finished):
     assert facts["data"]["source"] == str(finished.corpus)
     assert facts["config"]["warm_start"] == str(finished.model)
     assert facts["config"]["data"]["pairs"] == "sentence"
-    assert network.representation == SPELLINGS["mean-cosine"]
+    assert network.representation == Representation("mean", similarity="cosine")
     exported, tensors = load_folder(str(workdir / "model"), n_head_layers=0)
     assert exported.representation == SPELLINGS["mean-cosine"]
     jax.tree.map(np.testing.assert_array_equal, tensors, params)

@@ -106,20 +106,24 @@ def adapt(
     }
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
-        make_once(workdir, f"{PUBLISHED}/model", _save, original)
-        store = open_store(make_once(workdir, "store", write_store, corpus, start, length))
+        make_once(workdir, workdir / PUBLISHED / "model", _save, original)
+        store = open_store(
+            make_once(workdir, workdir / "store", write_store, corpus, start, length)
+        )
         training = propose_training(store, start, overrides, n_devices)
         if not (workdir / "model").exists():
             _log_work(training, original, data)
         pretraining = workdir / "pretraining"
-        trained = make_once(workdir, "model", pretrain_model, training.config, pretraining)
+        trained = make_once(
+            workdir, workdir / "model", pretrain_model, training.config, pretraining
+        )
         choice = read_choice(
-            make_once(workdir, "agreement.json", _choose, original, trained, training)
+            make_once(workdir, workdir / "agreement.json", _choose, original, trained, training)
         )
         models = [PUBLISHED]
         if choice.alpha:
             models.append(ADAPTED)
-            result = f"{ADAPTED}/model"
+            result = workdir / ADAPTED / "model"
             make_once(workdir, result, _save_blend, original, trained, choice.alpha)
         rows = [] if data is None else _test(workdir, data, models)
         return _conclude(workdir, f"{model}, adapted to {corpus}", choice.verdict, rows)
@@ -182,8 +186,8 @@ def _test(workdir: Path, data: Path, models: Sequence[str]) -> list[ResultRow]:
     bm25 = rank_by_bm25(workdir, data)
     entries = [Entry("", False, [bm25])]
     for model in models:
-        dense = make_once(workdir, f"{model}/test.trec", _search, workdir / model, data)
-        fused = make_once(workdir, f"{model}/fused.trec", _fuse, bm25, dense)
+        dense = make_once(workdir, workdir / model / "test.trec", _search, workdir / model, data)
+        fused = make_once(workdir, workdir / model / "fused.trec", _fuse, bm25, dense)
         before = [workdir / "model", workdir / "agreement.json"] if model == ADAPTED else []
         entries.append(Entry(model, False, [*before, dense]))
         entries.append(Entry(model, True, [*before, bm25, dense, fused]))
@@ -213,7 +217,7 @@ def _conclude(
     """
     verdict = judge(rows) if rows else unlabeled
     kept = ADAPTED if verdict.outcome == "helped" else PUBLISHED
-    make_once(workdir, "retriever", _copy, workdir / kept / "model")
+    make_once(workdir, workdir / "retriever", _copy, workdir / kept / "model")
     notes = [] if rows else [WITHOUT_JUDGMENTS]
     summary = " | ".join([f"VERDICT: {verdict.line()}", *notes, f"retriever/ is {kept}"])
     workdirs = {ADAPTED: workdir / "pretraining"}

@@ -69,7 +69,7 @@ def compare_entries(
 
 def rank_by_bm25(workdir: Path, data: Path) -> Path:
     """Makes, once, the ranking of BM25; returns its TREC run."""
-    return make_once(workdir, "bm25.trec", _write_bm25_run, data)
+    return make_once(workdir, workdir / "bm25.trec", _write_bm25_run, data)
 
 
 def _write_bm25_run(data: Path, out: Path) -> None:

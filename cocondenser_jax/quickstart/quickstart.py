@@ -84,11 +84,11 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
     """
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", {"command": "quickstart"})
-        data = make_once(workdir, "data", write_collection)
+        data = make_once(workdir, workdir / "data", write_collection)
         text = str(data / "pretrain.jsonl")
-        tokenizer = make_once(workdir, "tokenizer", _learn_vocabulary, text)
+        tokenizer = make_once(workdir, workdir / "tokenizer", _learn_vocabulary, text)
         length = pretraining.get_config().data.length
-        store = make_once(workdir, "store", write_store, text, tokenizer, length)
+        store = make_once(workdir, workdir / "store", write_store, text, tokenizer, length)
         candidates = _pretrain_candidates(workdir, store, tokenizer)
         rank_by_bm25(workdir, data)
         for candidate in candidates:

@@ -19,34 +19,33 @@ Arguments = TypeVarTuple("Arguments")
 
 def make_once(
     workdir: Path,
-    result: str | Path,
+    result: Path,
     make: Callable[[*Arguments, Path], object],
     *arguments: *Arguments,
 ) -> Path:
-    """Calls `make(*arguments, path)` if the result does not exist, so that a pipeline resumes.
+    """Calls `make(*arguments, result)` if the result does not exist, so that a pipeline resumes.
 
     Args:
       workdir: the pipeline's folder. Its `seconds.json` gets how long each result took,
         interruptions included.
-      result: a file or folder in `workdir`.
+      result: the path of a file or folder in `workdir`.
       make: writes the result whole or not at all.
-      arguments: those of `make`, before the path of the result.
+      arguments: those of `make`, before the result.
 
     Returns:
-      The path of the result.
+      The result.
     """
-    path = workdir / result
     start = time.perf_counter()
     try:
-        if not path.exists():
-            make(*arguments, path)
+        if not result.exists():
+            make(*arguments, result)
     finally:
         file = workdir / SECONDS
         seconds = read_object(file, {})
-        name = path.relative_to(workdir).as_posix()
+        name = result.relative_to(workdir).as_posix()
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
         write_json(file, seconds)
-    return path
+    return result
 
 
 def seconds_of(workdir: Path, results: Iterable[Path]) -> float:

@@ -97,7 +97,7 @@ def finished(small, tmp_path_factory):
 
     def recorded(name_or_folder, *arguments):
         model_config, params = load_warm_start(name_or_folder, *arguments)
-        warm_starts.append((Path(name_or_folder), params))
+        warm_starts.append((Path(name_or_folder).absolute(), params))
         return model_config, params
 
     outcomes = []
@@ -109,7 +109,8 @@ def finished(small, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_start, "load_warm_start", recorded)
         patch.setattr(module, "quickstart", kept)
-        assert main(["quickstart", f"--workdir={workdir}"]) == 0
+        patch.chdir(workdir.parent)  # a relative path, as in the README
+        assert main(["quickstart", f"--workdir={workdir.name}"]) == 0
     results = json.loads((workdir / "results.json").read_text())
     page = (workdir / "report.html").read_text()
     [(rows, _)] = outcomes
@@ -194,7 +195,8 @@ def test_each_retriever_is_tuned_from_the_model_beside_it(finished):
     for name in NAMES:
         folder = finished.folder(name)
         config = json.loads((folder / "finetuning" / "finetune.json").read_text())
-        assert (config["model"]["folder"], config["seed"]) == (str(folder / "model"), 0)
+        model = finished.workdir.parent / config["model"]["folder"]  # as it was given: relative
+        assert (model, config["seed"]) == (folder / "model", 0)
         manifest = json.loads((folder / "index" / "manifest.json").read_text())
         assert manifest["model_sha256"] == model_sha256(folder / "retriever")
 

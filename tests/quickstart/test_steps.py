@@ -1,6 +1,7 @@
 """Steps of a pipeline run once, and are timed whatever happens."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,14 +34,18 @@ def test_a_step_runs_until_its_result_is_there(tmp_path):
     assert read_json(tmp_path / SECONDS)["folder/result"] < made + 0.05
 
 
-def test_a_step_gets_its_arguments_and_then_the_path_of_its_result(tmp_path):
+def test_a_step_gets_its_arguments_and_then_the_path_of_its_result(tmp_path, monkeypatch):
     calls = []
 
     def make(first, second, path):
         calls.append((first, second, path))
         path.mkdir()
 
-    for result in ("folder", tmp_path / "folder"):
-        assert make_once(tmp_path, result, make, 1, "two") == tmp_path / "folder"
-    assert calls == [(1, "two", tmp_path / "folder")]
-    assert [*read_json(tmp_path / SECONDS)] == ["folder"]
+    monkeypatch.chdir(tmp_path)
+    for workdir in (tmp_path / "absolute", Path("relative")):
+        workdir.mkdir()
+        for _ in range(2):
+            assert make_once(workdir, workdir / "folder", make, 1, "two") == workdir / "folder"
+        assert calls == [(1, "two", workdir / "folder")]
+        assert [*read_json(workdir / SECONDS)] == ["folder"]
+        calls.clear()

@@ -19,6 +19,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import probe
 from cocondenser_jax.pretrain.checkpoint import (
     best_probe,
@@ -231,8 +232,8 @@ def test_the_best_of_many_checkpoints_stays(tmp_path):
 
 
 def test_a_run_without_a_probe_has_no_best_checkpoint(tmp_path):
-    model = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1}
-    (tmp_path / "run.json").write_text(json.dumps({"model": model}))
+    model = ModelConfig(vocab_size=9, hidden_size=4, num_attention_heads=1)
+    (tmp_path / "run.json").write_text(json.dumps({"model": model.to_dict()}))
     with checkpoint_writer(tmp_path, keep=2) as save:
         for step in (2, 6):
             save(state_of(step), {})

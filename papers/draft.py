@@ -13,7 +13,7 @@ Points = Mapping[tuple[str, int], Step]  # a line's name and a number of trainin
 def stsb_by_size(metric: str) -> Step:
     """Figure 2: the STS Benchmark by the number of training pairs."""
     points = {
-        (name, rows or encoders.N_PAIRS): encoders.stsb(model, rows)
+        (name, rows or encoders.STSB.n_rows): encoders.stsb(model, rows)
         for name, model in _MODELS.items()
         for rows in (500, 1000, 0)
     }

@@ -1,111 +1,112 @@
 """Sentence encoders: the STS Benchmark, and triplets of Wikipedia's sections."""
 
+from typing import NamedTuple
+
 from papers import commands, models
 from papers.data import SECTIONS, STSBENCHMARK
-from papers.steps import Command, Epochs, Step, best, label, most
-
-N_PAIRS = 5_749  # of the STS Benchmark, to train on
-N_TRIPLETS = 1.8e6
-SENTENCE = 10.3e9  # floating-point operations to encode one, by BERT-base
-SECTION = 20.8e9
+from papers.steps import Epochs, Step, best, label, most
 
 
-# ---- the STS Benchmark ----
+class Task(NamedTuple):
+    """What encoders of sentences are trained and evaluated on."""
+
+    name: str  # of papers/sentences.py
+    data: Step
+    file: str  # of a split, in the data
+    held_out: str  # the split to choose the number of epochs by
+    metric: str
+    grid: tuple[int, ...]  # numbers of epochs to choose from
+    n_rows: int  # to train on
+    flop: float  # floating-point operations to encode the texts of a row, by BERT-base
+
+
+STSB = Task(
+    name="stsb",
+    data=STSBENCHMARK,
+    file="sts-{split}.csv",
+    held_out="dev",
+    metric="Spearman",
+    grid=(4, 8),
+    n_rows=5_749,
+    flop=2 * 10.3e9,
+)
+TRIPLETS = Task(
+    name="sections",
+    data=SECTIONS,
+    file="{split}.csv",
+    held_out="validation",
+    metric="Accuracy",
+    grid=(1, 4, 8),
+    n_rows=1_800_000,
+    flop=3 * 20.8e9,
+)
 
 
 def stsb(model: str, rows: int = 0) -> Step:
     """The STS Benchmark after training on some of its pairs, 4 epochs (the draft, 5.2)."""
-    encoder = _stsb_encoder(model, rows, 4)
-    return _stsb(encoder, "test", f"{encoder.out}.json")
+    return _tested(STSB, model, rows, 4)
 
 
 def stsb_few(model: str, rows: int) -> Step:
     """The same with as many epochs as are best for BERT (Condenser, A.1)."""
-
-    def on_dev(epochs: int) -> Step:
-        encoder = _stsb_encoder("bert", rows, epochs)
-        return _stsb(encoder, "dev", f"{encoder.out}.dev.json")
-
-    epochs = best(on_dev, of=(4, 8), metric="Spearman")
-    encoder = _stsb_encoder(model, rows, epochs)
-    return _stsb(encoder, "test", f"{encoder.out}.json")
-
-
-def _stsb_encoder(model: str, rows: int, epochs: Epochs) -> Step:
-    start = models.find(model)
-    data = f"{STSBENCHMARK.out}/sts-train.csv"
-    out = f"$WORK/stsb/{model}-{rows}-{label(epochs)}"
-    return Step(
-        out,
-        [_train("stsb", start.out, data, rows, epochs, out)],
-        needs=[start, STSBENCHMARK],
-        flop=(rows or N_PAIRS) * most(epochs) * 2 * 3 * SENTENCE,
-        epochs=epochs,
-    )
-
-
-def _stsb(encoder: Step, split: str, out: str) -> Step:
-    command = _evaluate("stsb", f"{STSBENCHMARK.out}/sts-{split}.csv", encoder.out, out)
-    return Step(out, [command], needs=[encoder, STSBENCHMARK])
-
-
-# ---- triplets of sections ----
+    return _tested(STSB, model, rows, _best_epochs(STSB, rows))
 
 
 def sections(model: str, rows: int = 0, epochs: int = 1) -> Step:
     """Wikipedia's sections after training on some of their triplets (the draft, 5.2)."""
-    encoder = _sections_encoder(model, rows, epochs)
-    return _sections(encoder, "test", f"{encoder.out}.json")
+    return _tested(TRIPLETS, model, rows, epochs)
 
 
 def sections_few(model: str, rows: int) -> Step:
     """The same with as many epochs as are best for BERT (Condenser, A.1)."""
-
-    def on_validation(epochs: int) -> Step:
-        encoder = _sections_encoder("bert", rows, epochs)
-        return _sections(encoder, "validation", f"{encoder.out}.dev.json")
-
-    epochs = best(on_validation, of=(1, 4, 8), metric="Accuracy")
-    encoder = _sections_encoder(model, rows, epochs)
-    return _sections(encoder, "test", f"{encoder.out}.json")
+    return _tested(TRIPLETS, model, rows, _best_epochs(TRIPLETS, rows))
 
 
-def _sections_encoder(model: str, rows: int, epochs: Epochs) -> Step:
+def _best_epochs(task: Task, rows: int) -> Epochs:
+    def on_held_out(epochs: int) -> Step:
+        encoder = _encoder(task, "bert", rows, epochs)
+        return _evaluated(task, encoder, task.held_out, f"{encoder.out}.dev.json")
+
+    return best(on_held_out, of=task.grid, metric=task.metric)
+
+
+def _tested(task: Task, model: str, rows: int, epochs: Epochs) -> Step:
+    encoder = _encoder(task, model, rows, epochs)
+    return _evaluated(task, encoder, "test", f"{encoder.out}.json")
+
+
+def _encoder(task: Task, model: str, rows: int, epochs: Epochs) -> Step:
     start = models.find(model)
-    data = f"{SECTIONS.out}/train.csv"
-    out = f"$WORK/sections/{model}-{rows}-{label(epochs)}"
-    return Step(
-        out,
-        [_train("sections", start.out, data, rows, epochs, out)],
-        needs=[start, SECTIONS],
-        flop=(rows or N_TRIPLETS) * most(epochs) * 3 * 3 * SECTION,
-        epochs=epochs,
-    )
-
-
-def _sections(encoder: Step, split: str, out: str) -> Step:
-    command = _evaluate("sections", f"{SECTIONS.out}/{split}.csv", encoder.out, out)
-    return Step(out, [command], needs=[encoder, SECTIONS])
-
-
-def _train(task: str, model: str, data: str, rows: int, epochs: Epochs, out: str) -> Command:
-    return commands.words(
+    out = f"$WORK/{task.name}/{model}-{rows}-{label(epochs)}"
+    command = commands.words(
         "python -m papers.sentences train",
-        f"--task={task}",
-        f"--model={model}",
+        f"--task={task.name}",
+        f"--model={start.out}",
         "--pooling=cls",
-        f"--data={data}",
+        f"--data={_file(task, 'train')}",
         f"--train_rows={rows}",
         f"--epochs={epochs}",
         f"--out={out}",
     )
+    return Step(
+        out,
+        [command],
+        needs=[start, task.data],
+        flop=(rows or task.n_rows) * most(epochs) * 3 * task.flop,
+        epochs=epochs,
+    )
 
 
-def _evaluate(task: str, data: str, model: str, out: str) -> Command:
-    return commands.words(
+def _evaluated(task: Task, encoder: Step, split: str, out: str) -> Step:
+    command = commands.words(
         "python -m papers.sentences evaluate",
-        f"--task={task}",
-        f"--data={data}",
-        f"--model={model}",
+        f"--task={task.name}",
+        f"--data={_file(task, split)}",
+        f"--model={encoder.out}",
         f"--json_out={out}",
     )
+    return Step(out, [command], needs=[encoder, task.data])
+
+
+def _file(task: Task, split: str) -> str:
+    return f"{task.data.out}/{task.file.format(split=split)}"

@@ -23,7 +23,7 @@ RETRIEVAL = [
     "sentence-transformers>=6.2",
     "accelerate>=1.4",
     "faiss-cpu>=1.11",
-    "bm25s>=0.3",
+    "bm25s>=0.3.6",
     "numba>=0.61",
     "PyStemmer>=2.2.0.3",
 ]

@@ -45,9 +45,8 @@ optimized: .venv/tools
 wheel: .venv/tools
 	WHEEL=fresh $(BIN)/python -m pytest -p no:randomly tests/test_wheel.py
 
-# Without the checks of shapes: the oldest jaxtyping cannot make them where a conftest imports ours.
 oldest: .venv-oldest/installed
-	.venv-oldest/bin/python -m pytest -p no:randomly --jaxtyping-packages= tests/model tests/corpus tests/retrieval \
+	.venv-oldest/bin/python -m pytest -p no:randomly tests/model tests/corpus tests/retrieval \
 	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/checks/test_verify.py
 
 newest: .venv-newest/installed
@@ -147,7 +146,7 @@ mutants: .venv/mutants
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python \
-	  --resolution lowest-direct --editable '.[all]' 'pytest>=9' 'pytest-timeout>=2.4' 'hypothesis>=6.150'
+	  --resolution lowest-direct --editable '.[all]' 'beartype>=0.20' 'pytest>=9' 'pytest-timeout>=2.4' 'hypothesis>=6.150'
 	touch $@
 
 # constraints.txt, with the versions of constraints-newest.txt for the packages that it names.

@@ -16,7 +16,7 @@ PRETRAIN = [
     "flax>=0.12.2",
     "optax>=0.2.8",
     "grain>=0.2.18",
-    "jaxtyping>=0.3",
+    "jaxtyping>=0.3.6",
 ]
 RETRIEVAL = [
     "torch>=2.8",

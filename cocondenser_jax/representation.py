@@ -14,6 +14,7 @@ _TRANSFORMER = "sentence_bert_config.json"
 # How the tokens of the last layer become a vector, by the names that all releases of
 # sentence-transformers read. A folder may name another way, which no network here has.
 POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+PASSAGE_PROMPTS = ("document", "passage", "corpus")  # the names of what is put before passages
 COSINE_SCALE = 20.0  # sentence-transformers' default
 
 
@@ -111,8 +112,25 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
 
 
 def similarity_of(settings: Mapping[str, Any]) -> Similarity:
-    """Returns how a folder compares vectors, by its config_sentence_transformers.json."""
-    return "cosine" if settings.get("similarity_fn_name") == "cosine" else "dot"
+    """Returns how a folder with modules.json compares vectors, by its settings.
+
+    Silence means cosine, as in sentence-transformers: releases before 3.0 did not write it down.
+
+    Raises:
+      ValueError: for a measure that inner products do not rank by.
+    """
+    match settings.get("similarity_fn_name"):
+        case None | "cosine":
+            return "cosine"
+        case "dot" | "dot_product":
+            return "dot"
+        case other:
+            raise ValueError(f"compares vectors by {other!r}; expected cosine or dot")
+
+
+def passage_prompt(prompts: Mapping[str, str | None]) -> str:
+    """Returns what is put before passages, by the names that sentence-transformers looks for."""
+    return next((text for name in PASSAGE_PROMPTS if (text := prompts.get(name))), "")
 
 
 def to_files(

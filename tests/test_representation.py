@@ -25,6 +25,7 @@ from cocondenser_jax.representation import (
     from_files,
     from_json,
     json_files,
+    passage_prompt,
     to_files,
     to_json,
 )
@@ -91,14 +92,21 @@ def test_what_a_folder_says_of_pooling_and_similarity():
     def read(modules, **settings):
         return from_files(modules, {**pooling, SETTINGS: settings})
 
-    assert read(modules) == SPELLINGS["mean"]
     assert read(modules, similarity_fn_name="dot") == SPELLINGS["mean"]
+    for silent in (read(modules), read(modules, similarity_fn_name=None)):
+        assert silent == SPELLINGS["mean"]._replace(similarity="cosine")
     named = read(modules, similarity_fn_name="cosine")
     assert (named.normalized, named.is_cosine, named.score_scale) == (False, True, 20.0)
     normalized = read([*modules, {"type": "x.Normalize", "path": "2"}], similarity_fn_name="dot")
     assert (normalized.similarity, normalized.is_cosine) == ("dot", True)
     plain = read(None, similarity_fn_name="cosine", prompts={"query": "q: ", "document": ""})
     assert plain == Representation(prompts=(("query", "q: "),))
+
+
+def test_passages_have_the_first_prompt_that_is_not_empty():
+    assert passage_prompt({"query": "q: "}) == ""
+    assert passage_prompt({"document": "", "passage": "p: ", "corpus": "c: "}) == "p: "
+    assert passage_prompt({"passage": "p: ", "document": "d: "}) == "d: "
 
 
 def test_the_scale_is_one_for_inner_products_twenty_for_cosines_or_as_given():
@@ -141,6 +149,11 @@ def test_other_values_are_no_representation(change):
         (MODULES, [], "makes its vectors by no modules; expected Transformer, Pooling"),
         (MODULES, [{"path": ""}], "has a modules.json without the type and path"),
         (MODULES, {"type": "x"}, "has a modules.json without the type and path"),
+        (
+            SETTINGS,
+            {"similarity_fn_name": "euclidean"},
+            "compares vectors by 'euclidean'; expected",
+        ),
         (SETTINGS, [], f"has no JSON object in {SETTINGS}"),
         (SETTINGS, {"prompts": ["query"]}, f"has no JSON object in {SETTINGS}: prompts"),
         (SETTINGS, {"truncate_dim": "8"}, f"has a {SETTINGS} where truncate_dim is '8'; expected"),

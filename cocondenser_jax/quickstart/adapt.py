@@ -27,7 +27,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
@@ -37,6 +37,7 @@ from cocondenser_jax.collection.folder import passage_text, read_corpus, read_sp
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.quickstart.agreement import (
@@ -57,11 +58,13 @@ from cocondenser_jax.quickstart.comparison import (
 from cocondenser_jax.quickstart.proposals import Training, check_given, propose_training
 from cocondenser_jax.quickstart.steps import make_once, pretrain_model, write_store
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, judge
+from cocondenser_jax.representation import MODULES
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import fuse_runs
-from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256
+from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256, towers
 from cocondenser_jax.storage.files import new_folder, write_json
 from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.model_folder import files_of_vectors
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,8 @@ METRICS = (METRIC, "MRR@10", "Recall@100")
 # Right: the same verdict as by judgments; experiments/signals.py measured it.
 WITHOUT_JUDGMENTS = "no judgments: by words of held-out documents, right in 8 of 8 cases"
 _PASSAGES_TIMED = 64
+# With capitals, accents, punctuation, and characters that stand alone.
+_TEXTS = ("A Bad Café", "ÉCOLE naïve Ångström", "it's 3.5 °C (U.S.)", "北京 東京タワー")
 
 
 class Adaptation(NamedTuple):
@@ -96,6 +101,7 @@ def adapt(
     start = find_folder(model)
     length = check_given(overrides, start, n_devices).data.length
     original = load_retriever(start)
+    _check_tokens(start, original)
     _check_texts(corpus, data)
     started = {
         "command": "adapt",
@@ -106,7 +112,7 @@ def adapt(
     }
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
-        make_once(workdir, workdir / PUBLISHED / "model", _save, original)
+        make_once(workdir, workdir / PUBLISHED / "model", _save_published, start, original)
         store = open_store(
             make_once(workdir, workdir / "store", write_store, corpus, start, length)
         )
@@ -127,6 +133,25 @@ def adapt(
             make_once(workdir, result, _save_blend, original, trained, choice.alpha)
         rows = [] if data is None else _test(workdir, data, models)
         return _conclude(workdir, f"{model}, adapted to {corpus}", choice.verdict, rows)
+
+
+def _check_tokens(start: Path, model: SentenceTransformer) -> None:
+    """Raises a UserError where training would read other tokens than the model is searched with.
+
+    Training has those of tokenizer.json. sentence-transformers lowers capitals where another file
+    says so, and transformers makes some tokenizers anew.
+    """
+    ours = load_tokenizer(str(start)).backend
+    theirs: Any = towers(model)[""].tokenizer
+    for text in _TEXTS:
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        ids = ours.encode(text, add_special_tokens=False).ids
+        if ids != expected:
+            raise UserError(
+                f"{start} reads {text!r} as {theirs.convert_ids_to_tokens(expected)}, but its"
+                f" tokenizer.json as {theirs.convert_ids_to_tokens(ids)}: training would see other"
+                " tokens than the search (is do_lower_case said in another file only?)"
+            )
 
 
 def _check_texts(corpus: str, data: Path | None) -> None:
@@ -164,6 +189,22 @@ def _seconds_to_encode(model: SentenceTransformer, data: Path) -> tuple[int, flo
     start = time.perf_counter()
     encode_texts(model, texts)
     return n_passages, (time.perf_counter() - start) * n_passages / len(texts)
+
+
+def _save_published(start: Path, model: SentenceTransformer, out: Path) -> None:
+    """Copies what a folder's vectors depend on; one without modules.json gets them.
+
+    A copy, for sentence-transformers (6.2.0) saves a model without what its folder says of capitals
+    and of a prompt named "passage".
+    """
+    if not (start / MODULES).is_file():
+        _save(model, out)
+        return
+    with new_folder(out) as folder:
+        for path in files_of_vectors(start):
+            copy = folder / path.relative_to(start)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def _save(model: SentenceTransformer, out: Path) -> None:

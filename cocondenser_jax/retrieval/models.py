@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import hashlib
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from cocondenser_jax.representation import (
     SETTINGS,
     Representation,
     from_files,
+    passage_prompt,
     similarity_of,
 )
 from cocondenser_jax.storage.files import file_sha256, read_object
@@ -61,6 +63,9 @@ def load_retriever(
     """
     folder = find_folder(folder)
     model = _open_bi_encoder(folder, pooling)
+    if prompt := passage_prompt(model.prompts):
+        # sentence-transformers (6.2.0) adds an empty "document", and then overlooks a "passage".
+        model.prompts["document"] = prompt
     found: dict[str, Any] = dict(towers(model))
     if not found:
         raise UserError(f"{folder} does not start with a transformer: expected BERT or the like")
@@ -69,6 +74,7 @@ def load_retriever(
         # there: other programs would load what is saved with a random pooler.
         tower.model_kwargs = _model_kwargs(tower_folder(folder, name))
         tower.config_keys = [*tower.config_keys, "model_kwargs"]
+        _require_rows(tower, folder)
         _limit_tokens(tower, query_length, passage_length, folder)
     with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
         model.encode_document("a word")
@@ -78,9 +84,26 @@ def load_retriever(
             modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
             prompts={task: prompt for task, prompt in model.prompts.items() if prompt},
             similarity_fn_name=model.similarity_fn_name,
+            truncate_dim=model.truncate_dim,
         )
+    if model.truncate_dim:
+        model.register_forward_hook(_cut)
     _without_model_card(model)
     return model
+
+
+def _cut(
+    model: SentenceTransformer, inputs: object, features: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Cuts vectors; those that are compared by their cosine get length 1 again.
+
+    sentence-transformers (6.2.0) cuts what `encode` returns, after all modules: the vectors of a
+    cosine model then have lengths below 1, and inner products are no cosines.
+    """
+    vectors_BxD = features["sentence_embedding"][:, : model.truncate_dim]
+    if model.similarity_fn_name == "cosine":
+        vectors_BxD = torch.nn.functional.normalize(vectors_BxD, dim=1)
+    return features | {"sentence_embedding": vectors_BxD}
 
 
 def load_cross_encoder(
@@ -221,9 +244,10 @@ def model_sha256(folder: Path) -> str:
 
 
 def _open_bi_encoder(folder: Path, pooling: str | None) -> SentenceTransformer:
-    kwargs = _model_kwargs(folder)
+    # Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
+    kwargs = _model_kwargs(folder) | {"dtype": "float32"}
+    settings = read_object(folder / SETTINGS, {})
     with _loading(folder, "bi-encoder"):
-        settings = read_object(folder / SETTINGS, {})
         if (folder / MODULES).is_file() and pooling is None:
             model = SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
             own = Representation(
@@ -254,7 +278,8 @@ def _limit_tokens(
     limit = _max_tokens(tower)
     # sentence-transformers counts all rows of the table where the tokenizer has no limit, those
     # before the first position too.
-    tower.max_seq_length = min(tower.max_seq_length or limit, limit)
+    if limit < sys.maxsize:
+        tower.max_seq_length = min(tower.max_seq_length or limit, limit)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None:
             if not 3 <= length <= limit:
@@ -299,12 +324,28 @@ def _loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[N
         )
 
 
-def _model_kwargs(folder: Path) -> dict[str, bool]:
+def _model_kwargs(folder: Path) -> dict[str, Any]:
     backbone = find_backbone(read_object(folder / "config.json", {}).get("model_type"))
     return {"add_pooling_layer": False} if backbone and backbone.pooler else {}
 
 
+def _require_rows(tower: Transformer, folder: Path) -> None:
+    """Raises a UserError where a token of the tokenizer has no row in the table of words."""
+    network: Any = tower.auto_model
+    tokenizer: Any = tower.tokenizer
+    n_rows = network.get_input_embeddings().num_embeddings
+    last = max(tokenizer.get_vocab().values())
+    if last >= n_rows:
+        raise UserError(
+            f"{folder} has a tokenizer with token ids up to {last}, but {n_rows} word embeddings:"
+            " its tokenizer is another model's"
+        )
+
+
 def _max_tokens(backbone: Transformer) -> int:
+    """Returns how many tokens a network can read; where positions are relative, any number."""
     config = backbone.config
+    if not hasattr(config, "max_position_embeddings"):
+        return sys.maxsize
     offset = first_position(config.model_type, getattr(config, "pad_token_id", None))
     return int(config.max_position_embeddings) - offset

@@ -1,0 +1,52 @@
+"""`adapt` trains with the tokens that the search will read."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.quickstart import adapt as adapting
+from cocondenser_jax.retrieval.models import load_retriever
+from tests.world import write_records
+
+
+def stop(*_):
+    """Ends what the test has seen enough of."""
+    raise KeyError("tokens agree")
+
+
+def replace_in(path, old, new):
+    """Replaces a text that a file must have."""
+    content = path.read_text()
+    assert old in content
+    path.write_text(content.replace(old, new))
+
+
+def test_a_model_that_reads_other_tokens_than_its_file_says_is_refused(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    loaded = load_retriever(model_folder, pooling="mean")
+    loaded.save_pretrained("model", create_model_card=False)
+    replace_in(Path("model/tokenizer.json"), '"lowercase": true', '"lowercase": false')
+    replace_in(
+        Path("model/tokenizer_config.json"), '"do_lower_case": true', '"do_lower_case": false'
+    )
+    write_records(Path("texts.jsonl"), [{"text": "abc def"}])
+    words = ["adapt", "--corpus=texts.jsonl", "--workdir=new", "--model=model"]
+    words += ["--config.data.length=64"]
+    with monkeypatch.context() as patch:
+        patch.setattr(adapting, "_check_texts", stop)
+        with pytest.raises(KeyError, match="tokens agree"):
+            main(words)
+    settings = Path("model/sentence_bert_config.json")
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"do_lower_case": True}))
+    assert main(words) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("cocondenser: model reads 'A Bad Café' as [")
+    assert "training would see other tokens than the search" in error
+    shutil.rmtree("model")
+    assert os.listdir() == ["texts.jsonl"]

@@ -138,8 +138,8 @@ def adapt(
 def _check_tokens(start: Path, model: SentenceTransformer) -> None:
     """Raises a UserError where training would read other tokens than the model is searched with.
 
-    Training has those of tokenizer.json. sentence-transformers lowers capitals where another file
-    says so, and transformers makes some tokenizers anew.
+    Training has those of tokenizer.json. sentence-transformers obeys `do_lower_case` of another
+    file, too, and transformers makes some tokenizers anew.
     """
     ours = load_tokenizer(str(start)).backend
     theirs: Any = towers(model)[""].tokenizer

@@ -26,7 +26,9 @@ class Backbone(NamedTuple):
     position_table: bool  # positions are embeddings, added to those of words
     rotary: bool  # positions rotate queries and keys (arXiv 2104.09864)
     local_attention: bool  # all layers but every n-th attend to near tokens only
+    relative_bias: int  # buckets of distances, each with a bias for attention's logits; 0 for none
     offset_by_padding: bool  # positions start at `pad_token_id + 1`, not at 0
+    fixed_pad_id: int | None  # the only `pad_token_id` with which transformers' class works
     pooler: bool  # transformers' class has one unless it is told to leave it out
     tokenizer: Literal["wordpiece", "byte-level", "unigram"]
     tokenizer_class: str  # transformers' name
@@ -44,7 +46,9 @@ _BERT = Backbone(
     position_table=True,
     rotary=False,
     local_attention=False,
+    relative_bias=0,
     offset_by_padding=False,
+    fixed_pad_id=None,
     pooler=True,
     tokenizer="wordpiece",
     tokenizer_class="BertTokenizer",
@@ -90,12 +94,24 @@ BACKBONES = {
         position_table=False,
         rotary=True,
         local_attention=True,
+        relative_bias=0,
         offset_by_padding=False,
+        fixed_pad_id=None,
         pooler=False,
         tokenizer="byte-level",
         tokenizer_class="PreTrainedTokenizerFast",
         special_tokens=_BERT.special_tokens,
         published_vocabulary=Vocabulary(size=50_368, pad_id=50_283),
+    ),
+    # Song et al., arXiv 2004.09297.
+    "mpnet": _BERT._replace(
+        token_types=False,
+        relative_bias=32,
+        offset_by_padding=True,
+        fixed_pad_id=1,
+        tokenizer_class="MPNetTokenizer",
+        special_tokens=_ROBERTA.special_tokens | {"unk": "[UNK]"},
+        published_vocabulary=Vocabulary(size=30_527, pad_id=1),
     ),
 }
 # Families that only PyTorch computes here, and whose positions start where RoBERTa's do.
@@ -110,5 +126,7 @@ def find_backbone(model_type: object) -> Backbone | None:
 def first_position(model_type: str, pad_token_id: int | None) -> int:
     """Returns the position of a text's first token, for every family that transformers loads."""
     backbone = find_backbone(model_type)
+    if backbone and backbone.fixed_pad_id is not None:
+        pad_token_id = backbone.fixed_pad_id
     is_offset = backbone.offset_by_padding if backbone else model_type in _OTHERS_OFFSET_BY_PADDING
     return pad_token_id + 1 if is_offset and pad_token_id is not None else 0

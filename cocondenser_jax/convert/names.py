@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 
@@ -34,6 +35,13 @@ _LAYER = {
     "mlp_in": "intermediate.dense",
     "mlp_out": "output.dense",
     "mlp_norm": "output.LayerNorm",
+}
+_MPNET_LAYER = _LAYER | {
+    "query": "attention.attn.q",
+    "key": "attention.attn.k",
+    "value": "attention.attn.v",
+    "output": "attention.attn.o",
+    "attention_norm": "attention.LayerNorm",
 }
 _MODERN_LAYER = {
     "query": "attn.Wqkv",
@@ -105,12 +113,24 @@ NAMES = {
             "sep_token_id": None,
         },
     ),
+    "mpnet": Names(
+        "MPNetForMaskedLM",
+        "mpnet.",
+        _ROBERTA_MLM,
+        layer=_MPNET_LAYER,
+        lacks=(*_MODERN_SETTINGS, "type_vocab_size"),
+        constant={
+            "hidden_act": "gelu",
+            "relative_attention_num_buckets": BACKBONES["mpnet"].relative_bias,
+        },
+    ),
 }
 # What config.json may say besides its settings; any other value means another network.
 SUPPORTED = {
     "hidden_act": "gelu",
     "position_embedding_type": "absolute",
     "is_decoder": False,
+    "relative_attention_num_buckets": BACKBONES["mpnet"].relative_bias,  # transformers' is fixed
     # ModernBERT's
     "hidden_activation": "gelu",
     "decoder_bias": True,
@@ -120,7 +140,13 @@ SUPPORTED = {
     "classifier_activation": "gelu",
     "classifier_bias": False,
 }
-_LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
+_LEAVES = {
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "table": "weight",
+    "bias": "bias",
+}
 # The fields of `ModelConfig` that Hugging Face's config.json does not have: those of
 # condenser.json, and what modules.json says.
 HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")
@@ -143,6 +169,7 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
             "layers": (f"{names.backbone}{names.layers}{index}.", names.layer),
             "head": (f"{HEAD_PREFIX}{index}.", names.layer),
             "final": (names.backbone, {"": "final_norm"}),
+            "relative": (names.backbone, {"": "encoder.relative_attention_bias"}),
             "mlm": ("", names.mlm),
         }[kind]
         found[path] = f"{prefix}{modules['/'.join(module)]}.{_LEAVES[leaf]}"

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,13 +161,13 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
     backend.encode_special_tokens = True
     state = json.loads(backend.to_str())
-    kind = _kind(state, name)
+    entries = backend.get_vocab(with_added_tokens=True)
+    kind = _kind(state, entries.keys(), name)
     backbone = BACKBONES[kind]
     special = backbone.special_tokens
     if backbone.tokenizer == "unigram":
         backend.model = _never_in_text(state["model"], set(special.values()))
         state = json.loads(backend.to_str())
-    entries = backend.get_vocab(with_added_tokens=True)
     if missing := [token for token in special.values() if token not in entries]:
         raise UserError(f"tokenizer {name} has no {missing[0]}, which {kind} models need")
     ids = {role: entries[token] for role, token in special.items()}
@@ -186,15 +186,18 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     )
 
 
-def _kind(state: dict[str, Any], name: str) -> str:
-    """Identifies a tokenizer by the types of its parts: many folders have no config.json."""
+def _kind(state: dict[str, Any], entries: Set[str], name: str) -> str:
+    """Identifies a tokenizer by the types of its parts: many folders have no config.json.
+
+    MPNet's differs from BERT's in its special tokens alone, and BERT's are in its vocabulary, too.
+    """
     cutter = state["pre_tokenizer"] or {}
     last_step = cutter.get("pretokenizers", [cutter])[-1]
     found = (state["model"], state["normalizer"] or {}, last_step)
     parts = [part.get("type") for part in found]
     match parts:
         case ["WordPiece", "BertNormalizer", "BertPreTokenizer"]:
-            return "bert"
+            return "mpnet" if entries >= {*BACKBONES["mpnet"].special_tokens.values()} else "bert"
         case ["BPE", None, "ByteLevel"]:
             return "roberta"
         case ["BPE", "NFC", "ByteLevel"]:

@@ -5,7 +5,8 @@ The head, a few more transformer layers over [CLS of late ; tokens of early], pr
 tokens, so what the early layers do not know about the text must come through the CLS vector. After
 pre-training the head is dropped, and the backbone is an ordinary BERT, or another of
 `backbones.BACKBONES`. A family whose layers do not end in a LayerNorm has one more after the last
-layer; here it is also applied to the input of the head and to its output.
+layer; here it is also applied to the input of the head and to its output. Where the layers share a
+bias for relative positions, those of the head share it too.
 
 The vector that is trained need not be that of [CLS]: `ModelConfig.representation` says what it is,
 and the pooled vector takes the place of [CLS] in what the head reads.
@@ -16,13 +17,14 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped, UInt32
+from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
 
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, fold_in
 from cocondenser_jax.model.encoder import (
     Embeddings,
     MaskedLMHead,
+    RelativeBias,
     TransformerLayer,
     layer_norm,
     take_rows,
@@ -76,6 +78,8 @@ class Condenser(nn.Module):
         numbers = range(config.num_hidden_layers)
         self.layers = [TransformerLayer(config, dtype, number) for number in numbers]
         self.head = [TransformerLayer(config, dtype) for _ in range(config.n_head_layers)]
+        if config.backbone.relative_bias:
+            self.relative_bias = RelativeBias(config)
         if config.backbone.final_norm:
             self.final_norm = layer_norm(config, dtype)
         self.mlm = MaskedLMHead(config, dtype)
@@ -123,6 +127,7 @@ class Condenser(nn.Module):
                 attention_mask_BxL,
                 fold_in(seeds_B, site_of_head(config, index)),
                 head_positions_BxM if last else None,
+                self._position_bias(input_ids_BxL.shape[1]),
             )
         words_VxD = self.embeddings.word.embedding
         head_logits_BxMxV = late_logits_BxMxV = None
@@ -180,6 +185,7 @@ class Condenser(nn.Module):
         """Returns `early_BxLxD` and `late_BxQxD` (all rows with `rows_BxQ=None`)."""
         skip_from = self.config.skip_from
         last = self.config.num_hidden_layers
+        bias_NxLxL = self._position_bias(input_ids_BxL.shape[1])
         early_BxLxD = hidden_BxSxD = self.embeddings(
             input_ids_BxL, fold_in(seeds_B, EMBEDDINGS_SITE)
         )
@@ -187,11 +193,15 @@ class Condenser(nn.Module):
             # A head that reads the late output needs all of its rows.
             rows = rows_BxQ if number == last != skip_from else None
             layer_seeds_B = fold_in(seeds_B, site_of_layer(number))
-            hidden_BxSxD = layer(hidden_BxSxD, attention_mask_BxL, layer_seeds_B, rows)
+            hidden_BxSxD = layer(hidden_BxSxD, attention_mask_BxL, layer_seeds_B, rows, bias_NxLxL)
             if number == skip_from:
                 early_BxLxD = hidden_BxSxD
         late_BxQxD = take_rows(hidden_BxSxD, rows_BxQ) if skip_from == last else hidden_BxSxD
         return self._final(early_BxLxD), self._final(late_BxQxD)
+
+    def _position_bias(self, length: int) -> Float32[Array, "N L L"] | None:
+        """Returns what all layers add to attention's logits, in families that have it."""
+        return self.relative_bias(length) if self.config.backbone.relative_bias else None
 
     def _final(self, hidden_BxSxD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         """Applies the LayerNorm after the last layer, in families that have one."""

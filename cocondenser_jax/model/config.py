@@ -84,6 +84,11 @@ class ModelConfig:
         for name, (least, most) in BOUNDS.items():
             self._require_within(name, least, most)
         self._require_within("pad_token_id", 0, self.vocab_size - 1)
+        fixed = self.backbone.fixed_pad_id
+        if fixed is not None and self.pad_token_id != fixed:
+            raise UserError(
+                f"pad_token_id is {self.pad_token_id}; {self.model_type} models need {fixed}"
+            )
         self._require_within("skip_from", 0, self.num_hidden_layers)
         if type(self.late_mlm) is not bool:
             raise UserError(f"late_mlm is {self.late_mlm!r}; expected true or false")

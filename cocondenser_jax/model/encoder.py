@@ -13,10 +13,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
 
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, dropout, fold_in
+
+_FARTHEST = 128  # tokens: from there on all distances share a bucket of the relative bias
 
 
 def take_rows(
@@ -120,6 +123,48 @@ class Embeddings(nn.Module):
         return dropout(self.norm(hidden_BxLxD), self.config.hidden_dropout_prob, seeds_BxL)
 
 
+def distance_buckets(distances_D: np.ndarray, n_buckets: int) -> np.ndarray:
+    """Returns the bucket of each signed distance, in tokens, from a query to a key.
+
+    As T5's (Raffel et al., arXiv 1910.10683, section 2.1) with both directions: half of the buckets
+    are for keys that follow the query. Half of those have one distance each, and the others grow
+    geometrically up to 128 tokens.
+    """
+    n_each_way = n_buckets // 2
+    n_exact = n_each_way // 2
+    far_D = np.maximum(np.abs(distances_D), n_exact).astype(np.float32)
+    growth_D = np.log(far_D / np.float32(n_exact)) / np.float32(math.log(_FARTHEST / n_exact))
+    grown_D = n_exact + (growth_D * np.float32(n_each_way - n_exact)).astype(np.int32)
+    near_D = np.abs(distances_D)
+    buckets_D = np.where(near_D < n_exact, near_D, np.minimum(grown_D, n_each_way - 1))
+    return buckets_D + np.where(distances_D > 0, n_each_way, 0)
+
+
+class RelativeBias(nn.Module):
+    """What attention's logits gain by the distance of two tokens, for each head.
+
+    All layers share it (Song et al., arXiv 2004.09297).
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, length: int) -> Float32[Array, "N L L"]:
+        """Returns `bias_NxLxL`, float32: from each token of a span to each."""
+        config = self.config
+        n_buckets = config.backbone.relative_bias
+        n_heads = config.num_attention_heads
+        init = nn.initializers.normal(config.initializer_range)
+        table_KxN = self.param("table", init, (n_buckets, n_heads))
+        # One entry for each distance, the negative ones last, as in Python's indices.
+        distances_D = (np.arange(2 * length) + length) % (2 * length) - length
+        bias_NxD = table_KxN[distance_buckets(distances_D, n_buckets)].T
+        # Cut into rows that are one shorter than what repeats, each row begins one entry earlier
+        # than the one above. So the gradient needs no scatter over all pairs of tokens.
+        rows_NxS = jnp.tile(bias_NxD, (1, length))[:, : length * (2 * length - 1)]
+        return rows_NxS.reshape(n_heads, length, 2 * length - 1)[:, :, :length]
+
+
 class TransformerLayer(nn.Module):
     """Self-attention and feed-forward, each with a residual sum and LayerNorm.
 
@@ -139,12 +184,13 @@ class TransformerLayer(nn.Module):
         attention_mask_BxL: Shaped[Input, "B L"],
         seeds_B: UInt32[Input, " B"] | None = None,
         rows_BxQ: Int[Input, "B Q"] | None = None,
+        bias_NxLxL: Float32[Array, "N L L"] | None = None,
     ) -> Float[Array, "B Q D"]:
         """Returns `hidden_BxQxD`, the layer's output at the requested rows, or at all for None.
 
         Keys and values are those of the whole span either way, so a row's values do not depend on
         which are requested. The mask is true (or 1) at tokens; `seeds_B` is one dropout seed per
-        span (uint32), or None.
+        span (uint32), or None; `bias_NxLxL` is that of `RelativeBias`, in families that have one.
         """
         config = self.config
         norm = functools.partial(layer_norm, config, self.dtype)
@@ -160,8 +206,18 @@ class TransformerLayer(nn.Module):
         if config.backbone.norm_first and self.number != 0:
             read_BxLxD = norm("attention_norm")(read_BxLxD)
         read_BxQxD = take_rows(read_BxLxD, rows_BxQ)
+        bias_BxNxQxL = None
+        if bias_NxLxL is not None:
+            bias_BxNxQxL = bias_NxLxL[None]
+            if rows_BxQ is not None:
+                bias_BxNxQxL = jnp.swapaxes(bias_NxLxL[:, rows_BxQ], 0, 1)
         attended_BxQxD = self._attend(
-            read_BxQxD, read_BxLxD, numbers_BxQ, attention_mask_BxL, fold_in(seeds_B, 0)
+            read_BxQxD,
+            read_BxLxD,
+            numbers_BxQ,
+            attention_mask_BxL,
+            fold_in(seeds_B, 0),
+            bias_BxNxQxL,
         )
         attended_BxQxD = take_rows(hidden_BxLxD, rows_BxQ) + drop(attended_BxQxD, 1)
         if config.backbone.norm_first:
@@ -178,6 +234,7 @@ class TransformerLayer(nn.Module):
         numbers_BxQ: Shaped[Input, "B Q"],
         attention_mask_BxL: Shaped[Input, "B L"],
         seeds_B: UInt32[Input, " B"] | None,
+        bias_BxNxQxL: Float32[Array, "_ N Q L"] | None,
     ) -> Float[Array, "B Q D"]:
         """Returns `attended_BxQxD`: multi-head attention of rows to the tokens of their span.
 
@@ -211,6 +268,8 @@ class TransformerLayer(nn.Module):
         scores_BxNxQxL = jnp.einsum(
             "bnhq,bnhl->bnql", query_BxNxHxQ, key_BxNxHxL, preferred_element_type=jnp.float32
         )
+        if bias_BxNxQxL is not None:
+            scores_BxNxQxL += bias_BxNxQxL
         scores_BxNxQxL = jnp.where(visible_Bx1xQxL, scores_BxNxQxL, jnp.finfo(jnp.float32).min)
         weights_BxNxQxL = jax.nn.softmax(scores_BxNxQxL, axis=-1).astype(self.dtype)
         seeds_BxN = fold_in(seeds_B, jnp.arange(config.num_attention_heads)[None])

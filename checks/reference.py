@@ -80,11 +80,14 @@ class TorchCondenser(torch.nn.Module):
             positions_1xL = torch.arange(ids_BxL.shape[1])[None]
             rotary = backbone.rotary_emb(late, positions_1xL, "full_attention")
             options = {"position_embeddings": rotary}
+        if self.lm.config.model_type == "mpnet":
+            options = {"position_bias": backbone.encoder.compute_position_bias(late)}
         pooled = self._pool(late, mask_BxL)
         hidden = torch.cat([pooled[:, None], early[:, 1:]], dim=1)
         blocked = torch.where(mask_BxL, 0.0, torch.finfo(late.dtype).min)[:, None, None, :]
         for layer in self.c_head:
-            hidden = layer(hidden, blocked.to(late.dtype), **options)
+            out = layer(hidden, blocked.to(late.dtype), **options)
+            hidden = out[0] if isinstance(out, tuple) else out  # MPNet's returns a tuple
         if is_modern:
             hidden = backbone.final_norm(hidden)
         late_logits = self.project(late) if late_mlm else None

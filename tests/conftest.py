@@ -62,6 +62,7 @@ _SPECIALS = {  # padding first, so that RoBERTa's pad_token_id differs from BERT
     "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
 }
 _SPECIALS |= {"xlm-roberta": _SPECIALS["roberta"], "modernbert": _SPECIALS["bert"]}
+_SPECIALS["mpnet"] = _SPECIALS["roberta"] | {"unk": "[UNK]"}
 MODEL_TYPES = tuple(_SPECIALS)
 
 
@@ -178,6 +179,7 @@ def research_folders(tmp_path_factory):
     import transformers
     from transformers.models.bert.modeling_bert import BertLayer
     from transformers.models.modernbert.modeling_modernbert import ModernBertEncoderLayer
+    from transformers.models.mpnet.modeling_mpnet import MPNetLayer
     from transformers.models.roberta.modeling_roberta import RobertaLayer
     from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaLayer
 
@@ -196,6 +198,7 @@ def research_folders(tmp_path_factory):
         "roberta": ("Roberta", RobertaLayer, roberta),
         "xlm-roberta": ("XLMRoberta", XLMRobertaLayer, roberta),
         "modernbert": ("ModernBert", ModernBertEncoderLayer, modern | {"pad_token_id": 0}),
+        "mpnet": ("MPNet", MPNetLayer, {"max_position_embeddings": 26, "layer_norm_eps": 1e-5}),
     }
     folders = {}
     for kind, (name, layer_class, extra) in kinds.items():
@@ -225,7 +228,7 @@ def _write_tokenizer(kind, folder):
     from transformers import PreTrainedTokenizerFast
 
     special = _SPECIALS[kind]
-    if kind == "bert":
+    if kind in ("bert", "mpnet"):
         # Listed, not learned: tokenizers' WordPiece trainer breaks ties by chance (0.23.3,
         # https://github.com/huggingface/tokenizers/issues/1794).
         words = sorted({word for text in TEXTS for word in text.rstrip(".").split()})

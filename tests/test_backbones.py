@@ -69,6 +69,9 @@ def test_the_record_of_a_family_is_what_transformers_builds(model_type, research
     assert backbone.biases == some(".bias")
     assert backbone.token_types == some("token_type_embeddings")
     assert backbone.position_table == some("position_embeddings")
+    assert (backbone.relative_bias > 0) == some("relative_attention_bias")
+    if backbone.relative_bias:
+        assert backbone.relative_bias == model.encoder.relative_attention_bias.num_embeddings
     assert backbone.final_norm == some("final_norm")
     assert backbone.rotary == any("Rotary" in type(module).__name__ for module in modules.values())
     assert backbone.local_attention == hasattr(model.config, "local_attention")

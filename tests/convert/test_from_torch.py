@@ -84,7 +84,7 @@ def test_every_parameter_of_the_model_has_a_name(folder):
 def test_the_research_checkpoint_gives_the_shape(folder):
     config, _ = load_folder(str(folder))
     assert (config.n_head_layers, config.skip_from, config.late_mlm) == (2, 1, True)
-    assert config.pad_token_id == ("roberta" in config.model_type)
+    assert config.pad_token_id == config.backbone.offset_by_padding
     assert config.layer_norm_eps == (1e-12 if config.model_type == "bert" else 1e-5)
     if config.backbone.rotary:
         assert (config.local_attention, config.global_attn_every_n_layers) == (6, 2)
@@ -109,6 +109,18 @@ def test_a_config_may_leave_out_the_padding(research_folders, tmp_path, kind, sa
     assert AutoConfig.from_pretrained(folder).pad_token_id == says_nothing  # transformers' own
 
 
+def test_the_padding_of_mpnet_and_its_buckets_are_those_of_transformers(research_folders, tmp_path):
+    folder = Path(shutil.copytree(research_folders["mpnet"], tmp_path / "model"))
+    edit_config(folder, pad_token_id=None)
+    assert read_shape(folder).pad_token_id == 1
+    edit_config(folder, pad_token_id=3)
+    with pytest.raises(UserError, match="pad_token_id is 3; mpnet models need 1"):
+        read_shape(folder)
+    edit_config(folder, pad_token_id=1, relative_attention_num_buckets=64)
+    with pytest.raises(UserError, match="relative_attention_num_buckets is 64; only 32 is"):
+        read_shape(folder)
+
+
 def old_pytorch_file(folder):
     """As TensorFlow's conversion wrote it: gamma and beta, tied copies, a pooler, NSP."""
     state = load_file(folder / "model.safetensors")
@@ -124,7 +136,7 @@ def old_pytorch_file(folder):
         (folder / "model.safetensors").unlink()
         return
     mlm = "cls.predictions" if "cls.predictions.bias" in state else "lm_head"
-    backbone = "bert" if mlm == "cls.predictions" else "roberta"
+    backbone = next(name for name in state if "word_embeddings" in name).split(".")[0]
     state[f"{mlm}.decoder.weight"] = words
     state[f"{mlm}.decoder.bias"] = state.pop(f"{mlm}.bias")
     state[f"{backbone}.pooler.dense.weight"] = torch.ones(32, 32)
@@ -144,7 +156,9 @@ def shards(folder):
 def without_prefix(folder):
     rewrite(
         folder,
-        lambda state: {re.sub(r"^(bert|roberta|model)\.", "", k): v for k, v in state.items()},
+        lambda state: {
+            re.sub(r"^(bert|roberta|mpnet|model)\.", "", k): v for k, v in state.items()
+        },
     )
 
 

@@ -103,17 +103,33 @@ def composed_bytes(byte_level_folder):
 
 
 @pytest.fixture(scope="session")
+def words_between_s(wordpiece_folder):
+    """As MPNet's: BERT's vocabulary, its special tokens included, between those of MPNet."""
+    entries = (wordpiece_folder / "vocab.txt").read_text().split("\n")[:-1]
+    entries = ["<s>", "<pad>", "</s>", "<unk>", *entries, "<mask>"]
+    numbers = {entry: number for number, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "[UNK]", "<mask>"])
+    return span_tokenizer(tokenizer, "words between <s> and </s>")
+
+
+@pytest.fixture(scope="session")
 def tokenizers(
     wordpiece_folder,
     byte_level_folder,
     unigrams,
     composed_bytes,
+    words_between_s,
 ):
     return {
         "bert": load_tokenizer(str(wordpiece_folder)),
         "roberta": load_tokenizer(str(byte_level_folder)),
         "xlm-roberta": unigrams,
         "modernbert": composed_bytes,
+        "mpnet": words_between_s,
     }
 
 

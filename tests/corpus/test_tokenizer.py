@@ -64,7 +64,7 @@ def test_transformers_loads_what_was_saved(tokenizer, tmp_path):
     save_tokenizer(tokenizer, tmp_path, model_max_length=77)
     reference = AutoTokenizer.from_pretrained(tmp_path)
     assert reference.is_fast
-    classes = {"bert": "BertTokenizer", "roberta": "RobertaTokenizer"}
+    classes = {"bert": "BertTokenizer", "roberta": "RobertaTokenizer", "mpnet": "MPNetTokenizer"}
     assert type(reference).__name__ == classes.get(tokenizer.kind, "TokenizersBackend")
     assert reference.model_max_length == 77
     assert_same_ids(tokenizer, reference)

@@ -232,6 +232,7 @@ def test_dropout_does_not_depend_on_the_padding(batch, variables):
         ({"representation": Representation(dense=(Dense(8, 8),))}, "1 Dense layers follow the"),
         ({"late_mlm": 1}, "late_mlm is 1; expected true or false"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
+        ({"model_type": "mpnet"}, "pad_token_id is 0; mpnet models need 1"),
         ({"model_type": "t5"}, "expected bert or roberta or xlm-roberta or modernbert"),
     ],
 )

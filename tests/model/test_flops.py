@@ -27,7 +27,7 @@ def traced_flops(jaxpr):
     return total
 
 
-@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+@pytest.mark.parametrize("model_type", ["bert", "modernbert", "mpnet"])
 @pytest.mark.parametrize("skip_from", [1, 3])
 @pytest.mark.parametrize("late_mlm", [True, False])
 @pytest.mark.parametrize("n_head_layers", [1, 2])
@@ -40,6 +40,7 @@ def test_counts_the_products_that_are_computed(model_type, skip_from, late_mlm, 
         num_attention_heads=2,
         intermediate_size=20,
         max_position_embeddings=LENGTH,
+        pad_token_id=1,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         n_head_layers=n_head_layers,

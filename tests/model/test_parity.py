@@ -8,12 +8,16 @@ import numpy as np
 import optax
 import pytest
 import torch
+from transformers import MPNetConfig
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from checks.reference import open_reference
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.names import to_tensors
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.encoder import RelativeBias, distance_buckets
 from cocondenser_jax.pretrain.optimizer import AdamW, clip, make_optimizer
 from cocondenser_jax.representation import SPELLINGS
 
@@ -70,6 +74,25 @@ def test_vectors_equal_those_of_plain_transformers(research_folder, spans):
     np.testing.assert_allclose(out.head_logits_BxMxV, logits.numpy(), rtol=0, atol=1e-4)
 
 
+def test_distances_have_the_buckets_of_transformers():
+    distances = np.arange(-700, 701)
+    theirs = MPNetEncoder.relative_position_bucket(torch.from_numpy(distances)).numpy()
+    np.testing.assert_array_equal(distance_buckets(distances, 32), theirs)
+
+
+@pytest.mark.parametrize("length", [1, 2, 24, 300])
+def test_the_relative_bias_is_that_of_transformers(length):
+    """Beyond the longest span of the other tests, too: buckets of far distances."""
+    config = ModelConfig(model_type="mpnet", pad_token_id=1, num_attention_heads=4)
+    small = {"hidden_size": 8, "num_attention_heads": 4, "num_hidden_layers": 0, "vocab_size": 9}
+    encoder = MPNetEncoder(MPNetConfig(**small))
+    table = encoder.relative_attention_bias.weight.detach().numpy()
+    with torch.no_grad():
+        theirs = encoder.compute_position_bias(torch.zeros(1, length, 8))[0].numpy()
+    ours = RelativeBias(config).apply({"params": {"table": table}}, length)
+    np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize(("skip_from", "n_head_layers"), DEPTHS)
 def test_forward_equals_pytorch(research_folder, spans, skip_from, n_head_layers):
     config, params = load(research_folder, skip_from, n_head_layers)
@@ -118,7 +141,8 @@ def test_gradients_and_a_step_of_adamw_equal_pytorch(
     assert value == pytest.approx(their_value.item(), rel=1e-5)
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
-        if name.endswith("key.bias"):  # zero in exact arithmetic: softmax ignores a common shift
+        # Zero in exact arithmetic: softmax ignores a common shift.
+        if name.endswith((".key.bias", ".k.bias")):
             np.testing.assert_allclose(ours[name], 0.0, atol=1e-5)
             continue
         error = np.linalg.norm(ours[name] - gradient) / np.linalg.norm(gradient)
@@ -138,9 +162,11 @@ def torch_step(reference):
     """How far one step of AdamW, with clipping and decay as ours, moves each tensor."""
     named = dict(reference.named_parameters(remove_duplicate=False))
     before = {name: p.detach().clone() for name, p in named.items()}
+    once = dict(reference.named_parameters())
+    free = {name for name, p in once.items() if p.ndim == 1 or "relative_attention_bias" in name}
     groups = [
-        {"params": [p for p in reference.parameters() if p.ndim == 2], "weight_decay": 0.01},
-        {"params": [p for p in reference.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        {"params": [p for name, p in once.items() if name not in free], "weight_decay": 0.01},
+        {"params": [once[name] for name in free], "weight_decay": 0.0},
     ]
     assert torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0) > 1.0
     torch.optim.AdamW(groups, lr=1e-4, eps=EPS).step()

@@ -52,7 +52,7 @@ def small_plan(tmp_path, *overrides):
 
 @pytest.mark.parametrize(
     ("model_type", "vocabulary"),
-    [("roberta", 50_265), ("xlm-roberta", 250_002), ("modernbert", 50_368)],
+    [("roberta", 50_265), ("xlm-roberta", 250_002), ("modernbert", 50_368), ("mpnet", 30_527)],
 )
 def test_other_backbones_have_their_vocabulary_and_compile(tmp_path, model_type, vocabulary):
     network = f"--config.model.model_type={model_type}"

@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.cli.flags import (
     ENGINE,
     EXPERIMENT,
@@ -25,7 +26,11 @@ _SOURCE = (
     "vocabulary --source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine",
     required("--source", str, f"{_SOURCE}; may be repeated", multiple=True),
     flag("--size", 30522, "entries, special tokens included"),
-    flag("--kind", ("bert", "roberta"), "WordPiece; or byte-level BPE, which is always cased"),
+    flag(
+        "--kind",
+        ("bert", "roberta", "mpnet"),
+        "WordPiece (bert, mpnet); or byte-level BPE, which is always cased",
+    ),
     flag("--cased", False, "keep capitals and accents"),
     required("--out", Path, "output folder of the tokenizer, for corpus --tokenizer"),
 )
@@ -33,8 +38,8 @@ def vocabulary(source, size, kind, cased, out):
     """Learn a tokenizer from documents, for a model from scratch."""
     from cocondenser_jax.corpus.build import build_vocabulary
 
-    if cased and kind != "bert":
-        raise UserError(f"--cased goes with --kind=bert: {kind} is always cased")
+    if cased and BACKBONES[kind].tokenizer != "wordpiece":
+        raise UserError(f"--cased goes with --kind=bert or mpnet: {kind} is always cased")
     tokenizer = build_vocabulary(source, out, size, kind=kind, lowercase=not cased)
     print_text(f"{out}: {tokenizer.vocab_size:,} entries")
 

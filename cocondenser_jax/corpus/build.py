@@ -280,7 +280,7 @@ def build_vocabulary(
     out: Path,
     size: int,
     *,
-    kind: Literal["bert", "roberta"] = "bert",
+    kind: Literal["bert", "roberta", "mpnet"] = "bert",
     lowercase: bool = True,
 ) -> SpanTokenizer:
     """Learns a tokenizer as `train_tokenizer` from sources (`open_source`); writes a new folder."""

@@ -62,17 +62,17 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
 def train_tokenizer(
     texts: Iterable[str],
     vocab_size: int,
-    kind: Literal["bert", "roberta"] = "bert",
+    kind: Literal["bert", "roberta", "mpnet"] = "bert",
     *,
     lowercase: bool = True,
 ) -> SpanTokenizer:
-    """Learns BERT's WordPiece or RoBERTa's byte-level BPE; the same texts give the same vocabulary.
+    """Learns a WordPiece or a byte-level BPE; the same texts give the same vocabulary.
 
     Args:
       texts: the corpus, or a sample of it: read once. Its distinct words are held in memory.
       vocab_size: entries, special tokens (which come first) included; a small corpus gives fewer.
       kind: see `SpanTokenizer`.
-      lowercase: remove capitals and accents, where the kind is `bert`.
+      lowercase: remove capitals and accents, where it is a WordPiece.
     """
     backbone = BACKBONES[kind]
     is_wordpiece = backbone.tokenizer == "wordpiece"

@@ -84,7 +84,10 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("vocabulary --source=x --out=out --kind=roberta --cased", "--cased goes with --kind=bert"),
+        (
+            "vocabulary --source=x --out=out --kind=roberta --cased",
+            "--cased goes with --kind=bert or",
+        ),
         ("vocabulary --source=none.txt --out=out", "no file none.txt"),
         ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),
         ("verify --store=store --step=7", "(see cocondenser verify --help)"),

@@ -15,6 +15,7 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
+    processors,
     trainers,
 )
 
@@ -112,7 +113,9 @@ def words_between_s(wordpiece_folder):
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "[UNK]", "<mask>"])
+    mask = AddedToken("<mask>", lstrip=True)
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "[UNK]", mask])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return span_tokenizer(tokenizer, "words between <s> and </s>")
 
 

@@ -162,6 +162,21 @@ def test_a_vocabulary_is_the_same_whatever_the_number_of_threads(kind, paragraph
     assert len({run.stdout for run in found}) == 1
 
 
+def test_the_vocabulary_of_mpnet_is_that_of_bert_with_other_special_tokens(paragraphs):
+    bert, mpnet = (train_tokenizer(paragraphs, 500, kind) for kind in ("bert", "mpnet"))
+    assert mpnet.kind == "mpnet"
+    assert mpnet.pad_id == 1
+    special = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
+    assert [mpnet.backend.id_to_token(i) for i in range(5)] == special
+    entries = mpnet.backend.get_vocab().items()
+    others = {entry: number for entry, number in bert.backend.get_vocab().items() if number > 4}
+    assert {entry: number for entry, number in entries if number > 4} == others
+    first, *inner, last = mpnet.backend.encode(TEXTS[0]).ids
+    assert (first, last) == (0, 2)
+    assert len(inner) > 9
+    assert inner == bert.backend.encode(TEXTS[0], add_special_tokens=False).ids
+
+
 def test_byte_level_training_is_the_librarys_own(paragraphs, byte_level_folder):
     texts = [" " + " ".join(text.split()) for text in paragraphs]
     reference = ByteLevelBPETokenizer()

@@ -110,7 +110,7 @@ BACKBONES = {
         offset_by_padding=True,
         fixed_pad_id=1,
         tokenizer_class="MPNetTokenizer",
-        special_tokens=_ROBERTA.special_tokens | {"unk": "[UNK]"},
+        special_tokens={**_ROBERTA.special_tokens, "unk": "[UNK]"},
         published_vocabulary=Vocabulary(size=30_527, pad_id=1),
     ),
 }

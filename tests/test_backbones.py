@@ -4,6 +4,8 @@ And each family's record, beside the classes of transformers.
 """
 
 import inspect
+import json
+import shutil
 
 import jax
 import numpy as np
@@ -13,7 +15,8 @@ import transformers
 from checks.verify import main as verify
 from cocondenser_jax.backbones import BACKBONES, find_backbone, first_position
 from cocondenser_jax.cli import main
-from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.from_torch import load_folder, read_shape
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.checkpoint import load_run
 from tests.world import write_records
 
@@ -95,6 +98,21 @@ def test_positions_start_where_those_of_transformers_do(model_type):
     tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
     unused = tables[0].padding_idx if tables else None
     assert first_position(model_type, 3) == (0 if unused is None else unused + 1)
+
+
+def test_what_transformers_fixes_of_mpnet_is_refused(research_folders, tmp_path):
+    folder = shutil.copytree(research_folders["mpnet"], tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text())
+
+    def shape(**changes):
+        (folder / "config.json").write_text(json.dumps(values | changes))
+        return read_shape(folder)
+
+    assert shape(pad_token_id=None).pad_token_id == 1
+    with pytest.raises(UserError, match="pad_token_id is 3; mpnet models need 1"):
+        shape(pad_token_id=3)
+    with pytest.raises(UserError, match="relative_attention_num_buckets is 64; only 32 is"):
+        shape(relative_attention_num_buckets=64)
 
 
 def test_what_names_no_backbone():

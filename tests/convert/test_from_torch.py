@@ -109,18 +109,6 @@ def test_a_config_may_leave_out_the_padding(research_folders, tmp_path, kind, sa
     assert AutoConfig.from_pretrained(folder).pad_token_id == says_nothing  # transformers' own
 
 
-def test_the_padding_of_mpnet_and_its_buckets_are_those_of_transformers(research_folders, tmp_path):
-    folder = Path(shutil.copytree(research_folders["mpnet"], tmp_path / "model"))
-    edit_config(folder, pad_token_id=None)
-    assert read_shape(folder).pad_token_id == 1
-    edit_config(folder, pad_token_id=3)
-    with pytest.raises(UserError, match="pad_token_id is 3; mpnet models need 1"):
-        read_shape(folder)
-    edit_config(folder, pad_token_id=1, relative_attention_num_buckets=64)
-    with pytest.raises(UserError, match="relative_attention_num_buckets is 64; only 32 is"):
-        read_shape(folder)
-
-
 def old_pytorch_file(folder):
     """As TensorFlow's conversion wrote it: gamma and beta, tied copies, a pooler, NSP."""
     state = load_file(folder / "model.safetensors")

@@ -122,7 +122,7 @@ def similarity_of(settings: Mapping[str, Any]) -> Similarity:
     match settings.get("similarity_fn_name"):
         case None | "cosine":
             return "cosine"
-        case "dot" | "dot_product":
+        case "dot":
             return "dot"
         case other:
             raise ValueError(f"compares vectors by {other!r}; expected cosine or dot")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -33,6 +33,7 @@ from cocondenser_jax.corpus.tasks import (
 )
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import (
+    Learned,
     SpanTokenizer,
     load_tokenizer,
     save_tokenizer,
@@ -280,7 +281,7 @@ def build_vocabulary(
     out: Path,
     size: int,
     *,
-    kind: Literal["bert", "roberta", "mpnet"] = "bert",
+    kind: Learned = "bert",
     lowercase: bool = True,
 ) -> SpanTokenizer:
     """Learns a tokenizer as `train_tokenizer` from sources (`open_source`); writes a new folder."""

@@ -14,6 +14,7 @@ from cocondenser_jax.backbones import BACKBONES, Backbone
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.storage.files import write_json
 
+Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` makes
 ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
 _N_BYTES = 256
 _REPEATS = 1000  # of a word in one text, at most
@@ -62,7 +63,7 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
 def train_tokenizer(
     texts: Iterable[str],
     vocab_size: int,
-    kind: Literal["bert", "roberta", "mpnet"] = "bert",
+    kind: Learned = "bert",
     *,
     lowercase: bool = True,
 ) -> SpanTokenizer:

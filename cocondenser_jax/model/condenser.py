@@ -120,6 +120,7 @@ class Condenser(nn.Module):
 
         cls_Bx1xD = pooled_BxD[:, None].astype(self.dtype)
         hidden_BxLxD = jnp.concatenate([cls_Bx1xD, early_BxLxD[:, 1:]], axis=1)
+        bias_NxLxL = self._position_bias(input_ids_BxL.shape[1])
         for index, layer in enumerate(self.head):
             last = index == config.n_head_layers - 1
             hidden_BxLxD = layer(
@@ -127,7 +128,7 @@ class Condenser(nn.Module):
                 attention_mask_BxL,
                 fold_in(seeds_B, site_of_head(config, index)),
                 head_positions_BxM if last else None,
-                self._position_bias(input_ids_BxL.shape[1]),
+                bias_NxLxL,
             )
         words_VxD = self.embeddings.word.embedding
         head_logits_BxMxV = late_logits_BxMxV = None

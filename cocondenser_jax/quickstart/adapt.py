@@ -141,11 +141,12 @@ def _check_tokens(start: Path, model: SentenceTransformer) -> None:
     Training has those of tokenizer.json. sentence-transformers obeys `do_lower_case` of another
     file, too, and transformers makes some tokenizers anew.
     """
-    ours = load_tokenizer(str(start)).backend
+    ours = load_tokenizer(str(start))
     theirs: Any = towers(model)[""].tokenizer
     for text in _TEXTS:
-        expected = theirs(text, add_special_tokens=False)["input_ids"]
-        ids = ours.encode(text, add_special_tokens=False).ids
+        expected = theirs(text)["input_ids"]
+        words = ours.backend.encode(text, add_special_tokens=False).ids
+        ids = [ours.cls_id, *words, ours.sep_id]
         if ids != expected:
             raise UserError(
                 f"{start} reads {text!r} as {theirs.convert_ids_to_tokens(expected)}, but its"

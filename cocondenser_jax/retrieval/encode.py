@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import PASSAGE_PROMPTS
 from cocondenser_jax.retrieval.embeddings import (
     FREE_FIELDS,
     MANIFEST,
@@ -270,7 +271,7 @@ def _encode(
     `encode_document` sorts by characters; in batches of short texts, a fifth is padding.
     """
     texts = [passage_text(passage) for passage in passages]
-    names = ("document", "passage", "corpus", model.default_prompt_name)  # as `encode_document`
+    names = (*PASSAGE_PROMPTS, model.default_prompt_name)  # as `encode_document`
     prompt = next((model.prompts[name] for name in names if name in model.prompts), None)
     features = model.preprocess(texts, prompt=prompt, task="document")
     mask_NxL = features["attention_mask"]

@@ -25,6 +25,22 @@ def replace_in(path, old, new):
     path.write_text(content.replace(old, new))
 
 
+def test_a_model_whose_texts_begin_with_another_token_is_refused(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    load_retriever(model_folder).save_pretrained("model", create_model_card=False)
+    config = Path("model/tokenizer_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"cls_token": "[MASK]"}))
+    write_records(Path("texts.jsonl"), [{"text": "abc def"}])
+    words = ["adapt", "--corpus=texts.jsonl", "--workdir=new", "--model=model"]
+    assert main([*words, "--config.data.length=64"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("cocondenser: model reads 'A Bad Café' as ['[MASK]', ")
+    assert "as ['[CLS]', " in error
+    assert sorted(os.listdir()) == ["model", "texts.jsonl"]
+
+
 def test_a_model_that_reads_other_tokens_than_its_file_says_is_refused(
     model_folder, tmp_path, monkeypatch, capsys
 ):

@@ -11,6 +11,7 @@
 # make bench-gpu    measure everything on a GPU, in about ten minutes, without a network (make gpu-wheels before)
 # make bench-tpu    measure everything on a TPU VM (tpu_scripts/bench.sh runs it there)
 # make gpu-wheels   fill .wheels with what a machine with JAX and PyTorch may lack
+# make published   three real models as PyPI has them, beside sentence-transformers (make published DATA=FOLDER searches SciFact)
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
 # make reproduce    run the commands of every row of papers/ and experiments/ on tiny data (20 minutes)
 # make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
@@ -18,7 +19,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases docs bench bench-gpu bench-tpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases docs published bench bench-gpu bench-tpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -61,6 +62,10 @@ databases: .venv/databases
 docs: .venv/docs
 	$(BIN)/python docs/build_site.py build/site
 	$(BIN)/python -m pytest tests/test_notebooks.py
+
+published: .venv/published
+	$(BIN)/python -m checks.published --folder=build/published \
+	  --json_out=build/published/results.json $(if $(DATA),--data=$(DATA))
 
 bench: .venv/tools
 	for name in step memory input convert corpus hard_batches cluster; do \
@@ -127,6 +132,10 @@ mutants: .venv/mutants
 
 .venv/docs: .venv/tools
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,docs]'
+	touch $@
+
+.venv/published: .venv/tools
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,published]'
 	touch $@
 
 .venv/mutants: .venv/tools

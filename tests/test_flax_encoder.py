@@ -1,6 +1,8 @@
 """Vectors that Flax computes beside those of PyTorch: every family, both poolings, two towers."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,3 +86,12 @@ def test_another_pooling_is_refused(research_folders, corpus, tmp_path, capsys):
     command = ["encode", f"--model={folder}", f"--corpus={corpus}", f"--out={tmp_path}/out"]
     assert main([*command, "--backend=jax"]) == 2
     assert f"{folder} pools by max: with jax, expected cls or mean" in capsys.readouterr().err
+
+
+def test_positions_that_follow_another_padding_are_refused(research_folders, tmp_path):
+    """transformers would count from the config's, and count the tokenizer's, too."""
+    folder = Path(shutil.copytree(research_folders["roberta"], tmp_path / "roberta"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 0}))
+    with pytest.raises(UserError, match="pads with 1, but pad_token_id of the model is 0"):
+        run_in_flax(load_retriever(folder), folder, batch_size=3)

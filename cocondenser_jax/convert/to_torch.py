@@ -19,7 +19,7 @@ from cocondenser_jax.convert.names import (
     to_tensors,
 )
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
-from cocondenser_jax.errors import UserError, escape_control
+from cocondenser_jax.errors import escape_control
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.representation import to_files
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
@@ -50,11 +50,7 @@ def export_folder(
     """
     require_absent(out)
     tokenizer = load_tokenizer(str(tokenizer_folder))
-    if tokenizer.vocab_size > config.vocab_size:
-        raise UserError(
-            f"the tokenizer in {tokenizer_folder} has token ids up to {tokenizer.vocab_size - 1},"
-            f" but the model has {config.vocab_size} word embeddings"
-        )
+    config.require_tokenizer(tokenizer_folder, tokenizer.vocab_size, tokenizer.pad_id)
     tensors = to_tensors(params, config)
     head = {name: value for name, value in tensors.items() if name.startswith(HEAD_PREFIX)}
     lm = {name: value for name, value in tensors.items() if name not in head}

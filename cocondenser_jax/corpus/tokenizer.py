@@ -31,7 +31,7 @@ class SpanTokenizer:
     sep_id: int
     pad_id: int
     mask_id: int
-    special_ids: tuple[int, ...]  # ids that stand for no text (and the unknown token), ascending
+    special_ids: tuple[int, ...]  # that stand for no text, and the unknown token; ascending
     sha256: str  # of entries and rules, however the files are laid out
 
     @property
@@ -174,15 +174,17 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     ids = {role: entries[token] for role, token in special.items()}
     added = backend.get_added_tokens_decoder()
     added_ids = (number for number, token in added.items() if token.special)
+    n_ids = max(entries.values()) + 1
+    unused_ids = set(range(n_ids)).difference(entries.values())
     return SpanTokenizer(
         backend=backend,
         kind=kind,
-        vocab_size=max(entries.values()) + 1,
+        vocab_size=n_ids,
         cls_id=ids["cls"],
         sep_id=ids["sep"],
         pad_id=ids["pad"],
         mask_id=ids["mask"],
-        special_ids=tuple(sorted({*ids.values(), *added_ids})),
+        special_ids=tuple(sorted({*ids.values(), *added_ids, *unused_ids})),
         sha256=_checksum(entries, state),
     )
 

@@ -134,6 +134,31 @@ class ModelConfig:
         """The longest span, in tokens."""
         return self.max_position_embeddings - self.position_offset
 
+    def require_tokenizer(self, name: object, n_ids: int, pad_id: int) -> None:
+        """Raises a UserError for a tokenizer whose texts the network would not read rightly.
+
+        There may be more word embeddings than tokens: published tables are padded to a multiple,
+        and multilingual MiniLM has 250,037 for the 250,002 tokens of XLM-R. Padding is the
+        tokenizer's to say, for no network here looks at it, but for one thing: where positions
+        start after `pad_token_id`, transformers counts all other tokens, padding too if it is
+        another one.
+
+        Args:
+          name: of the tokenizer, for the message.
+          n_ids: its highest token id + 1.
+          pad_id: the id that it pads with.
+        """
+        if n_ids > self.vocab_size:
+            raise UserError(
+                f"the tokenizer of {name} has token ids up to {n_ids - 1}, but the model has"
+                f" {self.vocab_size} word embeddings: it is another model's tokenizer"
+            )
+        if self.backbone.offset_by_padding and pad_id != self.pad_token_id:
+            raise UserError(
+                f"the tokenizer of {name} pads with {pad_id}, but pad_token_id of the model is"
+                f" {self.pad_token_id}, from which {self.model_type} counts positions"
+            )
+
     def attends_locally(self, number: int | None) -> bool:
         """Whether a layer attends to near tokens only, by its number; one of the head has none."""
         is_local = number is not None and number % self.global_attn_every_n_layers > 0

@@ -146,12 +146,7 @@ def _model_and_params(
         model = model_config.to_dict()
     facts = {"config": experiment.settings, "data": store.sha256, "model": model}
     model_config = ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"])
-    if (model_config.vocab_size, model_config.pad_token_id) != (store.vocab_size, store.pad_id):
-        raise UserError(
-            f"the store's tokenizer has {store.vocab_size} tokens and [PAD] {store.pad_id}, the"
-            f" model to start from {model_config.vocab_size} and {model_config.pad_token_id}:"
-            " build the store with the model's own tokenizer"
-        )
+    model_config.require_tokenizer(store.path, store.vocab_size, store.pad_id)
     chunk_size = experiment.step.loss.chunk_size
     check_batch(experiment.batches, chunk_size, model_config.max_length, count_devices())
     return model_config, params

@@ -15,6 +15,7 @@ from cocondenser_jax.convert.from_torch import read_shape
 from cocondenser_jax.corpus.batches import batch_examples, held_out_documents
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
@@ -101,6 +102,8 @@ def check_given(overrides: Sequence[str], start: Path, n_devices: int) -> Config
     if config.probe.data:
         read_split(Path(config.probe.data), config.probe.split)
     network = read_shape(start)
+    tokenizer = load_tokenizer(str(start))
+    network.require_tokenizer(start, tokenizer.vocab_size, tokenizer.pad_id)
     experiment = resolve_without_store(config, 1, network.vocab_size, network.pad_token_id)
     _check_batch(experiment, network.max_length, n_devices)
     if not config.init_head:  # else what the model lacks is drawn

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import resource
+import shutil
 from pathlib import Path
 
 import jax
@@ -174,6 +175,36 @@ def test_a_folder_that_holds_something_is_left_alone(research_folders, flax_bert
     with pytest.raises(UserError, match="already exists"):
         export_folder(params, config, research_folders["bert"], tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_bert_with_the_unigrams_of_another_family_stays_as_published(research_folders, tmp_path):
+    """As multilingual MiniLM and E5-small: spare rows, and a padding that is not the config's."""
+    folder = tmp_path / "bert"
+    names = ("tokenizer.json", "tokenizer_config.json")
+    shutil.copytree(research_folders["bert"], folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    for name in names:
+        shutil.copy(research_folders["xlm-roberta"] / name, folder)
+    config, params = load_folder(str(folder), skip_from=1)
+    export_folder(params, config, folder, tmp_path / "out", {})
+
+    models = [AutoModelForMaskedLM.from_pretrained(path) for path in (folder, tmp_path / "out")]
+    tokenizers = [AutoTokenizer.from_pretrained(path) for path in (folder, tmp_path / "out")]
+    for model, tokenizer in zip(models, tokenizers, strict=True):
+        assert (model.config.vocab_size, model.config.pad_token_id) == (93, 0)
+        assert (len(tokenizer), tokenizer.pad_token_id) == (90, 1)
+    texts = ["Early layers know the words.", "Search."]
+    tokens = [tokenizer(texts, padding=True, return_tensors="pt") for tokenizer in tokenizers]
+    assert torch.equal(tokens[0]["input_ids"], tokens[1]["input_ids"])
+    logits = [model(**tokens[0]).logits for model in models]
+    assert torch.equal(*logits)
+    ours = Condenser(config).apply(
+        {"params": params},
+        np.array(tokens[0]["input_ids"]),
+        np.array(tokens[0]["attention_mask"]),
+        method="encode",
+    )
+    theirs = SentenceTransformer(str(tmp_path / "out")).encode(texts)
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(

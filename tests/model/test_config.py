@@ -2,6 +2,7 @@
 
 import pytest
 
+from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 
@@ -15,3 +16,20 @@ def test_a_size_that_would_fill_the_memory_is_refused(name, most):
         ModelConfig(**{name: most + 1})
     with pytest.raises(UserError, match=f"{name} is 0"):
         ModelConfig(**{name: 0})
+
+
+def test_a_table_may_have_more_rows_than_the_tokenizer_has_ids():
+    ModelConfig(vocab_size=250_037, pad_token_id=0).require_tokenizer("MiniLM", 250_002, 1)
+    with pytest.raises(UserError, match="of MiniLM has token ids up to 250001, but the model has"):
+        ModelConfig(vocab_size=250_001).require_tokenizer("MiniLM", 250_002, 0)
+
+
+@pytest.mark.parametrize("model_type", BACKBONES)
+def test_the_padding_is_the_tokenizers_unless_positions_follow_it(model_type):
+    config = ModelConfig(model_type=model_type, pad_token_id=1)
+    config.require_tokenizer("folder", 100, 1)
+    if config.position_offset == 0:
+        config.require_tokenizer("folder", 100, 3)
+    else:
+        with pytest.raises(UserError, match="of folder pads with 3, but pad_token_id of the"):
+            config.require_tokenizer("folder", 100, 3)

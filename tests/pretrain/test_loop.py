@@ -376,15 +376,31 @@ def test_stage_two_starts_with_stage_one(config, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_model_of_another_vocabulary_is_refused(config, tmp_path):
+def with_rows(config, n_rows, folder):
+    """Returns settings that start from a run of a model with so many word embeddings."""
     store = open_store(Path(config.data.store))
-    larger = dataclasses.replace(model_of(config, store), vocab_size=1000)
-    write_run(tmp_path / "larger", larger, init_params(larger, 0), store.tokenizer_folder)
+    model = dataclasses.replace(model_of(config, store), vocab_size=n_rows, pad_token_id=2)
+    write_run(folder, model, init_params(model, 0), store.tokenizer_folder)
     config = config.copy_and_resolve_references().unlock()
-    config.warm_start = str(tmp_path / "larger")
-    with pytest.raises(UserError, match="build the store with the model's own tokenizer"):
-        train(config, tmp_path / "run")
+    config.train.steps = 1
+    config.warm_start = str(folder)
+    return config
+
+
+def test_a_model_with_fewer_rows_than_tokens_is_refused(config, tmp_path):
+    settings = with_rows(config, 79, tmp_path / "smaller")
+    said = "token ids up to 79, but the model has 79 word embeddings: it is another model's"
+    with pytest.raises(UserError, match=said):
+        train(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_more_rows_than_tokens_keeps_them(config, tmp_path):
+    """And the id that it says is padding's, though the tokenizer, which pads, has another."""
+    train(with_rows(config, 96, tmp_path / "padded"), tmp_path / "run")
+    model, params, _ = load_run(tmp_path / "run")
+    assert (model.vocab_size, model.pad_token_id) == (96, 2)
+    assert params["embeddings"]["word"]["embedding"].shape == (96, 16)
 
 
 def test_a_folder_with_something_else_is_left_alone(config, tmp_path):

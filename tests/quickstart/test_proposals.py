@@ -106,6 +106,18 @@ def test_what_needs_no_store_is_refused_without_one(start, overrides, said):
         check_given(as_flags({"data.length": 64} | overrides), start, n_devices=8)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"vocab_size": 80}, "token ids up to 148, but the model has 80 word embeddings"),
+        ({"kind": "Roberta", "pad_token_id": 1}, "pads with 0, but pad_token_id of the model is 1"),
+    ],
+)
+def test_another_models_tokenizer_is_refused_without_a_store(make_model, settings, said):
+    with pytest.raises(UserError, match=said):
+        check_given(["--config.data.length=32"], make_model(**settings), n_devices=8)
+
+
 def test_a_chunk_size_waits_for_the_batch_that_the_corpus_decides_on(start):
     config = check_given(["--config.data.length=64", "--config.train.chunk_size=6"], start, 8)
     assert (config.data.length, config.train.chunk_size) == (64, 6)

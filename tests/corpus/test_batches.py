@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from cocondenser_jax.corpus import batches
 from cocondenser_jax.corpus.batches import (
@@ -24,7 +23,6 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.examples import EXAMPLES
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
-from tests.world import write_records
 
 SPEC = BatchSpec(seed=7, batch_size=8, length=16)
 N_DOCUMENTS = 24
@@ -382,24 +380,3 @@ def test_copies_are_one_span_masked_twice(store):
         n_masked_S = batch.weights_SxM.sum(axis=1)
         shares += [n_masked_S[i::2].sum() / n_tokens_S[i::2].sum() / 20 for i in (0, 1)]
     np.testing.assert_allclose(shares, [0.3, 0.6], atol=0.01)
-
-
-def test_what_is_drawn_at_random_is_an_entry_of_the_tokenizer(tmp_path):
-    """Of a vocabulary with gaps, most of whose numbers stand for nothing."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    entries = {token: number for number, token in enumerate(special)}
-    entries |= {letter: 10 * number for number, letter in enumerate("abcdefghij", start=1)}
-    tokenizer = Tokenizer(models.WordPiece(entries, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    (tmp_path / "tokenizer").mkdir()
-    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
-    rng = np.random.default_rng(0)
-    texts = ({"text": " ".join(rng.choice([*"abcdefghij"], 14))} for _ in range(64))
-    source = write_records(tmp_path / "text.jsonl", texts)
-    build_store(str(source), str(tmp_path / "tokenizer"), tmp_path / "store", max_tokens=16)
-    gaps = open_store(tmp_path / "store")
-    spec = BatchSpec(seed=0, batch_size=60, length=16, example="span", mask_probability=0.8)
-    shown = np.concatenate([make_batch(gaps, spec, step).input_ids_SxL for step in range(20)])
-    assert gaps.vocab_size == 101
-    assert set(shown.ravel().tolist()) == {*entries.values()} - {entries["[UNK]"], gaps.pad_id}

@@ -1,7 +1,6 @@
 """Runs: what they leave behind, how they resume, what they refuse."""
 
 import contextlib
-import dataclasses
 import json
 import logging
 import shutil
@@ -29,7 +28,6 @@ from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import encoder
-from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.flops import forward_flops
 from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain import step as step_module
@@ -39,7 +37,7 @@ from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import new_model
 from cocondenser_jax.storage.runs import flatten
-from tests.world import model_of, read_metrics, write_run
+from tests.world import read_metrics
 
 RATES = ("spans_per_second", "tokens_per_second", "input_wait_share", "model_tflops_per_second")
 # No value is the default. What is True or False, or "bfloat16", there is the other here.
@@ -374,33 +372,6 @@ def test_stage_two_starts_with_stage_one(config, tmp_path):
         jax.tree.leaves(load_run(tmp_path / "two")[1]), jax.tree.leaves(params), strict=True
     ):
         np.testing.assert_array_equal(a, b)
-
-
-def with_rows(config, n_rows, folder):
-    """Returns settings that start from a run of a model with so many word embeddings."""
-    store = open_store(Path(config.data.store))
-    model = dataclasses.replace(model_of(config, store), vocab_size=n_rows, pad_token_id=2)
-    write_run(folder, model, init_params(model, 0), store.tokenizer_folder)
-    config = config.copy_and_resolve_references().unlock()
-    config.train.steps = 1
-    config.warm_start = str(folder)
-    return config
-
-
-def test_a_model_with_fewer_rows_than_tokens_is_refused(config, tmp_path):
-    settings = with_rows(config, 79, tmp_path / "smaller")
-    said = "token ids up to 79, but the model has 79 word embeddings: it is another model's"
-    with pytest.raises(UserError, match=said):
-        train(settings, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_model_with_more_rows_than_tokens_keeps_them(config, tmp_path):
-    """And the id that it says is padding's, though the tokenizer, which pads, has another."""
-    train(with_rows(config, 96, tmp_path / "padded"), tmp_path / "run")
-    model, params, _ = load_run(tmp_path / "run")
-    assert (model.vocab_size, model.pad_token_id) == (96, 2)
-    assert params["embeddings"]["word"]["embedding"].shape == (96, 16)
 
 
 def test_a_folder_with_something_else_is_left_alone(config, tmp_path):

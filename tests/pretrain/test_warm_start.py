@@ -15,11 +15,12 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
+from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
 from cocondenser_jax.representation import SPELLINGS, Representation
-from tests.world import write_run, write_tokenizer
+from tests.world import model_of, write_run, write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
 
@@ -174,3 +175,30 @@ def test_the_scale_of_a_run_goes_on_unless_another_is_asked_for(folder, tmp_path
         assert loaded.representation.pooling == "mean"
         scales.append(loaded.representation.score_scale)
     assert scales == [50.0, 100.0]
+
+
+def with_rows(config, n_rows, folder):
+    """Returns settings that start from a run of a model with so many word embeddings."""
+    store = open_store(Path(config.data.store))
+    model = dataclasses.replace(model_of(config, store), vocab_size=n_rows, pad_token_id=2)
+    write_run(folder, model, init_params(model, 0), store.tokenizer_folder)
+    config = config.copy_and_resolve_references().unlock()
+    config.train.steps = 1
+    config.warm_start = str(folder)
+    return config
+
+
+def test_a_model_with_fewer_rows_than_tokens_is_refused(config, tmp_path):
+    settings = with_rows(config, 79, tmp_path / "smaller")
+    said = "token ids up to 79, but the model has 79 word embeddings: it is another model's"
+    with pytest.raises(UserError, match=said):
+        train(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_more_rows_than_tokens_keeps_them(config, tmp_path):
+    """And the id that it says is padding's, though the tokenizer, which pads, has another."""
+    train(with_rows(config, 96, tmp_path / "padded"), tmp_path / "run")
+    model, params, _ = load_run(tmp_path / "run")
+    assert (model.vocab_size, model.pad_token_id) == (96, 2)
+    assert params["embeddings"]["word"]["embedding"].shape == (96, 16)

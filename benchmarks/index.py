@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.results import report
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.representation import Representation
 from cocondenser_jax.retrieval.embeddings import (
     MANIFEST,
     Manifest,
@@ -101,8 +102,7 @@ def write_embeddings(folder: Path, n: int, n_queries: int, shard_size: int = 50_
     manifest = Manifest(
         model="none",
         model_sha256="none",
-        pooling=None,
-        given_pooling=None,
+        representation=Representation(),
         passage_length=None,
         precision="float32",
         backend="torch",

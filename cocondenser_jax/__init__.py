@@ -15,7 +15,7 @@ _MODULES = {
     "corpus.batches": ("Batch", "BatchSpec", "make_batch"),
     "model.config": ("ModelConfig",),
     "model.condenser": ("Condenser", "init_params"),
-    "representation": ("Representation",),
+    "representation": ("Given", "Representation"),
     "pretrain.step": ("LossSettings",),
     "pretrain.devices": ("batch_gradient",),
     "pretrain.grad_cache": ("loss_gradient",),

@@ -5,15 +5,26 @@ and neither read nor write them.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 Similarity = Literal["dot", "cosine"]
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
+ROUTER = "router_config.json"  # of two towers
 _TRANSFORMER = "sentence_bert_config.json"
 # How the tokens of the last layer become a vector, by the names that all releases of
-# sentence-transformers read. A folder may name another way, which no network here has.
-POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+# sentence-transformers read, in the order in which it joins several.
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+Pooling = Literal["cls", "mean"]  # what the networks here have
+POOLINGS = {mode: flag for flag, mode in _MODES.items() if mode in get_args(Pooling)}
+QUERY_PROMPT = "query"  # the name of what is put before queries
 PASSAGE_PROMPTS = ("document", "passage", "corpus")  # the names of what is put before passages
 COSINE_SCALE = 20.0  # sentence-transformers' default
 
@@ -50,6 +61,17 @@ class Representation(NamedTuple):
         return self.scale or (COSINE_SCALE if self.is_cosine else 1.0)
 
 
+class Given(NamedTuple):
+    """What a user says of a model's vectors in place of what its folder says; None: as it says."""
+
+    pooling: Pooling | None = None
+    similarity: Similarity | None = None
+    query_prompt: str | None = None  # "": none
+    passage_prompt: str | None = None  # "": none
+    dimensions: int | None = None  # that are kept of a vector
+
+
+NOTHING_GIVEN = Given()
 _COSINE = Representation(normalized=True, similarity="cosine")
 # As settings and the command line name them.
 SPELLINGS = {
@@ -111,6 +133,47 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
     )
 
 
+def with_given(published: Representation, given: Given) -> Representation:
+    """Returns a representation with what a user says in place of what its folder says.
+
+    Another pooling keeps what follows it. Inner products are those of vectors as they are, so
+    a module that scales them to length 1 is left out where "dot" is given.
+    """
+    changed = published
+    if given.pooling is not None:
+        changed = changed._replace(pooling=given.pooling)
+    if given.similarity is not None:
+        normalized = published.normalized and given.similarity == "cosine"
+        changed = changed._replace(similarity=given.similarity, normalized=normalized)
+    if given.dimensions is not None:
+        changed = changed._replace(sizes=(given.dimensions,))
+    prompts = dict(published.prompts)
+    if given.query_prompt is not None:
+        prompts[QUERY_PROMPT] = given.query_prompt
+    if given.passage_prompt is not None:
+        prompts |= dict.fromkeys(PASSAGE_PROMPTS, "")
+        prompts[PASSAGE_PROMPTS[0]] = given.passage_prompt
+    return changed._replace(prompts=tuple((name, text) for name, text in prompts.items() if text))
+
+
+def unrouted(modules: Any, router: Any, route: str) -> list[dict[str, str]]:
+    """Returns the modules that queries or passages go through, where there are two towers.
+
+    Args:
+      modules: the content of modules.json, which begins with the Router.
+      router: the content of router_config.json.
+      route: "query" or "document".
+
+    Raises:
+      ValueError: as `from_files`.
+    """
+    try:
+        names = router["structure"][route]
+        return [*({"path": name, "type": router["types"][name]} for name in names), *modules[1:]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"has a {ROUTER} without a route named {route}") from error
+
+
 def similarity_of(settings: Mapping[str, Any]) -> Similarity:
     """Returns how a folder with modules.json compares vectors, by its settings.
 
@@ -126,6 +189,11 @@ def similarity_of(settings: Mapping[str, Any]) -> Similarity:
             return "dot"
         case other:
             raise ValueError(f"compares vectors by {other!r}; expected cosine or dot")
+
+
+def query_prompt(prompts: Mapping[str, str | None]) -> str:
+    """Returns what is put before queries."""
+    return prompts.get(QUERY_PROMPT) or ""
 
 
 def passage_prompt(prompts: Mapping[str, str | None]) -> str:
@@ -211,8 +279,10 @@ def from_json(values: Mapping[str, Any]) -> Representation:
     if not (
         isinstance(made.pooling, str)
         and isinstance(made.normalized, bool)
-        and made.similarity in ("dot", "cosine")
+        and made.similarity in get_args(Similarity)
         and isinstance(made.scale, float)
+        and all(type(size) is int and size > 0 for size in made.sizes)
+        and all(isinstance(text, str) for text in dict(made.prompts).values())
     ):
         raise ValueError(f"{values!r} is no representation")
     return made
@@ -220,9 +290,13 @@ def from_json(values: Mapping[str, Any]) -> Representation:
 
 def _kinds_and_paths(modules: Any) -> list[tuple[str, str]]:
     try:
-        return [(each["type"].rpartition(".")[2], str(each["path"])) for each in modules or []]
-    except (KeyError, TypeError, AttributeError) as error:
+        layers = [(str(each["type"]), str(each["path"])) for each in modules or []]
+    except (KeyError, TypeError) as error:
         raise ValueError(f"has a {MODULES} without the type and path of each module") from error
+    for kind, _ in layers:
+        if not kind.startswith("sentence_transformers."):
+            raise ValueError(f"has a module {kind!r}, which needs code of its own: none is run")
+    return [(kind.rpartition(".")[2], path) for kind, path in layers]
 
 
 def _join(path: str, name: str) -> str:
@@ -243,12 +317,17 @@ def _whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
 
 
 def _pooling(config: Mapping[str, Any]) -> str:
-    """Returns the mode of a Pooling module, which older releases give as a flag for each mode."""
-    if "pooling_mode" in config:
-        return str(config["pooling_mode"])
-    flags = [name for name, is_on in config.items() if is_on and name.startswith("pooling_mode_")]
-    modes = {flag: name for name, flag in POOLINGS.items()}
-    return "+".join(modes.get(flag, flag) for flag in flags)
+    """Returns the mode of a Pooling module, which older releases give as a flag for each mode.
+
+    Several modes are joined by "+"; where all flags are off, sentence-transformers takes the mean.
+    """
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for flag, mode in _MODES.items() if config.get(flag)] or ["mean"]
+    names = [modes] if isinstance(modes, str) else modes
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"pools by {modes!r}; expected the name of a mode")
+    return "+".join(names)
 
 
 def _dense(config: Mapping[str, Any]) -> Dense:

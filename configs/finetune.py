@@ -42,13 +42,13 @@ papers name none, the commands of Tevatron and DPR have 0. At 5e-6 all steps tog
 A declaration is: default, allowed values, unit, meaning.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
 from cocondenser_jax.declare import GIVEN, Interval, Setting, to_config
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import POOLINGS
+from cocondenser_jax.representation import POOLINGS, Similarity
 
 # What fine-tuning has, whatever its task.
 GENERAL = {
@@ -105,6 +105,9 @@ SETTINGS = {
     **MODEL,
     "model.pooling": Setting(
         "", ("", *POOLINGS), "", "'': the folder's own; a plain folder has cls"
+    ),
+    "model.similarity": Setting(
+        "", ("", *get_args(Similarity)), "", "'': the folder's own; a plain folder has dot"
     ),
     "model.two_towers": Setting(False, None, "", "separate encoders for queries and passages"),
     "model.query_length": Setting(32, Interval(3), "tokens", "longest query, prompt included"),

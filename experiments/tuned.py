@@ -62,10 +62,12 @@ def untuned(pooling: str, length: int) -> Both:
 
 
 def untuned_run(name: str, data: Step, pooling: str, length: int, precision: str) -> Step:
-    """The run of MiniLM as published."""
+    """The run of MiniLM as published, or of its CLS vector with inner products."""
     out = f"$WORK/tuned/{name}/{pooling}-{length}-{precision}.test.trec"
     embeddings = f"{out}.embeddings"
-    encoding = f"--pooling={pooling}", f"--passage_length={length}", f"--precision={precision}"
+    encoding = [f"--pooling={pooling}", f"--passage_length={length}", f"--precision={precision}"]
+    if pooling == "cls":
+        encoding.append("--similarity=dot")
     retrieve = commands.retrieve(
         embeddings, MINILM.out, data.out, out, "--split=test", "--depth=200"
     )
@@ -150,6 +152,7 @@ def _trained(task: Task, name: str, negatives: Step, settings: Settings, *more_n
     shared: Settings = {
         "model.folder": MINILM.out,
         "model.pooling": "cls",
+        "model.similarity": "dot",
         "data.folder": task.data.out,
         "data.negatives_run": negatives.out,
         "data.negatives_per_query": 1,

@@ -45,6 +45,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from cocondenser_jax.cli.output import print_metrics
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.training_data import sample
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever, new_parameters, uses_bfloat16
 from cocondenser_jax.storage.files import new_folder, read_lines, require_absent
 from papers.figures.output import at_least, run_script
@@ -183,7 +184,7 @@ def train(arguments: argparse.Namespace) -> None:
     if len(rows) < BATCH_SIZE:
         raise UserError(f"{len(rows)} rows to train on: expected a batch, {BATCH_SIZE}")
     length = arguments.length or task.length
-    model = load_retriever(arguments.model, length, length, arguments.pooling)
+    model = load_retriever(arguments.model, length, length, _given(arguments))
     model.max_seq_length = length
     on_gpu = torch.cuda.is_available()
     with new_folder(arguments.out) as folder:
@@ -216,11 +217,17 @@ def evaluate(arguments: argparse.Namespace) -> None:
     evaluator = task.evaluator(read(task, arguments.data))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scipy's, of what the error below says
-        result: Any = evaluator(load_retriever(arguments.model, pooling=arguments.pooling))
+        result: Any = evaluator(load_retriever(arguments.model, given=_given(arguments)))
     metrics = {name: factor * float(result[key]) for name, (key, factor) in task.metrics.items()}
     if not all(map(math.isfinite, metrics.values())):
         raise UserError("all pairs have the same score: a correlation needs different ones")
     print_metrics(metrics, arguments.json_out)
+
+
+def _given(arguments: argparse.Namespace) -> Given:
+    if not arguments.pooling:
+        return Given()
+    return Given(pooling=arguments.pooling, similarity="dot")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -236,7 +243,7 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("--task", choices=TASKS, required=True, help="see above")
         command.add_argument("--model", type=Path, required=True, help="a folder or Hub name")
         command.add_argument("--data", type=Path, required=True, help="the file of its rows")
-        pooling = "pooling other than the model's own"
+        pooling = "pooling other than the model's own, of vectors as they are"
         command.add_argument("--pooling", choices=("cls", "mean"), help=pooling)
         if run is evaluate:
             json_out = "also write the metrics to this JSON file"

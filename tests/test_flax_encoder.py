@@ -12,6 +12,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.flax_encoder import run_in_flax
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.retrieval_data import read_vectors
 from tests.world import write_records
@@ -60,14 +61,16 @@ def test_both_towers_are_computed(research_folders, tmp_path):
 
 
 def test_a_prompt_that_is_not_pooled_is_refused(research_folders):
-    model = load_retriever(research_folders["bert"], pooling="mean")
+    model = load_retriever(research_folders["bert"], given=Given("mean", "dot"))
     model.set_pooling_include_prompt(False)
     with pytest.raises(UserError, match="pools without its prompt: with jax, expected all"):
         run_in_flax(model, research_folders["bert"], batch_size=3)
 
 
 def test_a_prompt_is_pooled(research_folders):
-    expected, flax = (load_retriever(research_folders["bert"], pooling="mean") for _ in range(2))
+    expected, flax = (
+        load_retriever(research_folders["bert"], given=Given("mean", "dot")) for _ in range(2)
+    )
     run_in_flax(flax, research_folders["bert"], batch_size=3)
     texts = ["early layers", "the span of a document is close to another"]
     theirs, ours = (m.encode(texts, prompt="words know ") for m in (expected, flax))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.world import TINY, as_flags
 
@@ -35,7 +36,7 @@ def run_notebook(name, folder, parameters):
 
 def test_adapt_on_a_laptop(tmp_path, make_model):
     model = tmp_path / "model"
-    load_retriever(make_model(), pooling="mean").save_pretrained(str(model))
+    load_retriever(make_model(), given=Given("mean", "dot")).save_pretrained(str(model))
     settings = ["--config.train.steps=2", "--config.data.length=32", "--config.probe.every=2"]
     parameters = {"MODEL": str(model), "PACKAGES": ["click"], "SETTINGS": settings}
     printed = run_notebook("adapt_on_a_laptop", tmp_path, parameters)

@@ -48,7 +48,7 @@ def workdir(tmp_path_factory):
 def test_the_examples_of_the_page_run(workdir, monkeypatch):
     monkeypatch.chdir(workdir)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 12
+    assert len(blocks) == 13
     scope = {}
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), scope)

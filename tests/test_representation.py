@@ -19,8 +19,10 @@ from cocondenser_jax import representation as module
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     MODULES,
+    ROUTER,
     SETTINGS,
     SPELLINGS,
+    Given,
     Representation,
     from_files,
     from_json,
@@ -28,7 +30,9 @@ from cocondenser_jax.representation import (
     passage_prompt,
     to_files,
     to_json,
+    with_given,
 )
+from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.model_folder import read_representation
 
@@ -86,7 +90,11 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path):
 
 
 def test_what_a_folder_says_of_pooling_and_similarity():
-    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1"}]
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in (("Transformer", ""), ("Pooling", "1"), ("Normalize", "2"))
+    ]
+    modules, normalize = modules[:2], modules[2]
     pooling = {"1/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}}
 
     def read(modules, **settings):
@@ -97,10 +105,42 @@ def test_what_a_folder_says_of_pooling_and_similarity():
         assert silent == SPELLINGS["mean"]._replace(similarity="cosine")
     named = read(modules, similarity_fn_name="cosine")
     assert (named.normalized, named.is_cosine, named.score_scale) == (False, True, 20.0)
-    normalized = read([*modules, {"type": "x.Normalize", "path": "2"}], similarity_fn_name="dot")
+    normalized = read([*modules, normalize], similarity_fn_name="dot")
     assert (normalized.similarity, normalized.is_cosine) == ("dot", True)
     plain = read(None, similarity_fn_name="cosine", prompts={"query": "q: ", "document": ""})
     assert plain == Representation(prompts=(("query", "q: "),))
+
+
+def test_what_a_user_says_stands_in_place_of_what_the_folder_says():
+    assert with_given(EVERYTHING, Given()) == EVERYTHING
+    assert with_given(EVERYTHING, Given(pooling="cls")) == EVERYTHING._replace(pooling="cls")
+    by_dot = with_given(EVERYTHING, Given(similarity="dot"))
+    assert by_dot == EVERYTHING._replace(normalized=False, similarity="dot")
+    assert with_given(EVERYTHING, Given(similarity="cosine")) == EVERYTHING
+    assert with_given(Representation(), Given(similarity="cosine")).is_cosine
+    assert with_given(EVERYTHING, Given(dimensions=4)).sizes == (4,)
+    named = Representation(prompts=(("query", "q: "), ("passage", "p: "), ("title", "t: ")))
+    changed = with_given(named, Given(query_prompt="", passage_prompt="d: "))
+    assert dict(changed.prompts) == {"document": "d: ", "title": "t: "}
+    assert dict(with_given(named, Given(passage_prompt="")).prompts).keys() == {"query", "title"}
+
+
+def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_path):
+    folder = tmp_path / "towers"
+    load_retriever(saved, two_towers=True).save_pretrained(str(folder))
+    assert read_representation(folder) == EVERYTHING
+    router = json.loads((folder / ROUTER).read_text())
+    kinds = router["structure"]
+    for structure, said in (
+        (
+            kinds | {"query": kinds["query"][:-1]},
+            "makes the vectors of queries otherwise than those of passages",
+        ),
+        ({"query": kinds["query"]}, f"has a {ROUTER} without a route named document"),
+    ):
+        write_json(folder / ROUTER, router | {"structure": structure})
+        with pytest.raises(UserError, match=re.escape(f"{folder} {said}")):
+            read_representation(folder)
 
 
 def test_passages_have_the_first_prompt_that_is_not_empty():
@@ -134,6 +174,9 @@ def test_json_holds_every_field(given):
         {"dense": 1},
         {"prompts": []},
         {"sizes": None},
+        {"sizes": ["8"]},
+        {"sizes": [0]},
+        {"prompts": {"query": 1}},
         {"color": "red"},
     ],
 )
@@ -145,7 +188,12 @@ def test_other_values_are_no_representation(change):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (MODULES, [{"type": "x.Router", "path": ""}], "makes its vectors by Router; expected"),
+        (
+            MODULES,
+            [{"type": "sentence_transformers.models.Router", "path": ""}],
+            "makes its vectors by Router; expected",
+        ),
+        (MODULES, [{"type": "x.Module", "path": ""}], "has a module 'x.Module', which needs code"),
         (MODULES, [], "makes its vectors by no modules; expected Transformer, Pooling"),
         (MODULES, [{"path": ""}], "has a modules.json without the type and path"),
         (MODULES, {"type": "x"}, "has a modules.json without the type and path"),

@@ -146,6 +146,13 @@ EXPERIMENT = (
     OVERRIDES,
 )
 JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
+# Of `representation.Given`: what is said in place of what a model's folder says.
+POOLING = flag("--pooling", (None, "cls", "mean"), "pooling other than the model's own")
+SIMILARITY = flag("--similarity", (None, "dot", "cosine"), "similarity other than the model's own")
+QUERY_PROMPT = flag("--query_prompt", str, "put before queries (default: the model's own)")
+PASSAGE_PROMPT = flag("--passage_prompt", str, "put before passages (default: the model's own)")
+DIMENSIONS = flag("--dimensions", click.IntRange(1), "numbers kept of a vector, from the first")
+GIVEN = (POOLING, SIMILARITY, QUERY_PROMPT, PASSAGE_PROMPT, DIMENSIONS)
 TASK = flag(
     "--task",
     _parse_task,

@@ -7,6 +7,7 @@ from typing import Any
 
 from cocondenser_jax.errors import escape_control
 from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.storage.runs import flatten
 
 
 class LogFormatter(logging.Formatter):
@@ -47,9 +48,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
-    """Prints one name and value per line; also writes them to `json_out`, if any."""
-    width = max(map(len, metrics))
-    for name, value in metrics.items():
+    """Prints one name and value per line; also writes them to `json_out`, if any.
+
+    The names of nested values are joined by dots.
+    """
+    flat = flatten(metrics)
+    width = max(map(len, flat))
+    for name, value in flat.items():
         shown = value
         if isinstance(value, float):
             shown = f"{value:.4f}"

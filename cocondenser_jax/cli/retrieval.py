@@ -9,6 +9,7 @@ import click
 from cocondenser_jax.cli.flags import (
     COUNT,
     ENGINE,
+    GIVEN,
     JSON_OUT,
     TASK,
     command,
@@ -28,6 +29,7 @@ _DENSE_INDEX = (
     required("--model", Path, "the retriever that encoded the passages: a folder or Hub name"),
     flag("--parameters", "", "faiss search parameters, such as nprobe=16 or efSearch=64"),
     flag("--hybrid", (None, *_FUSIONS), "also search with BM25 and fuse, see fuse --method"),
+    flag("--query_prompt", str, "put before queries (default: as encode was told)"),
 )
 _RUN_OF_DATA = (
     required("--data", Path, "the folder of the queries"),
@@ -53,7 +55,7 @@ _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
     *ENGINE,
     flag("--dtype", ("float32", "float16"), "number format in the shards"),
     _PRECISION,
-    flag("--pooling", (None, "cls", "mean"), "pooling other than the model's own"),
+    *GIVEN,
     flag("--backend", ("torch", "jax"), "what runs the model; jax: on all TPU cores of this host"),
     flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
@@ -73,11 +75,16 @@ def encode(
     dtype,
     precision,
     pooling,
+    similarity,
+    query_prompt,
+    passage_prompt,
+    dimensions,
     backend,
     parquet,
     json_out,
 ):
     """Encode passages into vectors; resumes an interrupted run."""
+    from cocondenser_jax.representation import Given
     from cocondenser_jax.retrieval.embeddings import write_parquet
     from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
     from cocondenser_jax.storage.remote import output_folder
@@ -85,7 +92,13 @@ def encode(
     encoding = Encoding(
         model=model,
         passage_length=passage_length,
-        pooling=pooling,
+        given=Given(
+            pooling=pooling,
+            similarity=similarity,
+            query_prompt=query_prompt,
+            passage_prompt=passage_prompt,
+            dimensions=dimensions,
+        ),
         precision=precision,
         dtype=dtype,
         batch_size=batch_size,
@@ -130,12 +143,14 @@ def index(embeddings, out, factory, json_out):
     flag("--top_k", 10, "passages printed"),
     JSON_OUT,
 )
-def search(index, embeddings, model, parameters, hybrid, query, top_k, json_out):
+def search(index, embeddings, model, parameters, hybrid, query_prompt, query, top_k, json_out):
     """Print the best passages for a query, or for each line of standard input."""
     from cocondenser_jax.retrieval.search import open_index, search_text_timed
 
     folder = only_one(index=index, embeddings=embeddings)
-    opened = open_index(folder, model, parameters=parameters, hybrid=hybrid)
+    opened = open_index(
+        folder, model, parameters=parameters, hybrid=hybrid, query_prompt=query_prompt
+    )
     answers = []
     for text in _typed_queries() if query is None else [query]:
         hits, seconds = search_text_timed(opened, text, top_k)
@@ -168,14 +183,28 @@ def _typed_queries() -> Iterator[str]:
     *_DENSE_INDEX,
     *_RUN_OF_DATA,
 )
-def retrieve(index, embeddings, model, parameters, hybrid, data, split, run_out, depth, json_out):
+def retrieve(
+    index,
+    embeddings,
+    model,
+    parameters,
+    hybrid,
+    query_prompt,
+    data,
+    split,
+    run_out,
+    depth,
+    json_out,
+):
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.collection.folder import read_queries
     from cocondenser_jax.retrieval.search import open_index, retrieve
 
     folder = only_one(index=index, embeddings=embeddings)
     queries = read_queries(data, split)  # a mistake in them need not wait for the index
-    opened = open_index(folder, model, parameters=parameters, hybrid=hybrid)
+    opened = open_index(
+        folder, model, parameters=parameters, hybrid=hybrid, query_prompt=query_prompt
+    )
     print_metrics(retrieve(opened, queries, run_out, depth=depth), json_out)
 
 

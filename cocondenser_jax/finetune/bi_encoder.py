@@ -26,6 +26,7 @@ from cocondenser_jax.finetune.training_data import (
     TrainingData,
     read_training,
 )
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
 
 
@@ -33,12 +34,10 @@ class ModelSettings(NamedTuple):
     """The bi-encoder to train; see configs/finetune.py."""
 
     folder: Path
-    pooling: str
+    given: Given
     two_towers: bool
     query_length: int
     passage_length: int
-    query_prompt: str
-    passage_prompt: str
 
 
 class BiEncoderSettings(NamedTuple):
@@ -126,16 +125,13 @@ def _require_negatives(settings: BiEncoderSettings, is_soft: bool) -> None:
 
 
 def _load(settings: ModelSettings) -> SentenceTransformer:
-    model = load_retriever(
+    return load_retriever(
         settings.folder,
         settings.query_length,
         settings.passage_length,
-        settings.pooling or None,
+        settings.given,
         two_towers=settings.two_towers,
     )
-    prompts = {"query": settings.query_prompt, "document": settings.passage_prompt}
-    model.prompts.update({task: prompt for task, prompt in prompts.items() if prompt})
-    return model
 
 
 def _collator(data: TrainingData, epoch: Epoch, model: SentenceTransformer) -> Any:

@@ -20,6 +20,7 @@ from cocondenser_jax.finetune.losses import LossSettings
 from cocondenser_jax.finetune.samplers import BatchSettings
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import DataSettings
+from cocondenser_jax.representation import Given
 from cocondenser_jax.storage.files import require_absent
 from cocondenser_jax.storage.runs import lock_folder
 
@@ -70,12 +71,15 @@ def resolve(config: ConfigDict, workdir: Path) -> BiEncoderSettings | CrossEncod
         teacher_run=config.loss.teacher_run,
         model=ModelSettings(
             folder=Path(config.model.folder),
-            pooling=config.model.pooling,
+            given=Given(
+                pooling=config.model.pooling or None,
+                similarity=config.model.similarity or None,
+                query_prompt=config.model.query_prompt or None,
+                passage_prompt=config.model.passage_prompt or None,
+            ),
             two_towers=config.model.two_towers,
             query_length=config.model.query_length,
             passage_length=config.model.passage_length,
-            query_prompt=config.model.query_prompt,
-            passage_prompt=config.model.passage_prompt,
         ),
         loss=LossSettings(config.loss.name, config.loss.scale, config.loss.chunk_size),
         batches=BatchSettings(

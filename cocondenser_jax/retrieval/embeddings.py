@@ -17,7 +17,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import POOLINGS
+from cocondenser_jax.representation import Representation, from_json, to_json
 from cocondenser_jax.storage.files import new_file, read_object
 from cocondenser_jax.storage.runs import require_same, task_folders
 
@@ -34,8 +34,7 @@ class Manifest(NamedTuple):
 
     model: str  # the folder or hub name that was given
     model_sha256: str
-    pooling: str | None  # such as "cls" or "mean"; None: the model has no pooling module
-    given_pooling: Literal["cls", "mean"] | None  # instead of the model's own: for queries, too
+    representation: Representation  # of the model's folder and what was given: for queries, too
     passage_length: int | None  # tokens kept of a passage; None: no limit
     precision: Literal["float32", "bfloat16"]  # of the matrix products
     backend: Literal["torch", "jax"]
@@ -60,8 +59,8 @@ class Manifest(NamedTuple):
         return self.index_sha256 is not None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name, those of an index only if it is one."""
-        fields = self._asdict()
+        """Returns the fields as JSON values by name, those of an index only if it is one."""
+        fields = self._asdict() | {"representation": to_json(self.representation)}
         if not self.is_index:
             del fields["factory"], fields["index_sha256"]
         return fields
@@ -173,14 +172,15 @@ def _read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{folder} holds no {MANIFEST}: {advice}")
     wrong = UserError(f"{path} is not what cocondenser encode writes: encode the corpus again")
     try:
-        manifest = Manifest(**read_object(path))
-    except TypeError:  # a field is missing, or unknown
+        fields = read_object(path)
+        manifest = Manifest(**fields)
+        manifest = manifest._replace(representation=from_json(fields["representation"]))
+    except (TypeError, ValueError):  # a field is missing, or unknown
         raise wrong from None
     sizes = (manifest.dimension, manifest.passages, manifest.shard_size)
     if not (
         all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
         and manifest.dtype in get_args(Dtype)
-        and manifest.given_pooling in (None, *POOLINGS)
     ):
         raise wrong
     return manifest

@@ -18,7 +18,13 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import PASSAGE_PROMPTS
+from cocondenser_jax.representation import (
+    NOTHING_GIVEN,
+    Given,
+    Representation,
+    passage_prompt,
+    to_json,
+)
 from cocondenser_jax.retrieval.embeddings import (
     FREE_FIELDS,
     MANIFEST,
@@ -35,14 +41,14 @@ from cocondenser_jax.retrieval.embeddings import (
 )
 from cocondenser_jax.retrieval.models import (
     Precision,
-    load_retriever,
+    load_as,
     model_sha256,
     passage_tokens,
-    pooling_of,
     towers,
     uses_bfloat16,
 )
 from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.model_folder import read_representation
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare, task_folder
 from cocondenser_jax.workers import Engine, run_tasks
 
@@ -59,7 +65,7 @@ class Encoding(NamedTuple):
 
     model: Path  # see `models.load_retriever`
     passage_length: int | None = None  # tokens kept of a passage; None: as the model folder says
-    pooling: Literal["cls", "mean"] | None = None  # see `models.load_retriever`
+    given: Given = NOTHING_GIVEN  # see `models.load_retriever`
     # See `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
     precision: Precision = "auto"
     dtype: Dtype = "float32"  # on disk
@@ -82,6 +88,7 @@ class Encoder(NamedTuple):
     """A retriever that is loaded, and what it computes with."""
 
     model: SentenceTransformer
+    representation: Representation
     sha256: str  # see `models.model_sha256`
     precision: Literal["float32", "bfloat16"]
     batch_size: int
@@ -127,7 +134,8 @@ def encode_corpus(
 def load_encoder(encoding: Encoding) -> Encoder:
     """Loads a retriever as an encoding says."""
     folder = find_folder(encoding.model)
-    model = load_retriever(folder, passage_length=encoding.passage_length, pooling=encoding.pooling)
+    representation = read_representation(folder, encoding.given)
+    model = load_as(folder, representation, passage_length=encoding.passage_length)
     in_torch = encoding.backend is None
     in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=in_torch)
     precision: Literal["float32", "bfloat16"] = "bfloat16" if in_bfloat16 else "float32"
@@ -138,7 +146,11 @@ def load_encoder(encoding: Encoding) -> Encoder:
     if encoding.backend:
         encoding.backend(model, folder, batch_size, precision)
     return Encoder(
-        model=model, sha256=model_sha256(folder), precision=precision, batch_size=batch_size
+        model=model,
+        representation=representation,
+        sha256=model_sha256(folder),
+        precision=precision,
+        batch_size=batch_size,
     )
 
 
@@ -146,8 +158,7 @@ def _describe(encoder: Encoder, encoding: Encoding, corpus: Corpus) -> Manifest:
     return Manifest(
         model=str(encoding.model),
         model_sha256=encoder.sha256,
-        pooling=pooling_of(encoder.model),
-        given_pooling=encoding.pooling,
+        representation=encoder.representation,
         passage_length=passage_tokens(encoder.model),
         precision=encoder.precision,
         backend=_backend_name(encoding),
@@ -219,7 +230,7 @@ def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engi
         "tasks": n,
         "model_sha256": model_sha256(encoding.model),
         "passage_length": encoding.passage_length,
-        "pooling": encoding.pooling,
+        "representation": to_json(read_representation(find_folder(encoding.model), encoding.given)),
         "precision": encoding.precision,
         "backend": _backend_name(encoding),
         "dtype": encoding.dtype,
@@ -271,9 +282,7 @@ def _encode(
     `encode_document` sorts by characters; in batches of short texts, a fifth is padding.
     """
     texts = [passage_text(passage) for passage in passages]
-    names = (*PASSAGE_PROMPTS, model.default_prompt_name)  # as `encode_document`
-    prompt = next((model.prompts[name] for name in names if name in model.prompts), None)
-    features = model.preprocess(texts, prompt=prompt, task="document")
+    features = model.preprocess(texts, prompt=passage_prompt(model.prompts), task="document")
     mask_NxL = features["attention_mask"]
     order_N = mask_NxL.sum(dim=1).argsort(descending=True, stable=True)
     vectors_NxD = torch.empty(len(texts), model.get_embedding_dimension() or 0)

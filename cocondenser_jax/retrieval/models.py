@@ -22,15 +22,17 @@ from cocondenser_jax.backbones import find_backbone, first_position
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.representation import (
     MODULES,
-    SETTINGS,
+    NOTHING_GIVEN,
+    PASSAGE_PROMPTS,
+    QUERY_PROMPT,
+    Given,
     Representation,
-    from_files,
     passage_prompt,
-    similarity_of,
+    query_prompt,
 )
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import files_of_vectors
+from cocondenser_jax.storage.model_folder import files_of_vectors, read_representation
 
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -44,28 +46,52 @@ def load_retriever(
     folder: Path,
     query_length: int | None = None,
     passage_length: int | None = None,
-    pooling: str | None = None,
+    given: Given = NOTHING_GIVEN,
     *,
     two_towers: bool = False,
 ) -> SentenceTransformer:
     """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
 
     A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score. One
-    of sentence-transformers (with `modules.json`) keeps its modules, unless `pooling` replaces
-    them. A pooler is left out: in a pre-trained retriever it would be random.
+    of sentence-transformers (with `modules.json`) keeps its modules. Scores are inner products of
+    what `encode_query` and `encode_document` return. A pooler is left out: in a pre-trained
+    retriever it would be random.
 
     Args:
       folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
-      query_length: longest query in tokens; None: as in the folder, else the model's limit.
+      query_length: longest query in tokens, prompt included; None: as in the folder, else the
+        model's limit.
       passage_length: longest passage in tokens (`folder.passage_text`); None likewise.
-      pooling: "cls" or "mean", instead of the folder's own.
+      given: pooling, similarity, prompts and dimensions, instead of the folder's own.
       two_towers: copy the encoder into a Router, for queries and passages, unless there are two.
+
+    Raises:
+      UserError: also for modules that `read_representation` does not know.
     """
     folder = find_folder(folder)
-    model = _open_bi_encoder(folder, pooling)
-    if prompt := passage_prompt(model.prompts):
-        # sentence-transformers (6.2.0) adds an empty "document", and then overlooks a "passage".
-        model.prompts["document"] = prompt
+    representation = read_representation(folder, given)
+    return load_as(folder, representation, query_length, passage_length, two_towers=two_towers)
+
+
+def load_as(
+    folder: Path,
+    representation: Representation,
+    query_length: int | None = None,
+    passage_length: int | None = None,
+    *,
+    two_towers: bool = False,
+) -> SentenceTransformer:
+    """Loads a bi-encoder with vectors that are known already; see `load_retriever`.
+
+    Args:
+      folder: see `load_retriever`.
+      representation: of `read_representation`, for the same weights.
+      query_length: see `load_retriever`.
+      passage_length: see `load_retriever`.
+      two_towers: see `load_retriever`.
+    """
+    folder = find_folder(folder)
+    model = _open_bi_encoder(folder, representation)
     found: dict[str, Any] = dict(towers(model))
     if not found:
         raise UserError(f"{folder} does not start with a transformer: expected BERT or the like")
@@ -76,6 +102,7 @@ def load_retriever(
         tower.config_keys = [*tower.config_keys, "model_kwargs"]
         _require_rows(tower, folder)
         _limit_tokens(tower, query_length, passage_length, folder)
+    _apply(representation, model, folder)
     with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
         model.encode_document("a word")
         model.encode_query("a word")
@@ -90,6 +117,37 @@ def load_retriever(
         model.register_forward_hook(_cut)
     _without_model_card(model)
     return model
+
+
+def _apply(representation: Representation, model: SentenceTransformer, folder: Path) -> None:
+    """Makes a model compute what a representation says, where its folder says otherwise."""
+    for layer in model.modules():
+        if isinstance(layer, Pooling) and _mode(layer) != representation.pooling:
+            layer.pooling_mode = representation.pooling
+            layer.pooling_output_dimension = layer.embedding_dimension
+        if isinstance(layer, torch.nn.Sequential) and not representation.is_cosine:
+            for name, child in [*layer.named_children()]:
+                if isinstance(child, Normalize):
+                    delattr(layer, name)
+    if representation.is_cosine and not is_normalized(model):
+        model.append(Normalize())
+    model.similarity_fn_name = representation.similarity
+    # sentence-transformers (6.2.0) adds an empty "document", and then overlooks a "passage".
+    prompts = dict(representation.prompts)
+    model.prompts = {
+        **dict.fromkeys(model.prompts, ""),
+        **prompts,
+        QUERY_PROMPT: query_prompt(prompts),
+        PASSAGE_PROMPTS[0]: passage_prompt(prompts),
+    }
+    model.truncate_dim = None
+    n_numbers = model.get_embedding_dimension() or 0
+    if representation.sizes:
+        model.truncate_dim = representation.sizes[0]
+        if model.truncate_dim > n_numbers:
+            raise UserError(
+                f"{folder} makes vectors of {n_numbers} numbers: cannot keep {model.truncate_dim}"
+            )
 
 
 def _cut(
@@ -214,11 +272,13 @@ def tower_folder(folder: Path, name: str) -> Path:
 
 def pooling_of(model: SentenceTransformer) -> str | None:
     """Returns how passages are pooled, such as "cls" or "mean"; None without a pooling module."""
-    modes = [layer.pooling_mode for layer in model.modules() if isinstance(layer, Pooling)]
-    if not modes:
-        return None
-    last = modes[-1]
-    return last if isinstance(last, str) else "+".join(last)
+    modes = [_mode(layer) for layer in model.modules() if isinstance(layer, Pooling)]
+    return modes[-1] if modes else None
+
+
+def _mode(layer: Pooling) -> str:
+    mode = layer.pooling_mode
+    return mode if isinstance(mode, str) else "+".join(mode)
 
 
 def is_normalized(model: SentenceTransformer) -> bool:
@@ -243,27 +303,15 @@ def model_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _open_bi_encoder(folder: Path, pooling: str | None) -> SentenceTransformer:
+def _open_bi_encoder(folder: Path, representation: Representation) -> SentenceTransformer:
     # Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
     kwargs = _model_kwargs(folder) | {"dtype": "float32"}
-    settings = read_object(folder / SETTINGS, {})
     with _loading(folder, "bi-encoder"):
-        if (folder / MODULES).is_file() and pooling is None:
-            model = SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
-            own = Representation(
-                normalized=is_normalized(model), similarity=similarity_of(settings)
-            )
-            if own.is_cosine and not own.normalized:
-                model.append(Normalize())
-            return model
-        plain = from_files(None, {SETTINGS: settings})
+        if (folder / MODULES).is_file():
+            return SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
         backbone = Transformer(str(folder), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
         size = backbone.get_embedding_dimension()
-        return SentenceTransformer(
-            modules=[backbone, Pooling(size, pooling or plain.pooling)],
-            prompts=dict(plain.prompts),
-            similarity_fn_name=plain.similarity,
-        )
+        return SentenceTransformer(modules=[backbone, Pooling(size, representation.pooling)])
 
 
 def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:

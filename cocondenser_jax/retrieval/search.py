@@ -15,6 +15,8 @@ from tqdm import trange
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import Given, Representation, with_given
+from cocondenser_jax.representation import query_prompt as query_prompt_of
 from cocondenser_jax.retrieval.bm25 import open_bm25_index, rank_by_bm25
 from cocondenser_jax.retrieval.embeddings import (
     open_shards,
@@ -26,7 +28,7 @@ from cocondenser_jax.retrieval.embeddings import (
 from cocondenser_jax.retrieval.exact import nearest
 from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
 from cocondenser_jax.retrieval.index import read_index
-from cocondenser_jax.retrieval.models import load_retriever, model_sha256
+from cocondenser_jax.retrieval.models import load_as, model_sha256
 from cocondenser_jax.storage.files import without_surrogates
 from cocondenser_jax.storage.remote import local_copy
 
@@ -74,7 +76,12 @@ Index = OpenIndex | HybridIndex
 
 
 def open_index(
-    folder: Path, model_folder: Path, *, parameters: str = "", hybrid: Method | None = None
+    folder: Path,
+    model_folder: Path,
+    *,
+    parameters: str = "",
+    hybrid: Method | None = None,
+    query_prompt: str | None = None,
 ) -> Index:
     """Opens an index, or embeddings as they are, with the model that encoded them.
 
@@ -87,9 +94,11 @@ def open_index(
         HNSW: slower and more exact. Embeddings have none.
       hybrid: the method of `fuse.fuse_runs` for fusing the best 100 passages of BM25 and of the
         model, or more if more are asked for. The first call writes `bm25` to the folder.
+      query_prompt: is put before queries, where the passages were encoded for none; None: what
+        they were encoded for.
 
     Raises:
-      UserError: also if the model is not the one that encoded the passages.
+      UserError: also if the model or the prompt is not the one that the passages were encoded for.
     """
     if hybrid not in (None, *METHODS):
         raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
@@ -101,7 +110,8 @@ def open_index(
         raise UserError(
             f"{folder} was built with another model ({manifest.model}) than {model_folder}"
         )
-    model = load_retriever(model_folder, pooling=manifest.given_pooling)
+    representation = _with_query_prompt(folder, manifest.representation, query_prompt)
+    model = load_as(model_folder, representation)
     if manifest.is_index:
         index, passages = read_index(folder, manifest, parameters)
         dense = OpenIndex(model, partial(_nearest_in_index, index), passages)
@@ -111,6 +121,15 @@ def open_index(
     if hybrid is None:
         return dense
     return HybridIndex(dense, open_bm25_index(folder, passages), hybrid)
+
+
+def _with_query_prompt(folder: Path, encoded: Representation, prompt: str | None) -> Representation:
+    expected = query_prompt_of(dict(encoded.prompts))
+    if prompt is not None and expected and prompt != expected:
+        raise UserError(
+            f"{folder} was encoded for queries that begin with {expected!r}, not with {prompt!r}"
+        )
+    return with_given(encoded, Given(query_prompt=prompt))
 
 
 def retrieve(

@@ -2,9 +2,20 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import MODULES, Representation, from_files, json_files
+from cocondenser_jax.representation import (
+    MODULES,
+    NOTHING_GIVEN,
+    ROUTER,
+    Given,
+    Representation,
+    from_files,
+    json_files,
+    unrouted,
+    with_given,
+)
 from cocondenser_jax.storage.files import read_json
 
 # The weights by format, in one file or in shards; transformers prefers the first.
@@ -39,11 +50,36 @@ def files_of_vectors(folder: Path) -> list[Path]:
     return sorted({path for pattern in _OF_VECTORS for path in folder.rglob(pattern)})
 
 
-def read_representation(folder: Path) -> Representation:
-    """Returns what the vectors of a model folder are; see `representation.from_files`."""
-    modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None
+def read_representation(folder: Path, given: Given = NOTHING_GIVEN) -> Representation:
+    """Returns what the vectors of a model folder are.
+
+    Args:
+      folder: of transformers or of sentence-transformers, with one tower or two.
+      given: what a user says in place of what the folder says.
+
+    Raises:
+      UserError: see `representation.from_files`; or for two towers that make different vectors.
+    """
     try:
-        names = [name for name in json_files(modules) if (folder / name).is_file()]
-        return from_files(modules, {name: read_json(folder / name) for name in names})
+        passages, *others = [_read_modules(folder, modules) for modules in _routes(folder)]
+        if any(each._replace(max_length=passages.max_length) != passages for each in others):
+            raise ValueError("makes the vectors of queries otherwise than those of passages")
     except ValueError as error:
         raise UserError(f"{folder} {error}") from error
+    return with_given(passages, given)
+
+
+def _routes(folder: Path) -> list[Any]:
+    """Returns the modules of passages, and those of queries too where there are two towers."""
+    if not (folder / MODULES).is_file():
+        return [None]
+    modules = read_json(folder / MODULES)
+    if not (folder / ROUTER).is_file():
+        return [modules]
+    router = read_json(folder / ROUTER)
+    return [unrouted(modules, router, route) for route in ("document", "query")]
+
+
+def _read_modules(folder: Path, modules: Any) -> Representation:
+    names = [name for name in json_files(modules) if (folder / name).is_file()]
+    return from_files(modules, {name: read_json(folder / name) for name in names})

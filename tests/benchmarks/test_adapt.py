@@ -9,6 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from benchmarks import adapt
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.world import write_records
 
@@ -18,7 +19,7 @@ N_PAIRS = 8
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, make_model):
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    loaded = load_retriever(make_model(max_position_embeddings=128), pooling="mean")
+    loaded = load_retriever(make_model(max_position_embeddings=128), given=Given("mean", "dot"))
     loaded.similarity_fn_name = "cosine"
     loaded.save_pretrained(str(folder), create_model_card=False)
     return folder

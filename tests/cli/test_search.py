@@ -154,7 +154,8 @@ def test_encoding_says_which_pooling_was_used(encoded, model_folder, tmp_path, c
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-    assert json.loads((encoded / "encode.json").read_text())["pooling"] == "cls"
+    manifest = json.loads((encoded / "encode.json").read_text())
+    assert manifest["representation"]["pooling"] == "cls"
     modules = [Transformer(str(model_folder)), Pooling(32, "mean")]
     SentenceTransformer(modules=modules).save_pretrained(str(tmp_path / "model"))
     (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "text": "abcde fgh"}\n')
@@ -162,7 +163,9 @@ def test_encoding_says_which_pooling_was_used(encoded, model_folder, tmp_path, c
     for flags, pooling in ([], "mean"), (["--pooling=cls"], "cls"):
         out = tmp_path / pooling / "embeddings"
         assert main([*place, f"--model={tmp_path}/model", f"--out={out}", *flags]) == 0
-        assert re.search(rf"^pooling +{pooling}$", capsys.readouterr().out, re.MULTILINE)
+        assert re.search(
+            rf"^representation\.pooling +{pooling}$", capsys.readouterr().out, re.MULTILINE
+        )
         search = ["search", f"--embeddings={out}", f"--model={tmp_path}/model"]
         assert main([*search, "--query=abcde", f"--json_out={out}/found.json"]) == 0
     mean, cls = (

@@ -209,8 +209,8 @@ def test_vectors_on_slurm(tmp_path, model_folder, beir, slurm):
 
 def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, monkeypatch):
     loaded = []
-    load = encode.load_retriever
-    monkeypatch.setattr(encode, "load_retriever", lambda *a, **k: loaded.append(1) or load(*a, **k))
+    load = encode.load_as
+    monkeypatch.setattr(encode, "load_as", lambda *a, **k: loaded.append(1) or load(*a, **k))
 
     def run_without_workers(work, missing, engine, bar):
         for index in missing:

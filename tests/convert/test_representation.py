@@ -86,12 +86,15 @@ def test_a_folder_without_modules_has_the_vectors_of_cls(bert_folder):
         (
             ["Transformer", "Pooling"],
             {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
-            "pools by mean+pooling_mode_max_tokens",
+            "pools by max+mean",
         ),
     ],
 )
 def test_other_vectors_are_refused_unless_the_settings_name_one(bert_folder, kinds, pooling, said):
-    modules = [{"type": f"x.{kind}", "path": str(number)} for number, kind in enumerate(kinds)]
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": str(number)}
+        for number, kind in enumerate(kinds)
+    ]
     write_json(bert_folder / "modules.json", modules)
     write_json(bert_folder / "1" / "config.json", pooling)
     write_json(bert_folder / "2" / "config.json", {"in_features": 32, "out_features": 8})

@@ -41,6 +41,7 @@ OWN = {
         "model.query_length": 8,
         "model.passage_length": 12,
         "model.pooling": "mean",
+        "model.similarity": "cosine",
         "loss.chunk_size": 4,
     },
     "cross_encoder": {"model.max_length": 12},
@@ -119,7 +120,8 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("retriever optimizer.weight_decay", "retriever train.precision"),
                 pytest.mark.effect("retriever seed", "retriever log_every"),
                 pytest.mark.effect("retriever checkpoint.every", "retriever data.loader_workers"),
-                pytest.mark.effect("retriever model.pooling", "retriever loss.chunk_size"),
+                pytest.mark.effect("retriever model.pooling", "retriever model.similarity"),
+                pytest.mark.effect("retriever loss.chunk_size"),
             ],
         ),
         pytest.param(
@@ -183,7 +185,8 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
     assert result["pairs"] == 24
     if task == "retriever":  # six queries, six of each passage's column, in chunks of four
         assert {4, 2} <= n_texts <= {4, 2, 1}
-        assert SentenceTransformer(result[task])[1].pooling_mode == "mean"
+        saved = SentenceTransformer(result[task])
+        assert (saved[1].pooling_mode, saved.similarity_fn_name) == ("mean", "cosine")
 
 
 @pytest.mark.parametrize(

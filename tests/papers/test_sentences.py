@@ -11,6 +11,7 @@ from scipy import stats
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
 from papers import sentences
 from papers.sentences import TASKS
@@ -167,7 +168,7 @@ def test_the_commands_train_and_evaluate_an_encoder(model_folder, files):
     sentences.main(["train", "--task=stsb", *start, f"--data={root / 'stsb'}", f"--out={encoder}"])
     loaded = SentenceTransformer(str(encoder))
     assert (loaded.max_seq_length, loaded[1].pooling_mode) == (12, "mean")
-    before = load_retriever(model_folder, pooling="mean")
+    before = load_retriever(model_folder, given=Given("mean", "dot"))
     assert not np.allclose(before.encode(texts[0]), loaded.encode(texts[0]), atol=1e-6)
     assert not (encoder / "README.md").exists()  # it would quote the rows
 
@@ -186,7 +187,7 @@ def test_the_commands_train_and_evaluate_an_encoder(model_folder, files):
     for pooling in ("mean", "cls"):
         found = [*command, f"--pooling={pooling}", "--task=stsb", f"--data={root / 'stsb'}"]
         sentences.main(found)
-        of_model = cosines(load_retriever(encoder, pooling=pooling), texts)
+        of_model = cosines(load_retriever(encoder, given=Given(pooling, "dot")), texts)
         assert json.loads(figures.read_text()) == {
             "Spearman": pytest.approx(100 * stats.spearmanr(of_model, scores).statistic, abs=1e-3),
             "Pearson": pytest.approx(100 * stats.pearsonr(of_model, scores).statistic, abs=1e-3),

@@ -33,7 +33,7 @@ from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement, comparison
 from cocondenser_jax.quickstart.adapt import adapt
 from cocondenser_jax.quickstart.verdict import Verdict
-from cocondenser_jax.representation import SPELLINGS, Representation
+from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256
 from tests.world import write_records
@@ -104,7 +104,7 @@ def judged_data(tmp_path_factory, beir):
 def finished(tmp_path_factory, make_model, corpus, judged_data):
     folder = tmp_path_factory.mktemp("adapt")
     model = folder / "with-mean-pooling"
-    loaded = load_retriever(make_model(), pooling="mean")
+    loaded = load_retriever(make_model(), given=Given("mean", "dot"))
     loaded.similarity_fn_name = "cosine"
     loaded.save_pretrained(str(model), create_model_card=False)
     own = [f"--corpus={corpus}", f"--model={model}"]

@@ -9,6 +9,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.quickstart import adapt as adapting
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.world import write_records
 
@@ -45,7 +46,7 @@ def test_a_model_that_reads_other_tokens_than_its_file_says_is_refused(
     model_folder, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    loaded = load_retriever(model_folder, pooling="mean")
+    loaded = load_retriever(model_folder, given=Given("mean", "dot"))
     loaded.save_pretrained("model", create_model_card=False)
     replace_in(Path("model/tokenizer.json"), '"lowercase": true', '"lowercase": false')
     replace_in(

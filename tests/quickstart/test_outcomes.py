@@ -21,6 +21,7 @@ from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement
 from cocondenser_jax.quickstart.agreement import Choice
 from cocondenser_jax.quickstart.verdict import Verdict
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever, towers
 from tests.world import write_beir
 
@@ -48,7 +49,10 @@ def world(tmp_path_factory, make_model, words):
         known_letters = 5 - number % 2
         queries.append(" ".join(word[:known_letters] for word in own[:5]))
     write_beir(folder / "data", passages, queries, {"test": range(60)})
-    model = load_retriever(make_model(hidden_size=128, initializer_range=0.02), pooling="mean")
+    model = load_retriever(
+        make_model(hidden_size=128, initializer_range=0.02),
+        given=Given("mean", "dot"),
+    )
     model.similarity_fn_name = "cosine"
     (tower,) = towers(model).values()
     vectors_VxD = tower.model.embeddings.word_embeddings.weight.detach()

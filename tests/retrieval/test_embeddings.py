@@ -72,7 +72,8 @@ def test_more_files_than_a_process_may_open(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("given_pooling", "max"),
+        ("representation", None),
+        ("representation", {"pooling": "cls"}),
         ("dtype", "float128x"),
         ("unknown", 1),
         ("dimension", 0),

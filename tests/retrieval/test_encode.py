@@ -13,6 +13,7 @@ import transformers
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import Given, Representation
 from cocondenser_jax.retrieval import embeddings, encode, models
 from cocondenser_jax.retrieval.embeddings import Manifest
 from cocondenser_jax.retrieval.encode import Encoding
@@ -43,8 +44,7 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
     assert manifest == Manifest(
         model=str(model_folder),
         model_sha256=models.model_sha256(model_folder),
-        pooling="cls",
-        given_pooling=None,
+        representation=Representation(),
         passage_length=16,
         precision="float32",
         backend="torch",
@@ -157,7 +157,7 @@ def test_a_forward_pass_has_passages_of_about_as_many_tokens(model_folder, tmp_p
     [
         ({"passage": "the word"}, None),
         ({"corpus": "the word", "other": "no"}, "other"),
-        ({"other": "the word"}, "other"),
+        ({"document": "", "other": "no"}, "other"),  # as the library fills prompts on loading
         ({"other": "no"}, None),
     ],
 )
@@ -356,7 +356,6 @@ def test_the_same_passages_resume_and_others_do_not(model_folder, tmp_path):
 def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
     encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out")
     for name, value in (
-        ("pooling", "mean"),
         ("precision", "bfloat16"),
         ("passage_length", 12),
         ("dtype", "float16"),
@@ -370,9 +369,19 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
         encode.encode_corpus(
             Encoding(model_folder, backend=lambda *_: None), beir, tmp_path / "out"
         )
-    # The pooling is the same, but a search would load the folder's own.
-    with pytest.raises(UserError, match="was started with given_pooling=None, now it is 'cls'"):
-        encode.encode_corpus(Encoding(model_folder, pooling="cls"), beir, tmp_path / "out")
+    for given, said in (
+        (Given(pooling="mean"), "pooling='cls', now it is 'mean'"),
+        (Given(similarity="cosine"), "similarity='dot', now it is 'cosine'"),
+        (Given(query_prompt="q: "), "prompts.query=None, now it is 'q: '"),
+        (Given(passage_prompt="p: "), "prompts.document=None, now it is 'p: '"),
+        (Given(dimensions=8), r"sizes=\[\], now it is \[8\]"),
+    ):
+        other = Encoding(model_folder, given=given)
+        with pytest.raises(UserError, match=rf"was started with representation\.{said}"):
+            encode.encode_corpus(other, beir, tmp_path / "out")
+    # What is given is what the folder says.
+    same = Encoding(model_folder, given=Given(pooling="cls", query_prompt=""))
+    encode.encode_corpus(same, beir, tmp_path / "out")
     resumed = encode.encode_corpus(Encoding(model_folder, batch_size=7), beir, tmp_path / "out")
     assert resumed.batch_size == 7
 

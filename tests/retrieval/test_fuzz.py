@@ -42,7 +42,7 @@ def encoded(model_folder, beir, tmp_path_factory):
 def same_model(model_folder, monkeypatch):
     """The model is loaded once, and not for each broken folder."""
     model = models.load_retriever(model_folder)
-    monkeypatch.setattr(search, "load_retriever", lambda *args, **kwargs: model)
+    monkeypatch.setattr(search, "load_as", lambda *args, **kwargs: model)
 
 
 def search_with(searcher, folder):
@@ -300,6 +300,7 @@ def pickled(folder):
     torch.save({"x": Payload(folder.parent / "ran")}, folder / "pytorch_model.bin")
 
 
+MODULES = "sentence_transformers.models"
 AUTO_MAP = dict.fromkeys(
     ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification", "AutoTokenizer"),
     "foreign.Foreign",
@@ -333,9 +334,9 @@ def test_code_in_a_model_folder_is_not_run(
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ({"path": "", "type": "foreign.Module"}, "'foreign.Module', which is not part of"),
-        ({"path": "../../x", "type": "sentence_transformers.models.Pooling"}, "cannot be loaded"),
-        ({"path": "/etc", "type": "sentence_transformers.models.Pooling"}, "cannot be loaded"),
+        ({"path": "", "type": "foreign.Module"}, "'foreign.Module', which needs code of its own"),
+        ({"path": "../../x", "type": f"{MODULES}.Transformer"}, "cannot be loaded"),
+        ({"path": "/etc", "type": f"{MODULES}.Transformer"}, "cannot be loaded"),
     ],
 )
 def test_foreign_modules_are_refused_and_not_run(
@@ -345,7 +346,11 @@ def test_foreign_modules_are_refused_and_not_run(
     for place in (folder, tmp_path):
         (place / "foreign.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)
-    (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", **module}]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    modules = [module, {"path": "1_Pooling", "type": f"{MODULES}.Pooling"}]
+    modules = [{"idx": i, "name": str(i), **each} for i, each in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(UserError, match=message):
         models.load_retriever(folder)
     assert not (tmp_path / "ran").exists()

@@ -12,6 +12,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval import models
 
 TEXTS = ["abcde fgh", "hgfed cba aaaaa bbbbb ccccc ddddd eeeee"]
@@ -52,7 +53,7 @@ def test_saving_keeps_vectors_lengths_score_and_adds_no_pooler(model_folder, tmp
 
 
 def test_a_folder_that_compares_by_cosine_gets_vectors_of_length_one(model_folder, tmp_path):
-    model = models.load_retriever(model_folder, pooling="mean")
+    model = models.load_retriever(model_folder, given=Given("mean", "dot"))
     model.similarity_fn_name = "cosine"
     model.save_pretrained(str(tmp_path / "saved"))
     vectors = SentenceTransformer(str(tmp_path / "saved")).encode(TEXTS)
@@ -62,7 +63,7 @@ def test_a_folder_that_compares_by_cosine_gets_vectors_of_length_one(model_folde
     np.testing.assert_allclose(again.encode_document(TEXTS), expected, atol=1e-6)
 
 
-def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder, tmp_path):
+def test_another_pooling_keeps_what_follows_it(model_folder, tmp_path):
     saved = tmp_path / "mean"
     SentenceTransformer(
         modules=[Transformer(str(model_folder)), Pooling(32, "mean"), Normalize()],
@@ -75,12 +76,18 @@ def test_modules_of_a_folder_are_kept_unless_pooling_replaces_them(model_folder,
     assert models.pooling_of(own) == "mean"
     kept = own.encode_document(TEXTS)
     np.testing.assert_allclose(kept, mean / np.linalg.norm(mean, axis=1)[:, None], atol=2e-6)
-    replaced = models.load_retriever(saved, pooling="cls")
-    np.testing.assert_allclose(replaced.encode_document(TEXTS), hidden[:, 0], atol=2e-6)
-    assert replaced.similarity_fn_name == "dot"
-    assert models.pooling_of(replaced) == "cls"
     prompted = hidden_states(model_folder, [f"search: {text}" for text in TEXTS], 64)[0]
-    np.testing.assert_allclose(replaced.encode_query(TEXTS), prompted[:, 0], atol=2e-6)
+    for given in (Given("cls", "dot"), Given("cls")):
+        replaced = models.load_retriever(saved, given=given)
+        assert replaced.similarity_fn_name == (given.similarity or "cosine")
+        assert models.pooling_of(replaced) == "cls"
+        for vectors, expected in (
+            (replaced.encode_document(TEXTS), hidden[:, 0]),
+            (replaced.encode_query(TEXTS), prompted[:, 0]),
+        ):
+            if given.similarity is None:  # as the folder compares
+                expected = expected / np.linalg.norm(expected, axis=1)[:, None]
+            np.testing.assert_allclose(vectors, expected, atol=2e-6)
 
 
 def test_folders_that_are_no_model(model_folder, tmp_path):

@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval import models
 
 TEXTS = ["abcde fgh", "hgfed cba aaaaa bbbbb ccccc ddddd eeeee"]
@@ -84,6 +85,38 @@ def test_a_prompt_named_passage_is_put_before_passages(as_published):
     np.testing.assert_array_equal(model.encode_query(TEXTS), library.encode_query(TEXTS))
 
 
+@pytest.mark.parametrize("two_towers", [False, True])
+def test_what_is_given_is_what_the_library_is_told(as_published, tmp_path, two_towers):
+    folder = as_published({"prompts": {"query": "hgf: "}, "similarity_fn_name": "dot"})
+    prompts = {"query": "cab: ", "document": "abc "}
+    library = SentenceTransformer(
+        str(folder), prompts=prompts, truncate_dim=8, similarity_fn_name="cosine"
+    )
+    library[1].pooling_mode = "cls"
+    expected = library.similarity(library.encode_query(TEXTS), library.encode_document(TEXTS))
+    if two_towers:
+        models.load_retriever(folder, two_towers=True).save_pretrained(str(tmp_path / "two"))
+        folder = tmp_path / "two"
+    given = Given(
+        pooling="cls",
+        similarity="cosine",
+        query_prompt="cab: ",
+        passage_prompt="abc ",
+        dimensions=8,
+    )
+    model = models.load_retriever(folder, given=given)
+    scores_QxP = model.encode_query(TEXTS) @ model.encode_document(TEXTS).T
+    np.testing.assert_allclose(scores_QxP, expected, rtol=1e-5, atol=1e-5)
+    without = models.load_retriever(folder, given=Given(query_prompt=""))
+    np.testing.assert_array_equal(without.encode_query(TEXTS), without.encode_document(TEXTS))
+
+
+def test_more_dimensions_than_a_vector_has_are_refused(as_published):
+    folder = as_published(SILENT)
+    with pytest.raises(UserError, match="makes vectors of 32 numbers: cannot keep 33"):
+        models.load_retriever(folder, given=Given(dimensions=33))
+
+
 def test_what_inner_products_do_not_rank_by_is_refused(as_published):
     folder = as_published({"similarity_fn_name": "manhattan"})
     with pytest.raises(UserError, match="compares vectors by 'manhattan'; expected cosine or dot"):
@@ -110,7 +143,7 @@ def test_a_network_with_relative_positions_has_no_limit(model_folder, tmp_path):
     transformers.T5EncoderModel(config).save_pretrained(str(folder))
     tokenizer.model_max_length = int(1e30)
     tokenizer.save_pretrained(str(folder))
-    model = models.load_retriever(folder, passage_length=200, pooling="mean")
+    model = models.load_retriever(folder, passage_length=200, given=Given("mean", "dot"))
     library = SentenceTransformer(
         modules=[Transformer(str(folder), max_seq_length=200), Pooling(32, "mean")]
     )

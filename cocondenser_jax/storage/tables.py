@@ -6,16 +6,18 @@
     a header                DPR, psgs_w100.tsv, and passages of one's own: `id`, `text` and perhaps
                             `title` and `url`, in any order, among other columns; quoted as csv
 
-The first line tells them apart, whatever the file is called: it has the names `id` and `text`, or
-as many columns as one of the other layouts.
+The first line tells them apart, whatever the file is called: it has names for `id` and `text` (see
+`HEADER_NAMES`), or as many columns as one of the other layouts. A first line that may be either is
+refused.
 """
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.storage.files import MAX_LINE_BYTES
 
 # The passages of a data folder are the first of these.
@@ -26,9 +28,28 @@ PASSAGE_FILES = (
     "psgs_w100.tsv",
     "msmarco-docs.tsv",
 )
-_FIELDS = ("id", "url", "title", "text")
+# What headers call each field, without capitals and separators. A column of the field's own name is
+# taken before those of the other names.
+HEADER_NAMES = {
+    "id": (
+        *("docid", "docno", "documentid", "corpusid", "pid", "passageid", "psgid", "paragraphid"),
+        *("qid", "queryid", "questionid", "articleid", "pageid", "chunkid"),
+    ),
+    "url": ("link", "uri"),
+    "title": ("headline", "doctitle", "passagetitle", "documenttitle"),
+    "text": (
+        *("passage", "passagetext", "body", "content", "contents", "document", "documenttext"),
+        *("paragraph", "query", "querytext", "question", "questiontext", "sentence", "abstract"),
+    ),
+}
+_FIELDS = tuple(HEADER_NAMES)
 _COLUMNS = {2: ("id", "text"), 3: ("id", "title", "text"), 4: _FIELDS}
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
+_MAX_NAME = 40  # characters; what is longer is no name of a column
+_WORD = re.compile(r"[^\W\d]([^\W\d]|-)*")  # without digits, which most ids have
+_ROWS_COMPARED = 100  # to see whether titles are longer than texts; fewer than 3 prove nothing
+_Lines = Iterable[tuple[str, str]]  # "FILE:LINE" and the line
+_Rows = Iterator[tuple[str, list[str]]]  # "FILE:LINE" and the fields of the line
 
 
 def plain_name(path: Path) -> str:
@@ -42,38 +63,160 @@ def plain_suffix(path: Path) -> str:
 
 
 def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of each numbered line with text."""
-    columns: Sequence[str] = ()
-    is_csv = False
-    for number, line in lines:
-        where = f"{path}:{number}"
-        if not line.strip():
-            continue
-        if not columns:
-            columns = line.replace('"', "").split("\t", 100)
-            is_csv = "id" in columns and "text" in columns
-            if is_csv:
-                continue
-            if len(columns) not in _COLUMNS:
-                raise UserError(
-                    f"{where}: expected id, text or id, title, text or id, url, title, text or a "
-                    f"header with id and text, separated by tabs, found {len(columns)} fields"
-                )
-            columns = _COLUMNS[len(columns)]
+    """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of each numbered line with text.
+
+    Raises:
+      UserError: also if the first line looks like names of other columns, if columns are in another
+        order than those of a layout, or if a quoted field goes over several lines.
+    """
+    numbered = ((f"{path}:{number}", line) for number, line in lines if line.strip())
+    head = list(islice(numbered, 2))
+    if not head:
+        return
+    where, line = head[0]
+    if "\r" in line:
+        raise UserError(f"{where}: lines end with a carriage return alone, expected \\n")
+    columns: Sequence[str] = _read_header(head)
+    if columns:
+        rows = _quoted_rows(columns, chain(head[1:], numbered))
+    else:
+        columns = _known_layout(where, line)
+        rows = _check_order(columns, _plain_rows(columns, chain(head, numbered)))
+    places = {name: columns.index(name) for name in _FIELDS if name in columns}
+    for place, fields in rows:
+        yield place, dict.fromkeys(_FIELDS, "") | {name: fields[i] for name, i in places.items()}
+
+
+def find_columns(
+    where: str, cells: Sequence[str], names: Mapping[str, Sequence[str]]
+) -> dict[str, int]:
+    """Finds the columns of a header; returns field → column, of the fields that it names.
+
+    Args:
+      where: of the header, for messages.
+      cells: its names; capitals and separators (`query-id`, `Query ID`) do not matter.
+      names: field → its other names, without capitals and separators.
+
+    Raises:
+      UserError: if two columns have the name of one field.
+    """
+    plain = [re.sub(r"[\W_]", "", cell.casefold()) for cell in cells]
+    columns = {}
+    for field, others in names.items():
+        exact = [i for i, name in enumerate(plain) if name == field]
+        found = exact or [i for i, name in enumerate(plain) if name in others]
+        if len(found) > 1:
+            raise UserError(
+                f"{where}: the columns {' and '.join(cells[i] for i in found)} may all be the "
+                f"{field}: name one of them {field}"
+            )
+        if found:
+            columns[field] = found[0]
+    return columns
+
+
+def _read_header(head: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns the columns by their names; none where the first of two lines is a row."""
+    where, line = head[0]
+    cells = [cell.strip()[: _MAX_NAME + 1] for cell in line.replace('"', "").split("\t", 100)]
+    found = find_columns(where, cells, HEADER_NAMES)
+    if "id" in found and "text" in found:
+        for field, i in found.items():
+            cells[i] = field
+        return cells
+    if len(cells) == 1 or any(len(cell) > _MAX_NAME for cell in cells):
+        return []
+    has_digits = any(map(str.isdigit, line))
+    stands_out = _has_only_words(line) and not all(_has_only_words(row) for _, row in head)
+    if "id" in found or (len(found) > 1 and not has_digits) or stands_out:
+        raise UserError(
+            f"{where}: {first_three(cells)}: these look like the names of columns; expected id and "
+            "text among them. If they are the first row, put a line of names above it"
+        )
+    return []
+
+
+def _has_only_words(line: str) -> bool:
+    return all(_WORD.fullmatch(cell.strip(' "')) for cell in line.split("\t", 100))
+
+
+def _known_layout(where: str, line: str) -> tuple[str, ...]:
+    n_columns = line.count("\t") + 1
+    if n_columns not in _COLUMNS:
+        raise UserError(
+            f"{where}: expected id, text or id, title, text or id, url, title, text or a "
+            f"header with id and text, separated by tabs, found {n_columns} fields"
+        )
+    return _COLUMNS[n_columns]
+
+
+def _quoted_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
+    for where, line in lines:
+        try:
+            fields = _parse_csv(line)
+        except csv.Error as error:
+            if _ends_in_quotes(line):
+                raise _over_several_lines(where) from None
+            raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
+        _check_number(where, fields, columns)
+        yield where, fields
+
+
+def _plain_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
+    previous = ("", [""])
+    for where, line in lines:
         # One field too many shows the mistake; a line of nothing but tabs would make millions.
         fields = line.split("\t", len(columns))
-        if is_csv:
-            try:
-                fields = _parse_csv(line)
-            except csv.Error as error:
-                raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
-        if len(fields) != len(columns):
-            raise UserError(
-                f"{where}: expected {len(columns)} tab-separated fields ({', '.join(columns)}), "
-                f"found {len(fields)}"
-            )
-        row = dict(zip(columns, fields, strict=True))
-        yield where, {name: row.get(name, "") for name in _FIELDS}
+        if len(fields) != len(columns) and _ends_in_quotes(previous[1][-1]):
+            raise _over_several_lines(previous[0])
+        _check_number(where, fields, columns)
+        previous = (where, fields)
+        yield where, fields
+
+
+def _check_number(where: str, fields: Sequence[str], columns: Sequence[str]) -> None:
+    if len(fields) != len(columns):
+        raise UserError(
+            f"{where}: expected {len(columns)} tab-separated fields ({', '.join(columns)}), "
+            f"found {len(fields)}"
+        )
+
+
+def _check_order(columns: Sequence[str], rows: _Rows) -> _Rows:
+    """Refuses titles that are longer than the texts: DPR's order, without its header."""
+    first = list(islice(rows, _ROWS_COMPARED)) if "title" in columns else []
+    sizes = {name: sum(len(fields[i]) for _, fields in first) for i, name in enumerate(columns)}
+    if len(first) > 2 and sizes["title"] > sizes["text"]:
+        raise UserError(
+            f"{first[0][0]}: without a header, the columns are {', '.join(columns)}, but the "
+            "titles are longer than the texts: put a line with the names of the columns above"
+        )
+    yield from first
+    yield from rows
+
+
+def _over_several_lines(where: str) -> UserError:
+    return UserError(
+        f"{where}: wrong quoting, a quoted field goes over several lines; expected a line for each "
+        "row: replace line breaks in fields by spaces"
+    )
+
+
+def _ends_in_quotes(line: str) -> bool:
+    """Returns whether the last field of a line, or this field, is quoted and not closed."""
+    if '"' not in line:
+        return False
+    try:
+        _parse_csv(line)
+    except csv.Error:
+        with_end = f'{line}"'
+    else:
+        return False
+    try:
+        _parse_csv(with_end)
+    except csv.Error:
+        return False
+    return True
 
 
 def _parse_csv(line: str) -> list[str]:

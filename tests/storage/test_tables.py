@@ -39,7 +39,7 @@ def test_the_first_line_tells_the_columns(text, rows):
     [
         ("text alone", r"^a\.tsv:1: expected id, text or .* a header .*, found 1 fields"),
         ("\n1\ta\tb\tc\td", r"^a\.tsv:2: expected id, text or .*, found 5 fields"),
-        ("id\ttitle\n1\tT\textra", r"^a\.tsv:2: expected 2 .* \(id, text\), found 3"),
+        ("d1\ttitle\n1\tT\textra", r"^a\.tsv:2: expected 2 .* \(id, text\), found 3"),
         ("1\tT\ttext\n2\ttext", r"^a\.tsv:2: expected 3 .* \(id, title, text\), found 2"),
         ("D1\tu\tT\tb\nD2\tu\tT\tb\tc", r"^a\.tsv:2: expected 4 .* \(id, url, title, text\)"),
         ('id\ttext\n1\t"never closed', r"^a\.tsv:2: wrong quoting"),
@@ -48,6 +48,105 @@ def test_the_first_line_tells_the_columns(text, rows):
 def test_a_line_of_another_form_is_named(text, message):
     with pytest.raises(UserError, match=message):
         read(text)
+
+
+HEADERS = [
+    "ID\tTitle\tText",
+    "docid\tTITLE\tbody",
+    '"Doc ID"\t"Headline"\t"Passage Text"',
+    "query-id\tpassage_title\tquery",
+    "_id\ttitle\tcontents",
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_of_usual_names_is_read_in_any_order(header):
+    assert read(f"{header}\nd1\tOf one\ta b c") == [("d1", "", "Of one", "a b c")]
+    name, title, text = header.split("\t")
+    expected = [("d1", "", "Of one", 'a "b" c')]
+    assert read(f'{name}\t{text}\t{title}\nd1\t"a ""b"" c"\tOf one') == expected
+    assert read(f'year\t{text}\t{name}\n\n1953\ta "b" c\td1') == [("d1", "", "", 'a "b" c')]
+
+
+def test_a_column_of_the_fields_own_name_goes_before_another_name():
+    assert read("docid\tid\tbody\ttext\nx\td1\ty\ta b") == [("d1", "", "", "a b")]
+    assert read(f"id\t{'long ' * 20}\ttext\nd1\tx\ta b") == [("d1", "", "", "a b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id\ttitle\nd1\tT", r":1: id, title: .* names of columns; expected id and text among"),
+        ("qid\tanswer\n1\tof words", r":1: qid, answer: .* names of columns"),
+        ("key\ttext\ttitle\n1\ta b\tT", r":1: key, text, title: .* names of columns"),
+        ("identifiant\ttexte\nd1\tun texte", r":1: identifiant, texte: .* names of columns"),
+        ('"key"\t"value"\n"a"\t"some words"', r":1: key, value: .* names of columns"),
+        ("\n编号\t文本\nd1\t一 二", r":2: 编号, 文本: .* names of columns"),
+        ("a\tb\tc\td\te\n1\t2\t3\t4\t5", r":1: a, b, c, \.\.\.: .* names of columns"),
+        ("qid\tpid\tpassage\n1\t2\tw", r":1: the columns qid and pid may all be the id: name"),
+        ("id\tid\ttext\n1\t2\tw", r":1: the columns id and id may all be the id"),
+        ("id\tbody\tPassage\n1\tx\tw", r":1: the columns body and Passage may all be the text"),
+    ],
+)
+def test_a_first_line_that_may_be_names_is_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d1\tText\tthe text",
+        "D1\thttp://x\tTitle\tbody",
+        "plain\tx",
+        "a\tone\nb\ttwo",
+        f"id\t{'word' * 11}",  # no name is so long
+    ],
+)
+def test_a_first_line_of_few_words_is_a_row(text):
+    assert [row[0] for row in read(text)] == [line.split("\t")[0] for line in text.split("\n")]
+
+
+def test_titles_longer_than_texts_are_columns_in_another_order():
+    rows = [f"d{i}\tsome words of text\tTitle {i}" for i in range(3)]
+    with pytest.raises(UserError, match=r":1: without a header, the columns are id, title, text, "):
+        read("\n".join(rows))
+    judgments = [f"{i}\t0\tp{i}\t1" for i in range(3)]  # MS MARCO's, in a folder of passages
+    with pytest.raises(UserError, match=r":1: without a header, the columns are id, url, title, "):
+        read("\n".join(judgments))
+    # A few such rows are no mistake, and beyond the first hundred nothing is compared.
+    longer = ["d\tA long title of one text\ttext"]
+    normal = ["d\tTitle\tand a text that is longer than its title"]
+    assert len(read("\n".join(longer + normal))) == 2
+    assert len(read("\n".join(normal * 100 + longer * 1000))) == 1100
+    with pytest.raises(UserError, match="titles are longer"):
+        read("\n".join(normal * 30 + longer * 70))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('id\ttext\nd0\tx\nd1\t"one\ntwo"\nd2\tx', 3),
+        ('id\ttext\nd1\t"one ""two""\nthree"', 2),
+        ('d0\tx\nd1\t"one\ntwo"\nd2\tx', 2),
+        ('d0\t"a title" of it\t"text\nof two lines"', 1),
+    ],
+)
+def test_a_quoted_field_over_several_lines_is_named(text, line):
+    with pytest.raises(UserError, match=rf"^a\.tsv:{line}: .*a quoted field goes over several lin"):
+        read(text)
+
+
+def test_quotation_marks_of_a_file_without_a_header_are_text():
+    text = 'd1\t"quoted" words\nd2\t"never closed\nd3\t5" wide'
+    assert [row[3] for row in read(text)] == ['"quoted" words', '"never closed', '5" wide']
+    with pytest.raises(UserError, match=r":3: expected 2 .*, found 1"):  # of no quoted field
+        read('d1\t"never closed\nd2\tx"\nd3')
+
+
+def test_carriage_returns_alone_are_refused():
+    with pytest.raises(UserError, match=r"^a\.tsv:1: lines end with a carriage return alone"):
+        read("d1\tone\rd2\ttwo")
 
 
 def test_the_limit_of_csv_stays_as_it_was():

@@ -6,15 +6,17 @@ and the losses as the papers print them.
 
 import copy
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.convert.names import HEAD_PREFIX, to_tensors
+from cocondenser_jax.convert.names import DENSE_PREFIX, HEAD_PREFIX, to_tensors
 from cocondenser_jax.corpus.batches import Batch
 from cocondenser_jax.representation import Representation
 
@@ -32,7 +34,10 @@ class TorchOutput(NamedTuple):
 
 
 class TorchCondenser(torch.nn.Module):
-    """A masked language model of transformers, and the Condenser head on top, if there is one."""
+    """A masked language model of transformers, and the Condenser head on top, if there is one.
+
+    The dense layers after the pooling, if there are some, are new ones.
+    """
 
     def __init__(
         self,
@@ -46,6 +51,15 @@ class TorchCondenser(torch.nn.Module):
         self.c_head = head
         self.skip_from = skip_from
         self.representation = representation
+        self.dense = torch.nn.ModuleList(
+            Dense(
+                layer.in_features,
+                layer.out_features,
+                bias=layer.bias,
+                activation_function=getattr(torch.nn, layer.activation_name)(),
+            )
+            for layer in representation.dense
+        )
 
     def project(self, hidden_BxLxD: torch.Tensor) -> torch.Tensor:
         """Returns the logits of the MLM projection that backbone and head share."""
@@ -92,12 +106,12 @@ class TorchCondenser(torch.nn.Module):
             hidden = backbone.final_norm(hidden)
         late_logits = self.project(late) if late_mlm else None
         head_logits = self.project(hidden) if self.c_head else None
-        return TorchOutput(late, self._scaled(pooled), head_logits, late_logits)
+        return TorchOutput(late, self._finish(pooled), head_logits, late_logits)
 
     def encode(self, ids_BxL: torch.Tensor, mask_BxL: torch.Tensor) -> torch.Tensor:
         """Returns `vectors_BxD`, in float32."""
         output = self.lm.base_model(input_ids=ids_BxL, attention_mask=mask_BxL)
-        return self._scaled(self._pool(output.last_hidden_state.float(), mask_BxL))
+        return self._finish(self._pool(output.last_hidden_state.float(), mask_BxL))
 
     def _pool(self, late_BxLxD: torch.Tensor, mask_BxL: torch.Tensor) -> torch.Tensor:
         if self.representation.pooling == "cls":
@@ -105,10 +119,15 @@ class TorchCondenser(torch.nn.Module):
         mask_BxLx1 = mask_BxL[:, :, None].to(late_BxLxD.dtype)
         return (late_BxLxD * mask_BxLx1).sum(dim=1) / mask_BxLx1.sum(dim=1)
 
-    def _scaled(self, vectors_BxD: torch.Tensor) -> torch.Tensor:
-        if not self.representation.is_cosine:
-            return vectors_BxD
-        return torch.nn.functional.normalize(vectors_BxD)
+    def _finish(self, pooled_BxD: torch.Tensor) -> torch.Tensor:
+        name = "sentence_embedding"
+        features = {name: pooled_BxD}
+        for layer in self.dense:
+            features = layer(features)
+        vectors_BxE = features[name]
+        if self.representation.is_cosine:
+            vectors_BxE = torch.nn.functional.normalize(vectors_BxE)
+        return cut(vectors_BxE, self.representation, self.representation.sizes[:1])[0]
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Returns the gradient of each tensor by its name in a checkpoint, tied ones once."""
@@ -132,10 +151,13 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
         folder, attn_implementation=attention, trust_remote_code=False
     )
     head = torch.nn.ModuleList(_head_layer(lm.base_model) for _ in range(config.n_head_layers))
+    model = TorchCondenser(lm, head, config.skip_from, config.representation)
+    ours = (HEAD_PREFIX, DENSE_PREFIX)
     tensors = to_tensors(params, config).items()
-    state = {name: torch.from_numpy(x) for name, x in tensors if name.startswith(HEAD_PREFIX)}
-    torch.nn.ModuleDict({"c_head": head}).load_state_dict(state)
-    return TorchCondenser(lm, head, config.skip_from, config.representation).eval()
+    state = {name: torch.from_numpy(x) for name, x in tensors if name.startswith(ours)}
+    parts = {"c_head": head, "dense": model.dense}
+    torch.nn.ModuleDict(parts).load_state_dict(state)
+    return model.eval()
 
 
 def _head_layer(backbone: Any) -> torch.nn.Module:
@@ -148,6 +170,16 @@ def _head_layer(backbone: Any) -> torch.nn.Module:
     config = copy.deepcopy(backbone.config)
     config.layer_types = ["full_attention"] * 2
     return type(backbone.layers[0])(config, 1)
+
+
+def cut(
+    vectors_SxD: torch.Tensor, representation: Representation, sizes: Sequence[int]
+) -> list[torch.Tensor]:
+    """Returns vectors cut to each size, those of a cosine at length 1; as they are for no size."""
+    parts = [vectors_SxD[:, :size] for size in sizes] or [vectors_SxD]
+    if representation.similarity == "cosine":
+        return [torch.nn.functional.normalize(part) for part in parts]
+    return parts
 
 
 def full_labels(batch: Batch) -> torch.Tensor:

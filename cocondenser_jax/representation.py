@@ -25,7 +25,17 @@ _MODES = {
 Pooling = Literal["cls", "mean"]  # what the networks here have
 POOLINGS = {mode: flag for flag, mode in _MODES.items() if mode in get_args(Pooling)}
 QUERY_PROMPT = "query"  # the name of what is put before queries
+# What may follow a linear layer, by the names of torch.nn, of which published folders name the
+# first three. All networks here have them.
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU")
 PASSAGE_PROMPTS = ("document", "passage", "corpus")  # the names of what is put before passages
+# What a Dense module of sentence-transformers (6.2.0) may be told besides what `Dense` holds: any
+# other value means another computation.
+_USUAL_OF_DENSE = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+    "use_residual": False,
+}
 COSINE_SCALE = 20.0  # sentence-transformers' default
 
 
@@ -35,7 +45,13 @@ class Dense(NamedTuple):
     in_features: int
     out_features: int
     bias: bool = True
-    activation: str = "torch.nn.modules.activation.Tanh"
+    activation: str = "torch.nn.modules.activation.Tanh"  # as in the folder
+
+    @property
+    def activation_name(self) -> str:
+        """The activation, by its name in torch.nn; a class of another package by its full name."""
+        package, _, name = self.activation.rpartition(".")
+        return name if f"{package}.".startswith("torch.nn.") else self.activation
 
 
 class Representation(NamedTuple):
@@ -46,7 +62,11 @@ class Representation(NamedTuple):
     normalized: bool = False  # whether a module scales vectors to length 1
     similarity: Similarity = "dot"
     scale: float = 0.0  # of scores in a contrastive loss; 0: see `score_scale`
-    sizes: tuple[int, ...] = ()  # numbers of a vector that are used, the default first; (): all
+    # How many numbers of a vector are used, the largest first; (): all. The first is what a vector
+    # has, and a folder's `truncate_dim`, which is written where it leaves numbers out. In training,
+    # vectors that are cut further count as much (Kusupati et al., arXiv 2205.13147); no folder
+    # names those.
+    sizes: tuple[int, ...] = ()
     prompts: tuple[tuple[str, str], ...] = ()  # kind of text, and what is put before such texts
     max_length: int | None = None  # tokens that are read of a text; None: all that the network can
 
@@ -54,6 +74,18 @@ class Representation(NamedTuple):
     def is_cosine(self) -> bool:
         """Whether scores are cosines: inner products, as all are here, of vectors of length 1."""
         return self.normalized or self.similarity == "cosine"
+
+    def full_size(self, hidden_size: int) -> int:
+        """Returns the numbers of a vector before it is cut, of a network of a hidden size."""
+        return self.dense[-1].out_features if self.dense else hidden_size
+
+    def vector_size(self, hidden_size: int) -> int:
+        """Returns the numbers of a vector, of a network of a hidden size."""
+        return self.sizes[0] if self.sizes else self.full_size(hidden_size)
+
+    def is_cut(self, hidden_size: int) -> bool:
+        """Whether a vector leaves numbers out that the network makes."""
+        return self.vector_size(hidden_size) < self.full_size(hidden_size)
 
     @property
     def score_scale(self) -> float:
@@ -92,6 +124,15 @@ def json_files(modules: Any) -> list[str]:
     settings = [_join(path, _TRANSFORMER) for kind, path in layers if kind == "Transformer"]
     sizes = [_join(path, "config.json") for kind, path in layers if kind in ("Pooling", "Dense")]
     return [SETTINGS, *settings, *sizes]
+
+
+def dense_paths(modules: Any) -> list[str]:
+    """Returns the folders, within a model's, of its Dense layers, in their order.
+
+    Args:
+      modules: the content of modules.json; None for a folder without it.
+    """
+    return [path for kind, path in _kinds_and_paths(modules) if kind == "Dense"]
 
 
 def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
@@ -228,9 +269,9 @@ def to_files(
         "model_type": "SentenceTransformer",
         "prompts": dict(representation.prompts),
         "default_prompt_name": None,
-        "similarity_fn_name": "cosine" if representation.is_cosine else "dot",
+        "similarity_fn_name": representation.similarity,
     }
-    if representation.sizes:
+    if representation.is_cut(hidden_size):
         settings["truncate_dim"] = representation.sizes[0]
     return {
         MODULES: modules,
@@ -332,6 +373,9 @@ def _pooling(config: Mapping[str, Any]) -> str:
 
 def _dense(config: Mapping[str, Any]) -> Dense:
     defaults = Dense._field_defaults
+    for key, usual in _USUAL_OF_DENSE.items():
+        if config.get(key) not in (None, usual):
+            raise ValueError(f"has a Dense module with {key} {config[key]!r}; expected {usual!r}")
     try:
         return Dense(
             in_features=int(config["in_features"]),

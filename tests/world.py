@@ -181,3 +181,34 @@ def step_of(config, n_steps):
 def model_of(config, store):
     """Returns the shape of a new model for a store."""
     return ModelConfig(**resolve_without_store(config, 1, store.vocab_size, store.pad_id).network)
+
+
+def write_retriever(backbone, out, pooling, dense=(), **settings):
+    """Writes a folder as sentence-transformers does, with dense layers after the pooling.
+
+    Args:
+      backbone: the folder of a network, and of its tokenizer.
+      out: is made.
+      pooling: such as "mean".
+      dense: the arguments of each layer, but for its first size; `True` scales to length 1.
+      settings: of `SentenceTransformer`, such as `truncate_dim`.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        Normalize,
+        Pooling,
+        Transformer,
+    )
+
+    transformer = Transformer(str(backbone), model_kwargs={"add_pooling_layer": False})
+    size = transformer.get_embedding_dimension()
+    modules = [transformer, Pooling(size, pooling)]
+    for layer in dense:
+        if layer is True:
+            modules.append(Normalize())
+            continue
+        modules.append(Dense(size, **layer))
+        size = layer["out_features"]
+    SentenceTransformer(modules=modules, **settings).save_pretrained(str(out))
+    return out

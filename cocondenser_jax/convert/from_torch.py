@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from cocondenser_jax.backbones import BACKBONES, find_backbone
 from cocondenser_jax.convert.names import (
+    DENSE_PREFIX,
     HEAD_PREFIX,
     NAMES,
     OWN_FIELDS,
@@ -26,10 +27,15 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
-from cocondenser_jax.representation import POOLINGS, Representation
+from cocondenser_jax.representation import ACTIVATIONS, POOLINGS, Representation
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import HEADS, find_weights, read_representation
+from cocondenser_jax.storage.model_folder import (
+    HEADS,
+    find_dense,
+    find_weights,
+    read_representation,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +80,8 @@ def load_folder(
         representation=representation,
     )
     tensors = _canonical(_read_weights(folder), NAMES[config.model_type], folder) | head
+    if config.representation.dense:
+        tensors |= _read_dense(folder)
     params = with_missing_head(folder, tensors, config, init_head_seed)
     others = tensors.keys() - expected_shapes(config).keys()
     if unused := sorted(name for name in others if not _IGNORED.search(name)):
@@ -93,13 +101,15 @@ def _trained_representation(folder: Path) -> Representation:
         published = read_representation(folder)
     except UserError as error:
         raise UserError(f"{error} ({hint})") from error
-    if published.dense:
-        raise UserError(
-            f"{folder} has Dense layers after its pooling, which pre-training would lose ({hint})"
-        )
+    for layer in published.dense:
+        if layer.activation_name not in ACTIVATIONS:
+            raise UserError(
+                f"{folder} has a Dense layer that ends in {layer.activation};"
+                f" expected {', '.join(ACTIVATIONS)} of torch.nn ({hint})"
+            )
     if published.pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {published.pooling}; expected cls or mean ({hint})")
-    return published._replace(prompts=(), sizes=(), max_length=None)
+    return published._replace(prompts=(), max_length=None)
 
 
 def _shape(
@@ -137,7 +147,7 @@ def with_missing_head(
     """
     shapes = expected_shapes(config)
     head = {name for name in shapes if name.startswith(HEAD_PREFIX)}
-    others = (HEAD_PREFIX, NAMES[config.model_type].backbone)
+    others = (HEAD_PREFIX, DENSE_PREFIX, NAMES[config.model_type].backbone)
     mlm = {name for name in shapes if not name.startswith(others)}
     for part, names in (("Condenser head", head), ("MLM projection", mlm)):
         if names & tensors.keys() or not names:
@@ -224,6 +234,15 @@ def _read_weights(folder: Path) -> dict[str, np.ndarray]:
     if not tensors:
         raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
     return tensors
+
+
+def _read_dense(folder: Path) -> dict[str, np.ndarray]:
+    """Reads the dense layers after the pooling, by the names of `tensor_names`."""
+    return {
+        f"{DENSE_PREFIX}{number}.{name}": value
+        for number, path in enumerate(find_dense(folder))
+        for name, value in _read_weights(path).items()
+    }
 
 
 def _read_head(folder: Path) -> dict[str, np.ndarray]:

@@ -152,6 +152,10 @@ _LEAVES = {
 HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")
 OWN_FIELDS = (*HEAD_FIELDS, "representation")
 HEAD_PREFIX = "c_head."  # of the Condenser head, as in the published research checkpoints
+# Of the dense layers after the pooling, before their number. Each has a file of its own, in which
+# sentence-transformers' Dense module names its matrix and its bias.
+DENSE_PREFIX = "dense."
+DENSE_MODULE = "linear"
 
 
 def tensor_names(config: ModelConfig) -> dict[str, str]:
@@ -171,6 +175,7 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
             "final": (names.backbone, {"": "final_norm"}),
             "relative": (names.backbone, {"": "encoder.relative_attention_bias"}),
             "mlm": ("", names.mlm),
+            "dense": (f"{DENSE_PREFIX}{index}.", {"": DENSE_MODULE}),
         }[kind]
         found[path] = f"{prefix}{modules['/'.join(module)]}.{_LEAVES[leaf]}"
     return found

@@ -3,15 +3,18 @@
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from cocondenser_jax.convert.names import (
+    DENSE_MODULE,
+    DENSE_PREFIX,
     HEAD_FIELDS,
     HEAD_PREFIX,
     NAMES,
@@ -21,7 +24,7 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import escape_control
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.representation import to_files
+from cocondenser_jax.representation import MODULES, Representation, dense_paths, to_files
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.storage.model_folder import OWN_HEAD
 
@@ -52,23 +55,35 @@ def export_folder(
     tokenizer = load_tokenizer(str(tokenizer_folder))
     config.require_tokenizer(tokenizer_folder, tokenizer.vocab_size, tokenizer.pad_id)
     tensors = to_tensors(params, config)
-    head = {name: value for name, value in tensors.items() if name.startswith(HEAD_PREFIX)}
-    lm = {name: value for name, value in tensors.items() if name not in head}
 
     with new_folder(out) as folder:
         # The vector needs no pooler, and the folder has no weights for one.
         model_args = {"add_pooling_layer": False} if config.backbone.pooler else {}
         files = to_files(config.representation, config.hidden_size, config.max_length, model_args)
         files["config.json"] = _transformers_config(config)
-        if head:
+        if config.n_head_layers:
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
         for file, content in files.items():
             write_json(folder / file, content)
-        save_file(lm, folder / "model.safetensors", metadata={"format": "pt"})
+        for file, part in _files_of_weights(tensors, dense_paths(files[MODULES])).items():
+            save_file(part, folder / file, metadata={"format": "pt"})
         save_tokenizer(tokenizer, folder, config.max_length)
-        if head:
-            save_file(head, folder / OWN_HEAD, metadata={"format": "pt"})
         write_text(folder / "README.md", _model_card(out.name, config, facts))
+
+
+def _files_of_weights(
+    tensors: Mapping[str, np.ndarray], dense: Sequence[str]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the tensors of each file of weights; `dense` has the folder of each dense layer."""
+    folders = {f"{DENSE_PREFIX}{number}.": f"{path}/" for number, path in enumerate(dense)}
+    files: dict[str, dict[str, np.ndarray]] = {}
+    for name, value in tensors.items():
+        # The head's tensors keep their prefix, as in the published research checkpoints.
+        file = OWN_HEAD if name.startswith(HEAD_PREFIX) else "model.safetensors"
+        prefix = next(filter(name.startswith, folders), "")
+        file = folders.get(prefix, "") + file
+        files.setdefault(file, {})[name.removeprefix(prefix)] = value
+    return files
 
 
 def _transformers_config(config: ModelConfig) -> dict[str, Any]:
@@ -89,30 +104,69 @@ def _transformers_config(config: ModelConfig) -> dict[str, Any]:
 
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
     shown = {name: str(fact) for name, fact in flatten_dict(dict(facts), sep=".").items()}
-    is_cosine = config.representation.is_cosine
+    literal = json.dumps(name, ensure_ascii=False)
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     values = {
         **config.to_dict(),
         "options": ", add_pooling_layer=False" if config.backbone.pooler else "",
         "training": "pre-trained",
-        "vector": "the last layer at [CLS]",
-        "similarity": "cosine" if is_cosine else "inner product",
-        "pooling": "vectors = hidden[:, 0]",
+        "vector": _description(config.representation),
+        "similarity": "cosine" if config.representation.is_cosine else "inner product",
+        "vectors": _program(config.representation, config.hidden_size, literal),
         "title": html.escape(escape_control(name), quote=False),
-        "literal": json.dumps(name, ensure_ascii=False),
+        "literal": literal,
         "rows": "\n".join(f"| {k} | {fact} |" for k, fact in shown.items() if _WORD.match(fact)),
     }
-    if config.representation.pooling == "mean":
-        values["vector"] = "the mean of the last layer over its tokens"
-        values["pooling"] = (
-            'mask = batch["attention_mask"][:, :, None]\n'
-            "vectors = (hidden * mask).sum(dim=1) / mask.sum(dim=1)"
-        )
-    if is_cosine:
-        values["pooling"] += "\nvectors = vectors / vectors.norm(dim=1, keepdim=True)"
     if config.n_head_layers:
         values["training"] = (
             f"pre-trained with a Condenser head ({config.n_head_layers} layers, `skip_from`"
             f" {config.skip_from}, `late_mlm` {str(config.late_mlm).lower()})"
         )
     return template.substitute(values)
+
+
+def _description(representation: Representation) -> str:
+    """Returns what a vector is, in words."""
+    words = "the last layer at [CLS]"
+    if representation.pooling == "mean":
+        words = "the mean of the last layer over its tokens"
+    if representation.dense:
+        words += f", after {len(representation.dense)} dense layers"
+    first, *others = representation.sizes or [0]
+    if first:
+        words += f", its first {first:,} numbers"
+    if others:
+        words += f" (trained to be used shorter, too: {', '.join(map(str, others))})"
+    return words
+
+
+def _program(representation: Representation, hidden_size: int, name: str) -> str:
+    """Returns the program that makes `vectors` of `hidden` and `batch`; `name` is a literal."""
+    lines = ["vectors = hidden[:, 0]"]
+    if representation.pooling == "mean":
+        lines = [
+            'mask = batch["attention_mask"][:, :, None]',
+            "vectors = (hidden * mask).sum(dim=1) / mask.sum(dim=1)",
+        ]
+    if representation.dense:
+        lines += [
+            "from safetensors.torch import load_file",
+            "from torch import nn",
+            "from transformers.utils import cached_file",
+        ]
+    for number, layer in enumerate(representation.dense, 2):
+        tensors = ["weight", "bias"] if layer.bias else ["weight"]
+        arguments = ", ".join(f'layer["{DENSE_MODULE}.{tensor}"]' for tensor in tensors)
+        lines += [
+            f'layer = load_file(cached_file({name}, "{number}_Dense/model.safetensors"))',
+            f"vectors = nn.functional.linear(vectors, {arguments})",
+            f"vectors = nn.{layer.activation_name}()(vectors)",
+        ]
+    to_unit_length = "vectors = vectors / vectors.norm(dim=1, keepdim=True)"
+    if representation.similarity == "dot" and representation.normalized:
+        lines.append(to_unit_length)
+    if representation.is_cut(hidden_size):
+        lines.append(f"vectors = vectors[:, :{representation.sizes[0]}]")
+    if representation.similarity == "cosine":
+        lines.append(to_unit_length)
+    return "\n".join(lines)

@@ -9,7 +9,8 @@ layer; here it is also applied to the input of the head and to its output. Where
 bias for relative positions, those of the head share it too.
 
 The vector that is trained need not be that of [CLS]: `ModelConfig.representation` says what it is,
-and the pooled vector takes the place of [CLS] in what the head reads.
+and the pooled vector takes the place of [CLS] in what the head reads. The dense layers after the
+pooling, where there are some, are for the vector alone.
 """
 
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from cocondenser_jax.model.encoder import (
     layer_norm,
     take_rows,
 )
+from cocondenser_jax.model.vectors import ACTIVATIONS, cut, to_unit_length
 
 # The sites of dropout are numbered through the network, from the embeddings to RetroMAE's decoder:
 # each has masks of its own.
@@ -53,7 +55,8 @@ def site_of_decoder(config: ModelConfig) -> int:
 class CondenserOutput(NamedTuple):
     """The outputs of one forward pass over B spans with M masked positions each."""
 
-    vectors_BxD: Float[Array, "B D"]  # float32, the representation for retrieval
+    # float32, the representation for retrieval, of `ModelConfig.vector_size` numbers.
+    vectors_BxD: Float[Array, "B D"]
     # The head's predictions at the masked positions.
     head_logits_BxMxV: Float[Array, "B M V"] | None
     late_logits_BxMxV: Float[Array, "B M V"] | None  # the backbone's own, with `late_mlm`
@@ -83,6 +86,15 @@ class Condenser(nn.Module):
         if config.backbone.final_norm:
             self.final_norm = layer_norm(config, dtype)
         self.mlm = MaskedLMHead(config, dtype)
+        self.dense = [
+            nn.Dense(
+                layer.out_features,
+                use_bias=layer.bias,
+                kernel_init=nn.initializers.normal(config.initializer_range),
+                precision=jax.lax.Precision.HIGHEST,  # the vector is float32, as are its scores
+            )
+            for layer in config.representation.dense
+        ]
 
     def __call__(
         self,
@@ -139,7 +151,7 @@ class Condenser(nn.Module):
             if rows_BxQ is None:
                 late_BxMxD = take_rows(late_BxQxD, masked_positions_BxM)
             late_logits_BxMxV = self.mlm(late_BxMxD, words_VxD)
-        return CondenserOutput(self._scaled(pooled_BxD), head_logits_BxMxV, late_logits_BxMxV)
+        return CondenserOutput(self._finish(pooled_BxD), head_logits_BxMxV, late_logits_BxMxV)
 
     def encode(
         self,
@@ -150,7 +162,7 @@ class Condenser(nn.Module):
         """Returns `vectors_BxD` of `__call__` without computing head and MLM projection."""
         rows_BxQ = self._pooled_rows(input_ids_BxL)
         _, late_BxQxD = self._backbone(input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ)
-        return self._scaled(self._pool(late_BxQxD, attention_mask_BxL))
+        return self._finish(self._pool(late_BxQxD, attention_mask_BxL))
 
     def _pooled_rows(self, input_ids_BxL: Int[Input, "B L"]) -> Int[Array, "B 1"] | None:
         """Returns the rows of the last layer that the vector is made of; None for all."""
@@ -169,12 +181,15 @@ class Condenser(nn.Module):
         n_tokens_Bx1 = jnp.maximum(weights_BxLx1.sum(axis=1), 1.0)
         return (late_BxQxD * weights_BxLx1).sum(axis=1) / n_tokens_Bx1
 
-    def _scaled(self, pooled_BxD: Float[Array, "B D"]) -> Float[Array, "B D"]:
-        """Scales vectors to length 1 where they are compared by their cosine."""
-        if not self.config.representation.is_cosine:
-            return pooled_BxD
-        squares_Bx1 = jnp.sum(jnp.square(pooled_BxD), axis=1, keepdims=True)
-        return pooled_BxD * jax.lax.rsqrt(jnp.maximum(squares_Bx1, 1e-24))
+    def _finish(self, pooled_BxD: Float[Array, "B D"]) -> Float[Array, "B E"]:
+        """Returns the vectors: after the dense layers, of length 1 for a cosine, and cut."""
+        representation = self.config.representation
+        vectors_BxE = pooled_BxD
+        for layer, described in zip(self.dense, representation.dense, strict=True):
+            vectors_BxE = ACTIVATIONS[described.activation_name](layer(vectors_BxE))
+        if representation.is_cosine:
+            vectors_BxE = to_unit_length(vectors_BxE)
+        return cut(vectors_BxE, self.config.vector_size, representation.similarity)
 
     def _backbone(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 from cocondenser_jax.backbones import BACKBONES, Backbone, first_position
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
+    ACTIVATIONS,
     POOLINGS,
     SPELLINGS,
     Representation,
@@ -116,8 +117,25 @@ class ModelConfig:
             raise UserError(f"representation is {given!r}; expected a Representation")
         if given.pooling not in POOLINGS:
             raise UserError(f"pooling is {given.pooling!r}; expected {' or '.join(POOLINGS)}")
-        if given.dense:
-            raise UserError(f"{len(given.dense)} Dense layers follow the pooling; expected none")
+        size = self.hidden_size
+        for layer in given.dense:
+            if layer.activation_name not in ACTIVATIONS:
+                expected = ", ".join(ACTIVATIONS)
+                raise UserError(
+                    f"a Dense layer ends in {layer.activation}; expected {expected} of torch.nn"
+                )
+            if layer.in_features != size or layer.out_features < 1:
+                raise UserError(
+                    f"a Dense layer makes {layer.out_features} numbers of {layer.in_features}, but"
+                    f" the vectors before it have {size}"
+                )
+            size = layer.out_features
+        falling = sorted(set(given.sizes), reverse=True)
+        if [*given.sizes] != falling or not all(1 <= each <= size for each in falling):
+            raise UserError(
+                f"the sizes of vectors are {', '.join(map(str, given.sizes))}; expected whole"
+                f" numbers from 1 to {size}, the largest first"
+            )
 
     @property
     def backbone(self) -> Backbone:
@@ -133,6 +151,11 @@ class ModelConfig:
     def max_length(self) -> int:
         """The longest span, in tokens."""
         return self.max_position_embeddings - self.position_offset
+
+    @property
+    def vector_size(self) -> int:
+        """How many numbers a vector has."""
+        return self.representation.vector_size(self.hidden_size)
 
     def require_tokenizer(self, name: object, n_ids: int, pad_id: int) -> None:
         """Raises a UserError for a tokenizer whose texts the network would not read rightly.

@@ -9,7 +9,7 @@ from cocondenser_jax.model.config import ModelConfig
 
 def encode_flops(config: ModelConfig, length: int) -> int:
     """Returns the operations for the vector of one span of `length` tokens with padding."""
-    return _backbone(config, length, rows=1)
+    return _backbone(config, length, rows=1) + _dense(config)
 
 
 def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
@@ -24,7 +24,13 @@ def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
         flops += (config.n_head_layers - 1) * _layer(config, length, length)
         flops += _layer(config, length, n_masked)
         flops += n_masked * per_prediction
-    return flops + _backbone(config, length, rows)
+    return flops + _backbone(config, length, rows) + _dense(config)
+
+
+def _dense(config: ModelConfig) -> int:
+    """The layers after the pooling."""
+    layers = config.representation.dense
+    return sum(2 * layer.in_features * layer.out_features for layer in layers)
 
 
 def _backbone(config: ModelConfig, length: int, rows: int) -> int:

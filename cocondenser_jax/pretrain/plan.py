@@ -160,7 +160,7 @@ def step_work(
         computed_flops=computed,
         traffic=n_params * (n_chunks * per_chunk + 28),
         gradients=4 * n_params,
-        vectors=4 * n_vectors * model_config.hidden_size,
+        vectors=4 * n_vectors * model_config.vector_size,
     )
 
 

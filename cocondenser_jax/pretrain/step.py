@@ -261,7 +261,7 @@ def forward_sums(
 
     chunks = split_rows(batch, len(batch.input_ids_SxL) // n_rows)
     vectors_CxBxD, sums_C = jax.lax.map(on_chunk, chunks)
-    vectors_SxD = vectors_CxBxD.reshape(-1, model_config.hidden_size)
+    vectors_SxD = vectors_CxBxD.reshape(-1, model_config.vector_size)
     sums = jax.lax.psum(jax.tree.map(jnp.sum, sums_C), AXIS)
     return jax.lax.all_gather(vectors_SxD, AXIS, tiled=True), sums
 

@@ -11,6 +11,7 @@ from cocondenser_jax.representation import (
     ROUTER,
     Given,
     Representation,
+    dense_paths,
     from_files,
     json_files,
     unrouted,
@@ -43,6 +44,11 @@ def find_weights(folder: Path) -> list[Path]:
         if paths := sorted(folder.glob(pattern)):
             return paths
     return []
+
+
+def find_dense(folder: Path) -> list[Path]:
+    """Returns the folders of the dense layers after the pooling, in their order."""
+    return [folder / path for path in dense_paths(read_json(folder / MODULES))]
 
 
 def files_of_vectors(folder: Path) -> list[Path]:

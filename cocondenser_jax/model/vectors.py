@@ -1,0 +1,38 @@
+"""What is done to vectors after the pooling, as functions of arrays; of N vectors, D numbers each.
+
+All compute in float32. `representation.Representation` says which of them a model has.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from cocondenser_jax.representation import Similarity
+
+# Those of `representation.ACTIVATIONS`.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "Identity": lambda x: x,
+    "Tanh": jnp.tanh,
+    "ReLU": jax.nn.relu,
+    "GELU": partial(jax.nn.gelu, approximate=False),
+}
+
+
+def to_unit_length(vectors_NxD: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    """Scales vectors to length 1; one of length 0 stays."""
+    squares_Nx1 = jnp.sum(jnp.square(vectors_NxD), axis=1, keepdims=True)
+    return vectors_NxD * jax.lax.rsqrt(jnp.maximum(squares_Nx1, 1e-24))
+
+
+def cut(vectors_NxD: Float[Array, "N D"], size: int, similarity: Similarity) -> Float[Array, "N E"]:
+    """Returns the first E = `size` numbers of vectors, at length 1 where these are compared so.
+
+    Vectors of such parts are Matryoshka representations (Kusupati et al., arXiv 2205.13147).
+    """
+    if size == vectors_NxD.shape[1]:
+        return vectors_NxD
+    vectors_NxE = vectors_NxD[:, :size]
+    return to_unit_length(vectors_NxE) if similarity == "cosine" else vectors_NxE

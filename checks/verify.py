@@ -25,6 +25,7 @@ from checks.reference import (
     IGNORED,
     TorchCondenser,
     contrastive_loss,
+    cut,
     full_labels,
     mlm_sum,
     open_reference,
@@ -42,6 +43,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import batch_gradient, prepare_libtpu
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.step import LossSettings, check_batch
+from cocondenser_jax.representation import to_files
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.hub import find_folder
 
@@ -149,17 +151,21 @@ def verify_checkpoint(
         else:
             _require_same_model(folder, checkpoint, model_config)
         reference = open_reference(folder)
-    pytorch = _torch_side(
-        reference, model_config.late_mlm, model_config.representation.score_scale, settings, batch
-    )
+    pytorch = _torch_side(reference, model_config, settings, batch)
     return _compare(two_pass, direct, pytorch)
 
 
 def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -> None:
-    config = load_folder(str(folder))[0].to_dict()
-    for name, value in expected.to_dict().items():
+    config = _as_exported(load_folder(str(folder))[0])
+    for name, value in _as_exported(expected).items():
         if config[name] != value and not name.endswith("dropout_prob"):
             raise UserError(f"{folder}: {name} is {config[name]}, but {value} in {checkpoint}")
+
+
+def _as_exported(config: ModelConfig) -> dict[str, Any]:
+    """Returns the fields, with the files of a representation in its place: no folder has all."""
+    files = to_files(config.representation, config.hidden_size, config.max_length, {})
+    return {**config.to_dict(), "representation": files}
 
 
 def _flax_side(
@@ -177,13 +183,13 @@ def _flax_side(
 
 
 def _torch_side(
-    model: TorchCondenser, late_mlm: bool, scale: float, settings: LossSettings, batch: Batch
+    model: TorchCondenser, model_config: ModelConfig, settings: LossSettings, batch: Batch
 ) -> Quantities:
     ids = torch.from_numpy(batch.input_ids_SxL)
     mask = torch.from_numpy(batch.attention_mask_SxL)
     labels = full_labels(batch)
     n_masked = (labels != IGNORED).sum()
-    output = model(ids, mask, late_mlm)
+    output = model(ids, mask, model_config.late_mlm)
     vectors_SxD = output.vectors_BxD
     logits = {"head_mlm_loss": output.head_logits_BxLxV, "late_mlm_loss": output.late_logits_BxLxV}
     losses = {
@@ -194,7 +200,13 @@ def _torch_side(
     mlm = settings.mlm_weight * sum(losses.values())
     if settings.mlm_reduction == "span_sum":
         mlm = mlm * n_masked / len(labels)
-    losses["contrastive_loss"] = contrastive_loss(vectors_SxD, scale)
+    representation = model_config.representation
+    losses["contrastive_loss"] = torch.stack(
+        [
+            contrastive_loss(part_SxD, representation.score_scale)
+            for part_SxD in cut(vectors_SxD, representation, representation.sizes)
+        ]
+    ).sum()
     losses["loss"] = mlm + losses["contrastive_loss"]
     losses["loss"].backward()
     computed = {name: value.detach().numpy() for name, value in losses.items()}

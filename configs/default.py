@@ -7,7 +7,7 @@ A declaration is: default, allowed values, unit, meaning.
 from ml_collections import ConfigDict
 
 from cocondenser_jax.backbones import BACKBONES
-from cocondenser_jax.declare import GIVEN, Interval, Setting, to_config
+from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import BOUNDS
 from cocondenser_jax.representation import SPELLINGS
@@ -98,6 +98,13 @@ SETTINGS = {
         "",
         "factor of scores in a contrastive loss, 1 / temperature; 0: that of the run which is"
         " started from, else 20 for cosines and 1 for inner products",
+    ),
+    "model.sizes": Setting(
+        (),
+        ListOf(int, Interval(1)),
+        "numbers",
+        "sizes of vectors, the largest first, such as [384,192,96]: a contrastive loss trains their"
+        " beginnings of each size; []: one size, that of the folder which is started from",
     ),
     # The loss and how it is computed.
     "train.objective": Setting(

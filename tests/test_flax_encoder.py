@@ -15,7 +15,7 @@ from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.retrieval_data import read_vectors
-from tests.world import write_records
+from tests.world import write_records, write_retriever
 
 WORDS = "the span of a document is close to another early layers know words search".split()
 N_PASSAGES = 37
@@ -47,6 +47,19 @@ def test_flax_gives_the_vectors_of_pytorch(research_folder, corpus, tmp_path, po
     assert np.abs(theirs).max() > 0.5
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
     assert not np.array_equal(ours, theirs)  # another program computed them
+
+
+@pytest.mark.parametrize(
+    ("pooling", "layers"),
+    [("cls", [{"out_features": 32}, True]), ("mean", [{"out_features": 48, "bias": False}])],
+)
+def test_dense_layers_follow(research_folders, corpus, tmp_path, pooling, layers):
+    folder = write_retriever(research_folders["bert"], tmp_path / "model", pooling, layers)
+    theirs = encoded(folder, corpus, tmp_path / "torch")
+    ours = encoded(folder, corpus, tmp_path / "jax", "--backend=jax")
+    assert theirs.shape == (N_PASSAGES, layers[0]["out_features"])
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    assert not np.array_equal(ours, theirs)
 
 
 def test_both_towers_are_computed(research_folders, tmp_path):

@@ -21,14 +21,29 @@ class ProbeSettings(NamedTuple):
     passages: int  # sample of the folder's; 0: all
 
 
+class VectorSettings(NamedTuple):
+    """What is said of the vectors that are trained, in place of what the run starts from."""
+
+    representation: Representation | None = None  # None: as there
+    scale: float = 0.0  # of their scores in a contrastive loss; 0: as there
+    sizes: tuple[int, ...] = ()  # that are trained, see `Representation`; (): as there
+
+    def instead_of(self, own: Representation) -> Representation:
+        """Returns the representation that is trained; `own` is that of what the run starts from."""
+        chosen = self.representation or own
+        return chosen._replace(scale=self.scale or chosen.scale, sizes=self.sizes or chosen.sizes)
+
+
+OWN_VECTORS = VectorSettings()
+
+
 class Experiment(NamedTuple):
     """Everything that a run needs."""
 
     warm_start: str  # the run or the Hugging Face model to start from; "": a new model
     init_head: bool  # whether a head that the warm start lacks is drawn
     network: dict[str, Any]  # fields of the `ModelConfig` of a new model
-    representation: Representation | None  # of the vectors; None: the warm start's
-    scale: float  # of their scores in a contrastive loss; 0: the representation's
+    vectors: VectorSettings
     batches: BatchSpec
     step: StepSettings
     n_steps: int
@@ -65,8 +80,7 @@ def resolve_without_store(
         warm_start=config.warm_start,
         init_head=config.init_head,
         network=_network(config, vocab_size, pad_token_id),
-        representation=SPELLINGS.get(config.model.representation),
-        scale=config.model.scale,
+        vectors=_vectors(config),
         batches=_batches(config),
         step=StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
         n_steps=n_steps,
@@ -97,6 +111,14 @@ def _batches(config: ConfigDict) -> BatchSpec:
     )
 
 
+def _vectors(config: ConfigDict) -> VectorSettings:
+    return VectorSettings(
+        representation=SPELLINGS.get(config.model.representation),
+        scale=config.model.scale,
+        sizes=tuple(config.model.sizes),
+    )
+
+
 def _network(config: ConfigDict, vocab_size: int, pad_token_id: int) -> dict[str, Any]:
     """Returns the shape of a new model; only some objectives have a Condenser head."""
     network = config.model.to_dict()
@@ -105,11 +127,11 @@ def _network(config: ConfigDict, vocab_size: int, pad_token_id: int) -> dict[str
         network |= {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
     if objective.n_copies > 1:
         network["skip_from"] = 0
-    scale = network.pop("scale")
-    representation = SPELLINGS.get(network["representation"], Representation())
+    for name in ("scale", "sizes"):
+        del network[name]
     return {
         **network,
-        "representation": representation._replace(scale=scale),
+        "representation": _vectors(config).instead_of(Representation()),
         "vocab_size": vocab_size,
         "pad_token_id": pad_token_id,
     }

@@ -98,15 +98,16 @@ def from_first(tree: Any) -> Any:
 
 
 def broadcast_and_compare(mine: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns host 0's facts, JSON values by name, on every host, where none may differ.
+    """Returns host 0's facts by name, as JSON has them, on every host, where none may differ.
 
     None stands for a fact that only host 0 knows.
     """
-    text = np.frombuffer(json.dumps(mine).encode(), np.uint8).astype(np.int32)
+    mine_in_json = json.dumps(mine)
+    text = np.frombuffer(mine_in_json.encode(), np.uint8).astype(np.int32)
     length = int(from_first(np.int32(len(text))))
     text = from_first(text if is_first() else np.zeros(length, np.int32))
     facts: dict[str, Any] = json.loads(bytes(text.astype(np.uint8)))
-    for name, value in mine.items():
+    for name, value in json.loads(mine_in_json).items():
         if value is not None and value != facts[name]:
             raise UserError(
                 f"host {number()} and host 0 differ in {name}: use the same on every host"

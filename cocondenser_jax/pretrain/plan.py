@@ -155,12 +155,13 @@ def step_work(
         n_reads += 1
     per_chunk = n_reads * jnp.dtype(settings.dtype).itemsize + 8
     n_vectors = n_spans * objective.n_contrasted // 2
+    sizes = model_config.representation.sizes or (model_config.vector_size,)
     return StepWork(
         model_flops=flops,
         computed_flops=computed,
         traffic=n_params * (n_chunks * per_chunk + 28),
         gradients=4 * n_params,
-        vectors=4 * n_vectors * model_config.vector_size,
+        vectors=4 * n_vectors * sum(sizes),
     )
 
 

@@ -18,6 +18,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser, CondenserOutput, init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
+from cocondenser_jax.model.vectors import cut
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
 from cocondenser_jax.pretrain.objectives import OBJECTIVES, Objective, masked_lm_sum
 from cocondenser_jax.pretrain.optimizer import AdamW, clip, learning_rate_schedule, make_optimizer
@@ -118,7 +119,8 @@ def loss_and_gradient(
     masked-token loss plus, with `late_mlm`, the backbone's, each averaged over all tokens of the
     global batch that are masked for it (`token_mean`), or summed within a span and averaged over
     spans as in equations 5 and 7 of arXiv 2108.05540 (`span_sum`). L_co is the mean of the
-    objective's contrastive loss.
+    objective's contrastive loss, or where vectors have several sizes the sum of the means for each
+    (Kusupati et al., arXiv 2205.13147, equation 1 with weights of 1).
 
     To be mapped with the axis name `AXIS` over devices, each with its part of the batch. The step
     seeds the dropout.
@@ -146,9 +148,13 @@ def loss_and_gradient(
         assert objective.contrast is not None
         n_contrasted = n_spans // 2 * objective.n_contrasted
         vectors_SxD = in_order_SxD[place_S]
-        scale = model_config.representation.score_scale
+        representation = model_config.representation
         origins_Sx2 = jnp.asarray(batch.origins_Sx2)
-        return objective.contrast(vectors_SxD, origins_Sx2, AXIS, scale) / n_contrasted
+        total = jnp.zeros(())
+        for size in representation.sizes or (model_config.vector_size,):
+            cut_SxD = cut(vectors_SxD, size, representation.similarity)
+            total += objective.contrast(cut_SxD, origins_Sx2, AXIS, representation.score_scale)
+        return total / n_contrasted
 
     seeds_S = _dropout_seeds(model_config, settings.seed, step, n_local)
     in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))

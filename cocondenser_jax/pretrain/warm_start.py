@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from cocondenser_jax.convert.from_torch import load_folder, with_missing_head
-from cocondenser_jax.convert.names import to_tensors
+from cocondenser_jax.convert.names import from_tensors, to_tensors
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.experiment import Experiment
-from cocondenser_jax.representation import Representation
+from cocondenser_jax.pretrain.experiment import OWN_VECTORS, Experiment, VectorSettings
 
 # What a model that is started from does not keep.
 _OF_THE_EXPERIMENT = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -33,9 +32,7 @@ def first_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig,
     if not name:
         return new_model(experiment, store)
     seed = experiment.step.loss.seed if experiment.init_head else None
-    started = load_warm_start(
-        name, experiment.network, seed, experiment.representation, experiment.scale
-    )
+    started = load_warm_start(name, experiment.network, seed, experiment.vectors)
     _check_vocabulary(name, store)
     return started
 
@@ -58,8 +55,7 @@ def load_warm_start(
     name_or_folder: str,
     network: Mapping[str, Any],
     init_head_seed: int | None,
-    representation: Representation | None = None,
-    scale: float = 0.0,
+    vectors: VectorSettings = OWN_VECTORS,
 ) -> tuple[ModelConfig, Any]:
     """Reads what a run starts from: one of our run folders, or a Hugging Face model.
 
@@ -67,8 +63,7 @@ def load_warm_start(
     experiment, must then have the same `n_head_layers` and `skip_from`, or no head. Where there is
     no head, `network` shapes the one that is drawn; where a head does not say what it reads,
     `skip_from` is that of `network`. The dropout rates and `late_mlm` are always those of
-    `network`. Its vectors are its own, unless there is a `representation`; so is the `scale` of
-    their scores, unless it is above 0.
+    `network`. Its vectors are its own, but for what `vectors` says.
 
     A Condenser head or an MLM projection that is missing is drawn from `init_head_seed`; None
     forbids it.
@@ -78,7 +73,10 @@ def load_warm_start(
         model_config, params, _ = load_run(Path(name_or_folder))
     else:
         model_config, params = load_folder(
-            name_or_folder, **head, representation=representation, init_head_seed=init_head_seed
+            name_or_folder,
+            **head,
+            representation=vectors.representation,
+            init_head_seed=init_head_seed,
         )
     if not (network["n_head_layers"] and model_config.n_head_layers):
         tensors = to_tensors(params, model_config)
@@ -91,9 +89,11 @@ def load_warm_start(
                 f" {getattr(model_config, setting)}, but config.model.{setting} is {value}"
             )
     changes = {name: network[name] for name in _OF_THE_EXPERIMENT}
-    representation = representation or model_config.representation
-    changes["representation"] = representation._replace(scale=scale or representation.scale)
-    return dataclasses.replace(model_config, **changes), params
+    changes["representation"] = vectors.instead_of(model_config.representation)
+    changed = dataclasses.replace(model_config, **changes)
+    if changed.representation.dense != model_config.representation.dense:
+        params = from_tensors(to_tensors(params, model_config), changed)
+    return changed, params
 
 
 def _check_vocabulary(name_or_folder: str, store: TokenStore) -> None:

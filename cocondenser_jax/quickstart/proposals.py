@@ -107,7 +107,7 @@ def check_given(overrides: Sequence[str], start: Path, n_devices: int) -> Config
     experiment = resolve_without_store(config, 1, network.vocab_size, network.pad_token_id)
     _check_batch(experiment, network.max_length, n_devices)
     if not config.init_head:  # else what the model lacks is drawn
-        load_warm_start(str(start), experiment.network, None, experiment.representation)
+        load_warm_start(str(start), experiment.network, None, experiment.vectors)
     return config
 
 

@@ -18,11 +18,14 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import batch_gradient
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import LossSettings
-from tests.world import read_records, write_records, write_store
+from cocondenser_jax.representation import Dense, Representation
+from cocondenser_jax.storage.files import write_json
+from tests.world import read_records, write_records, write_run, write_store
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,29 @@ def test_a_model_without_a_head_is_compared_too(run, tmp_path):
     assert all(row.passes for row in rows.values())
     assert rows["late mlm loss"].pytorch > 0
     assert "head mlm loss" not in rows
+
+
+def test_dense_layers_and_sizes_are_compared_too(run, tmp_path):
+    config, params, record = load_run(run)
+    dense = (
+        Dense(16, 20),
+        Dense(20, 12, bias=False, activation="torch.nn.modules.linear.Identity"),
+    )
+    vectors = Representation("mean", dense, similarity="cosine", scale=5.0, sizes=(10, 4))
+    config = dataclasses.replace(config, representation=vectors)
+    params = {**init_params(config, 0), **params}
+    other = tmp_path / "other"
+    write_run(other, config, params, run / "tokenizer")
+    write_json(other / "run.json", record | {"model": config.to_dict()})
+    export_folder(params, config, run / "tokenizer", tmp_path / "model", {})
+    given = {"pytorch_folder": tmp_path / "model"}
+    rows = {row.name: row for row in verify_checkpoint(other, **given)}
+    assert all(row.passes for row in rows.values())
+    plain = {row.name: row for row in verify_checkpoint(run)}
+    assert rows["contrastive loss"].direct != pytest.approx(plain["contrastive loss"].direct)
+    weights = tmp_path / "model" / "3_Dense" / "model.safetensors"
+    save_file({"linear.weight": load_file(weights)["linear.weight"] * 1.01 + 0.01}, weights)
+    assert not all(row.passes for row in verify_checkpoint(other, **given))
 
 
 def test_an_older_checkpoint_on_other_documents(run, tmp_path):

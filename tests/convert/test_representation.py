@@ -5,8 +5,11 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.convert.from_torch import load_folder, read_shape
@@ -14,8 +17,9 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.representation import SPELLINGS, Representation
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.storage.files import read_json, write_json
 from cocondenser_jax.storage.model_folder import read_representation
+from tests.world import write_retriever
 
 
 @pytest.fixture
@@ -70,7 +74,17 @@ def test_a_folder_without_modules_has_the_vectors_of_cls(bert_folder):
         (
             ["Transformer", "Pooling", "Dense"],
             {"pooling_mode": "cls"},
-            "has Dense layers after its",
+            "has a Dense layer that ends in torch.nn.modules.activation.Softsign; expected",
+        ),
+        (
+            ["Transformer", "Dense", "Pooling"],
+            {"pooling_mode": "cls"},
+            "makes its vectors by Transformer, Dense, Pooling; expected",
+        ),
+        (
+            ["Transformer", "Pooling", "Normalize", "Dense"],
+            {"pooling_mode": "cls"},
+            "makes its vectors by Transformer, Pooling, Normalize, Dense; expected",
         ),
         (
             ["Transformer", "Pooling", "LSTM"],
@@ -97,9 +111,108 @@ def test_other_vectors_are_refused_unless_the_settings_name_one(bert_folder, kin
     ]
     write_json(bert_folder / "modules.json", modules)
     write_json(bert_folder / "1" / "config.json", pooling)
-    write_json(bert_folder / "2" / "config.json", {"in_features": 32, "out_features": 8})
+    activation = "torch.nn.modules.activation.Softsign"
+    dense = {"in_features": 32, "out_features": 8, "activation_function": activation}
+    write_json(bert_folder / "2" / "config.json", dense)
     hint = re.escape("(or --config.model.representation=cls)")
     with pytest.raises(UserError, match=f"{re.escape(said)}.*{hint}"):
         load_folder(str(bert_folder))
     mean = SPELLINGS["mean"]
     assert load_folder(str(bert_folder), representation=mean)[0].representation == mean
+
+
+IDENTITY = torch.nn.Identity()
+LAYERS = [  # LaBSE's, leaf's and EmbeddingGemma's
+    ("cls", [{"out_features": 32}, True]),
+    ("mean", [{"out_features": 48, "bias": False, "activation_function": IDENTITY}]),
+    ("mean", [{"out_features": 64}, {"out_features": 16, "bias": False}, True]),
+]
+
+
+@pytest.mark.parametrize(("pooling", "layers"), LAYERS)
+@pytest.mark.parametrize("size", [None, 12])
+def test_dense_layers_go_from_sentence_transformers_and_back(
+    research_folders, tmp_path, monkeypatch, pooling, layers, size
+):
+    published = tmp_path / "published"
+    write_retriever(research_folders["bert"], published, pooling, layers, truncate_dim=size)
+    config, params = load_folder(str(published), n_head_layers=0, init_head_seed=0)
+    assert config.vector_size == (size or layers[-2 if layers[-1] is True else -1]["out_features"])
+    out = tmp_path / "out"
+    export_folder(params, config, published, out, {})
+    again, back = load_folder(str(out), n_head_layers=0)
+    cosine = config.representation._replace(normalized=True)  # as it is written
+    assert again == dataclasses.replace(config, representation=cosine)
+    for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(back), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for path in published.glob("*_Dense/model.safetensors"):
+        exported = load_file(out / path.relative_to(published))
+        for name, value in load_file(path).items():
+            assert torch.equal(exported.pop(name), value)
+        assert not exported
+    assert not [name for name in load_file(out / "model.safetensors") if "linear" in name]
+
+    texts = ["a text", "another text"]  # of the card
+    models = [SentenceTransformer(str(folder)) for folder in (published, out)]
+    assert models[1].truncate_dim == size
+    before, after = (model.encode(texts, normalize_embeddings=True) for model in models)
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-6)
+    program = card_program(out, "transformers", monkeypatch)
+    np.testing.assert_allclose(program["vectors"].detach(), before, rtol=0, atol=1e-5)
+
+
+def card_program(folder, library, monkeypatch):
+    """Runs the program of a model's card that uses a library; returns its names."""
+    monkeypatch.chdir(folder.parent)
+    programs = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names = {}
+    exec(next(each for each in programs if f"\nfrom {library} import" in f"\n{each}"), names)
+    return names
+
+
+@pytest.fixture
+def labse(research_folders, tmp_path):
+    return write_retriever(research_folders["bert"], tmp_path / "labse", *LAYERS[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_a_dense_layer_is_read_from_either_file_and_in_any_precision(labse, dtype, file):
+    exact = load_file(labse / "2_Dense" / "model.safetensors")
+    (labse / "2_Dense" / "model.safetensors").unlink()
+    stored = {name: value.to(dtype) for name, value in exact.items()}
+    save = save_file if file.endswith("safetensors") else torch.save
+    save(stored, labse / "2_Dense" / file)
+    _, params = load_folder(str(labse), n_head_layers=0, init_head_seed=0)
+    kernel = params["dense_0"]["kernel"]
+    assert kernel.dtype == np.float32
+    np.testing.assert_array_equal(kernel, stored["linear.weight"].float().numpy().T)
+    np.testing.assert_array_equal(params["dense_0"]["bias"], stored["linear.bias"].float())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"in_features": 16}, "a Dense layer makes 32 numbers of 16, but the vectors before it"),
+        ({"out_features": 8}, r"2 tensors have another shape: dense\.0\.linear\.bias is \(32,\)"),
+        ({"use_residual": True}, "has a Dense module with use_residual True; expected False"),
+        (
+            {"module_input_name": "token_embeddings"},
+            "module_input_name 'token_embeddings'; expected 'sentence_embedding'",
+        ),
+        (
+            {"activation_function": "own.code.Tanh"},
+            r"ends in own\.code\.Tanh; expected Identity, Tanh, ReLU, GELU of torch\.nn",
+        ),
+        (None, "2_Dense: no weights; expected model.safetensors or pytorch_model.bin"),
+    ],
+)
+def test_a_dense_layer_that_cannot_be_computed_is_refused(labse, changes, said):
+    config = labse / "2_Dense" / "config.json"
+    if changes is None:
+        (labse / "2_Dense" / "model.safetensors").unlink()
+    else:
+        write_json(config, read_json(config) | changes)
+    with pytest.raises(UserError, match=said):
+        load_folder(str(labse), n_head_layers=0, init_head_seed=0)
+    load_folder(str(labse), n_head_layers=0, init_head_seed=0, representation=SPELLINGS["cls"])

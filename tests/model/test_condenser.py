@@ -229,7 +229,28 @@ def test_dropout_does_not_depend_on_the_padding(batch, variables):
         ({"hidden_size": True}, "hidden_size is True; expected a whole number"),
         ({"representation": "cls"}, "representation is 'cls'; expected a Representation"),
         ({"representation": Representation("max")}, "pooling is 'max'; expected cls or mean"),
-        ({"representation": Representation(dense=(Dense(8, 8),))}, "1 Dense layers follow the"),
+        (
+            {"representation": Representation(dense=(Dense(32, 8), Dense(16, 8)))},
+            "a Dense layer makes 8 numbers of 16, but the vectors before it have 8",
+        ),
+        (
+            {"representation": Representation(dense=(Dense(32, 0),))},
+            "a Dense layer makes 0 numbers of 32",
+        ),
+        (
+            {"representation": Representation(dense=(Dense(32, 8, activation="torch.nn.Mish"),))},
+            r"a Dense layer ends in torch\.nn\.Mish; expected Identity, Tanh, ReLU, GELU of",
+        ),
+        (
+            {"representation": Representation(sizes=(33,))},
+            "the sizes of vectors are 33; expected whole numbers from 1 to 32, the largest first",
+        ),
+        (
+            {"representation": Representation(dense=(Dense(32, 8),), sizes=(16, 8))},
+            "the sizes of vectors are 16, 8; expected whole numbers from 1 to 8",
+        ),
+        ({"representation": Representation(sizes=(8, 16))}, "8, 16; expected whole numbers from"),
+        ({"representation": Representation(sizes=(8, 8))}, "8, 8; expected whole numbers from 1"),
         ({"late_mlm": 1}, "late_mlm is 1; expected true or false"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
         ({"model_type": "mpnet"}, "pad_token_id is 0; mpnet models need 1"),

@@ -9,6 +9,7 @@ import pytest
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.representation import Dense, Representation
 
 LENGTH, MASKED = 12, 3
 
@@ -43,6 +44,7 @@ def test_counts_the_products_that_are_computed(model_type, skip_from, late_mlm, 
         pad_token_id=1,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
+        representation=Representation(dense=(Dense(8, 24), Dense(24, 5, bias=False))),
         n_head_layers=n_head_layers,
         skip_from=skip_from,
         late_mlm=late_mlm,

@@ -1,6 +1,5 @@
 """Vectors after the pooling, beside sentence-transformers and torch: values and gradients."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -16,6 +16,7 @@ from cocondenser_jax.pretrain.optimizer import (
     learning_rate_schedule,
     make_optimizer,
 )
+from cocondenser_jax.representation import Dense, Representation
 
 
 def test_linear_warm_up_then_linear_decay():
@@ -31,7 +32,10 @@ def test_linear_warm_up_then_linear_decay():
 
 def test_decay_spares_biases_and_layer_norm():
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
-    params = init_params(ModelConfig(**sizes, num_hidden_layers=2, skip_from=1), 0)
+    representation = Representation(dense=(Dense(8, 4),))
+    config = ModelConfig(**sizes, num_hidden_layers=2, skip_from=1, representation=representation)
+    params = init_params(config, 0)
+    assert "dense_0" in params
     for path, decays in jax.tree_util.tree_leaves_with_path(decay_mask(params)):
         leaf = dict(jax.tree_util.tree_leaves_with_path(params))[path]
         assert decays == (leaf.ndim == 2), path

@@ -26,6 +26,7 @@ from cocondenser_jax.pretrain.plan import (
     step_work,
 )
 from cocondenser_jax.pretrain.step import LossSettings, state_shapes
+from cocondenser_jax.representation import Dense, Representation
 from tests.world import step_of
 
 SPEC = BatchSpec(seed=0, batch_size=256, length=128)
@@ -81,6 +82,19 @@ def test_the_work_of_a_step_counts_what_the_gradient_cache_repeats():
     contrastive = settings._replace(objective="contrastive")
     computed = step_work(model, contrastive, SPEC, 512, 0).computed_flops
     assert computed == 4 * encode_flops(model, 128)
+
+
+def test_the_vectors_that_are_gathered_are_those_of_all_sizes():
+    settings = LossSettings(objective="contrastive")
+    dense = (Dense(768, 1024),)
+    for representation, n_numbers in (
+        (Representation(), 768),
+        (Representation(dense=dense), 1024),
+        (Representation(sizes=(256,)), 256),
+        (Representation(dense=dense, sizes=(1024, 512)), 1536),
+    ):
+        work = step_work(ModelConfig(representation=representation), settings, SPEC, 512, 0)
+        assert work.vectors == 4 * 512 * n_numbers
 
 
 @pytest.mark.effect("plan --config", "plan --topology", "plan --json_out")

@@ -16,11 +16,11 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.pretrain.experiment import VectorSettings, resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
 from cocondenser_jax.representation import SPELLINGS, Representation
-from tests.world import model_of, write_run, write_tokenizer
+from tests.world import model_of, write_retriever, write_run, write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
 
@@ -159,10 +159,35 @@ def test_the_vector_is_the_models_own_unless_another_is_asked_for(bert):
     config, _ = load_warm_start(str(bert), settings(), None)
     assert config.representation == SPELLINGS["cls"]
     mean = SPELLINGS["mean-cosine"]
-    other, _ = load_warm_start(str(bert), settings(), None, mean)
+    other, _ = load_warm_start(str(bert), settings(), None, VectorSettings(mean))
     assert other.representation == mean
-    scaled, _ = load_warm_start(str(bert), settings(), None, mean, scale=100.0)
+    scaled, _ = load_warm_start(str(bert), settings(), None, VectorSettings(mean, scale=100.0))
     assert scaled.representation == mean._replace(scale=100.0)
+
+
+def test_dense_layers_and_sizes_are_the_models_own_unless_others_are_asked_for(folder, tmp_path):
+    start = write_retriever(
+        folder, tmp_path / "dense", "mean", [{"out_features": 24}], truncate_dim=12
+    )
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", TEXTS)
+    without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
+    config, params = load_warm_start(str(start), without, 0)
+    assert params["dense_0"]["kernel"].shape == (32, 24)
+    assert (config.vector_size, config.representation.sizes) == (12, (12,))
+    write_run(tmp_path / "run", config, params, tokenizer)
+    for each in (str(start), str(tmp_path / "run")):
+        sizes = VectorSettings(sizes=(24, 6))
+        several, kept = load_warm_start(each, without, 0, sizes)
+        assert (several.vector_size, several.representation.sizes) == (24, (24, 6))
+        np.testing.assert_array_equal(kept["dense_0"]["kernel"], params["dense_0"]["kernel"])
+        other, left = load_warm_start(each, without, 0, VectorSettings(SPELLINGS["cls"]))
+        assert other.representation == SPELLINGS["cls"]
+        assert "dense_0" not in left
+        np.testing.assert_array_equal(
+            left["layers_0"]["query"]["kernel"], params["layers_0"]["query"]["kernel"]
+        )
+        with pytest.raises(UserError, match=r"sizes of vectors are 32, 24; .* 1 to 24"):
+            load_warm_start(each, without, 0, VectorSettings(sizes=(32, 24)))
 
 
 def test_the_scale_of_a_run_goes_on_unless_another_is_asked_for(folder, tmp_path):
@@ -171,7 +196,9 @@ def test_the_scale_of_a_run_goes_on_unless_another_is_asked_for(folder, tmp_path
     write_run(tmp_path / "run", config, params, folder)
     scales = []
     for scale in (0.0, 100.0):
-        loaded, _ = load_warm_start(str(tmp_path / "run"), settings(), None, scale=scale)
+        loaded, _ = load_warm_start(
+            str(tmp_path / "run"), settings(), None, VectorSettings(scale=scale)
+        )
         assert loaded.representation.pooling == "mean"
         scales.append(loaded.representation.score_scale)
     assert scales == [50.0, 100.0]

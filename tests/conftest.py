@@ -38,6 +38,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same numbers on every machine: no bfloat16 where it is not asked for.
 os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx2")
+# oneDNN does not read that one: PyTorch's attention would ask it for bfloat16's matrix units where
+# the CPU has them, and then fail for lack of AVX-512 (torch 2.13).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
 import jax

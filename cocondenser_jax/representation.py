@@ -12,6 +12,8 @@ MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
 ROUTER = "router_config.json"  # of two towers
 _TRANSFORMER = "sentence_bert_config.json"
+_TOKENIZER = "tokenizer_config.json"
+_NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
 # How the tokens of the last layer become a vector, by the names that all releases of
 # sentence-transformers read, in the order in which it joins several.
 _MODES = {
@@ -68,7 +70,12 @@ class Representation(NamedTuple):
     # names those.
     sizes: tuple[int, ...] = ()
     prompts: tuple[tuple[str, str], ...] = ()  # kind of text, and what is put before such texts
+    # The name of the prompt of texts that are neither queries nor passages; None: they have none.
+    default_prompt: str | None = None
+    include_prompt: bool = True  # whether the tokens of a prompt are pooled, too
     max_length: int | None = None  # tokens that are read of a text; None: all that the network can
+    query_length: int | None = None  # of a query, and of a passage; None: as of other texts
+    passage_length: int | None = None
 
     @property
     def is_cosine(self) -> bool:
@@ -121,7 +128,8 @@ def json_files(modules: Any) -> list[str]:
       modules: the content of modules.json; None for a folder without it.
     """
     layers = _kinds_and_paths(modules)
-    settings = [_join(path, _TRANSFORMER) for kind, path in layers if kind == "Transformer"]
+    networks = [path for kind, path in layers if kind == "Transformer"] or [""]
+    settings = [_join(path, name) for path in networks for name in (_TRANSFORMER, _TOKENIZER)]
     sizes = [_join(path, "config.json") for kind, path in layers if kind in ("Pooling", "Dense")]
     return [SETTINGS, *settings, *sizes]
 
@@ -148,7 +156,13 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
         put the name of the folder before it.
     """
     settings = _mapping(files.get(SETTINGS, {}), SETTINGS)
-    plain = Representation(prompts=_prompts(settings))
+    prompts = _prompts(settings)
+    default = str(settings.get("default_prompt_name"))
+    plain = Representation(
+        prompts=prompts,
+        default_prompt=default if default in dict(prompts) else None,
+        max_length=_token_limit(files.get(_TOKENIZER, {})),
+    )
     if modules is None:
         return plain
     layers = _kinds_and_paths(modules)
@@ -163,14 +177,19 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
     names = [_join(path, "config.json") for _, path in layers[1 : 2 + len(dense)]]
     pooling, *projections = (_mapping(files.get(name), name) for name in names)
     name = _join(layers[0][1], _TRANSFORMER)
+    network = _mapping(files.get(name, {}), name)
+    limit = _token_limit(files.get(_join(layers[0][1], _TOKENIZER), {}))
     size = _whole(settings, "truncate_dim", SETTINGS)
     return plain._replace(
         pooling=_pooling(pooling),
         dense=tuple(_dense(config) for config in projections),
         normalized=bool(normalize),
         similarity=similarity_of(settings),
+        include_prompt=bool(pooling.get("include_prompt", True)),
         sizes=(size,) if size else (),
-        max_length=_whole(_mapping(files.get(name, {}), name), "max_seq_length", name),
+        max_length=_whole(network, "max_seq_length", name) or limit,
+        query_length=_whole(network, "query_length", name),
+        passage_length=_whole(network, "document_length", name),
     )
 
 
@@ -265,10 +284,16 @@ def to_files(
         for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
     pooling = {flag: representation.pooling == name for name, flag in POOLINGS.items()}
+    if not representation.include_prompt:  # releases before 2.4 do not know it
+        pooling["include_prompt"] = False
+    lengths = {  # only releases from 6.0 know them
+        "query_length": representation.query_length,
+        "document_length": representation.passage_length,
+    }
     settings: dict[str, Any] = {
         "model_type": "SentenceTransformer",
         "prompts": dict(representation.prompts),
-        "default_prompt_name": None,
+        "default_prompt_name": representation.default_prompt,
         "similarity_fn_name": representation.similarity,
     }
     if representation.is_cut(hidden_size):
@@ -286,9 +311,10 @@ def to_files(
             for path, dense in zip(paths[2:], representation.dense, strict=False)
         },
         _TRANSFORMER: {
-            "max_seq_length": representation.max_length or longest,
+            "max_seq_length": min(representation.max_length or longest, longest),
             "do_lower_case": False,
             "model_args": dict(model_args),
+            **{name: length for name, length in lengths.items() if length},
         },
         SETTINGS: settings,
     }
@@ -355,6 +381,12 @@ def _whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"has a {name} where {key} is {value!r}; expected a whole number from 1")
     return value
+
+
+def _token_limit(tokenizer: Any) -> int | None:
+    """Returns how many tokens a tokenizer keeps: all that newer releases write of a model's."""
+    limit = _mapping(tokenizer, _TOKENIZER).get("model_max_length")
+    return limit if type(limit) is int and 0 < limit < _NO_LIMIT else None
 
 
 def _pooling(config: Mapping[str, Any]) -> str:

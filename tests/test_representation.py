@@ -28,6 +28,7 @@ from cocondenser_jax.representation import (
     from_json,
     json_files,
     passage_prompt,
+    query_prompt,
     to_files,
     to_json,
     with_given,
@@ -46,18 +47,25 @@ EVERYTHING = Representation(
     similarity="cosine",
     sizes=(8,),
     prompts=(("document", "passage: "), ("query", "query: ")),
+    default_prompt="query",
+    include_prompt=False,
+    max_length=24,  # the network's positions
+    query_length=17,
 )
 
 
 @pytest.fixture(scope="module")
 def saved(research_folders, tmp_path_factory):
     """A folder of the library with every module that the record describes."""
-    backbone = Transformer(str(research_folders["bert"]), model_kwargs={"add_pooling_layer": False})
+    backbone = Transformer(
+        str(research_folders["bert"]), model_kwargs={"add_pooling_layer": False}, query_length=17
+    )
     identity = torch.nn.Identity()
     layers = [Dense(32, 48), Dense(48, 16, bias=False, activation_function=identity), Normalize()]
     model = SentenceTransformer(
-        modules=[backbone, Pooling(32, "mean"), *layers],
+        modules=[backbone, Pooling(32, "mean", include_prompt=False), *layers],
         prompts=dict(EVERYTHING.prompts),
+        default_prompt_name="query",
         truncate_dim=8,
     )
     folder = tmp_path_factory.mktemp("saved")
@@ -74,8 +82,11 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path):
     before = SentenceTransformer(str(saved))
     for name in [MODULES, *json_files(json.loads((saved / MODULES).read_text()))]:
         (folder / name).unlink(missing_ok=True)
-    described = EVERYTHING._replace(max_length=20)
+    described = EVERYTHING._replace(max_length=20, passage_length=18)
     files = to_files(described, 32, 24, {"add_pooling_layer": False})
+    shutil.copy(
+        saved / "tokenizer_config.json", folder
+    )  # what that says of the length is overruled
     for name, content in files.items():
         write_json(folder / name, content)
     assert read_representation(folder) == described
@@ -83,10 +94,16 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path):
     assert model.max_seq_length == 20
     assert (model.similarity_fn_name, model.truncate_dim) == ("cosine", 8)
     texts = ["words", "late"]
-    for encode in ("encode_query", "encode_document"):
+    assert not np.array_equal(model.encode(texts), model.encode(texts, prompt=""))
+    for encode in ("encode_query", "encode_document", "encode"):
         vectors = getattr(model, encode)(texts)
         np.testing.assert_array_equal(vectors, getattr(before, encode)(texts))
         assert vectors.shape == (2, 8)
+    long = "Early layers know the words, late layers know the text."
+    np.testing.assert_array_equal(model.encode_query(long), before.encode_query(long))
+    assert not np.array_equal(model.encode_document(long), before.encode_document(long))
+    before[0].document_length = 18
+    np.testing.assert_array_equal(model.encode_document(long), before.encode_document(long))
 
 
 def test_what_a_folder_says_of_pooling_and_similarity():
@@ -109,6 +126,16 @@ def test_what_a_folder_says_of_pooling_and_similarity():
     assert (normalized.similarity, normalized.is_cosine) == ("dot", True)
     plain = read(None, similarity_fn_name="cosine", prompts={"query": "q: ", "document": ""})
     assert plain == Representation(prompts=(("query", "q: "),))
+    for default, expected in (("query", "query"), ("document", None), (None, None)):
+        prompts = {"query": "q: ", "document": ""}  # nothing comes before a document
+        assert (
+            read(modules, prompts=prompts, default_prompt_name=default).default_prompt == expected
+        )
+
+
+def test_queries_have_the_prompt_of_their_name():
+    assert query_prompt({"query": "q: ", "document": "d: "}) == "q: "
+    assert query_prompt({"query": None}) == query_prompt({"document": "d: "}) == ""
 
 
 def test_what_a_user_says_stands_in_place_of_what_the_folder_says():

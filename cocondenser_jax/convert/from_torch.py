@@ -27,7 +27,13 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.errors import UserError, first_line, first_three
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
-from cocondenser_jax.representation import ACTIVATIONS, POOLINGS, Representation
+from cocondenser_jax.representation import (
+    ACTIVATIONS,
+    POOLINGS,
+    Representation,
+    passage_prompt,
+    query_prompt,
+)
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import (
@@ -95,7 +101,7 @@ def read_shape(folder: Path) -> ModelConfig:
 
 
 def _trained_representation(folder: Path) -> Representation:
-    """Returns what is trained of a folder's representation: spans are read without prompts."""
+    """Returns what is trained of a folder's representation."""
     hint = "or --config.model.representation=cls"
     try:
         published = read_representation(folder)
@@ -109,7 +115,10 @@ def _trained_representation(folder: Path) -> Representation:
             )
     if published.pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {published.pooling}; expected cls or mean ({hint})")
-    return published._replace(prompts=(), max_length=None)
+    prompts = dict(published.prompts)
+    if not published.include_prompt and (query_prompt(prompts) or passage_prompt(prompts)):
+        raise UserError(f"{folder} pools without its prompts; expected all tokens ({hint})")
+    return published
 
 
 def _shape(

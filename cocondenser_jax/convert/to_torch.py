@@ -24,7 +24,14 @@ from cocondenser_jax.convert.names import (
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import escape_control
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.representation import MODULES, Representation, dense_paths, to_files
+from cocondenser_jax.representation import (
+    MODULES,
+    Representation,
+    dense_paths,
+    passage_prompt,
+    query_prompt,
+    to_files,
+)
 from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.storage.model_folder import OWN_HEAD
 
@@ -104,7 +111,7 @@ def _transformers_config(config: ModelConfig) -> dict[str, Any]:
 
 def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str:
     shown = {name: str(fact) for name, fact in flatten_dict(dict(facts), sep=".").items()}
-    literal = json.dumps(name, ensure_ascii=False)
+    literal = _literal(name)
     template = Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
     values = {
         **config.to_dict(),
@@ -113,6 +120,7 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
         "vector": _description(config.representation),
         "similarity": "cosine" if config.representation.is_cosine else "inner product",
         "vectors": _program(config.representation, config.hidden_size, literal),
+        **_prompts(config.representation),
         "title": html.escape(escape_control(name), quote=False),
         "literal": literal,
         "rows": "\n".join(f"| {k} | {fact} |" for k, fact in shown.items() if _WORD.match(fact)),
@@ -170,3 +178,20 @@ def _program(representation: Representation, hidden_size: int, name: str) -> str
     if representation.similarity == "cosine":
         lines.append(to_unit_length)
     return "\n".join(lines)
+
+
+def _prompts(representation: Representation) -> dict[str, str]:
+    """Returns what the card says of prompts; the texts of its programs are passages."""
+    prompts = dict(representation.prompts)
+    query, passage = query_prompt(prompts), passage_prompt(prompts)
+    said = f" Queries begin with `{_literal(query)}`, passages with `{_literal(passage)}`."
+    return {
+        "prompts": said if query or passage else "",
+        # sentence-transformers (6.2.0) overlooks a prompt named "passage".
+        "option": f", prompt={_literal(passage)}" if passage else "",
+        "texts": f"{_literal(passage + 'a text')}, {_literal(passage + 'another text')}",
+    }
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

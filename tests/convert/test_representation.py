@@ -16,7 +16,7 @@ from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
-from cocondenser_jax.representation import SPELLINGS, Representation
+from cocondenser_jax.representation import SETTINGS, SPELLINGS, Representation, to_files
 from cocondenser_jax.storage.files import read_json, write_json
 from cocondenser_jax.storage.model_folder import read_representation
 from tests.world import write_retriever
@@ -35,8 +35,8 @@ def test_a_representation_goes_to_sentence_transformers_and_back(
     config = dataclasses.replace(config, representation=representation)
     out = bert_folder.parent / "out"
     export_folder(params, config, bert_folder, out, {})
-    assert read_representation(out) == representation._replace(max_length=24)  # its positions
-    assert read_shape(out).representation == representation
+    representation = representation._replace(max_length=24)  # its positions, in the folder
+    assert read_representation(out) == read_shape(out).representation == representation
     model = SentenceTransformer(str(out))
     assert model.similarity_fn_name == ("cosine" if representation.is_cosine else "dot")
     saved = bert_folder.parent / "saved"
@@ -58,6 +58,63 @@ def test_a_representation_goes_to_sentence_transformers_and_back(
     programs = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     found = [{}, {}]
     for program, names in zip(programs, found, strict=True):
+        exec(program, names)
+    vectors, with_transformers = (names["vectors"] for names in found)
+    np.testing.assert_allclose(vectors, with_transformers.detach(), rtol=0, atol=1e-5)
+
+
+PUBLISHED = {
+    "E5": {"prompts": {"query": "the words: ", "passage": "late "}},
+    "default": {"prompts": {"query": "the ", "STS": "Early "}, "default_prompt_name": "STS"},
+    "unpooled": {"prompts": {"STS": "Early "}, "default_prompt_name": "STS"},
+}
+
+
+@pytest.mark.parametrize("settings", PUBLISHED.values(), ids=PUBLISHED)
+def test_what_is_not_trained_is_exported_as_published(bert_folder, settings):
+    """Prompts with their names, and how many tokens are read, whether or not training uses them."""
+    files = to_files(Representation("mean"), 32, 12, {"add_pooling_layer": False})
+    files[SETTINGS] |= settings
+    files["1_Pooling/config.json"]["include_prompt"] = "query" in settings["prompts"]
+    for name, content in files.items():
+        write_json(bert_folder / name, content)
+    config, params = load_folder(str(bert_folder), n_head_layers=0)
+    out = bert_folder.parent / "out"
+    export_folder(params, config, bert_folder, out, {})
+    assert read_representation(out) == read_representation(bert_folder)
+    before, after = (SentenceTransformer(str(folder)) for folder in (bert_folder, out))
+    assert {name: text for name, text in after.prompts.items() if text} == settings["prompts"]
+    assert (before.max_seq_length, after.max_seq_length) == (12, 12)
+    texts = ["words", "Early layers know the words, late layers know the text."]
+    for encode in ("encode_query", "encode_document", "encode"):
+        vectors = getattr(after, encode)(texts)
+        np.testing.assert_allclose(vectors, getattr(before, encode)(texts), rtol=0, atol=1e-6)
+    plain = after.encode(texts, prompt="")
+    assert np.abs(plain - after.encode_query(texts)).max() > 0.01 or "STS" in settings["prompts"]
+
+
+def test_prompts_that_are_not_pooled_are_refused(bert_folder):
+    described = Representation(prompts=(("corpus", "text: "),), include_prompt=False)
+    for name, content in to_files(described, 32, 12, {}).items():
+        write_json(bert_folder / name, content)
+    said = r"pools without its prompts; expected all tokens \(or --config.model.representation=cls"
+    with pytest.raises(UserError, match=said):
+        read_shape(bert_folder)
+
+
+def test_the_card_says_what_comes_before_texts(bert_folder, monkeypatch):
+    config, params = load_folder(str(bert_folder))
+    prompts = (("query", "the\n"), ("passage", 'words "a": '))
+    config = dataclasses.replace(config, representation=Representation("mean", prompts=prompts))
+    out = bert_folder.parent / "out"
+    export_folder(params, config, bert_folder, out, {})
+    card = (out / "README.md").read_text()
+    assert 'Queries begin with `"the\\n"`, passages with `"words \\"a\\": "`.' in card
+    monkeypatch.chdir(out.parent)  # the card names the model by its folder
+    found = [{}, {}]
+    for program, names in zip(
+        re.findall(r"```python\n(.*?)```", card, re.DOTALL), found, strict=True
+    ):
         exec(program, names)
     vectors, with_transformers = (names["vectors"] for names in found)
     np.testing.assert_allclose(vectors, with_transformers.detach(), rtol=0, atol=1e-5)

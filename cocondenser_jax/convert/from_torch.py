@@ -141,9 +141,13 @@ def _shape(
         fields["n_head_layers"] = n_found
         fields |= read_object(folder / "condenser.json", {})
     try:
-        return ModelConfig(**fields)
+        config = ModelConfig(**fields)
     except (TypeError, UserError) as error:
         raise UserError(f"{folder}: {error}") from error
+    if (config.representation.max_length or 0) < config.max_length:
+        return config
+    no_limit = config.representation._replace(max_length=None)
+    return dataclasses.replace(config, representation=no_limit)
 
 
 def with_missing_head(

@@ -110,6 +110,7 @@ def load_as(
         model = SentenceTransformer(
             modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
             prompts={task: prompt for task, prompt in model.prompts.items() if prompt},
+            default_prompt_name=model.default_prompt_name,
             similarity_fn_name=model.similarity_fn_name,
             truncate_dim=model.truncate_dim,
         )

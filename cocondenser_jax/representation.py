@@ -13,6 +13,7 @@ SETTINGS = "config_sentence_transformers.json"
 ROUTER = "router_config.json"  # of two towers
 _TRANSFORMER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
+_NETWORK = "config.json"
 _NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
 # How the tokens of the last layer become a vector, by the names that all releases of
 # sentence-transformers read, in the order in which it joins several.
@@ -111,6 +112,8 @@ class Given(NamedTuple):
 
 
 NOTHING_GIVEN = Given()
+# What a plain folder means where a model is trained, as in the papers (arXiv 2104.08253).
+AS_IN_PAPERS = Given(pooling="cls", similarity="dot")
 _COSINE = Representation(normalized=True, similarity="cosine")
 # As settings and the command line name them.
 SPELLINGS = {
@@ -127,8 +130,10 @@ def json_files(modules: Any) -> list[str]:
     Args:
       modules: the content of modules.json; None for a folder without it.
     """
+    if modules is None:
+        return [SETTINGS, _NETWORK, _TOKENIZER]
     layers = _kinds_and_paths(modules)
-    networks = [path for kind, path in layers if kind == "Transformer"] or [""]
+    networks = [path for kind, path in layers if kind == "Transformer"]
     settings = [_join(path, name) for path in networks for name in (_TRANSFORMER, _TOKENIZER)]
     sizes = [_join(path, "config.json") for kind, path in layers if kind in ("Pooling", "Dense")]
     return [SETTINGS, *settings, *sizes]
@@ -144,7 +149,10 @@ def dense_paths(modules: Any) -> list[str]:
 
 
 def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
-    """Returns what a model folder's vectors are; without modules.json, those of [CLS].
+    """Returns what a model folder's vectors are.
+
+    Without modules.json, they are what sentence-transformers makes of such a folder: the mean over
+    all tokens, or the last token of a network that generates text; compared by their cosine.
 
     Args:
       modules: the content of modules.json; None for a folder without it.
@@ -158,13 +166,18 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
     settings = _mapping(files.get(SETTINGS, {}), SETTINGS)
     prompts = _prompts(settings)
     default = str(settings.get("default_prompt_name"))
-    plain = Representation(
+    size = _whole(settings, "truncate_dim", SETTINGS)
+    published = Representation(
+        similarity=similarity_of(settings),
+        sizes=(size,) if size else (),
         prompts=prompts,
         default_prompt=default if default in dict(prompts) else None,
         max_length=_token_limit(files.get(_TOKENIZER, {})),
     )
     if modules is None:
-        return plain
+        architectures = _mapping(files.get(_NETWORK, {}), _NETWORK).get("architectures")
+        generates = "ForCausalLM" in str(architectures)
+        return published._replace(pooling="lasttoken" if generates else "mean")
     layers = _kinds_and_paths(modules)
     kinds = [kind for kind, _ in layers]
     dense = ["Dense"] * kinds.count("Dense")
@@ -179,14 +192,11 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
     name = _join(layers[0][1], _TRANSFORMER)
     network = _mapping(files.get(name, {}), name)
     limit = _token_limit(files.get(_join(layers[0][1], _TOKENIZER), {}))
-    size = _whole(settings, "truncate_dim", SETTINGS)
-    return plain._replace(
+    return published._replace(
         pooling=_pooling(pooling),
         dense=tuple(_dense(config) for config in projections),
         normalized=bool(normalize),
-        similarity=similarity_of(settings),
         include_prompt=bool(pooling.get("include_prompt", True)),
-        sizes=(size,) if size else (),
         max_length=_whole(network, "max_seq_length", name) or limit,
         query_length=_whole(network, "query_length", name),
         passage_length=_whole(network, "document_length", name),
@@ -235,7 +245,7 @@ def unrouted(modules: Any, router: Any, route: str) -> list[dict[str, str]]:
 
 
 def similarity_of(settings: Mapping[str, Any]) -> Similarity:
-    """Returns how a folder with modules.json compares vectors, by its settings.
+    """Returns how a folder compares vectors, by its settings.
 
     Silence means cosine, as in sentence-transformers: releases before 3.0 did not write it down.
 

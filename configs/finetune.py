@@ -104,10 +104,13 @@ SETTINGS = {
     ),
     **MODEL,
     "model.pooling": Setting(
-        "", ("", *POOLINGS), "", "'': the folder's own; a plain folder has cls"
+        "", ("", *POOLINGS), "", "'': the folder's own; cls for one without modules.json"
     ),
     "model.similarity": Setting(
-        "", ("", *get_args(Similarity)), "", "'': the folder's own; a plain folder has dot"
+        "",
+        ("", *get_args(Similarity)),
+        "",
+        "'': the folder's own; dot for one without modules.json",
     ),
     "model.two_towers": Setting(False, None, "", "separate encoders for queries and passages"),
     "model.query_length": Setting(32, Interval(3), "tokens", "longest query, prompt included"),

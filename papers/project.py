@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense
 
+from cocondenser_jax.representation import AS_IN_PAPERS, Given
 from cocondenser_jax.retrieval.models import load_retriever, new_parameters
 from cocondenser_jax.storage.files import new_folder
 from papers.figures.output import at_least, run_script
@@ -19,7 +20,8 @@ from papers.figures.output import at_least, run_script
 
 def write_projected(folder: Path, size: int, seed: int, out: Path) -> None:
     """Writes the retriever with a matrix drawn by seed, whole or not at all."""
-    model = load_retriever(folder)
+    # As `finetune` would, and of vectors as they are pooled.
+    model = load_retriever(folder, given=Given(similarity="dot"), plain=AS_IN_PAPERS)
     n_inputs = model.get_embedding_dimension() or 0
     with new_parameters(seed):
         dense = Dense(n_inputs, size, bias=False, activation_function=torch.nn.Identity())

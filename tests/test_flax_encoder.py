@@ -40,7 +40,7 @@ def encoded(model, corpus, out, *flags):
 @pytest.mark.effect("encode --backend")
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_flax_gives_the_vectors_of_pytorch(research_folder, corpus, tmp_path, pooling):
-    flags = (f"--pooling={pooling}",)
+    flags = (f"--pooling={pooling}", "--similarity=dot")
     theirs = encoded(research_folder, corpus, tmp_path / "torch", *flags)
     ours = encoded(research_folder, corpus, tmp_path / "jax", *flags, "--backend=jax")
     assert ours.shape == theirs.shape == (N_PASSAGES, 32)

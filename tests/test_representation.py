@@ -124,8 +124,11 @@ def test_what_a_folder_says_of_pooling_and_similarity():
     assert (named.normalized, named.is_cosine, named.score_scale) == (False, True, 20.0)
     normalized = read([*modules, normalize], similarity_fn_name="dot")
     assert (normalized.similarity, normalized.is_cosine) == ("dot", True)
-    plain = read(None, similarity_fn_name="cosine", prompts={"query": "q: ", "document": ""})
-    assert plain == Representation(prompts=(("query", "q: "),))
+    silent = Representation("mean", similarity="cosine")
+    plain = read(None, prompts={"query": "q: ", "document": ""})
+    assert plain == silent._replace(prompts=(("query", "q: "),))
+    config = {"config.json": {"architectures": ["Qwen3ForCausalLM"]}}
+    assert from_files(None, config) == silent._replace(pooling="lasttoken")
     for default, expected in (("query", "query"), ("document", None), (None, None)):
         prompts = {"query": "q: ", "document": ""}  # nothing comes before a document
         assert (

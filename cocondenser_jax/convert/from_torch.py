@@ -29,6 +29,7 @@ from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
 from cocondenser_jax.representation import (
     ACTIVATIONS,
+    AS_IN_PAPERS,
     POOLINGS,
     Representation,
     passage_prompt,
@@ -104,7 +105,7 @@ def _trained_representation(folder: Path) -> Representation:
     """Returns what is trained of a folder's representation."""
     hint = "or --config.model.representation=cls"
     try:
-        published = read_representation(folder)
+        published = read_representation(folder, plain=AS_IN_PAPERS)
     except UserError as error:
         raise UserError(f"{error} ({hint})") from error
     for layer in published.dense:

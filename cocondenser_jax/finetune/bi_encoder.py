@@ -26,7 +26,7 @@ from cocondenser_jax.finetune.training_data import (
     TrainingData,
     read_training,
 )
-from cocondenser_jax.representation import Given
+from cocondenser_jax.representation import AS_IN_PAPERS, Given
 from cocondenser_jax.retrieval.models import load_retriever
 
 
@@ -130,6 +130,7 @@ def _load(settings: ModelSettings) -> SentenceTransformer:
         settings.query_length,
         settings.passage_length,
         settings.given,
+        plain=AS_IN_PAPERS,
         two_towers=settings.two_towers,
     )
 

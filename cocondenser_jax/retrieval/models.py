@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import hashlib
+import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import files_of_vectors, read_representation
 
+logger = logging.getLogger(__name__)
+
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -48,14 +51,14 @@ def load_retriever(
     passage_length: int | None = None,
     given: Given = NOTHING_GIVEN,
     *,
+    plain: Given = NOTHING_GIVEN,
     two_towers: bool = False,
 ) -> SentenceTransformer:
     """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
 
-    A plain Hugging Face folder gets the CLS vector as embedding and the inner product as score. One
-    of sentence-transformers (with `modules.json`) keeps its modules. Scores are inner products of
-    what `encode_query` and `encode_document` return. A pooler is left out: in a pre-trained
-    retriever it would be random.
+    Its vectors are those of sentence-transformers; where that compares by cosine they have length
+    1, so scores are inner products of what `encode_query` and `encode_document` return. A pooler is
+    left out: in a pre-trained retriever it would be random.
 
     Args:
       folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
@@ -63,14 +66,31 @@ def load_retriever(
         model's limit.
       passage_length: longest passage in tokens (`folder.passage_text`); None likewise.
       given: pooling, similarity, prompts and dimensions, instead of the folder's own.
+      plain: see `read_representation`.
       two_towers: copy the encoder into a Router, for queries and passages, unless there are two.
 
     Raises:
       UserError: also for modules that `read_representation` does not know.
     """
     folder = find_folder(folder)
-    representation = read_representation(folder, given)
+    representation = read_representation(folder, given, plain)
+    if plain == NOTHING_GIVEN:
+        log_assumed(folder, representation, given)
     return load_as(folder, representation, query_length, passage_length, two_towers=two_towers)
+
+
+def log_assumed(folder: Path, representation: Representation, given: Given) -> None:
+    """Logs what is assumed of a folder that does not say what its vectors are."""
+    if (folder / MODULES).is_file() or (given.pooling and given.similarity):
+        return
+    logger.warning(
+        "%s has no %s: its vectors are taken as sentence-transformers takes them (pooling %s,"
+        " similarity %s); --pooling and --similarity say otherwise",
+        folder,
+        MODULES,
+        representation.pooling,
+        representation.similarity,
+    )
 
 
 def load_as(

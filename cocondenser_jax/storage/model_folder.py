@@ -56,12 +56,16 @@ def files_of_vectors(folder: Path) -> list[Path]:
     return sorted({path for pattern in _OF_VECTORS for path in folder.rglob(pattern)})
 
 
-def read_representation(folder: Path, given: Given = NOTHING_GIVEN) -> Representation:
+def read_representation(
+    folder: Path, given: Given = NOTHING_GIVEN, plain: Given = NOTHING_GIVEN
+) -> Representation:
     """Returns what the vectors of a model folder are.
 
     Args:
       folder: of transformers or of sentence-transformers, with one tower or two.
       given: what a user says in place of what the folder says.
+      plain: what a folder without modules.json means, where that is not what it means to
+        sentence-transformers; see `representation.from_files`.
 
     Raises:
       UserError: see `representation.from_files`; or for two towers that make different vectors.
@@ -72,6 +76,8 @@ def read_representation(folder: Path, given: Given = NOTHING_GIVEN) -> Represent
             raise ValueError("makes the vectors of queries otherwise than those of passages")
     except ValueError as error:
         raise UserError(f"{folder} {error}") from error
+    if not (folder / MODULES).is_file():
+        passages = with_given(passages, plain)
     return with_given(passages, given)
 
 

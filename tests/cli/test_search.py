@@ -99,6 +99,7 @@ def test_index_retrieve_and_search_read_what_several_machines_encoded(
 @pytest.mark.effect("encode --json_out")
 def test_what_each_flag_of_encode_does(model_folder, beir, tmp_path, forward_sizes):
     command = "encode --batch_size=7 --passage_length=16 --shard_size=25 --pooling=mean"
+    command += " --similarity=dot"
     command += " --dtype=float16 --precision=bfloat16"
     places = [f"--model={model_folder}", f"--corpus={beir}", f"--out={tmp_path}/out"]
     written = [f"--parquet={tmp_path}/new/vectors.parquet", f"--json_out={tmp_path}/encode.json"]
@@ -155,7 +156,7 @@ def test_encoding_says_which_pooling_was_used(encoded, model_folder, tmp_path, c
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     manifest = json.loads((encoded / "encode.json").read_text())
-    assert manifest["representation"]["pooling"] == "cls"
+    assert manifest["representation"]["pooling"] == "mean"  # as sentence-transformers
     modules = [Transformer(str(model_folder)), Pooling(32, "mean")]
     SentenceTransformer(modules=modules).save_pretrained(str(tmp_path / "model"))
     (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "text": "abcde fgh"}\n')

@@ -123,7 +123,7 @@ def test_the_card_says_what_comes_before_texts(bert_folder, monkeypatch):
 
 def test_a_folder_without_modules_has_the_vectors_of_cls(bert_folder):
     (bert_folder / "modules.json").unlink(missing_ok=True)
-    assert read_representation(bert_folder) == Representation()
+    assert load_folder(str(bert_folder))[0].representation == Representation()
 
 
 @pytest.mark.parametrize(

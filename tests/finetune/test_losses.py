@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.finetune import losses
 from cocondenser_jax.finetune.training_data import to_judgments
+from cocondenser_jax.representation import AS_IN_PAPERS
 from cocondenser_jax.retrieval import models
 
 Q, G = 4, 3
@@ -83,7 +84,7 @@ def test_scores_stay_in_single_precision_under_autocast():
 def step(make_model, beir):
     """A model without dropout, and texts of four groups: q1's positive is among q0's negatives."""
     folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    model = models.load_retriever(folder, 8, 16)
+    model = models.load_retriever(folder, 8, 16, plain=AS_IN_PAPERS)
     texts = {p.id: passage_text(p) for p in read_corpus(beir)}
     queries = read_queries(beir)
     groups = [

@@ -5,6 +5,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from cocondenser_jax.representation import AS_IN_PAPERS
 from cocondenser_jax.retrieval.models import load_retriever
 from papers import project
 from tests.world import WORDS
@@ -20,7 +21,7 @@ def test_vectors_are_multiplied_by_a_matrix(model_folder, tmp_path, two_towers):
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(3)
     matrix = torch.nn.Linear(32, 5, bias=False).weight.detach().numpy()
-    hidden = load_retriever(model_folder).encode_document(TEXTS)
+    hidden = load_retriever(model_folder, plain=AS_IN_PAPERS).encode_document(TEXTS)
     loaded = load_retriever(tmp_path / "a", two_towers=two_towers)
     for again in (loaded, SentenceTransformer(str(tmp_path / "a"))):
         for encode in (again.encode_document, again.encode_query):

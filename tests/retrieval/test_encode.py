@@ -44,7 +44,7 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
     assert manifest == Manifest(
         model=str(model_folder),
         model_sha256=models.model_sha256(model_folder),
-        representation=Representation(),
+        representation=Representation("mean", similarity="cosine"),
         passage_length=16,
         precision="float32",
         backend="torch",
@@ -370,8 +370,8 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
             Encoding(model_folder, backend=lambda *_: None), beir, tmp_path / "out"
         )
     for given, said in (
-        (Given(pooling="mean"), "pooling='cls', now it is 'mean'"),
-        (Given(similarity="cosine"), "similarity='dot', now it is 'cosine'"),
+        (Given(pooling="cls"), "pooling='mean', now it is 'cls'"),
+        (Given(similarity="dot"), "similarity='cosine', now it is 'dot'"),
         (Given(query_prompt="q: "), "prompts.query=None, now it is 'q: '"),
         (Given(passage_prompt="p: "), "prompts.document=None, now it is 'p: '"),
         (Given(dimensions=8), r"sizes=\[\], now it is \[8\]"),
@@ -380,7 +380,7 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
         with pytest.raises(UserError, match=rf"was started with representation\.{said}"):
             encode.encode_corpus(other, beir, tmp_path / "out")
     # What is given is what the folder says.
-    same = Encoding(model_folder, given=Given(pooling="cls", query_prompt=""))
+    same = Encoding(model_folder, given=Given(pooling="mean", query_prompt=""))
     encode.encode_corpus(same, beir, tmp_path / "out")
     resumed = encode.encode_corpus(Encoding(model_folder, batch_size=7), beir, tmp_path / "out")
     assert resumed.batch_size == 7

@@ -12,7 +12,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import Given
+from cocondenser_jax.representation import AS_IN_PAPERS, Given
 from cocondenser_jax.retrieval import models
 
 TEXTS = ["abcde fgh", "hgfed cba aaaaa bbbbb ccccc ddddd eeeee"]
@@ -29,9 +29,9 @@ def hidden_states(folder, texts, max_length):
 
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta"])
-def test_a_plain_folder_embeds_with_its_cls_vector(make_model, kind):
+def test_a_plain_folder_is_trained_by_its_cls_vector(make_model, kind):
     folder = make_model(kind)
-    model = models.load_retriever(folder, query_length=5, passage_length=12)
+    model = models.load_retriever(folder, 5, 12, plain=AS_IN_PAPERS)
     assert model.similarity_fn_name == "dot"
     assert not any("pooler" in name for name, _ in model.named_parameters())
     for encode, length in ((model.encode_query, 5), (model.encode_document, 12)):
@@ -39,8 +39,42 @@ def test_a_plain_folder_embeds_with_its_cls_vector(make_model, kind):
         np.testing.assert_allclose(encode(TEXTS), hidden[:, 0], atol=2e-6)
 
 
+def test_a_plain_folder_is_served_as_the_library_serves_it(make_model, caplog):
+    folder = make_model("Roberta")
+    library = SentenceTransformer(str(folder), model_kwargs={"add_pooling_layer": False})
+    expected = library.similarity(library.encode_query(TEXTS), library.encode_document(TEXTS))
+    model = models.load_retriever(folder)
+    scores_QxP = model.encode_query(TEXTS) @ model.encode_document(TEXTS).T
+    np.testing.assert_allclose(scores_QxP, expected, atol=1e-5)
+    (record,) = caplog.records
+    assert "(pooling mean, similarity cosine); --pooling and --similarity" in record.getMessage()
+    caplog.clear()
+    models.load_retriever(folder, given=Given("cls", "dot"))
+    assert not caplog.records
+
+
+def test_a_plain_folder_that_generates_text_is_pooled_by_its_last_token(model_folder, tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = models.load_retriever(tmp_path)
+    assert models.pooling_of(model) == "lasttoken"
+    library = SentenceTransformer(str(tmp_path))
+    expected = library.encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(model.encode_document(TEXTS), expected, atol=1e-5)
+
+
 def test_saving_keeps_vectors_lengths_score_and_adds_no_pooler(model_folder, tmp_path):
-    model = models.load_retriever(model_folder, query_length=5, passage_length=12)
+    model = models.load_retriever(model_folder, 5, 12, plain=AS_IN_PAPERS)
     model.save_pretrained(str(tmp_path / "saved"))
     for again in (
         SentenceTransformer(str(tmp_path / "saved")),

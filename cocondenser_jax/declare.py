@@ -58,12 +58,13 @@ def check_value(name: str, setting: Setting, value: Any, *, complete: bool) -> N
 
 
 def _is_allowed(setting: Setting, value: Any, complete: bool) -> bool:
-    if type(value) is not type(setting.default):
-        return False
     if isinstance(setting.allowed, ListOf):
         kind, allowed = setting.allowed
         kinds = (int, float) if kind is float else (kind,)  # (1, 0.5) are numbers
-        return all(type(each) in kinds and _is_in(allowed, each) for each in value)
+        is_list = type(value) in (tuple, list)  # a config that was read from JSON has lists
+        return is_list and all(type(each) in kinds and _is_in(allowed, each) for each in value)
+    if type(value) is not type(setting.default):
+        return False
     if setting.allowed == GIVEN:
         return bool(value) or not complete
     return _is_in(setting.allowed, value)

@@ -102,9 +102,9 @@ SETTINGS = {
     "model.sizes": Setting(
         (),
         ListOf(int, Interval(1)),
-        "numbers",
-        "sizes of vectors, the largest first, such as [384,192,96]: a contrastive loss trains their"
-        " beginnings of each size; []: one size, that of the folder which is started from",
+        "",
+        "how many numbers of a vector are used, the largest first, such as [384,192,96]: a"
+        " contrastive loss trains each; []: as many as in the folder which is started from",
     ),
     # The loss and how it is computed.
     "train.objective": Setting(

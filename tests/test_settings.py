@@ -1,11 +1,13 @@
 """Every declared setting refuses what is outside its range, before anything is made."""
 
 import dataclasses
+import json
 import os
 import runpy
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default as pretraining
@@ -270,6 +272,7 @@ def test_an_experiment_gives_a_list_as_python_writes_it(lists):
         with pytest.raises(UserError, match=r"config\.model\.sizes is .*; expected a list"):
             check(lists)
     assert to_config(LISTS).model.sizes == ()
+    check(ConfigDict(json.loads(to_config(LISTS).to_json())))
 
 
 def test_the_page_shows_lists_as_they_are_typed():

@@ -1,6 +1,6 @@
 """What is done to vectors after the pooling, as functions of arrays; of N vectors, D numbers each.
 
-All compute in float32. `representation.Representation` says which of them a model has.
+All compute in float32. `representation.Representation` names those that a model has.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,8 @@ The files are those of sentence-transformers. The functions take and return thei
 and neither read nor write them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
 Similarity = Literal["dot", "cosine"]
@@ -114,6 +115,13 @@ class Given(NamedTuple):
 NOTHING_GIVEN = Given()
 # What a plain folder means where a model is trained, as in the papers (arXiv 2104.08253).
 AS_IN_PAPERS = Given(pooling="cls", similarity="dot")
+
+
+def is_falling(sizes: Sequence[int]) -> bool:
+    """Whether sizes of vectors are in their order: each smaller than the one before it."""
+    return all(size > smaller for size, smaller in pairwise(sizes))
+
+
 _COSINE = Representation(normalized=True, similarity="cosine")
 # As settings and the command line name them.
 SPELLINGS = {

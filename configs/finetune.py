@@ -46,7 +46,7 @@ from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.declare import GIVEN, Interval, Setting, to_config
+from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import POOLINGS, Similarity
 
@@ -133,6 +133,13 @@ SETTINGS = {
         Interval(0),
         "",
         "factor of the scores, 1 / temperature; 0: 20 for cosines, 1 for inner products",
+    ),
+    "loss.sizes": Setting(
+        (),
+        ListOf(int, Interval(1)),
+        "",
+        "how many numbers of a vector are used, the largest first, such as [768,256]: the loss is"
+        " the sum of the losses for each; []: as many as in the folder",
     ),
     "loss.chunk_size": Setting(
         0, Interval(0), "texts", "per forward pass, with a gradient cache; 0: a whole step's"

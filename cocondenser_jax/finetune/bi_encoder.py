@@ -26,7 +26,7 @@ from cocondenser_jax.finetune.training_data import (
     TrainingData,
     read_training,
 )
-from cocondenser_jax.representation import AS_IN_PAPERS, Given
+from cocondenser_jax.representation import AS_IN_PAPERS, Given, is_falling
 from cocondenser_jax.retrieval.models import load_retriever
 
 
@@ -60,6 +60,9 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     """
     is_soft = settings.loss.name == "soft_labels"
     _require_negatives(settings, is_soft)
+    sizes = settings.loss.sizes
+    if not is_falling(sizes):
+        raise UserError(f"config.loss.sizes is {[*sizes]}; expected the largest first")
     data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
     model = _load(settings.model)
     loss = InBatchLoss(model, data.judgments, settings.loss)

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from cocondenser_jax.finetune.training_data import Judgments
 from cocondenser_jax.representation import Representation
-from cocondenser_jax.retrieval.models import is_normalized
+from cocondenser_jax.retrieval.models import cut_vectors, is_normalized
 
 
 class LossSettings(NamedTuple):
@@ -29,6 +29,7 @@ class LossSettings(NamedTuple):
     name: str
     scale: float
     chunk_size: int
+    sizes: tuple[int, ...] = ()
 
 
 def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
@@ -73,13 +74,16 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         """Makes the loss; `judgments` number the labels, and hold a teacher's scores for soft ones.
 
         With a `chunk_size`, there is a gradient cache (Gao et al., arXiv 2101.06983). A `scale` of
-        0 is that of the model's own scores.
+        0 is that of the model's own scores. With `sizes`, of which the first is that of the model's
+        vectors, the loss is the sum over the losses of vectors that are cut to each (Matryoshka
+        representations, Kusupati et al., arXiv 2205.13147).
         """
         super().__init__()
         self.model = model
         self.mini_batch_size = settings.chunk_size  # the name that `CachedLossMixin` reads
         self._judgments = judgments
         self._name = settings.name
+        self._sizes = settings.sizes
         own = Representation(normalized=is_normalized(model), scale=settings.scale)
         self._scale = own.score_scale
 
@@ -118,15 +122,26 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         columns_P = torch.arange(len(passages_PxD), device=queries_QxD.device)
         own_QxG = columns_P.view(-1, group_size)[get_rank() * n_queries :][:n_queries]
         numbers_P = all_gather(labels[:, 1:].contiguous()).flatten()
-        scores_QxP = self.score(queries_QxD, passages_PxD)
         relevant_QxP = _look_up(self._judgments.relevant, labels[:, 0], numbers_P)
         others_QxP = relevant_QxP.scatter(1, own_QxG[:, :1], False)
-        scores_QxP = scores_QxP.masked_fill(others_QxP, -torch.inf)
-        if self._name != "soft_labels":
-            return contrastive(scores_QxP, own_QxG)
-        assert self._judgments.teacher is not None  # `bi_encoder_trainer` requires one
-        teacher_QxP = _look_up(self._judgments.teacher, labels[:, 0], numbers_P)
-        return soft_labels(scores_QxP, own_QxG, teacher_QxP.gather(1, own_QxG))
+        teacher_QxG = None
+        if self._name == "soft_labels":
+            assert self._judgments.teacher is not None  # `bi_encoder_trainer` requires one
+            teacher_QxP = _look_up(self._judgments.teacher, labels[:, 0], numbers_P)
+            teacher_QxG = teacher_QxP.gather(1, own_QxG)
+
+        def loss_of(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
+            scores_QxP = self.score(queries_QxD, passages_PxD)
+            scores_QxP = scores_QxP.masked_fill(others_QxP, -torch.inf)
+            if teacher_QxG is None:
+                return contrastive(scores_QxP, own_QxG)
+            return soft_labels(scores_QxP, own_QxG, teacher_QxG)
+
+        loss = loss_of(queries_QxD, passages_PxD)
+        for size in self._sizes[1:]:
+            parts = (cut_vectors(x, size, self.model) for x in (queries_QxD, passages_PxD))
+            loss = loss + loss_of(*parts)
+        return loss
 
 
 def _look_up(

@@ -12,6 +12,7 @@ from cocondenser_jax.representation import (
     SPELLINGS,
     Representation,
     from_json,
+    is_falling,
     to_json,
 )
 
@@ -130,8 +131,7 @@ class ModelConfig:
                     f" the vectors before it have {size}"
                 )
             size = layer.out_features
-        falling = sorted(set(given.sizes), reverse=True)
-        if [*given.sizes] != falling or not all(1 <= each <= size for each in falling):
+        if not (is_falling(given.sizes) and all(1 <= each <= size for each in given.sizes)):
             raise UserError(
                 f"the sizes of vectors are {', '.join(map(str, given.sizes))}; expected whole"
                 f" numbers from 1 to {size}, the largest first"

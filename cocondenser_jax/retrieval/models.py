@@ -179,10 +179,18 @@ def _cut(
     sentence-transformers (6.2.0) cuts what `encode` returns, after all modules: the vectors of a
     cosine model then have lengths below 1, and inner products are no cosines.
     """
-    vectors_BxD = features["sentence_embedding"][:, : model.truncate_dim]
+    vectors_BxE = cut_vectors(features["sentence_embedding"], model.truncate_dim, model)
+    return features | {"sentence_embedding": vectors_BxE}
+
+
+def cut_vectors(
+    vectors_BxD: torch.Tensor, size: int | None, model: SentenceTransformer
+) -> torch.Tensor:
+    """Returns the first `size` numbers of a model's vectors, of length 1 for a cosine."""
+    vectors_BxE = vectors_BxD[:, :size]
     if model.similarity_fn_name == "cosine":
-        vectors_BxD = torch.nn.functional.normalize(vectors_BxD, dim=1)
-    return features | {"sentence_embedding": vectors_BxD}
+        return torch.nn.functional.normalize(vectors_BxE, dim=1)
+    return vectors_BxE
 
 
 def load_cross_encoder(

@@ -298,6 +298,23 @@ def test_two_towers_start_equal_and_diverge(config, tmp_path, beir):
     assert towers(load_retriever(Path(again))).keys() == {"query", "document"}
 
 
+@pytest.mark.effect("retriever loss.sizes")
+@pytest.mark.parametrize("sizes", [(24, 8), (32, 8)])
+def test_vectors_of_several_sizes_are_trained_and_the_first_is_kept(
+    model_folder, config, tmp_path, sizes
+):
+    change_settings(config, {"loss.sizes": sizes, "train.max_steps": 1, "model.pooling": "mean"})
+    several = finetune(config, tmp_path / "several")
+    alone = []
+    for size in sizes:
+        change_settings(config, {"loss.sizes": (size,)})
+        alone.append(finetune(config, tmp_path / f"{size}")["loss"])
+    assert several["loss"] == pytest.approx(sum(alone), rel=1e-4)
+    saved = SentenceTransformer(several["retriever"])
+    assert saved.encode("a").shape == (sizes[0],)
+    assert load_retriever(model_folder).encode("a").shape == (32,)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -308,6 +325,9 @@ def test_two_towers_start_equal_and_diverge(config, tmp_path, beir):
         ({"data.batch_size": 25}, "has 24 rows to train on: too few .*batch_size=25"),
         ({"loss.name": "soft_labels"}, "config.loss.name is soft_labels: expected config.loss.t"),
         ({"model.passage_length": 65}, "passage_length=65: expected 3 to 64"),
+        ({"loss.sizes": (64, 8)}, "makes vectors of 32 numbers: cannot keep 64"),
+        ({"loss.sizes": (8, 16)}, r"config.loss.sizes is \[8, 16\]; expected the largest first"),
+        ({"loss.sizes": (8, 8)}, r"config.loss.sizes is \[8, 8\]; expected the largest first"),
     ],
 )
 def test_bad_settings_leave_nothing(config, tmp_path, change, message):

@@ -7,12 +7,16 @@ import pytest
 import sentence_transformers.base.losses
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import (
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.finetune import losses
 from cocondenser_jax.finetune.training_data import to_judgments
-from cocondenser_jax.representation import AS_IN_PAPERS
+from cocondenser_jax.representation import AS_IN_PAPERS, Given
 from cocondenser_jax.retrieval import models
 
 Q, G = 4, 3
@@ -178,10 +182,11 @@ def gradient(loss, model, columns, labels):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_gradient_cache_changes_nothing(step, name):
+@pytest.mark.parametrize("sizes", [(), (32, 16, 5)])
+def test_the_gradient_cache_changes_nothing(step, name, sizes):
     model, columns, judgments, labels = step
     model.train()
-    settings = losses.LossSettings(name, scale=1.0, chunk_size=0)
+    settings = losses.LossSettings(name, scale=1.0, chunk_size=0, sizes=sizes)
     whole = losses.InBatchLoss(model, judgments, settings)
     direct, expected = gradient(whole, model, columns, labels)
     for chunk_size in (1, 3, 4):
@@ -191,3 +196,44 @@ def test_the_gradient_cache_changes_nothing(step, name):
         assert value == pytest.approx(direct, rel=1e-6)
         assert (found - expected).norm() <= 1e-5 * expected.norm()
     model.eval()
+
+
+@pytest.mark.parametrize("sizes", [(32, 16, 5), (20, 10, 2)])
+@pytest.mark.parametrize("chunk_size", [0, 3])
+def test_the_loss_of_several_sizes_is_matryoshka_loss(step, make_model, sizes, chunk_size):
+    """Its value and its gradient, of the cosines of queries and their positives alone."""
+    folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    _, columns, judgments, labels = step
+    pairs = columns[:2]
+    given = Given("mean", "cosine", dimensions=sizes[0])
+    model = models.load_retriever(folder, 8, 16, given)
+    settings = losses.LossSettings("contrastive", 0.0, chunk_size, sizes)
+    ours = losses.InBatchLoss(model, judgments, settings)
+    value, found = gradient(ours, model, pairs, labels[:, :2])
+
+    whole = models.load_retriever(folder, 8, 16, Given("mean", "cosine"))
+    theirs = MatryoshkaLoss(whole, MultipleNegativesRankingLoss(whole, scale=20.0), sizes)
+    their_value, expected = gradient(theirs, whole, pairs, None)
+    assert value == pytest.approx(their_value, rel=1e-5)
+    assert (found - expected).norm() <= 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_the_loss_of_several_sizes_is_the_sum_of_those_of_each(step, make_model, name, similarity):
+    folder = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    _, columns, judgments, labels = step
+    sizes = (30, 16, 5)
+
+    def value(*sizes):
+        given = Given("mean", similarity, dimensions=sizes[0])
+        model = models.load_retriever(folder, 8, 16, given)
+        settings = losses.LossSettings(name, 0.5, 0, sizes)
+        with torch.no_grad():
+            return losses.InBatchLoss(model, judgments, settings)(
+                features(model, columns), labels
+            ).item()
+
+    alone = [value(size) for size in sizes]
+    assert len(set(alone)) == 3
+    assert value(*sizes) == pytest.approx(sum(alone), rel=1e-5)

@@ -26,6 +26,7 @@ EXTRAS = {
     "cluster": ("datatrove",),
     "ray": ("ray",),
 }
+_LONGEST_MESSAGE = 300  # characters of another library's message
 
 
 class UserError(Exception):
@@ -50,6 +51,15 @@ def escape_control(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """Returns the first line of an exception's message, or the name of its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def whole_message(error: BaseException) -> str:
+    """Returns an exception's message, of at most 300 characters, or its type where it has none.
+
+    Some libraries say in the first line that something failed, and only in later ones what.
+    """
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= _LONGEST_MESSAGE else f"{words[:_LONGEST_MESSAGE].rstrip()} ..."
 
 
 def first_three(names: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 from tqdm import tqdm
 
 from cocondenser_jax import __version__
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.storage.files import write_text
 
 _POLL = 0.5  # seconds between two looks at a Slurm job
@@ -104,7 +104,7 @@ def _run_task(work: Work, index: int) -> None:
                 work.function(task=(index, work.n_tasks))
             return
         except Exception as error:
-            reason = first_line(error)
+            reason = whole_message(error)
             with suppress(OSError), path.open("a") as log:  # the disk may be full
                 traceback.print_exc(file=log)
     raise UserError(f"task {index} of {work.n_tasks} failed twice: {reason}")
@@ -184,7 +184,7 @@ def _run_on_ray(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any
     try:
         remote = ray.remote(_run_task).options(max_retries=0, **engine.options)
     except (TypeError, ValueError) as error:
-        raise UserError(f"--executor_options of ray: {first_line(error)}") from error
+        raise UserError(f"--executor_options of ray: {whole_message(error)}") from error
     waiting = list(reversed(tasks))
     running: list[Any] = []
     try:
@@ -224,9 +224,9 @@ def _run_on_slurm(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[A
         executor.run()
         _wait_for_slurm(str(executor.job_id), work, bar)
     except TypeError as error:
-        raise UserError(f"--executor_options of slurm: {first_line(error)}") from error
+        raise UserError(f"--executor_options of slurm: {whole_message(error)}") from error
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError(f"--executor=slurm: {first_line(error)}") from error
+        raise UserError(f"--executor=slurm: {whole_message(error)}") from error
 
 
 def _run_task_on_slurm(work: Work, data: object, index: int, n_tasks: int) -> None:

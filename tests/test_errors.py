@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cocondenser_jax.errors import UserError, first_line, first_three, name_extra
+from cocondenser_jax.errors import UserError, first_line, first_three, name_extra, whole_message
 
 
 def test_user_error_is_one_line():
@@ -27,6 +27,23 @@ def test_user_error_leaves_the_terminal_alone():
 )
 def test_first_line_of_a_message(message, line):
     assert first_line(ValueError(message)) == line
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("one", "one"),
+        (
+            "Couldn't cast\ntext: string\n  more: int64\nto",
+            "Couldn't cast text: string more: int64 to",
+        ),
+        (" \n", "ValueError"),
+        ("x" * 300, "x" * 300),
+        ("word " * 100, "word " * 60 + "..."),
+    ],
+)
+def test_a_whole_message_in_one_line(message, line):
+    assert whole_message(ValueError(message)) == line
 
 
 def test_first_three_names():

@@ -24,7 +24,7 @@ from cocondenser_jax.convert.names import (
     from_tensors,
     to_tensors,
 )
-from cocondenser_jax.errors import UserError, first_line, first_three
+from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
 from cocondenser_jax.representation import (
@@ -223,7 +223,7 @@ def _rotary_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     try:
         read = AutoConfig.for_model(**values).to_dict()
     except Exception as error:  # of each release another
-        raise UserError(f"{path}: {first_line(error)}") from error
+        raise UserError(f"{path}: {whole_message(error)}") from error
     kinds = read["layer_types"]
     ropes = read["rope_parameters"]
     every = [*kinds[1:], _GLOBAL].index(_GLOBAL) + 1
@@ -282,7 +282,9 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         state = torch.load(path, map_location="cpu", weights_only=True)
         return {str(name): value.detach().float().numpy() for name, value in state.items()}
     except Exception as error:  # a damaged pickle may raise anything
-        raise UserError(f"cannot read {path} as a file of tensors: {first_line(error)}") from error
+        raise UserError(
+            f"cannot read {path} as a file of tensors: {whole_message(error)}"
+        ) from error
 
 
 def _canonical(

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
-from cocondenser_jax.errors import UserError, escape_control, first_line, first_three, name_extra
+from cocondenser_jax.errors import (
+    UserError,
+    escape_control,
+    first_three,
+    name_extra,
+    whole_message,
+)
 from cocondenser_jax.storage.files import parse_object, read_lines, without_surrogates
 from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, plain_suffix, read_rows
 
@@ -27,8 +33,9 @@ ACCEPTED = (
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
 _FILE_NAME = re.compile(r".*\.((txt|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOTALL)
-# What the dataset libraries raise for a wrong name, a failed connection or a missing dependency.
-_DATASET_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError)
+# Of a dataset in a folder, these are read without its library, which would read all columns and
+# refuse files in which one that is not needed has another type.
+_OWN_SUFFIXES = (".jsonl", ".parquet")
 _RECORDS_PER_PIECE = 10_000  # of a dataset whose records are read by number
 _ROWS_AT_ONCE = 100
 
@@ -168,17 +175,27 @@ def _parquet_pieces(path: Path, prefix: str) -> list[Piece]:
         data = pyarrow.dataset.dataset(path)
         groups = [*chain.from_iterable(file.split_by_row_group() for file in data.get_fragments())]
     names = [name for name in data.schema.names if name in _FIELDS]
-
-    def rows(group: Any) -> Iterator[dict[str, Any]]:
-        for batch in group.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
-            yield from batch.to_pylist()
-
     pieces = []
     first = 1
     for group in groups:
-        pieces.append(_record_piece(str(path), functools.partial(rows, group), prefix, first))
+        rows = functools.partial(_parquet_rows, group, names)
+        pieces.append(_record_piece(str(path), rows, prefix, first))
         first += group.row_groups[0].num_rows
     return pieces
+
+
+def _parquet_rows(group: Any, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for batch in group.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
+        try:
+            yield from batch.to_pylist()
+        except UnicodeDecodeError:  # of any row: bytes, one of which is refused by its name
+            import pyarrow as pa
+
+            strings = (pa.string(), pa.large_string(), pa.string_view())
+            for i, name in enumerate(names):
+                if batch.schema.field(name).type in strings:
+                    batch = batch.set_column(i, name, batch[name].cast(pa.large_binary()))
+            yield from batch.to_pylist()
 
 
 def _record_piece(
@@ -190,12 +207,25 @@ def _record_piece(
     """Makes a piece of records; one without an id is named by prefix and number, from `first`."""
 
     def read() -> Iterator[Document]:
-        with _named(source):
-            for number, record in enumerate(records(), start=first):
-                name = f"{prefix}{number}"
-                yield _to_document(record, name, f"{source}, record {name}")
+        for number, record in _numbered(source, records, first):
+            yield _to_document(record, f"{prefix}{number}", f"{source}, record {number}")
 
     return read
+
+
+def _numbered(
+    source: str, records: Callable[[], Iterable[dict[str, Any]]], first: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbers records; names the source, and the last record that could be read, in errors."""
+    number = first - 1
+    try:
+        for number, record in enumerate(records(), start=first):
+            yield number, record
+    except UserError:
+        raise
+    except Exception as error:  # of each library another
+        after = f", after record {number}" if number >= first else ""
+        raise _unreadable(f"{source}{after}", error) from error
 
 
 @contextmanager
@@ -203,26 +233,37 @@ def _named(source: str) -> Iterator[None]:
     """Names the source in errors of a library."""
     try:
         yield
-    except _DATASET_ERRORS as error:
-        missing = name_extra(error) if isinstance(error, ImportError) else None
-        raise missing or UserError(f"{source}: {first_line(error)}") from error
+    except UserError:
+        raise
+    except Exception as error:  # of each library another: a wrong name, a failed connection
+        raise _unreadable(source, error) from error
+
+
+def _unreadable(source: str, error: Exception) -> UserError:
+    missing = name_extra(error) if isinstance(error, ImportError) else None
+    return missing or UserError(f"{source}: {whole_message(error)}")
 
 
 def _to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
-    name = without_surrogates(_id(record, default_id))
+    name = without_surrogates(_id(record, default_id, where))
     spans = record.get("spans")
     if spans is not None:
-        if not isinstance(spans, list) or not all(isinstance(span, str) for span in spans):
+        texts = [_text(span, "spans", where) for span in spans] if isinstance(spans, list) else []
+        if not isinstance(spans, list) or not all(isinstance(text, str) for text in texts):
             raise UserError(f"{where}: `spans` must be a list of strings")
-        cut = tuple(without_surrogates(span) for span in spans)
+        if None in spans:
+            raise UserError(f"{where}: `spans` must be a list of strings, without nulls")
+        cut = tuple(without_surrogates(text) for text in texts)
         document = Document(name, "\n".join(cut), cut)
     else:
-        text = _text(record.get("text", 0))
-        title = _text(record.get("title"))
+        text = _text(record.get("text", 0), "text", where)
+        title = _text(record.get("title"), "title", where)
         if not isinstance(text, str):
             raise UserError(f"{where} has no `text` (a string) and no `spans` (a list of strings)")
+        if not isinstance(title, str):
+            raise UserError(f"{where}: `title` must be a string")
         text = text.strip()
-        title = title.strip() if isinstance(title, str) else ""
+        title = title.strip()
         if not text.startswith(title):
             text = f"{title}\n{text}"
         document = Document(name, without_surrogates(text))
@@ -230,18 +271,23 @@ def _to_document(record: dict[str, Any], default_id: str, where: str) -> Documen
     return document
 
 
-def _id(record: dict[str, Any], default: str) -> str:
+def _id(record: dict[str, Any], default: str, where: str) -> str:
     for key in ("_id", "id"):
         if record.get(key) is not None:
-            return str(_text(record[key]))
+            return str(_text(record[key], key, where))
     return default
 
 
-def _text(value: Any) -> Any:
-    """Decodes text that tensorflow-datasets gives as bytes; null becomes an empty text."""
+def _text(value: Any, field: str, where: str) -> Any:
+    """Decodes text that a library gives as bytes; null becomes an empty text."""
     if value is None:
         return ""
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: `{field}` is not UTF-8") from None
 
 
 def _check_size(n_bytes: int, where: str) -> None:
@@ -257,12 +303,46 @@ def _huggingface_pieces(source: str, name: str) -> list[Piece]:
         raise UserError("hf: expected a dataset's name or folder, as in hf:ag_news::train")
     import datasets  # slow to import, and needed for this source only
 
+    datasets.logging.set_verbosity(
+        logging.CRITICAL
+    )  # what it logs before it raises is in the error
     # Where a folder's name has a `[`, datasets (5.2.0) finds nothing in it.
-    data = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
-    files = [functools.partial(data.shard, data.num_shards, k) for k in range(data.num_shards)]
-    if len(files) == 1:
-        return [_record_piece(source, files[0])]
-    return [_record_piece(source, file, f"{k}:") for k, file in enumerate(files)]
+    open_builder = functools.partial(datasets.load_dataset_builder, path, config or None)
+    builder = open_builder()
+    split = split or "train"
+    paths = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
+    suffixes = {plain_suffix(Path(file)) for file in paths}
+    if paths and os.path.isdir(path) and suffixes.issubset(_OWN_SUFFIXES):
+        prefixes = _prefixes(len(paths))
+        pieces = [_file_pieces(Path(file), prefixes[k]) for k, file in enumerate(paths)]
+        return list(chain.from_iterable(pieces))
+    data = builder.as_streaming_dataset(split)
+    if nulls := [
+        each for each, kind in (data.features or {}).items() if kind == datasets.Value("null")
+    ]:
+        # No record of the first file has a value: they are strings elsewhere, or become strings.
+        strings = dict.fromkeys(nulls, datasets.Value("string"))
+        kinds = datasets.Features({**data.features, **strings})
+        data = open_builder(features=kinds).as_streaming_dataset(split)
+    return _streamed_pieces(source, data, paths)
+
+
+def _streamed_pieces(source: str, data: Any, paths: Sequence[str]) -> list[Piece]:
+    """Makes a piece of each shard, which is one of the files if there are as many."""
+    n_shards = data.num_shards
+    names = paths if len(paths) == n_shards else [f"file {k}" for k in range(n_shards)]
+    prefixes = _prefixes(n_shards)
+    return [
+        _record_piece(
+            f"{source} {names[k]}", functools.partial(data.shard, n_shards, k), prefixes[k]
+        )
+        for k in range(n_shards)
+    ]
+
+
+def _prefixes(n_files: int) -> list[str]:
+    """Names the files of a dataset: numbers of records are unique within one only."""
+    return [f"{k}:" for k in range(n_files)] if n_files > 1 else [""]
 
 
 def _tensorflow_pieces(source: str, name: str) -> list[Piece]:

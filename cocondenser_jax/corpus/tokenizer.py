@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, first_line, whole_message
 from cocondenser_jax.storage.files import write_json
 
 Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` makes
@@ -245,7 +245,9 @@ def _read_folder(folder: Path) -> Tokenizer:
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return loaded.backend_tokenizer
     except Exception as error:  # the libraries raise bare Exception
-        raise UserError(f"{folder} holds no tokenizer that loads: {first_line(error)}") from error
+        raise UserError(
+            f"{folder} holds no tokenizer that loads: {whole_message(error)}"
+        ) from error
 
 
 def _new_tokenizer(backbone: Backbone, **rules: Any) -> Tokenizer:

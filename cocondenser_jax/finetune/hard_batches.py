@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse
 
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.storage.files import new_file
 
 
@@ -137,7 +137,8 @@ def load_batches(path: Path) -> np.ndarray:
             batches_MxB: np.ndarray = arrays["batches"]
     except Exception as error:  # what a damaged archive raises has no end
         raise UserError(
-            f"cannot read the batches in {path}: {first_line(error)}; delete it to make them again"
+            f"cannot read the batches in {path}, delete it to make them again: "
+            f"{whole_message(error)}"
         ) from error
     if batches_MxB.ndim != 2 or batches_MxB.dtype.kind != "i":
         raise UserError(f"{path} holds no batches: expected rows of pair numbers")

@@ -26,7 +26,7 @@ from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax import __version__
 from cocondenser_jax.corpus.store import TokenStore
-from cocondenser_jax.errors import UserError, first_line, first_three
+from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import Experiment
@@ -242,7 +242,7 @@ def read_arrays(path: Path, like: Any) -> Any:
     try:
         arrays = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} is damaged: {first_line(error)}") from error
+        raise UserError(f"{path} is damaged: {whole_message(error)}") from error
     specs = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if specs != expected_specs:
         names = sorted(

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 from cocondenser_jax.backbones import find_backbone, first_position
-from cocondenser_jax.errors import UserError, first_line, first_three
+from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.representation import (
     MODULES,
     NOTHING_GIVEN,
@@ -390,7 +390,7 @@ def _loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[N
     try:
         yield
     except Exception as error:  # the libraries raise anything for a broken folder
-        raise UserError(f"{folder} cannot be loaded as a {kind}: {first_line(error)}") from error
+        raise UserError(f"{folder} cannot be loaded as a {kind}: {whole_message(error)}") from error
     finally:
         models.from_pretrained = load
         transformers.utils.logging.set_verbosity(verbosity)

@@ -16,7 +16,7 @@ from typing import Any
 from backports import zstd
 from tqdm import tqdm
 
-from cocondenser_jax.errors import UserError, escape_control, first_line
+from cocondenser_jax.errors import UserError, escape_control, whole_message
 from cocondenser_jax.storage.locks import locked
 
 MAX_LINE_BYTES = 50_000_000  # a longer line is a mistake, and would fill the memory
@@ -132,7 +132,7 @@ def full_disk_errors(target: Path) -> Iterator[None]:
     except Exception as error:
         if not _FULL.search(str(error)):
             raise
-        raise UserError(f"cannot write {target}: {first_line(error)}") from error
+        raise UserError(f"cannot write {target}: {whole_message(error)}") from error
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, get_args
 Similarity = Literal["dot", "cosine"]
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
-ROUTER = "router_config.json"  # of two towers
 _TRANSFORMER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
 _NETWORK = "config.json"
@@ -232,24 +231,6 @@ def with_given(published: Representation, given: Given) -> Representation:
         prompts |= dict.fromkeys(PASSAGE_PROMPTS, "")
         prompts[PASSAGE_PROMPTS[0]] = given.passage_prompt
     return changed._replace(prompts=tuple((name, text) for name, text in prompts.items() if text))
-
-
-def unrouted(modules: Any, router: Any, route: str) -> list[dict[str, str]]:
-    """Returns the modules that queries or passages go through, where there are two towers.
-
-    Args:
-      modules: the content of modules.json, which begins with the Router.
-      router: the content of router_config.json.
-      route: "query" or "document".
-
-    Raises:
-      ValueError: as `from_files`.
-    """
-    try:
-        names = router["structure"][route]
-        return [*({"path": name, "type": router["types"][name]} for name in names), *modules[1:]]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"has a {ROUTER} without a route named {route}") from error
 
 
 def similarity_of(settings: Mapping[str, Any]) -> Similarity:

@@ -19,7 +19,6 @@ from cocondenser_jax import representation as module
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     MODULES,
-    ROUTER,
     SETTINGS,
     SPELLINGS,
     Given,
@@ -35,7 +34,7 @@ from cocondenser_jax.representation import (
 )
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.storage.files import write_json
-from cocondenser_jax.storage.model_folder import read_representation
+from cocondenser_jax.storage.model_folder import ROUTER, read_representation
 
 EVERYTHING = Representation(
     pooling="mean",

@@ -42,7 +42,6 @@ from cocondenser_jax.retrieval.embeddings import (
 from cocondenser_jax.retrieval.models import (
     Precision,
     load_as,
-    log_assumed,
     model_sha256,
     passage_tokens,
     towers,
@@ -136,7 +135,6 @@ def load_encoder(encoding: Encoding) -> Encoder:
     """Loads a retriever as an encoding says."""
     folder = find_folder(encoding.model)
     representation = read_representation(folder, encoding.given)
-    log_assumed(folder, representation, encoding.given)
     model = load_as(folder, representation, passage_length=encoding.passage_length)
     in_torch = encoding.backend is None
     in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=in_torch)

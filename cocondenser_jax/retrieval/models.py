@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import hashlib
-import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -34,8 +33,6 @@ from cocondenser_jax.representation import (
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import files_of_vectors, read_representation
-
-logger = logging.getLogger(__name__)
 
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -74,23 +71,7 @@ def load_retriever(
     """
     folder = find_folder(folder)
     representation = read_representation(folder, given, plain)
-    if plain == NOTHING_GIVEN:
-        log_assumed(folder, representation, given)
     return load_as(folder, representation, query_length, passage_length, two_towers=two_towers)
-
-
-def log_assumed(folder: Path, representation: Representation, given: Given) -> None:
-    """Logs what is assumed of a folder that does not say what its vectors are."""
-    if (folder / MODULES).is_file() or (given.pooling and given.similarity):
-        return
-    logger.warning(
-        "%s has no %s: its vectors are taken as sentence-transformers takes them (pooling %s,"
-        " similarity %s); --pooling and --similarity say otherwise",
-        folder,
-        MODULES,
-        representation.pooling,
-        representation.similarity,
-    )
 
 
 def load_as(

@@ -1,24 +1,31 @@
 """The files of a model folder, as Hugging Face and sentence-transformers lay them out."""
 
+import functools
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.known_models import KnownModel, find_known_model
 from cocondenser_jax.representation import (
     MODULES,
     NOTHING_GIVEN,
-    ROUTER,
+    SETTINGS,
     Given,
     Representation,
     dense_paths,
     from_files,
     json_files,
-    unrouted,
+    passage_prompt,
+    query_prompt,
     with_given,
 )
-from cocondenser_jax.storage.files import read_json
+from cocondenser_jax.storage.files import read_json, read_object
 
+logger = logging.getLogger(__name__)
+
+ROUTER = "router_config.json"  # of two towers
 # The weights by format, in one file or in shards; transformers prefers the first.
 WEIGHTS = (
     ("model.safetensors", "model-*-of-*.safetensors"),
@@ -59,26 +66,70 @@ def files_of_vectors(folder: Path) -> list[Path]:
 def read_representation(
     folder: Path, given: Given = NOTHING_GIVEN, plain: Given = NOTHING_GIVEN
 ) -> Representation:
-    """Returns what the vectors of a model folder are.
+    """Returns what the vectors of a model folder are; logs, once, what is assumed.
+
+    Where the folder names no prompts, they are those of `known_models`, if the model is known.
 
     Args:
       folder: of transformers or of sentence-transformers, with one tower or two.
       given: what a user says in place of what the folder says.
       plain: what a folder without modules.json means, where that is not what it means to
-        sentence-transformers; see `representation.from_files`.
+        sentence-transformers (see `representation.from_files`) and the model is not known.
 
     Raises:
       UserError: see `representation.from_files`; or for two towers that make different vectors.
     """
+    published = _read_published(folder)
+    name, known = find_known_model(_names(folder, published)) or ("", KnownModel(""))
+    assumed = published._replace(scale=known.scale)
+    if not (folder / MODULES).is_file():
+        assumed = with_given(with_given(assumed, plain), known.plain)
+        if plain == NOTHING_GIVEN and not (given.pooling and given.similarity):
+            _log_once(
+                f"{folder} has no {MODULES}: pooling {assumed.pooling} and similarity"
+                f" {assumed.similarity} are assumed, as in {name or 'sentence-transformers'};"
+                " --pooling and --similarity say otherwise"
+            )
+    if known.prompts != NOTHING_GIVEN and not published.prompts:
+        assumed = with_given(assumed, known.prompts)
+        if given.query_prompt is None or given.passage_prompt is None:
+            prompts = dict(assumed.prompts)
+            _log_once(
+                f"{folder} names no prompts: those of {name} are used,"
+                f" {query_prompt(prompts)!r} for queries and {passage_prompt(prompts)!r} for"
+                " passages; --query_prompt and --passage_prompt say otherwise"
+            )
+    return with_given(assumed, given)
+
+
+def _read_published(folder: Path) -> Representation:
+    """Returns what a folder says of its vectors."""
     try:
         passages, *others = [_read_modules(folder, modules) for modules in _routes(folder)]
         if any(each._replace(max_length=passages.max_length) != passages for each in others):
             raise ValueError("makes the vectors of queries otherwise than those of passages")
     except ValueError as error:
         raise UserError(f"{folder} {error}") from error
-    if not (folder / MODULES).is_file():
-        passages = with_given(passages, plain)
-    return with_given(passages, given)
+    return passages
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    logger.warning(message)
+
+
+def _names(folder: Path, published: Representation) -> list[str]:
+    """Returns the names that the model in a folder may have.
+
+    What it was trained from is its name where its settings do not name prompts at all, be it none.
+    """
+    of_hub = [part for part in folder.resolve().parts if part.startswith("models--")]
+    names = [folder.resolve().name, *(part.rpartition("--")[2] for part in of_hub)]
+    settings = read_object(folder / SETTINGS, {})
+    if published.prompts or "prompts" in settings:
+        return names
+    origin = read_object(folder / "config.json", {}).get("_name_or_path")
+    return [*names, str(origin).rstrip("/").rpartition("/")[2]]
 
 
 def _routes(folder: Path) -> list[Any]:
@@ -89,7 +140,16 @@ def _routes(folder: Path) -> list[Any]:
     if not (folder / ROUTER).is_file():
         return [modules]
     router = read_json(folder / ROUTER)
-    return [unrouted(modules, router, route) for route in ("document", "query")]
+    return [_unrouted(modules, router, route) for route in ("document", "query")]
+
+
+def _unrouted(modules: Any, router: Any, route: str) -> list[dict[str, str]]:
+    """Returns the modules of a route, and those that follow the Router."""
+    try:
+        names = router["structure"][route]
+        return [*({"path": name, "type": router["types"][name]} for name in names), *modules[1:]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"has a {ROUTER} without a route named {route}") from error
 
 
 def _read_modules(folder: Path, modules: Any) -> Representation:

@@ -19,7 +19,11 @@ from cocondenser_jax.corpus.masking import (
     mask_capacity,
     mask_whole_words,
 )
+from cocondenser_jax.corpus.prompts import count_tokens, put_before
+from cocondenser_jax.corpus.spans import MIN_TOKENS
 from cocondenser_jax.corpus.store import TokenStore, WeightedCorpus
+from cocondenser_jax.corpus.token_files import Texts
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.errors import UserError
 
 _DOCUMENTS_AT_ONCE = 10_000  # documents hashed together, to choose the held-out ones
@@ -78,6 +82,8 @@ class BatchSpec(NamedTuple):
     mask_probability: float = MASK_PROBABILITY  #: the fraction of tokens
     decoder_mask_probability: float = 0.5
     held_out: int = 0  #: documents that are never drawn, as `held_out_documents` chooses them
+    query_prompt: str = ""  #: put before texts that stand for queries
+    passage_prompt: str = ""  #: put before all other texts
 
     @property
     def kind(self) -> Example:
@@ -234,9 +240,9 @@ def _rows_of(
     n_rows = len(examples_I) * kind.n_rows
     draws_SxR = _draws(key, first_row, n_rows, 1 + draws_per_span(content, capacity))
     texts = kind.make(store, examples_I, draws_SxR[:, 0], content)
-    n_tokens_S = texts.n_tokens_N
     documents_S = np.repeat(kind.unit.document(store, examples_I), kind.n_rows)
     texts_S = _hash_rows(texts.ids_NxL) >> np.uint64(33)
+    texts = _with_prompts(texts, spec, store.tokenizer)
     origins_Sx2 = np.stack([documents_S.astype(np.int32), texts_S.astype(np.int32)], axis=1)
     probability_S = np.full(n_rows, spec.mask_probability if spec.masked else 0.0)
     if kind.is_copied:
@@ -250,14 +256,38 @@ def _rows_of(
         probability=probability_S,
     )
     return Batch(
-        input_ids_SxL=with_specials(masked.ids_NxC, n_tokens_S, store),
-        attention_mask_SxL=np.arange(spec.length) < n_tokens_S[:, None] + 2,
+        input_ids_SxL=with_specials(masked.ids_NxC, texts.n_tokens_N, store),
+        attention_mask_SxL=np.arange(spec.length) < texts.n_tokens_N[:, None] + 2,
         # [CLS] moves every token by one; unused slots stay at 0.
         masked_positions_SxM=masked.positions_NxM + masked.weights_NxM.astype(np.int32),
         labels_SxM=masked.labels_NxM,
         weights_SxM=masked.weights_NxM,
         origins_Sx2=origins_Sx2,
     )
+
+
+def require_room(spec: BatchSpec, tokenizer: SpanTokenizer) -> None:
+    """Raises a UserError for a prompt that leaves hardly a token of a row to the text."""
+    for prompt in filter(None, (spec.query_prompt, spec.passage_prompt)):
+        n_tokens = count_tokens(prompt, tokenizer)
+        least = n_tokens + 2 + MIN_TOKENS
+        if spec.length < least:
+            raise UserError(
+                f"config.data.length {spec.length} is too short for the model's prompt {prompt!r},"
+                f" of {n_tokens} tokens; expected {least} or more"
+            )
+
+
+def _with_prompts(texts: Texts, spec: BatchSpec, tokenizer: SpanTokenizer) -> Texts:
+    """Puts the prompts of a spec before the texts of its examples."""
+    prompts = {"query": spec.query_prompt, "passage": spec.passage_prompt}
+    roles = spec.kind.texts
+    of_roles = [
+        put_before(prompts[role], Texts(*(x[i :: len(roles)] for x in texts)), tokenizer)
+        for i, role in enumerate(roles)
+    ]
+    in_turn = [np.stack(arrays, axis=1) for arrays in zip(*of_roles, strict=True)]
+    return Texts(*(x.reshape(-1, *x.shape[2:]) for x in in_turn))
 
 
 def read_batches(

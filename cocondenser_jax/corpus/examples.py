@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.token_files import Texts
 
+Role = Literal["query", "passage"]
+_PAIR: tuple[Role, ...] = ("query", "passage")
+_COPIES: tuple[Role, ...] = ("passage", "passage")
 MIN_WORDS = 5  # of the sentence of a pair: a shorter one says too little to be searched for
 
 
@@ -48,12 +51,17 @@ class Example(NamedTuple):
     """A kind of example: how it is drawn, made, masked and held out."""
 
     unit: Unit
-    n_rows: int  # texts; if two, they are a pair
+    texts: tuple[Role, ...]  # what each stands for, which decides the prompt before it
     make: Maker
     # Whether the second text repeats the first, and is masked with `decoder_mask_probability`.
     is_copied: bool = False
     # Whether held-out documents make such examples, of their first spans; else they give two spans.
     is_held_out: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        """Texts of an example; if two, they are a pair."""
+        return len(self.texts)
 
 
 def _span(store: TokenStore, spans_I: np.ndarray, draws_I: np.ndarray, length: int) -> Texts:
@@ -93,17 +101,17 @@ def _crops(store: TokenStore, spans_I: np.ndarray, draws_S: np.ndarray, length: 
 
 EXAMPLES = {
     # A span.
-    "span": Example(SPANS, 1, _span),
+    "span": Example(SPANS, ("passage",), _span),
     # Two different spans of a document.
-    "spans": Example(DOCUMENTS_OF_TWO_SPANS, 2, _two_spans),
+    "spans": Example(DOCUMENTS_OF_TWO_SPANS, _PAIR, _two_spans),
     # A sentence of a span, and the rest of the span.
-    "cloze": Example(SPANS, 2, partial(_sentence, min_words=1)),
+    "cloze": Example(SPANS, _PAIR, partial(_sentence, min_words=1)),
     # The same, with a sentence of MIN_WORDS words or more if the span has one.
-    "sentence": Example(SPANS, 2, partial(_sentence, min_words=MIN_WORDS), is_held_out=True),
+    "sentence": Example(SPANS, _PAIR, partial(_sentence, min_words=MIN_WORDS), is_held_out=True),
     # The first sentence of a document's first span, and the rest of the span.
-    "title": Example(DOCUMENTS, 2, _title, is_held_out=True),
+    "title": Example(DOCUMENTS, _PAIR, _title, is_held_out=True),
     # A span cut in two between words.
-    "crops": Example(SPANS, 2, _crops, is_held_out=True),
+    "crops": Example(SPANS, _PAIR, _crops, is_held_out=True),
     # A span twice.
-    "copies": Example(SPANS, 2, _copies, is_copied=True),
+    "copies": Example(SPANS, _COPIES, _copies, is_copied=True),
 }

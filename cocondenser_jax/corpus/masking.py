@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cocondenser_jax.corpus.spans import STARTS_PROMPT
 from cocondenser_jax.corpus.token_files import Texts
 
 MASK_PROBABILITY = 0.15
@@ -44,7 +45,8 @@ def mask_whole_words(
 
     Words are taken in random order while they fit the budget of `probability * n_tokens`. The word
     at its border is masked with the probability that makes the expected number of masked tokens
-    equal to the budget, so short texts and long words are not masked less than others.
+    equal to the budget, so short texts and long words are not masked less than others. The tokens
+    of a prompt are never masked, and count for no budget.
 
     Args:
       texts: N of C columns, with a token or more each; the first token starts a word.
@@ -55,11 +57,12 @@ def mask_whole_words(
       probability: the fraction of tokens to mask, of all texts or of each.
     """
     ids_NxC = texts.ids_NxL
-    n_tokens_N = texts.n_tokens_N
     n_spans, content = ids_NxC.shape
     capacity = min(capacity, content)
     column_C = np.arange(content, dtype=np.uint64)
-    inside_NxC = column_C < n_tokens_N[:, None].astype(np.uint64)
+    inside_NxC = column_C < texts.n_tokens_N[:, None].astype(np.uint64)
+    inside_NxC &= texts.starts_NxL != STARTS_PROMPT
+    n_tokens_N = inside_NxC.sum(axis=1)
     choice_Nx1, order_NxC, action_NxM, _ = np.split(
         draws_NxR, np.cumsum([1, content, capacity]), axis=1
     )
@@ -68,11 +71,11 @@ def mask_whole_words(
     is_start_NxC = texts.starts_NxL > 0
     start_NxC = np.maximum.accumulate(np.where(is_start_NxC, column_C, np.uint64(0)), axis=1)
     rank_NxC = np.take_along_axis(order_NxC, start_NxC.astype(np.int64), axis=1) >> np.uint64(33)
-    rank_NxC = np.where(inside_NxC, rank_NxC, np.uint64(2**31))  # padding goes last
+    rank_NxC = np.where(inside_NxC, rank_NxC, np.uint64(2**31))  # prompt and padding go last
     packed_NxC = (rank_NxC << np.uint64(32)) | (start_NxC << np.uint64(16)) | column_C
     packed_NxC.sort(axis=1)
     # The words that may be masked end within the first M columns; one more column shows which do.
-    # Padding counts as a word, and so does the column after the content.
+    # What goes last counts as a word, and so does the column after the content.
     front_NxS = packed_NxC[:, : capacity + 1] >> np.uint64(16)
     begins_NxS = np.ones((n_spans, capacity + 1), bool)
     begins_NxS[:, 1:content] = front_NxS[:, 1:] != front_NxS[:, :-1]

@@ -21,6 +21,7 @@ MIN_TOKENS = 8  # a span with fewer content tokens says too little: it is droppe
 MAX_SENTENCE_CHARACTERS = 10_000  # text without any border is cut here: bounds tokenizer calls
 ENCODE_BATCH = 8192  # sentences tokenized together: feeds many threads in bounded memory
 STARTS_SENTENCE = 2
+STARTS_PROMPT = 3  # of each token of a prompt
 KNOWN_WORDS = 100_000  # first words of spans whose tokens are remembered (byte-level BPE)
 
 # A line break is a border unless the next line starts with a lower-case letter, as hard-wrapped
@@ -134,8 +135,7 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
     if not tokenizer.is_byte_level:
         return lambda span: span
     backend = tokenizer.backend
-    follows_space = np.zeros(tokenizer.vocab_size, bool)
-    follows_space[[i for token, i in backend.get_vocab().items() if token.startswith("Ġ")]] = True
+    follows_space = tokenizer.follows_space_V
 
     @functools.lru_cache(KNOWN_WORDS)
     def first_word(tokens: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cocondenser_jax.corpus.token_files import Texts, TokenFiles, map_files, read_windows
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.remote import local_copy
@@ -62,6 +63,11 @@ class TokenStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_store, (self.path,)
+
+    @functools.cached_property
+    def tokenizer(self) -> SpanTokenizer:
+        """The tokenizer that made the store."""
+        return load_tokenizer(str(self.tokenizer_folder))
 
     @functools.cached_property
     def documents_of_pairs(self) -> np.ndarray:

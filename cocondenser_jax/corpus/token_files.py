@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from cocondenser_jax.corpus.spans import Span
+from cocondenser_jax.corpus.spans import STARTS_PROMPT, Span
 
 INT64 = np.dtype("<i8")
 
@@ -40,7 +40,8 @@ class Texts(NamedTuple):
     """The content tokens of N texts, in L columns."""
 
     ids_NxL: np.ndarray  # int32, 0 after a text's end
-    starts_NxL: np.ndarray  # uint8, 1 where a token starts a word, 2 where it starts a sentence too
+    # uint8: 1 where a token starts a word, 2 where it starts a sentence too, 3 in a prompt
+    starts_NxL: np.ndarray
     n_tokens_N: np.ndarray  # int32, content tokens of each text
 
 
@@ -118,18 +119,31 @@ def read_windows(files: TokenFiles, spans_N: np.ndarray, length: int) -> Texts:
     begin_N = files.span_offsets[spans_N]
     n_tokens_N = files.span_offsets[spans_N + 1] - begin_N
     windows = np.lib.stride_tricks.sliding_window_view
-    ids_NxL = windows(files.tokens, length)[begin_N].astype(np.int32)
     # One more than wanted tells whether the last word ends within the window.
-    starts_NxM = windows(files.starts, length + 1)[begin_N]
+    texts = Texts(
+        ids_NxL=windows(files.tokens, length + 1)[begin_N].astype(np.int32),
+        starts_NxL=windows(files.starts, length + 1)[begin_N],
+        n_tokens_N=n_tokens_N.astype(np.int32),
+    )
+    return cut_after_words(texts, length)
 
+
+def cut_after_words(texts: Texts, length: int) -> Texts:
+    """Cuts texts of more than `length` columns after the last whole word in those.
+
+    The first word behind a prompt, or of all, is cut within if it is longer.
+    """
+    ids_NxM, starts_NxM, n_tokens_N = texts
+    n_tokens_N = n_tokens_N.copy()
     longer = np.flatnonzero(n_tokens_N > length)
     if len(longer):
-        borders = starts_NxM[longer, 1:] > 0
+        starts_JxM = starts_NxM[longer, : length + 1]
+        borders = (starts_JxM[:, 1:] > 0) & (starts_JxM[:, :-1] != STARTS_PROMPT)
         last_border = length - np.argmax(borders[:, ::-1], axis=1)
         n_tokens_N[longer] = np.where(borders.any(axis=1), last_border, length)
-
-    starts_NxL = starts_NxM[:, :length]
-    beyond_NxL = np.arange(length) >= n_tokens_N[:, None]
-    ids_NxL[beyond_NxL] = 0
-    starts_NxL[beyond_NxL] = 0
-    return Texts(ids_NxL, starts_NxL, n_tokens_N.astype(np.int32))
+    inside_NxL = np.arange(length) < n_tokens_N[:, None]
+    return Texts(
+        ids_NxL=np.where(inside_NxL, ids_NxM[:, :length], 0),
+        starts_NxL=np.where(inside_NxL, starts_NxM[:, :length], 0),
+        n_tokens_N=n_tokens_N,
+    )

@@ -1,6 +1,7 @@
 """Tokenizers of the backbones: load, train, save, identify."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections import Counter
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
@@ -38,6 +40,19 @@ class SpanTokenizer:
     def is_byte_level(self) -> bool:
         """Whether the space before a word is part of its first token."""
         return BACKBONES[self.kind].tokenizer == "byte-level"
+
+    @property
+    def space(self) -> str:
+        """What the tokens begin with that follow a space; "" where they tell nothing of it."""
+        return {"byte-level": "Ġ", "unigram": "▁"}.get(BACKBONES[self.kind].tokenizer, "")
+
+    @functools.cached_property
+    def follows_space_V(self) -> np.ndarray:
+        """Whether a token begins with `space`."""
+        follows_V = np.zeros(self.vocab_size, bool)
+        entries = self.backend.get_vocab()
+        follows_V[[i for token, i in entries.items() if token.startswith(self.space)]] = True
+        return follows_V
 
 
 def load_tokenizer(name_or_folder: str) -> SpanTokenizer:

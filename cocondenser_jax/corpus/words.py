@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 
@@ -69,9 +69,7 @@ def tokenize_words(
     for group, text, encoding in zip(groups, texts, encodings, strict=True):
         ids = np.array(encoding.ids, np.uint32)
         places = [place for place, _ in encoding.offsets]
-        starts = bytes(left != right for left, right in pairwise([None, *encoding.word_ids]))
-        if _UNSPACED.search(text):
-            starts = _split_unspaced(text, places, starts)
+        starts = word_starts(encoding, text)
         first = 0
         end = len(space) - 1
         for word in group:
@@ -79,6 +77,14 @@ def tokenize_words(
             stop = bisect_left(places, end, first)
             yield ids[first:stop].tobytes(), starts[first:stop]
             first = stop
+
+
+def word_starts(encoding: Encoding, text: str) -> bytes:
+    """Returns uint8 for each token of a text: 1 where it starts a word of the pre-tokenizer."""
+    starts = bytes(left != right for left, right in pairwise([None, *encoding.word_ids]))
+    if not _UNSPACED.search(text):
+        return starts
+    return _split_unspaced(text, [place for place, _ in encoding.offsets], starts)
 
 
 def _split_unspaced(text: str, places: Sequence[int], starts: bytes) -> bytes:

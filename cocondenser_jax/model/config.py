@@ -157,6 +157,11 @@ class ModelConfig:
         """How many numbers a vector has."""
         return self.representation.vector_size(self.hidden_size)
 
+    @property
+    def longest_text(self) -> int:
+        """The longest text, in tokens, that the vectors are made of: at most `max_length`."""
+        return min(self.representation.max_length or self.max_length, self.max_length)
+
     def require_tokenizer(self, name: object, n_ids: int, pad_id: int) -> None:
         """Raises a UserError for a tokenizer whose texts the network would not read rightly.
 

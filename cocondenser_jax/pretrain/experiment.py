@@ -9,7 +9,12 @@ from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings
-from cocondenser_jax.representation import SPELLINGS, Representation
+from cocondenser_jax.representation import (
+    SPELLINGS,
+    Representation,
+    passage_prompt,
+    query_prompt,
+)
 
 
 class ProbeSettings(NamedTuple):
@@ -60,6 +65,15 @@ def resolve(config: ConfigDict, store: TokenStore) -> Experiment:
     if not n_steps:
         n_steps = max(round(config.train.epochs * steps_per_epoch(store, _batches(config))), 1)
     return resolve_without_store(config, n_steps, store.vocab_size, store.pad_id)
+
+
+def with_prompts(experiment: Experiment, representation: Representation) -> Experiment:
+    """Returns an experiment whose texts begin with the prompts of the vectors that it trains."""
+    prompts = dict(representation.prompts)
+    batches = experiment.batches._replace(
+        query_prompt=query_prompt(prompts), passage_prompt=passage_prompt(prompts)
+    )
+    return experiment._replace(batches=batches)
 
 
 def resolve_without_store(

@@ -18,6 +18,7 @@ from cocondenser_jax.corpus.batches import (
     batch_document_ids,
     epoch_examples,
     read_batches,
+    require_room,
 )
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, first_three
@@ -31,7 +32,7 @@ from cocondenser_jax.pretrain.devices import (
     mapped_step,
     replicate,
 )
-from cocondenser_jax.pretrain.experiment import Experiment, resolve
+from cocondenser_jax.pretrain.experiment import Experiment, resolve, with_prompts
 from cocondenser_jax.pretrain.probe import open_probe
 from cocondenser_jax.pretrain.recorder import Recorder, open_recorder
 from cocondenser_jax.pretrain.signals import between_steps
@@ -91,6 +92,7 @@ def _train(
         if hosts.is_first():
             stack.enter_context(lock_folder(workdir))
         model_config, params = _model_and_params(experiment, workdir, store)
+        experiment = with_prompts(experiment, model_config.representation)
         train_step = mapped_step(model_config, experiment.step)
         probe = open_probe(experiment, store, model_config)
         state = _open_run(experiment, store, workdir, model_config, params)
@@ -148,7 +150,9 @@ def _model_and_params(
     model_config = ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"])
     model_config.require_tokenizer(store.path, store.vocab_size, store.pad_id)
     chunk_size = experiment.step.loss.chunk_size
-    check_batch(experiment.batches, chunk_size, model_config.max_length, count_devices())
+    check_batch(experiment.batches, chunk_size, model_config.longest_text, count_devices())
+    spec = with_prompts(experiment, model_config.representation).batches
+    require_room(spec, store.tokenizer)
     return model_config, params
 
 

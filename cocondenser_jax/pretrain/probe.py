@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cocondenser_jax.collection import folder as collection
-from cocondenser_jax.corpus.batches import Batch, held_out_batch, with_specials
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, held_out_batch, with_specials
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
@@ -61,8 +61,7 @@ def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelCon
         masked = held_out_batch(store, experiment.batches) if experiment.batches.masked else None
         measures.append(functools.partial(_measure_held_out, forward, whole, masked, is_pair))
     if experiment.probe.data:
-        length = experiment.batches.length
-        measures.append(_open_search(experiment.probe, length, store, forward))
+        measures.append(_open_search(experiment.probe, experiment.batches, store, forward))
     n_warmup = experiment.step.optimizer.warmup_ratio * n_steps
     is_collapsed = False
 
@@ -136,9 +135,12 @@ def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
 
 
 def _open_search(
-    settings: ProbeSettings, length: int, store: TokenStore, forward: Forward
+    settings: ProbeSettings, spec: BatchSpec, store: TokenStore, forward: Forward
 ) -> Callable[[Any], dict[str, float]]:
-    """Returns a function of parameters that searches a sample of the passages of `probe.data`."""
+    """Returns a function of parameters that searches a sample of the passages of `probe.data`.
+
+    Texts are read as those of a batch are: as many tokens, behind the same prompts.
+    """
     folder = Path(settings.data)
     split = settings.split
     size = settings.passages
@@ -156,9 +158,10 @@ def _open_search(
     ids = [passage.id for passage in passages]
     collection.require_known(relevant, set(ids), "passages", source)
     tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
-    tokenizer.enable_truncation(length - 2)
+    tokenizer.enable_truncation(spec.length - 2)
     tokenizer.enable_padding(pad_id=store.pad_id)
-    texts = [*queries.values(), *map(collection.passage_text, passages)]
+    texts = [spec.query_prompt + query for query in queries.values()]
+    texts += [spec.passage_prompt + collection.passage_text(passage) for passage in passages]
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     ids_SxC = np.array([encoding.ids for encoding in encodings], np.int32)
     n_tokens_S = np.array([sum(encoding.attention_mask) for encoding in encodings])

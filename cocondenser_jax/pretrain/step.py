@@ -290,7 +290,8 @@ def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: in
         )
     if spec.length > max_length:
         raise UserError(
-            f"config.data.length {spec.length} is longer than the model's {max_length} positions"
+            f"config.data.length {spec.length} is longer than the {max_length} tokens that the"
+            " model reads of a text"
         )
 
 

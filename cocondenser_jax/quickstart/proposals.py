@@ -12,12 +12,18 @@ from ml_collections import ConfigDict
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs.adapt import MOST_EPOCHS, get_config
 from cocondenser_jax.convert.from_torch import read_shape
-from cocondenser_jax.corpus.batches import batch_examples, held_out_documents
+from cocondenser_jax.corpus.batches import batch_examples, held_out_documents, require_room
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.experiment import (
+    Experiment,
+    resolve,
+    resolve_without_store,
+    with_prompts,
+)
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.settings import override
@@ -88,7 +94,8 @@ def check_given(overrides: Sequence[str], start: Path, n_devices: int) -> Config
         name = word.removeprefix("--").partition("=")[0]
         if name in _SET_BY_ADAPT:
             raise UserError(f"{name} cannot be given: `adapt` sets it")
-    proposed = get_config().unlock()
+    network = read_shape(start)
+    proposed = _for_texts_of(network, get_config())
     # The corpus decides on a batch that is not given. Here it is one that every chunk size fits.
     chunk_size = override(proposed, overrides).train.chunk_size
     proposed.data.batch_size = n_devices * max(chunk_size, 1)
@@ -101,11 +108,11 @@ def check_given(overrides: Sequence[str], start: Path, n_devices: int) -> Config
         )
     if config.probe.data:
         read_split(Path(config.probe.data), config.probe.split)
-    network = read_shape(start)
     tokenizer = load_tokenizer(str(start))
     network.require_tokenizer(start, tokenizer.vocab_size, tokenizer.pad_id)
     experiment = resolve_without_store(config, 1, network.vocab_size, network.pad_token_id)
-    _check_batch(experiment, network.max_length, n_devices)
+    _check_batch(experiment, network.longest_text, n_devices)
+    require_room(with_prompts(experiment, network.representation).batches, tokenizer)
     if not config.init_head:  # else what the model lacks is drawn
         load_warm_start(str(start), experiment.network, None, experiment.vectors)
     return config
@@ -131,6 +138,8 @@ def propose_training(
     on_cpu = jax.default_backend() == "cpu"
     pairs = propose_pairs(store)
     proposed = propose_pretraining(store.n_spans, pairs, n_devices=n_devices, on_cpu=on_cpu)
+    network = read_shape(start)
+    proposed = _for_texts_of(network, proposed)
     config = with_overrides(proposed, overrides, n_devices).unlock()
     config.warm_start = str(start)
     config.data.store = str(store.path)
@@ -142,7 +151,7 @@ def propose_training(
             f"{store.manifests[0]['source']} has {store.n_documents} documents: expected 20 or"
             " more, of two spans with --config.data.pairs=spans"
         )
-    _check_batch(experiment, read_shape(start).max_length, n_devices)
+    _check_batch(experiment, network.longest_text, n_devices)
     batch_examples(store, spec, step=0)  # raises a UserError for a batch larger than the corpus
     return Training(
         store=store,
@@ -150,6 +159,13 @@ def propose_training(
         experiment=experiment,
         documents_H=documents_H,
     )
+
+
+def _for_texts_of(network: ModelConfig, proposed: ConfigDict) -> ConfigDict:
+    """Returns proposed settings with rows no longer than the texts that a network reads."""
+    config = proposed.copy_and_resolve_references().unlock()
+    config.data.length = min(config.data.length, network.longest_text)
+    return config
 
 
 def _check_batch(experiment: Experiment, max_length: int, n_devices: int) -> None:

@@ -351,7 +351,7 @@ def test_training_lowers_the_mlm_loss(sixty_steps):
     [
         ("train__chunk_size", 3, "3 does not divide the 4 spans of a device"),
         ("data__batch_size", 12, "12 is not a multiple of 8 devices"),
-        ("data__length", 40, "longer than the model's 16 positions"),
+        ("data__length", 40, "longer than the 16 tokens that the model"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(config, key, value, message):

@@ -89,7 +89,7 @@ def start(make_model):
             "chunk_size 8 does not divide the 4 spans",
         ),
         ({"data.batch_size": 12}, "batch_size 12 is not a multiple of 8 devices"),
-        ({"data.length": 65}, "length 65 is longer than the model's 64 positions"),
+        ({"data.length": 65}, "length 65 is longer than the 64 tokens that the model"),
         ({"train.objective": "retromae", "train.chunk_size": 3}, "chunk_size 3 is odd"),
         ({"train.step": 3}, "did you mean config.train.steps"),
         ({"train.steps": "many"}, "config.train.steps is 'many'; expected a whole number"),

@@ -1,0 +1,124 @@
+"""Puts a prompt before texts, with the tokens that a tokenizer gives the two joined.
+
+sentence-transformers joins prompt and text, and then tokenizes. Their tokens by themselves, end to
+end, may be others where the two meet: a byte-level tokenizer reads "query: " and "the" as "query",
+":" and " the", and the text alone as "the". So the first word of a text is tokenized again, behind
+the prompt; its other tokens stay as they are.
+"""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from tokenizers import decoders
+
+from cocondenser_jax.backbones import BACKBONES
+from cocondenser_jax.corpus.spans import STARTS_PROMPT, Span
+from cocondenser_jax.corpus.token_files import Texts, cut_after_words
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer
+from cocondenser_jax.corpus.words import word_starts
+
+KNOWN_WORDS = 100_000  # first words whose tokens behind a prompt are remembered
+_DECODERS = {
+    "wordpiece": decoders.WordPiece(cleanup=False),
+    "byte-level": decoders.ByteLevel(),
+    "unigram": decoders.Metaspace(),
+}
+
+
+def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
+    """Puts a prompt before texts, its tokens marked with `STARTS_PROMPT`.
+
+    What no longer fits into the columns is cut off after a whole word. A text that was a part of
+    another one is read as one that stands alone; without a prompt, that is all that changes.
+
+    Args:
+      prompt: "" for none.
+      texts: N of L columns, with a token or more each; the first token starts a word.
+      tokenizer: that made the texts.
+    """
+    if not (prompt or tokenizer.is_byte_level):
+        return texts
+    n_firsts_N, beginnings = _beginnings(prompt, texts, tokenizer)
+    n_begun_N = np.array([len(each.tokens) for each in beginnings], np.int32)
+    n_more_N = n_begun_N - n_firsts_N
+    n_columns = texts.ids_NxL.shape[1]
+    column_M = np.arange(n_columns + max(int(n_more_N.max(initial=0)), 0) + 1)
+    joined = Texts(
+        ids_NxL=np.zeros((len(n_begun_N), len(column_M)), np.int32),
+        starts_NxL=np.zeros((len(n_begun_N), len(column_M)), np.uint8),
+        n_tokens_N=texts.n_tokens_N + n_more_N,
+    )
+    column_L = column_M[:n_columns]
+    rest_NxL = (column_L >= n_firsts_N[:, None]) & (column_L < texts.n_tokens_N[:, None])
+    begun_NxM = column_M < n_begun_N[:, None]
+    rest_NxM = ~begun_NxM & (column_M < joined.n_tokens_N[:, None])
+    joined.ids_NxL[rest_NxM] = texts.ids_NxL[rest_NxL]
+    joined.starts_NxL[rest_NxM] = texts.starts_NxL[rest_NxL]
+    if beginnings:
+        joined.ids_NxL[begun_NxM] = np.concatenate([each.tokens for each in beginnings])
+        joined.starts_NxL[begun_NxM] = np.concatenate([each.starts for each in beginnings])
+    return cut_after_words(joined, n_columns)
+
+
+def count_tokens(prompt: str, tokenizer: SpanTokenizer) -> int:
+    """Returns how many tokens a prompt has."""
+    return len(_ids(tokenizer, prompt))
+
+
+def _ids(tokenizer: SpanTokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.backend.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def _beginnings(
+    prompt: str, texts: Texts, tokenizer: SpanTokenizer
+) -> tuple[np.ndarray, list[Span]]:
+    """Returns how many first tokens of each text are replaced, and by what."""
+    alone = _ids(tokenizer, prompt.rstrip())
+    separates = _ids(tokenizer, f"{prompt}a") == alone + _ids(tokenizer, "a")
+    n_texts = len(texts.n_tokens_N)
+    if separates and not tokenizer.is_byte_level:
+        same = _marked(alone, len(alone), np.zeros(0, np.uint8))
+        return np.zeros(n_texts, np.int32), [same] * n_texts
+    begin = _reader(prompt, tokenizer)
+    n_firsts_N = _count_first_words(texts, tokenizer)
+    rows = zip(texts.ids_NxL, texts.starts_NxL, n_firsts_N.tolist(), strict=True)
+    return n_firsts_N, [begin(ids[:n].tobytes(), starts[:n].tobytes()) for ids, starts, n in rows]
+
+
+def _count_first_words(texts: Texts, tokenizer: SpanTokenizer) -> np.ndarray:
+    """Returns how many tokens each text has before the first that those cannot change."""
+    begins_NxL = texts.starts_NxL[:, 1:] > 0
+    if tokenizer.space:
+        begins_NxL &= tokenizer.follows_space_V[texts.ids_NxL[:, 1:]]
+    n_firsts_N = np.where(begins_NxL.any(axis=1), np.argmax(begins_NxL, axis=1) + 1, 1 << 30)
+    return np.minimum(n_firsts_N, texts.n_tokens_N)
+
+
+@functools.lru_cache(maxsize=8)  # for its cache of words
+def _reader(prompt: str, tokenizer: SpanTokenizer) -> Callable[[bytes, bytes], Span]:
+    """Makes a function of the ids and starts of a first word: prompt and word, read together."""
+    backend = tokenizer.backend
+    decoder = _DECODERS[BACKBONES[tokenizer.kind].tokenizer]
+
+    @functools.lru_cache(KNOWN_WORDS)
+    def read(first_ids: bytes, first_starts: bytes) -> Span:
+        ids = np.frombuffer(first_ids, np.int32)
+        starts = np.frombuffer(first_starts, np.uint8)
+        word = decoder.decode([str(backend.id_to_token(i)) for i in ids.tolist()]).strip()
+        joined = backend.encode(prompt + word, add_special_tokens=False)
+        n_prompt = sum(end <= len(prompt) for _, end in joined.offsets)
+        is_legible = ids.tolist() in (_ids(tokenizer, word), _ids(tokenizer, f" {word}"))
+        if not is_legible or n_prompt == len(joined.ids):  # unknown, or a word that was cut
+            alone = _ids(tokenizer, prompt.rstrip())
+            return _marked([*alone, *ids.tolist()], len(alone), starts)
+        own = np.frombuffer(word_starts(joined, prompt + word), np.uint8)[n_prompt:]
+        return _marked(joined.ids, n_prompt, np.append(starts[:1], own[1:]))
+
+    return read
+
+
+def _marked(ids: list[int], n_prompt: int, starts: np.ndarray) -> Span:
+    of_prompt = np.full(n_prompt, STARTS_PROMPT, np.uint8)
+    return Span(np.array(ids, np.uint32), np.concatenate([of_prompt, starts]))

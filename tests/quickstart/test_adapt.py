@@ -145,9 +145,9 @@ def test_an_adaptation_that_was_killed_is_as_promised(finished):
     assert facts["data"]["source"] == str(finished.corpus)
     assert facts["config"]["warm_start"] == str(finished.model)
     assert facts["config"]["data"]["pairs"] == "sentence"
-    assert network.representation == Representation("mean", similarity="cosine")
+    assert network.representation == Representation("mean", similarity="cosine", max_length=64)
     exported, tensors = load_folder(str(workdir / "model"), n_head_layers=0)
-    assert exported.representation == SPELLINGS["mean-cosine"]
+    assert exported.representation == SPELLINGS["mean-cosine"]._replace(max_length=64)
     jax.tree.map(np.testing.assert_array_equal, tensors, params)
     assert not (workdir / "results.json").exists()
     assert model_sha256(workdir / "published" / "model") == model_sha256(finished.model)

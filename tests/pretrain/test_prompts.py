@@ -1,0 +1,225 @@
+"""Texts behind the prompts of a published model: sentence-transformers' vectors are the oracle."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from tokenizers import decoders
+
+from cocondenser_jax.backbones import BACKBONES
+from cocondenser_jax.configs import default
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.corpus.batches import held_out_batch
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.pretrain import loop, probe
+from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.representation import Representation, to_files
+from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.storage.model_folder import read_representation
+from tests.conftest import TEXTS
+from tests.world import read_metrics, write_beir, write_records
+
+QUERY, PASSAGE = "the text ", "Early "
+LENGTH = 24  # the models' positions
+PUBLISHED = Representation(
+    "mean",
+    normalized=True,
+    similarity="cosine",
+    prompts=(("query", QUERY), ("document", PASSAGE)),
+)
+DECODERS = {
+    "wordpiece": decoders.WordPiece(cleanup=False),
+    "byte-level": decoders.ByteLevel(),
+    "unigram": decoders.Metaspace(),
+}
+
+
+def write_published(model, folder, representation=PUBLISHED):
+    """Copies a model, and writes what sentence-transformers reads of its vectors."""
+    shutil.copytree(model, folder)
+    for name, content in to_files(representation, 32, LENGTH, {}).items():
+        write_json(folder / name, content)
+    return folder
+
+
+@pytest.fixture
+def published(research_folder, tmp_path):
+    return write_published(research_folder, tmp_path / "model")
+
+
+def write_store(folder, model):
+    """Writes a store of texts whose words the tokenizers know; returns its folder."""
+    words = [word for text in TEXTS for word in text.rstrip(".").split()]
+    orders = itertools.islice(itertools.permutations(words[:9]), 0, 6000, 97)
+    texts = [{"text": f"{' '.join(order)}. {' '.join(order[::-1])}."} for order in orders]
+    write_records(folder / "texts.jsonl", texts)
+    build_store(str(folder / "texts.jsonl"), str(model), folder / "store", max_tokens=LENGTH)
+    return folder / "store"
+
+
+def settings(store, start, **train_settings):
+    """One step that changes nothing."""
+    config = default.get_config().unlock()
+    config.update_from_flattened_dict(
+        {
+            "data.store": str(store),
+            "data.batch_size": 16,
+            "data.length": LENGTH,
+            "data.pairs": "crops",
+            "warm_start": str(start),
+            "init_head": True,
+            "train.objective": "contrastive",
+            "train.steps": 1,
+            "train.chunk_size": 4,
+            "train.dtype": "float32",
+            "optimizer.learning_rate": 0.0,
+            "probe.every": 0,
+        }
+        | train_settings
+    )
+    return config
+
+
+def texts_of(batch, store):
+    """What each row says, its prompt included."""
+    decode = DECODERS[BACKBONES[store.tokenizer.kind].tokenizer].decode
+    token = store.tokenizer.backend.id_to_token
+    n_tokens_S = batch.attention_mask_SxL.sum(axis=1)
+    rows = zip(batch.input_ids_SxL.tolist(), n_tokens_S, strict=True)
+    return [decode([token(number) for number in ids[1 : n - 1]]).strip() for ids, n in rows]
+
+
+def vectors_of_library(folder, texts):
+    """The vectors of rows that are queries and passages in turn, by sentence-transformers."""
+    model = SentenceTransformer(str(folder))
+    vectors = []
+    for row, text in enumerate(texts):
+        prompt, encode = (QUERY, model.encode_query), (PASSAGE, model.encode_document)
+        before, vector = encode if row % 2 else prompt
+        assert text.startswith(before)
+        vectors.append(vector(text.removeprefix(before)))
+    return np.array(vectors)
+
+
+def test_the_vectors_that_are_trained_are_those_of_queries_and_passages(
+    published, tmp_path, monkeypatch
+):
+    store = open_store(write_store(tmp_path, published))
+    batches = []
+    read = loop.read_batches
+
+    def noted(*arguments, **options):
+        for batch in read(*arguments, **options):
+            batches.append(batch)
+            yield batch
+
+    monkeypatch.setattr(loop, "read_batches", noted)
+    train(settings(store.path, published), tmp_path / "run")
+    config, params, _ = load_run(tmp_path / "run")
+    (batch,) = batches
+    ours = Condenser(config).apply(
+        {"params": params}, batch.input_ids_SxL, batch.attention_mask_SxL, method="encode"
+    )
+    theirs = vectors_of_library(published, texts_of(batch, store))
+    assert np.abs(theirs - theirs[::-1]).max() > 0.1
+    cosines = ours / np.linalg.norm(ours, axis=1, keepdims=True)
+    np.testing.assert_allclose(cosines, theirs, rtol=0, atol=1e-5)
+
+    export_folder(params, config, store.tokenizer_folder, tmp_path / "out", {})
+    assert read_representation(tmp_path / "out") == PUBLISHED._replace(max_length=LENGTH)
+
+
+def test_the_probe_measures_the_vectors_of_queries_and_passages(
+    research_folders, tmp_path, monkeypatch
+):
+    published = write_published(research_folders["bert"], tmp_path / "model")
+    store = open_store(write_store(tmp_path, published))
+    passages = ["late layers know the text", "the CLS vector", "Search", "a span of a document"]
+    data = write_beir(tmp_path / "data", passages, ["layers", "vector"], {"dev": [0, 1]})
+    measured = []
+    measure = probe.measure_vectors
+
+    def noted(vectors_SxD, is_pair):
+        measured.append(vectors_SxD)
+        return measure(vectors_SxD, is_pair)
+
+    monkeypatch.setattr(probe, "measure_vectors", noted)
+    searched = []
+    monkeypatch.setattr(
+        probe, "evaluate_run", lambda qrels, run, metrics: searched.append(run) or {"mean": {}}
+    )
+    probing = {
+        "probe.every": 1,
+        "probe.documents": 4,
+        "probe.data": str(data),
+        "probe.split": "dev",
+    }
+    config = settings(store.path, published, **probing)
+    train(config, tmp_path / "run")
+    spec = loop.resolve(config, store).batches
+    spec = spec._replace(query_prompt=QUERY, passage_prompt=PASSAGE)
+    texts = texts_of(held_out_batch(store, spec), store)
+    theirs = vectors_of_library(published, texts)
+    np.testing.assert_allclose(measured[0], theirs, rtol=0, atol=1e-5)
+
+    model = SentenceTransformer(str(published))
+    queries, documents = model.encode_query(["layers", "vector"]), model.encode_document(passages)
+    for query, vector in enumerate(queries):
+        expected = {f"p{n}": float(vector @ document) for n, document in enumerate(documents)}
+        assert searched[0][f"q{query}"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings_of_run", "representation", "said"),
+    [
+        (
+            {"data.length": 11},
+            PUBLISHED,
+            "config.data.length 11 is too short for the model's prompt 'the text ', of 2 tokens",
+        ),
+        (
+            {"data.length": 24},
+            PUBLISHED._replace(max_length=20),
+            "config.data.length 24 is longer than the 20 tokens that the model reads of a text",
+        ),
+        (
+            {},
+            PUBLISHED._replace(include_prompt=False),
+            "pools without its prompts; expected all tokens",
+        ),
+    ],
+)
+def test_what_training_cannot_read_is_refused(
+    research_folders, tmp_path, settings_of_run, representation, said
+):
+    published = write_published(research_folders["bert"], tmp_path / "model", representation)
+    store = write_store(tmp_path, published)
+    with pytest.raises(UserError, match=said):
+        train(settings(store, published, **settings_of_run), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_resumes_reads_the_same_texts(research_folders, tmp_path):
+    """Though the model that it started from is gone."""
+    published = write_published(research_folders["bert"], tmp_path / "model")
+    store = write_store(tmp_path, published)
+    config = settings(store, published, **{"train.steps": 2, "optimizer.learning_rate": 1e-2})
+    config.checkpoint.every = 1
+    config.log_every = 1
+    train(config, tmp_path / "run")
+    whole = read_metrics(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "2")
+    shutil.rmtree(published)
+    train(config, tmp_path / "run")
+    for before, after in zip(whole, read_metrics(tmp_path / "run"), strict=True):
+        assert before["loss"] == after["loss"]
+    run = json.loads(Path(tmp_path / "run" / "run.json").read_text())
+    assert run["model"]["representation"]["prompts"] == dict(PUBLISHED.prompts)

@@ -10,20 +10,13 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-from tokenizers import decoders
 
-from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.corpus.spans import STARTS_PROMPT, Span
 from cocondenser_jax.corpus.token_files import Texts, cut_after_words
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.corpus.words import word_starts
 
 KNOWN_WORDS = 100_000  # first words whose tokens behind a prompt are remembered
-_DECODERS = {
-    "wordpiece": decoders.WordPiece(cleanup=False),
-    "byte-level": decoders.ByteLevel(),
-    "unigram": decoders.Metaspace(),
-}
 
 
 def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
@@ -100,17 +93,19 @@ def _count_first_words(texts: Texts, tokenizer: SpanTokenizer) -> np.ndarray:
 def _reader(prompt: str, tokenizer: SpanTokenizer) -> Callable[[bytes, bytes], Span]:
     """Makes a function of the ids and starts of a first word: prompt and word, read together."""
     backend = tokenizer.backend
-    decoder = _DECODERS[BACKBONES[tokenizer.kind].tokenizer]
 
     @functools.lru_cache(KNOWN_WORDS)
     def read(first_ids: bytes, first_starts: bytes) -> Span:
         ids = np.frombuffer(first_ids, np.int32)
         starts = np.frombuffer(first_starts, np.uint8)
-        word = decoder.decode([str(backend.id_to_token(i)) for i in ids.tolist()]).strip()
+        word = tokenizer.spell(ids.tolist()).strip()
+        # Unknown tokens spell nothing, nor do the first bytes of a character that was cut.
+        is_legible = "\ufffd" not in word and not {*ids.tolist()}.intersection(
+            tokenizer.special_ids
+        )
         joined = backend.encode(prompt + word, add_special_tokens=False)
         n_prompt = sum(end <= len(prompt) for _, end in joined.offsets)
-        is_legible = ids.tolist() in (_ids(tokenizer, word), _ids(tokenizer, f" {word}"))
-        if not is_legible or n_prompt == len(joined.ids):  # unknown, or a word that was cut
+        if not is_legible or n_prompt == len(joined.ids):
             alone = _ids(tokenizer, prompt.rstrip())
             return _marked([*alone, *ids.tolist()], len(alone), starts)
         own = np.frombuffer(word_starts(joined, prompt + word), np.uint8)[n_prompt:]

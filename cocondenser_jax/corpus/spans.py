@@ -139,8 +139,7 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
 
     @functools.lru_cache(KNOWN_WORDS)
     def first_word(tokens: bytes) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.frombuffer(tokens, np.uint32).tolist()
-        text = backend.decode(ids, skip_special_tokens=False).strip()
+        text = tokenizer.spell(np.frombuffer(tokens, np.uint32).tolist()).strip()
         ((first, starts),) = tokenize_words(backend, [text])
         return np.frombuffer(first, np.uint32), np.frombuffer(starts, np.uint8)
 

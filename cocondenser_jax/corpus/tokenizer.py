@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
 from cocondenser_jax.errors import UserError, first_line, whole_message
@@ -19,6 +19,11 @@ from cocondenser_jax.storage.files import write_json
 Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` makes
 ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
 _N_BYTES = 256
+_DECODERS = {
+    "wordpiece": decoders.WordPiece(cleanup=False),
+    "byte-level": decoders.ByteLevel(),
+    "unigram": decoders.Metaspace(),
+}
 _REPEATS = 1000  # of a word in one text, at most
 
 
@@ -45,6 +50,12 @@ class SpanTokenizer:
     def space(self) -> str:
         """What the tokens begin with that follow a space; "" where they tell nothing of it."""
         return {"byte-level": "Ġ", "unigram": "▁"}.get(BACKBONES[self.kind].tokenizer, "")
+
+    def spell(self, ids: Iterable[int]) -> str:
+        """Returns what tokens are in a text, whether or not the tokenizer's file has a decoder."""
+        tokens = [str(self.backend.id_to_token(number)) for number in ids]
+        text: str = _DECODERS[BACKBONES[self.kind].tokenizer].decode(tokens)
+        return text
 
     @functools.cached_property
     def follows_space_V(self) -> np.ndarray:

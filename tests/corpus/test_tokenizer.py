@@ -236,3 +236,11 @@ def test_other_tokenizers_than_berts_and_robertas_are_refused(wordpiece_folder, 
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(UserError, match="holds no tokenizer that loads"):
         load_tokenizer(str(tmp_path))
+
+
+def test_tokens_are_spelled_without_the_files_decoder(tokenizer):
+    state = json.loads(tokenizer.backend.to_str()) | {"decoder": None}
+    bare = span_tokenizer(Tokenizer.from_str(json.dumps(state)), "without a decoder")
+    text = "the default value (in brackets)"
+    ids = bare.backend.encode(text, add_special_tokens=False).ids
+    assert bare.spell(ids).replace("( ", "(").replace(" )", ")") == text

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from tokenizers import decoders
 
-from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import held_out_batch
@@ -35,11 +33,6 @@ PUBLISHED = Representation(
     similarity="cosine",
     prompts=(("query", QUERY), ("document", PASSAGE)),
 )
-DECODERS = {
-    "wordpiece": decoders.WordPiece(cleanup=False),
-    "byte-level": decoders.ByteLevel(),
-    "unigram": decoders.Metaspace(),
-}
 
 
 def write_published(model, folder, representation=PUBLISHED):
@@ -90,11 +83,10 @@ def settings(store, start, **train_settings):
 
 def texts_of(batch, store):
     """What each row says, its prompt included."""
-    decode = DECODERS[BACKBONES[store.tokenizer.kind].tokenizer].decode
-    token = store.tokenizer.backend.id_to_token
+    spell = store.tokenizer.spell
     n_tokens_S = batch.attention_mask_SxL.sum(axis=1)
     rows = zip(batch.input_ids_SxL.tolist(), n_tokens_S, strict=True)
-    return [decode([token(number) for number in ids[1 : n - 1]]).strip() for ids, n in rows]
+    return [spell(ids[1 : n - 1]).strip() for ids, n in rows]
 
 
 def vectors_of_library(folder, texts):

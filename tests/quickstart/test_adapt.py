@@ -297,7 +297,7 @@ def test_the_work_is_logged_before_the_first_step(finished, tmp_path, monkeypatc
         ({"data": "nowhere"}, "nowhere does not exist: expected a folder of passages"),
         ({"workdir": "gpt"}, "gpt already exists: choose a new folder"),
         ({"config.train.step": "3"}, "'config.train.step': did you mean config.train.steps or "),
-        ({"config.data.length": "65"}, "config.data.length 65 is longer than the model's 64 pos"),
+        ({"config.data.length": "65"}, "config.data.length 65 is longer than the 64 tokens that"),
         (
             {"config.train.chunk_size": "8", "config.data.batch_size": "16"},
             "config.train.chunk_size 8 does not divide the 4 spans of a device",

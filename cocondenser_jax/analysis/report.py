@@ -30,6 +30,7 @@ class Evaluation(NamedTuple):
     is_fused: bool  # with the ranking of BM25
     metrics: Metrics
     seconds: float  # that it took to make
+    part: str = ""  # of each vector that is compared, such as "128 of 384"; "": all of it
 
 
 class ResultRow(NamedTuple):
@@ -41,6 +42,7 @@ class ResultRow(NamedTuple):
     metrics: Mapping[str, float]  # means, in [0, 1]
     p_values: Mapping[str, float]  # of the randomization test; none in the row tested against
     seconds: float
+    part: str = ""  # as in `Evaluation`
 
 
 def result_rows(evaluations: Sequence[Evaluation], baselines: Collection[str]) -> list[ResultRow]:
@@ -66,6 +68,7 @@ def result_rows(evaluations: Sequence[Evaluation], baselines: Collection[str]) -
             metrics=each.metrics["mean"],
             p_values=p_values,
             seconds=each.seconds,
+            part=each.part,
         )
         rows.append(row)
     return rows

@@ -20,7 +20,8 @@ from torch.nn import functional
 
 from cocondenser_jax.finetune.training_data import Judgments
 from cocondenser_jax.representation import Representation
-from cocondenser_jax.retrieval.models import cut_vectors, is_normalized
+from cocondenser_jax.retrieval.cut import cut_vectors
+from cocondenser_jax.retrieval.models import is_normalized
 
 
 class LossSettings(NamedTuple):

@@ -13,7 +13,8 @@ and with judgments, where there are some, against the best ranking that was ther
                         verdict without judgments
     DIR/published/      DIR/adapted/
                         model/, and of the test's passages and queries embeddings/, test.trec and
-                        fused.trec, which is test.trec fused with BM25's
+                        fused.trec, which is test.trec fused with BM25's; where vectors have
+                        several sizes, test.SIZE.trec for each smaller one
     DIR/bm25.trec       DIR/results.json  DIR/report.html
     DIR/retriever/      the result: a copy of one of the two models
 
@@ -53,9 +54,15 @@ from cocondenser_jax.quickstart.comparison import (
     Entry,
     compare_entries,
     rank_by_bm25,
+    rank_by_cut_vectors,
     rank_by_vectors,
 )
-from cocondenser_jax.quickstart.proposals import Training, check_given, propose_training
+from cocondenser_jax.quickstart.proposals import (
+    Training,
+    check_given,
+    propose_sizes,
+    propose_training,
+)
 from cocondenser_jax.quickstart.steps import make_once, pretrain_model, write_store
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, judge
 from cocondenser_jax.representation import MODULES
@@ -99,8 +106,9 @@ def adapt(
     """
     n_devices = count_devices()
     start = find_folder(model)
-    length = check_given(overrides, start, n_devices).data.length
+    given = check_given(overrides, start, n_devices)
     original = load_retriever(start)
+    overrides = propose_sizes(given, overrides, start, original.get_embedding_dimension() or 0)
     _check_tokens(start, original)
     _check_texts(corpus, data)
     started = {
@@ -114,7 +122,7 @@ def adapt(
         start_or_compare(workdir / "started.json", started)
         make_once(workdir, workdir / PUBLISHED / "model", _save_published, start, original)
         store = open_store(
-            make_once(workdir, workdir / "store", write_store, corpus, start, length)
+            make_once(workdir, workdir / "store", write_store, corpus, start, given.data.length)
         )
         training = propose_training(store, start, overrides, n_devices)
         if not (workdir / "model").exists():
@@ -131,7 +139,8 @@ def adapt(
             models.append(ADAPTED)
             result = workdir / ADAPTED / "model"
             make_once(workdir, result, _save_blend, original, trained, choice.alpha)
-        rows = [] if data is None else _test(workdir, data, models)
+        sizes = training.config.model.sizes
+        rows = [] if data is None else _test(workdir, data, models, sizes)
         return _conclude(workdir, f"{model}, adapted to {corpus}", choice.verdict, rows)
 
 
@@ -223,8 +232,13 @@ def _save_blend(original: SentenceTransformer, trained: Path, alpha: float, out:
     _save(blend(original, load_retriever(trained), alpha), out)
 
 
-def _test(workdir: Path, data: Path, models: Sequence[str]) -> list[ResultRow]:
-    """Tests the models, each in a folder of its name, alone and fused with BM25."""
+def _test(
+    workdir: Path, data: Path, models: Sequence[str], sizes: Sequence[int]
+) -> list[ResultRow]:
+    """Tests the models, each in a folder of its name, alone and fused with BM25.
+
+    Where vectors have several `sizes`, the smaller ones are tested too, but decide nothing.
+    """
     bm25 = rank_by_bm25(workdir, data)
     entries = [Entry("", False, [bm25])]
     for model in models:
@@ -233,7 +247,12 @@ def _test(workdir: Path, data: Path, models: Sequence[str]) -> list[ResultRow]:
         before = [workdir / "model", workdir / "agreement.json"] if model == ADAPTED else []
         entries.append(Entry(model, False, [*before, dense]))
         entries.append(Entry(model, True, [*before, bm25, dense, fused]))
-    baselines = [entry.name for entry in entries if entry.model != ADAPTED]
+        for size in sizes[1:]:
+            run = workdir / model / f"test.{size}.trec"
+            make_once(workdir, run, _search_cut, workdir / model, size, data)
+            results = [*before, dense, run]
+            entries.append(Entry(model, False, results, f"{size:,} of {sizes[0]:,}"))
+    baselines = [entry.name for entry in entries if entry.model != ADAPTED and not entry.part]
     rows = compare_entries(workdir, data, entries, baselines, METRICS)
     write_json(workdir / "results.json", [row._asdict() for row in rows])
     return rows
@@ -244,6 +263,10 @@ def _search(folder: Path, data: Path, out: Path) -> None:
     embeddings = folder / "embeddings"
     encode_corpus(Encoding(model), data, embeddings)
     rank_by_vectors(embeddings, model, data, out)
+
+
+def _search_cut(folder: Path, size: int, data: Path, out: Path) -> None:
+    rank_by_cut_vectors(folder / "embeddings", folder / "model", size, data, out)
 
 
 def _fuse(bm25: Path, dense: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ from cocondenser_jax.evaluation.ranking import DEFAULT_METRICS, evaluate_run
 from cocondenser_jax.quickstart.steps import make_once, seconds_of
 from cocondenser_jax.retrieval.bm25 import write_bm25_run
 from cocondenser_jax.retrieval.fuse import Method
-from cocondenser_jax.retrieval.search import open_index, retrieve
+from cocondenser_jax.retrieval.search import open_cut, open_index, retrieve
 
 BM25 = "BM25"
 FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
@@ -23,18 +23,20 @@ class Entry(NamedTuple):
     model: str  # by whose vectors; "": by BM25 alone
     is_fused: bool  # with the ranking of BM25
     results: Sequence[Path]  # all that `make_once` made for it; the last is its TREC run
+    part: str = ""  # of each vector, as in `Evaluation`
 
     @property
     def name(self) -> str:
         """The name of its row."""
-        return ranking_name(self.model, self.is_fused)
+        return ranking_name(self.model, self.is_fused, self.part)
 
 
-def ranking_name(model: str, is_fused: bool) -> str:
+def ranking_name(model: str, is_fused: bool, part: str = "") -> str:
     """Returns the name of a ranking by a model's vectors, or of BM25's if there is no model."""
     if not model:
         return BM25
-    return f"{model} + {BM25}" if is_fused else model
+    vectors = f"{model}, {part}" if part else model
+    return f"{vectors} + {BM25}" if is_fused else vectors
 
 
 def compare_entries(
@@ -62,6 +64,7 @@ def compare_entries(
             is_fused=entry.is_fused,
             metrics=evaluate_run(qrels, read_run(entry.results[-1]), metrics),
             seconds=seconds_of(workdir, entry.results),
+            part=entry.part,
         )
         evaluations.append(evaluation)
     return result_rows(evaluations, baselines)
@@ -79,3 +82,8 @@ def _write_bm25_run(data: Path, out: Path) -> None:
 def rank_by_vectors(index: Path, model: Path, data: Path, out: Path) -> None:
     """Writes what the vectors of an index, or of embeddings, find for the queries of test."""
     retrieve(open_index(index, model), read_queries(data, "test"), out)
+
+
+def rank_by_cut_vectors(embeddings: Path, model: Path, size: int, data: Path, out: Path) -> None:
+    """Writes what the first `size` numbers of embeddings find for the queries of test."""
+    retrieve(open_cut(embeddings, model, size), read_queries(data, "test"), out)

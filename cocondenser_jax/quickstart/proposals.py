@@ -1,5 +1,6 @@
 """The settings of `adapt`: what it proposes for a corpus and a machine, and what was given."""
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,9 +27,14 @@ from cocondenser_jax.pretrain.experiment import (
 )
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.pretrain.warm_start import load_warm_start
+from cocondenser_jax.representation import is_falling
 from cocondenser_jax.settings import override
+from cocondenser_jax.storage.model_folder import read_card_sizes
+
+logger = logging.getLogger(__name__)
 
 _SPANS_LOOKED_AT = 1_000
+_SIZES = "--config.model.sizes="
 _SET_BY_ADAPT = ("config.data.store", "config.warm_start")
 
 
@@ -116,6 +122,34 @@ def check_given(overrides: Sequence[str], start: Path, n_devices: int) -> Config
     if not config.init_head:  # else what the model lacks is drawn
         load_warm_start(str(start), experiment.network, None, experiment.vectors)
     return config
+
+
+def propose_sizes(
+    config: ConfigDict, overrides: Sequence[str], start: Path, vector_size: int
+) -> list[str]:
+    """Returns the overrides, with the sizes that the model's card names unless some are given.
+
+    Args:
+      config: what `check_given` returned for the overrides.
+      overrides: of the proposed settings.
+      start: the folder of the model.
+      vector_size: how many numbers its vectors have.
+
+    Raises:
+      UserError: for sizes that do not begin with that of the model's vectors.
+    """
+    sizes = config.model.sizes
+    if sizes and not (sizes[0] == vector_size and is_falling(sizes)):
+        raise UserError(
+            f"config.model.sizes is {[*sizes]}; expected {vector_size}, the size of the vectors of"
+            f" {start}, and after it smaller ones, the largest first"
+        )
+    smaller = [size for size in read_card_sizes(start) if size < vector_size]
+    if not smaller or any(word.startswith(_SIZES) for word in overrides):
+        return [*overrides]
+    named = ",".join(map(str, [vector_size, *smaller]))
+    logger.info("adapt: trained and tested at the sizes that its card names: %s numbers", named)
+    return [f"{_SIZES}[{named}]", *overrides]
 
 
 class Training(NamedTuple):

@@ -52,11 +52,12 @@ def decide(difference: float, p: float) -> Outcome:
 def judge(rows: Sequence[ResultRow]) -> Verdict:
     """Compares the best row of the adapted model with the row that all are tested against.
 
-    The first metric decides. Without an adapted model nothing has changed.
+    The first metric decides. Without an adapted model nothing has changed. Rows of vectors that are
+    cut are there to be read: the model that is kept has whole ones.
     """
     metric = next(iter(rows[0].metrics))
     (before,) = [row for row in rows if not row.p_values]
-    adapted = [row for row in rows if row.model == ADAPTED]
+    adapted = [row for row in rows if row.model == ADAPTED and not row.part]
     best = max(adapted, key=lambda row: row.metrics[metric], default=before)
     difference = best.metrics[metric] - before.metrics[metric]
     p = best.p_values.get(metric, 1.0)

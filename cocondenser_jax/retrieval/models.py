@@ -30,6 +30,7 @@ from cocondenser_jax.representation import (
     passage_prompt,
     query_prompt,
 )
+from cocondenser_jax.retrieval.cut import cut_output
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import files_of_vectors, read_representation
@@ -116,7 +117,7 @@ def load_as(
             truncate_dim=model.truncate_dim,
         )
     if model.truncate_dim:
-        model.register_forward_hook(_cut)
+        model.register_forward_hook(cut_output)
     _without_model_card(model)
     return model
 
@@ -150,28 +151,6 @@ def _apply(representation: Representation, model: SentenceTransformer, folder: P
             raise UserError(
                 f"{folder} makes vectors of {n_numbers} numbers: cannot keep {model.truncate_dim}"
             )
-
-
-def _cut(
-    model: SentenceTransformer, inputs: object, features: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Cuts vectors; those that are compared by their cosine get length 1 again.
-
-    sentence-transformers (6.2.0) cuts what `encode` returns, after all modules: the vectors of a
-    cosine model then have lengths below 1, and inner products are no cosines.
-    """
-    vectors_BxE = cut_vectors(features["sentence_embedding"], model.truncate_dim, model)
-    return features | {"sentence_embedding": vectors_BxE}
-
-
-def cut_vectors(
-    vectors_BxD: torch.Tensor, size: int | None, model: SentenceTransformer
-) -> torch.Tensor:
-    """Returns the first `size` numbers of a model's vectors, of length 1 for a cosine."""
-    vectors_BxE = vectors_BxD[:, :size]
-    if model.similarity_fn_name == "cosine":
-        return torch.nn.functional.normalize(vectors_BxE, dim=1)
-    return vectors_BxE
 
 
 def load_cross_encoder(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import faiss
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
+import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import trange
 
@@ -18,6 +19,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given, Representation, with_given
 from cocondenser_jax.representation import query_prompt as query_prompt_of
 from cocondenser_jax.retrieval.bm25 import open_bm25_index, rank_by_bm25
+from cocondenser_jax.retrieval.cut import cut_vectors
 from cocondenser_jax.retrieval.embeddings import (
     open_shards,
     passage_at,
@@ -121,6 +123,23 @@ def open_index(
     if hybrid is None:
         return dense
     return HybridIndex(dense, open_bm25_index(folder, passages), hybrid)
+
+
+def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
+    """Opens embeddings with the first `size` numbers of each vector, of length 1 for a cosine.
+
+    Args and errors are those of `open_index`. The cut vectors are held in memory.
+    """
+    manifest = read_manifest(folder)
+    cut = with_given(manifest.representation, Given(dimensions=size))
+    whole = open_index(folder, model_folder)
+    assert isinstance(whole, OpenIndex)
+    model = load_as(model_folder, cut)
+    shards = [
+        cut_vectors(torch.tensor(vectors_NxD[:, :size], dtype=torch.float32), size, model).numpy()
+        for vectors_NxD in shard_vectors(whole.passages)
+    ]
+    return OpenIndex(model, partial(nearest, shards), whole.passages)
 
 
 def _with_query_prompt(folder: Path, encoded: Representation, prompt: str | None) -> Representation:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ WEIGHTS = (
 # The Condenser head: as we write it, or as the published research checkpoints have it.
 OWN_HEAD = "condenser_head.safetensors"
 HEADS = (OWN_HEAD, "model.pt")
+_CARD_SIZES = re.compile(r'"matryoshka_dims":\s*\[([\d,\s]*)\]')
 # What vectors depend on: weights, those of adapters too, settings and tokenizers.
 _OF_VECTORS = (
     "*.safetensors",
@@ -61,6 +63,20 @@ def find_dense(folder: Path) -> list[Path]:
 def files_of_vectors(folder: Path) -> list[Path]:
     """Returns all files that a folder's vectors depend on, those of its modules too."""
     return sorted({path for pattern in _OF_VECTORS for path in folder.rglob(pattern)})
+
+
+def read_card_sizes(folder: Path) -> list[int]:
+    """Returns the sizes that a folder's vectors were trained at, the largest first; none: one.
+
+    They are read from the model card, where sentence-transformers writes the arguments of its
+    MatryoshkaLoss. What other cards say in words is not read.
+    """
+    card = folder / "README.md"
+    if not card.is_file():
+        return []
+    lists = _CARD_SIZES.findall(card.read_text(encoding="utf-8", errors="replace"))
+    sizes = {int(size) for found in lists for size in found.split(",") if size.strip()}
+    return sorted(sizes, reverse=True)
 
 
 def read_representation(

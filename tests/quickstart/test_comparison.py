@@ -14,6 +14,7 @@ def test_a_ranking_is_named_by_what_makes_it():
     assert ranking_name("", is_fused=False) == "BM25"
     assert ranking_name("adapted", is_fused=False) == "adapted"
     assert ranking_name("adapted", is_fused=True) == "adapted + BM25"
+    assert ranking_name("adapted", is_fused=False, part="8 of 32") == "adapted, 8 of 32"
 
 
 @pytest.fixture

@@ -55,6 +55,12 @@ def test_a_model_whose_name_begins_like_the_adapted_one_is_not_the_adapted_one()
     assert (verdict.best, verdict.outcome) == ("adapted", "helped")
 
 
+def test_vectors_that_are_cut_decide_nothing():
+    part = row("adapted", 0.9, 0.0)._replace(name="adapted, 8 of 32", part="8 of 32")
+    verdict = judge([*BEFORE, part, row("adapted", 0.6, 0.0)])
+    assert (verdict.best, verdict.best_mean) == ("adapted", 0.6)
+
+
 def test_a_model_that_is_left_as_it_is_makes_no_difference():
     verdict = judge(BEFORE)
     assert (verdict.outcome, verdict.difference, verdict.p) == ("no difference", 0.0, 1.0)

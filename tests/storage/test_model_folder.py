@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from cocondenser_jax.storage.model_folder import files_of_vectors, find_weights
+from cocondenser_jax.storage.model_folder import files_of_vectors, find_weights, read_card_sizes
 
 
 def test_the_weights_are_those_that_transformers_reads(model_folder, tmp_path):
@@ -51,3 +51,21 @@ def test_vectors_depend_on_modules_and_adapters_too(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert [path.relative_to(tmp_path).as_posix() for path in files_of_vectors(tmp_path)] == names
+
+
+@pytest.mark.parametrize(
+    ("card", "sizes"),
+    [
+        (None, []),
+        ("# A model\n", []),
+        ('"matryoshka_dims": [\n        768,\n        256\n    ],', [768, 256]),
+        ('"matryoshka_dims": [128, 256]\n ... "matryoshka_dims": [256, 64]', [256, 128, 64]),
+        ('"matryoshka_dims": []', []),
+        ("matryoshka_dims: 768, 256", []),
+        ('"matryoshka_dims": ["768"]', []),
+    ],
+)
+def test_sizes_are_read_from_the_arguments_of_a_loss_in_the_card(tmp_path, card, sizes):
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    assert read_card_sizes(tmp_path) == sizes

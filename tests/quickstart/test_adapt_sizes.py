@@ -16,7 +16,7 @@ from cocondenser_jax.collection.folder import passage_text, read_corpus, read_qu
 from cocondenser_jax.collection.trec import read_qrels
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.quickstart import adapt as adapting
-from cocondenser_jax.quickstart.agreement import Choice, choose_alpha
+from cocondenser_jax.quickstart.agreement import Choice
 from cocondenser_jax.quickstart.verdict import Verdict
 from tests.world import write_records, write_retriever
 
@@ -58,7 +58,6 @@ def corpus(words, tmp_path):
 def keeps_all(monkeypatch):
     """Lets `adapt` keep all of the change, whatever agrees."""
     verdict = Verdict("helped", "nDCG@10", "adapted", 1.0, "published", 0.5, 0.5, 0.01)
-    assert callable(choose_alpha)
     monkeypatch.setattr(adapting, "choose_alpha", lambda *_: Choice(1.0, {}, verdict))
 
 

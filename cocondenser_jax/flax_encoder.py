@@ -35,7 +35,7 @@ def run_in_flax(
       UserError: for a network that is none of `backbones.BACKBONES`, or another pooling.
     """
     pooling = pooling_of(model)
-    if pooling not in POOLINGS:
+    if pooling is None or pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
     if any(not getattr(layer, "include_prompt", True) for layer in model.modules()):
         raise UserError(f"{folder} pools without its prompt: with jax, expected all tokens")

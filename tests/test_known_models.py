@@ -9,9 +9,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from cocondenser_jax.known_models import find_known_model
-from cocondenser_jax.representation import AS_IN_PAPERS, SETTINGS, Given
+from cocondenser_jax.representation import AS_IN_PAPERS, Given
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.storage.model_folder import read_representation
+from cocondenser_jax.storage.module_files import SETTINGS
 from tests.world import WORDS
 
 TEXTS = [" ".join(WORDS[:4]), " ".join(WORDS[2:9])]

@@ -18,23 +18,19 @@ from sentence_transformers.sentence_transformer.modules import (
 from cocondenser_jax import representation as module
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
-    MODULES,
-    SETTINGS,
     SPELLINGS,
     Given,
     Representation,
-    from_files,
     from_json,
-    json_files,
     passage_prompt,
     query_prompt,
-    to_files,
     to_json,
     with_given,
 )
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.model_folder import ROUTER, read_representation
+from cocondenser_jax.storage.module_files import MODULES, SETTINGS, from_files, json_files, to_files
 
 EVERYTHING = Representation(
     pooling="mean",

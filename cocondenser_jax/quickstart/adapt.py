@@ -65,13 +65,13 @@ from cocondenser_jax.quickstart.proposals import (
 )
 from cocondenser_jax.quickstart.steps import make_once, pretrain_model, write_store
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, judge
-from cocondenser_jax.representation import MODULES
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256, towers
 from cocondenser_jax.storage.files import new_folder, write_json
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import files_of_vectors
+from cocondenser_jax.storage.module_files import MODULES
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
 logger = logging.getLogger(__name__)

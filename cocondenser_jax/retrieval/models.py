@@ -21,7 +21,6 @@ from sentence_transformers.sentence_transformer.modules import (
 from cocondenser_jax.backbones import find_backbone, first_position
 from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.representation import (
-    MODULES,
     NOTHING_GIVEN,
     PASSAGE_PROMPTS,
     QUERY_PROMPT,
@@ -34,6 +33,7 @@ from cocondenser_jax.retrieval.cut import cut_output
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import files_of_vectors, read_representation
+from cocondenser_jax.storage.module_files import MODULES
 
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -54,9 +54,8 @@ def load_retriever(
 ) -> SentenceTransformer:
     """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
 
-    Its vectors are those of sentence-transformers; where that compares by cosine they have length
-    1, so scores are inner products of what `encode_query` and `encode_document` return. A pooler is
-    left out: in a pre-trained retriever it would be random.
+    Its vectors are those of sentence-transformers; where it compares by cosine they have length 1,
+    so scores are inner products. A pooler is left out: in a pre-trained retriever it is random.
 
     Args:
       folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.

@@ -10,19 +10,21 @@ from typing import Any
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.known_models import KnownModel, find_known_model
 from cocondenser_jax.representation import (
-    MODULES,
     NOTHING_GIVEN,
-    SETTINGS,
     Given,
     Representation,
-    dense_paths,
-    from_files,
-    json_files,
     passage_prompt,
     query_prompt,
     with_given,
 )
 from cocondenser_jax.storage.files import read_json, read_object
+from cocondenser_jax.storage.module_files import (
+    MODULES,
+    SETTINGS,
+    dense_paths,
+    from_files,
+    json_files,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +92,10 @@ def read_representation(
       folder: of transformers or of sentence-transformers, with one tower or two.
       given: what a user says in place of what the folder says.
       plain: what a folder without modules.json means, where that is not what it means to
-        sentence-transformers (see `representation.from_files`) and the model is not known.
+        sentence-transformers (see `module_files.from_files`) and the model is not known.
 
     Raises:
-      UserError: see `representation.from_files`; or for two towers that make different vectors.
+      UserError: see `module_files.from_files`; or for two towers that make different vectors.
     """
     published = _read_published(folder)
     name, known = find_known_model(_names(folder, published)) or ("", KnownModel(""))

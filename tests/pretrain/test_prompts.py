@@ -19,9 +19,10 @@ from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain import loop, probe
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.representation import Representation, to_files
+from cocondenser_jax.representation import Representation
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.model_folder import read_representation
+from cocondenser_jax.storage.module_files import to_files
 from tests.conftest import TEXTS
 from tests.world import read_metrics, write_beir, write_records
 

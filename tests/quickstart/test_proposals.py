@@ -17,9 +17,10 @@ from cocondenser_jax.quickstart.proposals import (
     propose_training,
     with_overrides,
 )
-from cocondenser_jax.representation import Representation, to_files
+from cocondenser_jax.representation import Representation
 from cocondenser_jax.settings import check
 from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.storage.module_files import to_files
 from tests.retrieval_data import LETTERS
 from tests.world import as_flags, batches_of, write_records
 

@@ -30,7 +30,7 @@ def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
       texts: N of L columns, with a token or more each; the first token starts a word.
       tokenizer: that made the texts.
     """
-    if not (prompt or tokenizer.is_byte_level):
+    if not (prompt or tokenizer.joins_space):
         return texts
     n_firsts_N, beginnings = _beginnings(prompt, texts, tokenizer)
     n_begun_N = np.array([len(each.tokens) for each in beginnings], np.int32)
@@ -71,7 +71,7 @@ def _beginnings(
     alone = _ids(tokenizer, prompt.rstrip())
     separates = _ids(tokenizer, f"{prompt}a") == alone + _ids(tokenizer, "a")
     n_texts = len(texts.n_tokens_N)
-    if separates and not tokenizer.is_byte_level:
+    if separates and not tokenizer.joins_space:
         same = _marked(alone, len(alone), np.zeros(0, np.uint8))
         return np.zeros(n_texts, np.int32), [same] * n_texts
     begin = _reader(prompt, tokenizer)

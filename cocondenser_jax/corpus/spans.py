@@ -129,10 +129,22 @@ def _encode(tokenizer: SpanTokenizer, texts: Sequence[str]) -> Iterator[Span]:
 _word_table = functools.lru_cache(maxsize=1)(WordTable)  # its words are kept between calls
 
 
+def tokenize_texts(tokenizer: SpanTokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the token ids of texts as spans have them, with what stands around a text.
+
+    Args:
+      tokenizer: the model's.
+      texts: words separated by single spaces.
+    """
+    as_first = _first_form(tokenizer)
+    spans = map(as_first, _encode(tokenizer, texts))
+    return [[*tokenizer.prefix_ids, *span.tokens.tolist(), *tokenizer.suffix_ids] for span in spans]
+
+
 @functools.lru_cache(maxsize=1)  # for its cache of words
 def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
     """Makes a function that turns byte-level tokens after a space into those of a span's start."""
-    if not tokenizer.is_byte_level:
+    if not tokenizer.joins_space:
         return lambda span: span
     backend = tokenizer.backend
     follows_space = tokenizer.follows_space_V

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +13,12 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
-from cocondenser_jax.errors import UserError, first_line, whole_message
+from cocondenser_jax.errors import UserError, first_line, first_three, whole_message
 from cocondenser_jax.storage.files import write_json
 
 Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` makes
 ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
+N_AROUND = 2  # tokens of a row that are kept for what stands before and after its text
 _N_BYTES = 256
 _DECODERS = {
     "wordpiece": decoders.WordPiece(cleanup=False),
@@ -32,27 +33,21 @@ class SpanTokenizer:
     """A tokenizer of spans, with the facts that the rest of the package needs."""
 
     backend: Tokenizer  # neither pads nor truncates, and reads "[MASK]" in a text as text
-    kind: str  # the family of `backbones.BACKBONES` that has such a tokenizer
+    kind: str  # the family of `backbones.BACKBONES` that has such a tokenizer; "": none of them
     vocab_size: int  # highest token id + 1
-    cls_id: int
-    sep_id: int
+    prefix_ids: tuple[int, ...]  # what stands before a text, such as [CLS]
+    suffix_ids: tuple[int, ...]  # what stands after it, such as [SEP]
     pad_id: int
-    mask_id: int
+    mask_id: int | None  # None: it has no mask
     special_ids: tuple[int, ...]  # that stand for no text, and the unknown token; ascending
+    space: str  # how tokens begin that follow a space; "": they tell nothing of it
+    joins_space: bool  # whether a token holds the space before it: a text's first word has others
     sha256: str  # of entries and rules, however the files are laid out
-
-    @property
-    def is_byte_level(self) -> bool:
-        """Whether the space before a word is part of its first token."""
-        return BACKBONES[self.kind].tokenizer == "byte-level"
-
-    @property
-    def space(self) -> str:
-        """What the tokens begin with that follow a space; "" where they tell nothing of it."""
-        return {"byte-level": "Ġ", "unigram": "▁"}.get(BACKBONES[self.kind].tokenizer, "")
 
     def spell(self, ids: Iterable[int]) -> str:
         """Returns what tokens are in a text, whether or not the tokenizer's file has a decoder."""
+        if not self.kind:
+            return str(self.backend.decode([*ids], skip_special_tokens=False))
         tokens = [str(self.backend.id_to_token(number)) for number in ids]
         text: str = _DECODERS[BACKBONES[self.kind].tokenizer].decode(tokens)
         return text
@@ -67,7 +62,9 @@ class SpanTokenizer:
 
 
 def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
-    """Loads a tokenizer of one of the backbones.
+    """Loads a tokenizer of one of the backbones, or of another family.
+
+    That of another family can make tokens, but no masks: only PyTorch trains on them here.
 
     Args:
       name_or_folder: a folder with `tokenizer.json` or its sources, or a Hugging Face Hub name.
@@ -160,13 +157,18 @@ def _alphabet(tokenizer: Tokenizer, words: Counter[str], size: int) -> tuple[lis
 
 def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int = 512) -> None:
     """Writes the files from which `transformers.AutoTokenizer` loads the same tokenizer."""
-    backbone = BACKBONES[tokenizer.kind]
     backend = tokenizer.backend
+    if not tokenizer.kind:
+        backend.save(str(folder / "tokenizer.json"))
+        rules = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
+        write_json(folder / "tokenizer_config.json", rules)
+        return
+    backbone = BACKBONES[tokenizer.kind]
     backend.save(str(folder / "tokenizer.json"))
     backend.model.save(str(folder))
     tokens = {f"{role}_token": token for role, token in backbone.special_tokens.items()}
     state = json.loads(backend.to_str())
-    rules: dict[str, Any] = {"tokenizer_class": backbone.tokenizer_class}
+    rules = {"tokenizer_class": backbone.tokenizer_class}
     if backbone.tokenizer == "wordpiece":
         rules |= {
             "do_lower_case": state["normalizer"]["lowercase"],
@@ -183,60 +185,109 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
 
 def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     """Wraps a tokenizer, switching off whatever would change the tokens of plain text."""
+    pad_id = (backend.padding or {}).get("pad_id", 0)
     backend.no_padding()
     backend.no_truncation()
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
     backend.encode_special_tokens = True
     state = json.loads(backend.to_str())
     entries = backend.get_vocab(with_added_tokens=True)
-    kind = _kind(state, entries.keys(), name)
-    backbone = BACKBONES[kind]
-    special = backbone.special_tokens
-    if backbone.tokenizer == "unigram":
-        backend.model = _never_in_text(state["model"], set(special.values()))
+    kind = _kind(state, entries.keys())
+    added = backend.get_added_tokens_decoder().items()
+    special_ids = {number for number, token in added if token.special}
+    if kind:
+        ids = _ids_of_roles(kind, entries, name)
+        special_ids.update(ids.values())
+        pad_id = ids["pad"]
+        prefix_ids, suffix_ids = (ids["cls"],), (ids["sep"],)
+    else:
+        ids = {}
+        prefix_ids, suffix_ids = _ids_around(backend, name)
+        special_ids.update(prefix_ids, suffix_ids)
+    if state["model"]["type"] == "Unigram":
+        special = {token for token, number in entries.items() if number in special_ids}
+        backend.model = _never_in_text(state["model"], special)
         state = json.loads(backend.to_str())
-    if missing := [token for token in special.values() if token not in entries]:
-        raise UserError(f"tokenizer {name} has no {missing[0]}, which {kind} models need")
-    ids = {role: entries[token] for role, token in special.items()}
-    added = backend.get_added_tokens_decoder()
-    added_ids = (number for number, token in added.items() if token.special)
+    space, joins_space = _space(state)
     n_ids = max(entries.values()) + 1
     unused_ids = set(range(n_ids)).difference(entries.values())
     return SpanTokenizer(
         backend=backend,
         kind=kind,
         vocab_size=n_ids,
-        cls_id=ids["cls"],
-        sep_id=ids["sep"],
-        pad_id=ids["pad"],
-        mask_id=ids["mask"],
-        special_ids=tuple(sorted({*ids.values(), *added_ids, *unused_ids})),
+        prefix_ids=prefix_ids,
+        suffix_ids=suffix_ids,
+        pad_id=pad_id,
+        mask_id=ids.get("mask"),
+        special_ids=tuple(sorted(special_ids | unused_ids)),
+        space=space,
+        joins_space=joins_space,
         sha256=_checksum(entries, state),
     )
 
 
-def _kind(state: dict[str, Any], entries: Set[str], name: str) -> str:
+def _kind(state: dict[str, Any], entries: Set[str]) -> str:
     """Identifies a tokenizer by the types of its parts: many folders have no config.json.
 
     MPNet's differs from BERT's in its special tokens alone, and BERT's are in its vocabulary, too.
+    Other families have BERT's or RoBERTa's parts with special tokens of their own.
     """
-    cutter = state["pre_tokenizer"] or {}
-    last_step = cutter.get("pretokenizers", [cutter])[-1]
-    found = (state["model"], state["normalizer"] or {}, last_step)
-    parts = [part.get("type") for part in found]
-    match parts:
+    match _parts(state):
         case ["WordPiece", "BertNormalizer", "BertPreTokenizer"]:
             return "mpnet" if entries >= {*BACKBONES["mpnet"].special_tokens.values()} else "bert"
         case ["BPE", None, "ByteLevel"]:
-            return "roberta"
+            kind = "roberta"
         case ["BPE", "NFC", "ByteLevel"]:
-            return "modernbert"
+            kind = "modernbert"
         case ["Unigram", _, "Metaspace"]:  # SentencePiece's, with any normalizer
-            return "xlm-roberta"
-    raise UserError(
-        f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}):"
-        f" expected one of {', '.join(BACKBONES)}"
-    )
+            kind = "xlm-roberta"
+        case _:
+            return ""
+    return kind if entries >= {*BACKBONES[kind].special_tokens.values()} else ""
+
+
+def _parts(state: dict[str, Any]) -> list[str | None]:
+    """Returns the types of a tokenizer's model, normalizer and last pre-tokenizer."""
+    cutter = state["pre_tokenizer"] or {}
+    last_step = cutter.get("pretokenizers", [cutter])[-1]
+    found = (state["model"], state["normalizer"] or {}, last_step)
+    return [part.get("type") for part in found]
+
+
+def _ids_of_roles(kind: str, entries: Mapping[str, int], name: str) -> dict[str, int]:
+    special = BACKBONES[kind].special_tokens
+    if missing := [token for token in special.values() if token not in entries]:
+        raise UserError(f"tokenizer {name} has no {missing[0]}, which {kind} models need")
+    return {role: entries[token] for role, token in special.items()}
+
+
+def _ids_around(backend: Tokenizer, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns what a tokenizer of another family puts before and after a text."""
+    encoding = backend.encode("a")
+    inside = [i for i, is_added in enumerate(encoding.special_tokens_mask) if not is_added]
+    if not inside:
+        raise UserError(f"tokenizer {name} makes no tokens of the text 'a'")
+    ids = encoding.ids
+    prefix_ids, suffix_ids = tuple(ids[: inside[0]]), tuple(ids[inside[-1] + 1 :])
+    if len(prefix_ids) + len(suffix_ids) > N_AROUND:
+        tokens = first_three(encoding.tokens)
+        raise UserError(
+            f"tokenizer {name} reads 'a' as {tokens}: expected at most {N_AROUND} tokens around it"
+        )
+    return prefix_ids, suffix_ids
+
+
+def _space(state: dict[str, Any]) -> tuple[str, bool]:
+    """Returns `space` and `joins_space` of `SpanTokenizer`."""
+    last_step = _parts(state)[-1]
+    if last_step == "ByteLevel":
+        return "Ġ", True
+    if last_step == "Metaspace":
+        return "▁", False
+    match state["normalizer"]:
+        case {"type": "Replace", "pattern": {"String": " "}, "content": content}:
+            return str(content), True  # as in SentencePiece's BPE, which cuts nowhere else
+    return "", False
 
 
 def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
@@ -265,7 +316,11 @@ def _read_folder(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     try:
         if file.exists():
-            return Tokenizer.from_file(str(file))
+            backend = Tokenizer.from_file(str(file))
+            state = json.loads(backend.to_str())
+            if _kind(state, backend.get_vocab(with_added_tokens=True).keys()):
+                return backend
+        # What the library reads of an unknown family is what its models are searched with.
         from transformers import AutoTokenizer  # slow to import, and seldom needed
 
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

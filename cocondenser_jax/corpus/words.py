@@ -32,7 +32,7 @@ class WordTable:
 
     def __init__(self, tokenizer: SpanTokenizer):
         self._tokenizer = tokenizer.backend
-        self._space = " " if tokenizer.is_byte_level else ""
+        self._space = " " if tokenizer.joins_space else ""
         self._known: dict[str, tuple[bytes, bytes]] = {}
 
     def tokenize(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -60,8 +60,8 @@ def tokenize_words(
     """Tokenizes words, with `space` before the first.
 
     Yields:
-      The bytes of a word's token ids, uint32, and of uint8: 1 where a token starts a word of the
-      pre-tokenizer.
+      The bytes of a word's token ids, uint32, and of uint8: 1 for the first, and where a token
+      starts another word of the pre-tokenizer.
     """
     groups = [words[i : i + ENCODE_WORDS] for i in range(0, len(words), ENCODE_WORDS)]
     texts = [space + " ".join(group) for group in groups]
@@ -75,7 +75,8 @@ def tokenize_words(
         for word in group:
             end += len(word) + 1  # the space after it, which may begin a token of the next word
             stop = bisect_left(places, end, first)
-            yield ids[first:stop].tobytes(), starts[first:stop]
+            # SentencePiece's BPE cuts no words.
+            yield ids[first:stop].tobytes(), b"\1"[: stop - first] + starts[first + 1 : stop]
             first = stop
 
 

@@ -37,6 +37,7 @@ from cocondenser_jax.analysis.report import ResultRow, write_report
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.corpus.sources import read_documents
+from cocondenser_jax.corpus.spans import tokenize_texts
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
@@ -147,15 +148,13 @@ def adapt(
 def _check_tokens(start: Path, model: SentenceTransformer) -> None:
     """Raises a UserError where training would read other tokens than the model is searched with.
 
-    Training has those of tokenizer.json. sentence-transformers obeys `do_lower_case` of another
-    file, too, and transformers makes some tokenizers anew.
+    Training has those of tokenizer.json, looked up word by word. sentence-transformers obeys
+    `do_lower_case` of another file, too, and transformers makes some tokenizers anew.
     """
     ours = load_tokenizer(str(start))
     theirs: Any = towers(model)[""].tokenizer
-    for text in _TEXTS:
+    for text, ids in zip(_TEXTS, tokenize_texts(ours, _TEXTS), strict=True):
         expected = theirs(text)["input_ids"]
-        words = ours.backend.encode(text, add_special_tokens=False).ids
-        ids = [ours.cls_id, *words, ours.sep_id]
         if ids != expected:
             raise UserError(
                 f"{start} reads {text!r} as {theirs.convert_ids_to_tokens(expected)}, but its"

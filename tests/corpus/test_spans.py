@@ -180,7 +180,7 @@ def test_long_sentences_are_cut_between_words_and_nothing_is_lost(tokenizers, te
     if any(len(own_tokens(tokenizer, form)[0]) > limit for form in forms):
         return  # the next test is about these
     whole_ids, whole_starts = own_tokens(tokenizer, " ".join(split_sentences(text)))
-    if not tokenizer.is_byte_level:
+    if not tokenizer.joins_space:
         assert np.concatenate([[], *(span.tokens for span in found)]).tolist() == whole_ids
         starts = np.concatenate([span.starts for span in found]) if found else np.zeros(0)
         assert (starts > 0).tolist() == whole_starts

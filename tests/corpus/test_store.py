@@ -115,7 +115,8 @@ def test_the_manifest_counts_what_is_there_and_what_is_not(stores, corpus, token
 
 def test_the_store_knows_its_tokenizer(stores, tokenizer, model_type):
     store = open_store(stores[model_type])
-    for field in ("vocab_size", "cls_id", "sep_id", "pad_id", "mask_id", "special_ids"):
+    ids = ("prefix_ids", "suffix_ids", "pad_id", "mask_id", "special_ids")
+    for field in ("vocab_size", *ids):
         assert getattr(store, field) == getattr(tokenizer, field)
 
 
@@ -274,7 +275,7 @@ def test_a_damaged_store_does_not_open(stores, tmp_path):
         open_store(folder)
     folder = damaged("old")
     (folder / "manifest.json").write_text('{"format_version": 0}')
-    with pytest.raises(UserError, match="format version 0, expected 5"):
+    with pytest.raises(UserError, match="format version 0, expected 6"):
         open_store(folder)
     folder = damaged("miscounted")
     manifest = json.loads((folder / "manifest.json").read_text())

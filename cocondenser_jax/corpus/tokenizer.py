@@ -16,6 +16,7 @@ from cocondenser_jax.backbones import BACKBONES, Backbone
 from cocondenser_jax.errors import UserError, first_line, first_three, whole_message
 from cocondenser_jax.storage.files import write_json
 
+_Around = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and after it
 Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` makes
 ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
 N_AROUND = 2  # tokens of a row that are kept for what stands before and after its text
@@ -199,11 +200,11 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         ids = _ids_of_roles(kind, entries, name)
         special_ids.update(ids.values())
         pad_id = ids["pad"]
-        prefix_ids, suffix_ids = (ids["cls"],), (ids["sep"],)
+        around: _Around = ((ids["cls"],), (ids["sep"],))
     else:
         ids = {}
-        prefix_ids, suffix_ids = _ids_around(backend, name)
-        special_ids.update(prefix_ids, suffix_ids)
+        around = _ids_around(backend, name)
+        special_ids.update(*around)
     if state["model"]["type"] == "Unigram":
         special = {token for token, number in entries.items() if number in special_ids}
         backend.model = _never_in_text(state["model"], special)
@@ -215,8 +216,8 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         backend=backend,
         kind=kind,
         vocab_size=n_ids,
-        prefix_ids=prefix_ids,
-        suffix_ids=suffix_ids,
+        prefix_ids=around[0],
+        suffix_ids=around[1],
         pad_id=pad_id,
         mask_id=ids.get("mask"),
         special_ids=tuple(sorted(special_ids | unused_ids)),
@@ -261,7 +262,7 @@ def _ids_of_roles(kind: str, entries: Mapping[str, int], name: str) -> dict[str,
     return {role: entries[token] for role, token in special.items()}
 
 
-def _ids_around(backend: Tokenizer, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _ids_around(backend: Tokenizer, name: str) -> _Around:
     """Returns what a tokenizer of another family puts before and after a text."""
     encoding = backend.encode("a")
     inside = [i for i, is_added in enumerate(encoding.special_tokens_mask) if not is_added]

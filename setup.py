@@ -27,6 +27,7 @@ RETRIEVAL = [
     "numba>=0.61",
     "PyStemmer>=2.2.0.3",
 ]
+LORA = ["peft>=0.18"]
 REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5"]
 PAPERS = [
     "ijson>=3.5",
@@ -100,11 +101,12 @@ setup(
     extras_require={
         "pretrain": PRETRAIN,
         "retrieval": RETRIEVAL,
+        "lora": [*RETRIEVAL, *LORA],
         "report": REPORT,
         "tfds": TFDS,
         "cluster": CLUSTER,
         "ray": ["ray>=2.60"],
-        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, *CLUSTER, *PAPERS],
+        "all": [*PRETRAIN, *RETRIEVAL, *LORA, *REPORT, *TFDS, *CLUSTER, *PAPERS],
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],
         "test": [

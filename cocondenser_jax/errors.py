@@ -21,6 +21,7 @@ EXTRAS = {
         "sentence_transformers",
         "torch",
     ),
+    "lora": ("peft",),
     "report": ("jinja2", "matplotlib"),
     "tfds": ("tensorflow_datasets",),
     "cluster": ("datatrove",),

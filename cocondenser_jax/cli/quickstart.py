@@ -28,15 +28,20 @@ def quickstart(workdir):
     required("--model", str, "the model to adapt (docs/backbones.md): a folder or Hub name"),
     _WORKDIR,
     flag("--data", Path, "passages, queries and judgments to test on (default: no test)"),
+    flag(
+        "--backend",
+        (None, "jax", "torch", "lora"),
+        "what trains the model (default: by its family)",
+    ),
     OVERRIDES,
 )
-def adapt(corpus, model, workdir, data, overrides):
+def adapt(corpus, model, workdir, data, backend, overrides):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.quickstart.adapt import adapt
 
     prepare_libtpu()
-    _print_outcome(workdir, *adapt(workdir, corpus, model, data, overrides))
+    _print_outcome(workdir, *adapt(workdir, corpus, model, data, overrides, backend))
 
 
 def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:

@@ -79,6 +79,7 @@ class PairSettings(NamedTuple):
     adam: Adam
     trainer: TrainerSettings
     probe: Probe
+    keep: int  # latest checkpoints
 
 
 def train_pairs(settings: PairSettings, store: TokenStore) -> Path:
@@ -164,6 +165,7 @@ class _Trainer(SentenceTransformerTrainer):
             "adam_beta2": adam.b2,
             "adam_epsilon": adam.eps,
             "max_grad_norm": adam.clip_norm,
+            "save_total_limit": settings.keep,
         }
         super().__init__(
             loss.model,

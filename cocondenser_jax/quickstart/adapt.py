@@ -41,7 +41,6 @@ from cocondenser_jax.corpus.spans import tokenize_texts
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.quickstart.agreement import (
     METRIC,
     choose_alpha,
@@ -50,6 +49,7 @@ from cocondenser_jax.quickstart.agreement import (
     sample_store,
     write_choice,
 )
+from cocondenser_jax.quickstart.backends import Name, choose_backend
 from cocondenser_jax.quickstart.comparison import (
     FUSION,
     Entry,
@@ -64,7 +64,7 @@ from cocondenser_jax.quickstart.proposals import (
     propose_sizes,
     propose_training,
 )
-from cocondenser_jax.quickstart.steps import make_once, pretrain_model, write_store
+from cocondenser_jax.quickstart.steps import make_once, write_store
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, judge
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import fuse_runs
@@ -94,7 +94,12 @@ class Adaptation(NamedTuple):
 
 
 def adapt(
-    workdir: Path, corpus: str, model: str, data: Path | None = None, overrides: Sequence[str] = ()
+    workdir: Path,
+    corpus: str,
+    model: str,
+    data: Path | None = None,
+    overrides: Sequence[str] = (),
+    backend: Name | None = None,
 ) -> Adaptation:
     """Adapts a model to a corpus, and says whether that helped; resumes an earlier call.
 
@@ -104,10 +109,11 @@ def adapt(
       model: a folder or hub name; see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`; None: nothing is judged.
       overrides: of the settings that `propose_pretraining` returns.
+      backend: what trains the model; None: as its family needs.
     """
-    n_devices = count_devices()
     start = find_folder(model)
-    given = check_given(overrides, start, n_devices)
+    trainer = choose_backend(start, backend)
+    given = check_given(overrides, start, trainer)
     original = load_retriever(start)
     overrides = propose_sizes(given, overrides, start, original.get_embedding_dimension() or 0)
     _check_tokens(start, original)
@@ -118,6 +124,7 @@ def adapt(
         "corpus": corpus,
         "data": str(data),
         "overrides": [*overrides],
+        "backend": trainer.name,
     }
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
@@ -125,12 +132,12 @@ def adapt(
         store = open_store(
             make_once(workdir, workdir / "store", write_store, corpus, start, given.data.length)
         )
-        training = propose_training(store, start, overrides, n_devices)
+        training = propose_training(store, start, overrides, trainer)
         if not (workdir / "model").exists():
             _log_work(training, original, data)
         pretraining = workdir / "pretraining"
         trained = make_once(
-            workdir, workdir / "model", pretrain_model, training.config, pretraining
+            workdir, workdir / "model", trainer.train, training.config, pretraining
         )
         choice = read_choice(
             make_once(workdir, workdir / "agreement.json", _choose, original, trained, training)

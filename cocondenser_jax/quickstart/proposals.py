@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from cocondenser_jax.collection.folder import read_split
 from cocondenser_jax.configs.adapt import MOST_EPOCHS, get_config
-from cocondenser_jax.convert.from_torch import read_shape
 from cocondenser_jax.corpus.batches import batch_examples, held_out_documents, require_room
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import (
     Experiment,
     resolve,
@@ -26,7 +23,7 @@ from cocondenser_jax.pretrain.experiment import (
     with_prompts,
 )
 from cocondenser_jax.pretrain.step import check_batch
-from cocondenser_jax.pretrain.warm_start import load_warm_start
+from cocondenser_jax.quickstart.backends import Backend, Reading
 from cocondenser_jax.representation import is_falling
 from cocondenser_jax.settings import override
 from cocondenser_jax.storage.model_folder import read_card_sizes
@@ -39,7 +36,7 @@ _SET_BY_ADAPT = ("config.data.store", "config.warm_start")
 
 
 def propose_pretraining(
-    n_spans: int, pairs: str = "sentence", *, n_devices: int, on_cpu: bool
+    n_spans: int, pairs: str = "sentence", *, n_devices: int, on_cpu: bool, rate: float = 1.0
 ) -> ConfigDict:
     """Returns the settings of pre-training but for store and warm start.
 
@@ -48,8 +45,10 @@ def propose_pretraining(
       pairs: what is a pair, see `propose_pairs`.
       n_devices: that train.
       on_cpu: whether these are CPUs.
+      rate: factor of the learning rate.
     """
     config = get_config().unlock()
+    config.optimizer.learning_rate *= rate
     n = config.data.batch_size
     n_examples = n * config.train.steps
     if not on_cpu:
@@ -82,13 +81,13 @@ def with_overrides(proposed: ConfigDict, overrides: Sequence[str], n_devices: in
     return override(config, overrides)
 
 
-def check_given(overrides: Sequence[str], start: Path, n_devices: int) -> ConfigDict:
+def check_given(overrides: Sequence[str], start: Path, backend: Backend) -> ConfigDict:
     """Checks the settings that were given, as far as that needs no store.
 
     Args:
       overrides: of the proposed settings.
       start: the folder of the model.
-      n_devices: that train.
+      backend: that trains it.
 
     Returns:
       The settings. Those that depend on the corpus are still to be proposed.
@@ -100,7 +99,8 @@ def check_given(overrides: Sequence[str], start: Path, n_devices: int) -> Config
         name = word.removeprefix("--").partition("=")[0]
         if name in _SET_BY_ADAPT:
             raise UserError(f"{name} cannot be given: `adapt` sets it")
-    network = read_shape(start)
+    network = backend.read(start)
+    n_devices = backend.n_devices()
     proposed = _for_texts_of(network, get_config())
     # The corpus decides on a batch that is not given. Here it is one that every chunk size fits.
     chunk_size = override(proposed, overrides).train.chunk_size
@@ -114,13 +114,11 @@ def check_given(overrides: Sequence[str], start: Path, n_devices: int) -> Config
         )
     if config.probe.data:
         read_split(Path(config.probe.data), config.probe.split)
-    tokenizer = load_tokenizer(str(start))
-    network.require_tokenizer(start, tokenizer.vocab_size, tokenizer.pad_id)
-    experiment = resolve_without_store(config, 1, network.vocab_size, network.pad_token_id)
+    experiment = resolve_without_store(config, 1, 1, 0)
+    backend.check(experiment, start)
     _check_batch(experiment, network.longest_text, n_devices)
+    tokenizer = load_tokenizer(str(start))
     require_room(with_prompts(experiment, network.representation).batches, tokenizer)
-    if not config.init_head:  # else what the model lacks is drawn
-        load_warm_start(str(start), experiment.network, None, experiment.vectors)
     return config
 
 
@@ -162,17 +160,22 @@ class Training(NamedTuple):
 
 
 def propose_training(
-    store: TokenStore, start: Path, overrides: Sequence[str], n_devices: int
+    store: TokenStore, start: Path, overrides: Sequence[str], backend: Backend
 ) -> Training:
     """Returns the training of a model on a store, with the proposed settings and those given.
 
     Raises:
       UserError: where settings do not fit each other or the store.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    pairs = propose_pairs(store)
-    proposed = propose_pretraining(store.n_spans, pairs, n_devices=n_devices, on_cpu=on_cpu)
-    network = read_shape(start)
+    n_devices = backend.n_devices()
+    proposed = propose_pretraining(
+        store.n_spans,
+        propose_pairs(store),
+        n_devices=n_devices,
+        on_cpu=backend.on_cpu(),
+        rate=backend.rate,
+    )
+    network = backend.read(start)
     proposed = _for_texts_of(network, proposed)
     config = with_overrides(proposed, overrides, n_devices).unlock()
     config.warm_start = str(start)
@@ -195,7 +198,7 @@ def propose_training(
     )
 
 
-def _for_texts_of(network: ModelConfig, proposed: ConfigDict) -> ConfigDict:
+def _for_texts_of(network: Reading, proposed: ConfigDict) -> ConfigDict:
     """Returns proposed settings with rows no longer than the texts that a network reads."""
     config = proposed.copy_and_resolve_references().unlock()
     config.data.length = min(config.data.length, network.longest_text)

@@ -36,7 +36,7 @@ from cocondenser_jax.quickstart.verdict import Verdict
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256
-from tests.world import write_records
+from tests.world import train_by, write_records
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for all trainings
 N_TEXTS, N_STEPS = 60, 6
@@ -268,7 +268,7 @@ def test_the_work_is_logged_before_the_first_step(finished, tmp_path, monkeypatc
     def pretrain(config, run, model):
         raise UserError("the first step")
 
-    monkeypatch.setattr(adapting, "pretrain_model", pretrain)
+    train_by(monkeypatch, pretrain)
     seconds = [0]  # two for each passage that is encoded
     clock = SimpleNamespace(perf_counter=lambda: sum(seconds))
     monkeypatch.setattr(adapting, "time", clock)
@@ -291,7 +291,11 @@ def test_the_work_is_logged_before_the_first_step(finished, tmp_path, monkeypatc
     ("changes", "said"),
     [
         ({"corpus": "nowhere.txt"}, "no file nowhere.txt"),
-        ({"model": "gpt"}, "model_type is 'gpt2'; expected bert or roberta or"),
+        ({"model": "gpt"}, "the weights of gpt lack "),
+        (
+            {"model": "gpt", "backend": "jax"},
+            "model_type is 'gpt2'; expected bert or roberta or",
+        ),
         ({"model": "empty"}, "cannot read empty/config.json"),
         ({"data": "empty"}, "empty has no judgments of split 'test': expected qrels/test.tsv"),
         ({"data": "nowhere"}, "nowhere does not exist: expected a folder of passages"),
@@ -383,7 +387,7 @@ def test_queries_are_of_documents_that_training_leaves_out(
         assert not set(np.concatenate(drawn)).intersection(map(store.document_id, documents))
         raise UserError("all seen")
 
-    monkeypatch.setattr(adapting, "pretrain_model", pretrain)
+    train_by(monkeypatch, pretrain)
     monkeypatch.setattr(adapting, "sample_store", sample)
     settings = ["--config.data.length=64", "--config.data.batch_size=8"]
     settings += [f"--config.data.pairs={pairs}"]

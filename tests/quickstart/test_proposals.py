@@ -10,6 +10,7 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.step import check_batch
+from cocondenser_jax.quickstart.backends import BACKENDS
 from cocondenser_jax.quickstart.proposals import (
     check_given,
     propose_pairs,
@@ -23,6 +24,8 @@ from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.module_files import to_files
 from tests.retrieval_data import LETTERS
 from tests.world import as_flags, batches_of, write_records
+
+JAX = BACKENDS["jax"]  # of eight devices
 
 
 def test_a_cpu_takes_what_was_measured():
@@ -107,7 +110,7 @@ def start(make_model):
 )
 def test_what_needs_no_store_is_refused_without_one(start, overrides, said):
     with pytest.raises(UserError, match=re.escape(said)):
-        check_given(as_flags({"data.length": 64} | overrides), start, n_devices=8)
+        check_given(as_flags({"data.length": 64} | overrides), start, JAX)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +122,11 @@ def test_what_needs_no_store_is_refused_without_one(start, overrides, said):
 )
 def test_another_models_tokenizer_is_refused_without_a_store(make_model, settings, said):
     with pytest.raises(UserError, match=said):
-        check_given(["--config.data.length=32"], make_model(**settings), n_devices=8)
+        check_given(["--config.data.length=32"], make_model(**settings), JAX)
 
 
 def test_a_chunk_size_waits_for_the_batch_that_the_corpus_decides_on(start):
-    config = check_given(["--config.data.length=64", "--config.train.chunk_size=6"], start, 8)
+    config = check_given(["--config.data.length=64", "--config.train.chunk_size=6"], start, JAX)
     assert (config.data.length, config.train.chunk_size) == (64, 6)
 
 
@@ -139,7 +142,7 @@ def store(tmp_path_factory, start, words):
 
 
 def train(store, start, overrides):
-    return propose_training(store, start, as_flags({"data.length": 64} | overrides), n_devices=8)
+    return propose_training(store, start, as_flags({"data.length": 64} | overrides), JAX)
 
 
 @pytest.mark.parametrize(

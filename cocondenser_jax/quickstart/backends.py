@@ -1,0 +1,172 @@
+"""What `adapt` trains by: the Flax network in JAX, or the published one in PyTorch.
+
+All make the same batches of the same store, and minimize the same loss by the same optimizer and
+schedule.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import torch
+from ml_collections import ConfigDict
+
+from cocondenser_jax.backbones import DECODERS, find_backbone
+from cocondenser_jax.convert.from_torch import read_shape
+from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLossSettings
+from cocondenser_jax.finetune.pairs import Adam, Network, PairSettings, Probe, train_pairs
+from cocondenser_jax.finetune.trainer import TrainerSettings
+from cocondenser_jax.pretrain.devices import count_devices
+from cocondenser_jax.pretrain.experiment import Experiment, resolve
+from cocondenser_jax.pretrain.probe import measure_vectors
+from cocondenser_jax.pretrain.step import check_batch
+from cocondenser_jax.pretrain.warm_start import load_warm_start
+from cocondenser_jax.quickstart.steps import pretrain_model
+from cocondenser_jax.retrieval.models import max_tokens
+from cocondenser_jax.storage.files import read_object
+
+logger = logging.getLogger(__name__)
+
+Name = Literal["jax", "torch", "lora"]
+LORA_RANK = 16
+# Adapters start at 0, and need larger steps than the weights themselves.
+LORA_RATE = 10.0
+
+
+class Backend(NamedTuple):
+    """What trains a model, and what `adapt` asks of it."""
+
+    name: Name
+    n_devices: Callable[[], int]  # that train
+    on_cpu: Callable[[], bool]  # whether these are CPUs
+    rate: float  # factor of the learning rate that is proposed
+    # Raises a UserError where an experiment does not fit the folder of a model, or the backend.
+    check: Callable[[Experiment, Path], None]
+    # Trains with settings in a workdir, and writes the model to a folder; resumes.
+    train: Callable[[ConfigDict, Path, Path], object]
+
+
+def choose_backend(start: Path, wanted: Name | None = None) -> Backend:
+    """Returns what trains the model of a folder.
+
+    Args:
+      start: the folder of the model.
+      wanted: a name of BACKENDS; None: JAX where the Flax network computes the family, adapters
+        for a decoder, and PyTorch for any other.
+    """
+    if wanted is not None:
+        return BACKENDS[wanted]
+    model_type = read_object(start / "config.json").get("model_type")
+    name: Name = "lora" if model_type in DECODERS else "torch"
+    if find_backbone(model_type) and load_tokenizer(str(start)).kind:
+        name = "jax"
+    logger.info("adapt: a model of the family %s: trained by --backend=%s", model_type, name)
+    return BACKENDS[name]
+
+
+def _check_in_jax(experiment: Experiment, start: Path) -> None:
+    network = read_shape(start)
+    tokenizer = load_tokenizer(str(start))
+    if not tokenizer.kind:
+        raise UserError(f"the tokenizer of {start} has no mask: expected --backend=torch or lora")
+    network.require_tokenizer(start, tokenizer.vocab_size, tokenizer.pad_id)
+    chunk_size = experiment.step.loss.chunk_size
+    check_batch(experiment.batches, chunk_size, network.max_length, count_devices())
+    if not experiment.init_head:  # else what the model lacks is drawn
+        load_warm_start(str(start), experiment.network, None, experiment.representation)
+
+
+def _check_in_torch(experiment: Experiment, start: Path) -> None:
+    loss = experiment.step.loss
+    hint = "with this backend, expected"
+    if loss.objective not in PAIR_LOSSES:
+        names = " or ".join(PAIR_LOSSES)
+        raise UserError(f"config.train.objective is {loss.objective!r}: {hint} {names}")
+    if experiment.representation is not None:
+        raise UserError(f"config.model.representation is given: {hint} the model's own")
+    if experiment.step.skip_nonfinite:
+        raise UserError(f"config.train.skip_nonfinite is above 0: {hint} 0")
+    if experiment.probe.data:
+        raise UserError(f"config.probe.data is {experiment.probe.data!r}: {hint} none")
+    check_batch(experiment.batches, loss.chunk_size, max_tokens(start), n_devices=1)
+
+
+def _check_lora(experiment: Experiment, start: Path) -> None:
+    import peft  # noqa: F401  # else it would be missed only after the store was built
+
+    _check_in_torch(experiment, start)
+
+
+def _train_in_torch(lora_rank: int, config: ConfigDict, workdir: Path, out: Path) -> None:
+    store = open_store(Path(config.data.store))
+    settings = pair_settings(resolve(config, store), store, workdir, lora_rank)
+    train_pairs(settings, store).rename(out)
+
+
+def pair_settings(
+    experiment: Experiment, store: TokenStore, workdir: Path, lora_rank: int = 0
+) -> PairSettings:
+    """Returns what an experiment means to a training in PyTorch."""
+    loss = experiment.step.loss
+    optimizer = experiment.step.optimizer
+    spec = experiment.batches
+    is_pair = spec.kind.is_held_out or len(store.documents_of_pairs) > 0
+    return PairSettings(
+        network=Network(
+            folder=Path(experiment.warm_start),
+            hidden_dropout=experiment.network["hidden_dropout_prob"],
+            attention_dropout=experiment.network["attention_probs_dropout_prob"],
+            lora_rank=lora_rank,
+        ),
+        batches=spec,
+        loss=PairLossSettings(loss.objective, experiment.scale, loss.chunk_size),
+        adam=Adam(optimizer.b1, optimizer.b2, optimizer.eps, optimizer.clip_norm),
+        trainer=TrainerSettings(
+            workdir=workdir,
+            seed=loss.seed,
+            log_every=experiment.log_every,
+            batch_size=spec.batch_size,
+            loader_workers=0,
+            epochs=1,
+            max_steps=experiment.n_steps,
+            precision=loss.dtype,
+            learning_rate=optimizer.learning_rate,
+            warmup_ratio=optimizer.warmup_ratio,
+            weight_decay=optimizer.weight_decay,
+            checkpoint_every=experiment.save_every,
+            record={"config": experiment.settings, "lora_rank": lora_rank},
+        ),
+        probe=Probe(experiment.probe.every, functools.partial(measure_vectors, is_pair=is_pair)),
+        keep=experiment.keep,
+    )
+
+
+_JAX = Backend(
+    name="jax",
+    n_devices=count_devices,
+    on_cpu=lambda: jax.default_backend() == "cpu",
+    rate=1.0,
+    check=_check_in_jax,
+    train=pretrain_model,
+)
+_TORCH = Backend(
+    name="torch",
+    n_devices=lambda: 1,
+    on_cpu=lambda: not torch.cuda.is_available(),
+    rate=1.0,
+    check=_check_in_torch,
+    train=functools.partial(_train_in_torch, 0),
+)
+_LORA = _TORCH._replace(
+    name="lora",
+    rate=LORA_RATE,
+    check=_check_lora,
+    train=functools.partial(_train_in_torch, LORA_RANK),
+)
+BACKENDS: dict[Name, Backend] = {each.name: each for each in (_JAX, _TORCH, _LORA)}

@@ -1,0 +1,101 @@
+"""The same training by JAX and by PyTorch, step by step."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.configs import adapt as adapting
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.quickstart.backends import BACKENDS
+from cocondenser_jax.retrieval.models import load_retriever
+from tests.world import change_settings, make_texts, read_metrics, write_records
+
+N_STEPS = 8
+SETTINGS = {
+    "data.length": 48,
+    "data.batch_size": 16,
+    "train.steps": N_STEPS,
+    "model.hidden_dropout_prob": 0.0,
+    "model.attention_probs_dropout_prob": 0.0,
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.warmup_ratio": 0.3,
+    "optimizer.weight_decay": 0.1,
+    "optimizer.clip_norm": 0.5,
+    "probe.every": 4,
+    "log_every": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def start(make_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start") / "model"
+    model = load_retriever(make_model(initializer_range=0.1), pooling="mean")
+    model.similarity_fn_name = "cosine"
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(start, words, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    rng = np.random.default_rng(0)
+    texts = []
+    for _ in range(100):
+        own = rng.choice(words, 12)
+        texts.append(". ".join(" ".join(rng.choice(own, 7)).capitalize() for _ in range(3)) + ".")
+    # Two documents of the same spans, in another order: no negatives of each other.
+    texts += [f"{texts[0]}\n\n{texts[1]}", f"{texts[1]}\n\n{texts[0]}"]
+    write_records(folder / "texts.jsonl", ({"text": text} for text in texts))
+    build_store(str(folder / "texts.jsonl"), str(start), folder / "store", max_tokens=48)
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def train(start, store, tmp_path_factory):
+    """Gives a function that trains by a backend, and returns the logged lines and the model."""
+
+    def run(name, **changes):
+        config = adapting.get_config().unlock()
+        own = {"warm_start": str(start), "data.store": str(store)}
+        change_settings(config, SETTINGS | own | changes)
+        folder = tmp_path_factory.mktemp(name)
+        BACKENDS[name].train(config.lock(), folder / "run", folder / "model")
+        return read_metrics(folder / "run"), folder / "model"
+
+    return run
+
+
+def column(lines, name):
+    return [line[name] for line in lines if name in line]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.chunk_size": 4},
+        {"train.chunk_size": 0, "train.objective": "ict"},
+        {"train.chunk_size": 0, "model.scale": 5.0, "data.pairs": "crops"},
+    ],
+    ids=str,
+)
+def test_pytorch_trains_as_jax_does(train, changes):
+    (of_jax, jax_model), (of_torch, torch_model) = (train(n, **changes) for n in ("jax", "torch"))
+    for name in ("loss", "learning_rate"):
+        found = column(of_torch, name)
+        assert len(found) == N_STEPS
+        np.testing.assert_allclose(found, column(of_jax, name), rtol=1e-4, err_msg=name)
+    norms = column(of_jax, "gradient_norm")
+    np.testing.assert_allclose(column(of_torch, "grad_norm"), norms, rtol=1e-3)
+    assert max(norms) > 0.5  # some are clipped
+    assert len(column(of_torch, "probe/positive_mrr")) == 2
+    for name in ("probe/positive_mrr", "probe/uniformity", "probe/mean_cosine"):
+        np.testing.assert_allclose(column(of_torch, name), column(of_jax, name), atol=1e-4)
+    texts = make_texts(8)
+    jax_vectors, torch_vectors = (
+        SentenceTransformer(str(folder)).encode(texts, normalize_embeddings=True)
+        for folder in (jax_model, torch_model)
+    )
+    np.testing.assert_allclose(torch_vectors, jax_vectors, atol=1e-4)

@@ -1,5 +1,9 @@
 """Small models of families that only PyTorch computes here, written by the libraries alone."""
 
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -11,6 +15,50 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast
+
+from tests import world
+
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+_DECODER = _SIZES | {"num_key_value_heads": 1, "head_dim": 16}
+_DISTILBERT = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2}
+_DISTILBERT |= {"max_position_embeddings": 128, "initializer_range": 0.2}
+_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+# Family → tokenizer, transformers' model and config, sizes, pooling.
+_MODELS = {
+    "distilbert": ("bert", "DistilBertModel", "DistilBertConfig", _DISTILBERT, "mean"),
+    "deberta-v2": ("deberta-v2", "DebertaV2Model", "DebertaV2Config", _SIZES, "cls"),
+    "qwen3": ("qwen2", "Qwen3Model", "Qwen3Config", _DECODER, "lasttoken"),
+    "gemma3_text": ("gemma", "Gemma3TextModel", "Gemma3TextConfig", _DECODER, "mean"),
+    "t5": ("t5", "T5EncoderModel", "T5Config", _T5, "mean"),
+}
+
+
+def write_model(family, texts, folder, **settings):
+    """Writes a small random model of a family, with a cosine, by sentence-transformers."""
+    tokenizer, model, config, sizes, pooling = _MODELS[family]
+    plain = folder / "plain"
+    plain.mkdir(parents=True)
+    if tokenizer == "bert":
+        world.write_tokenizer(plain, texts, 300)
+    else:
+        write_tokenizer(tokenizer, texts, plain)
+    n_entries = len(transformers.AutoTokenizer.from_pretrained(plain))
+    torch.manual_seed(0)
+    made = getattr(transformers, config)(**sizes, vocab_size=n_entries, **settings)
+    getattr(transformers, model)(made).save_pretrained(plain)
+    backbone = Transformer(str(plain))
+    modules = [backbone, Pooling(backbone.get_embedding_dimension(), pooling), Normalize()]
+    SentenceTransformer(modules=modules).save_pretrained(
+        str(folder / "model"), create_model_card=False
+    )
+    return folder / "model"
 
 
 def write_tokenizer(family, texts, folder):

@@ -4,7 +4,8 @@ The batches are those of pre-training in JAX, and so are the loss, the optimizer
 `adapt` trains families by it that the Flax network does not compute.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,7 +108,7 @@ def pair_trainer(settings: PairSettings, store: TokenStore) -> SentenceTransform
     network = settings.network
     model = load_retriever(network.folder)
     set_dropout(model, network.hidden_dropout, network.attention_dropout)
-    callbacks: list[TrainerCallback] = [_FiniteCallback(store, settings.batches)]
+    callbacks = []
     if network.lora_rank:
         adapted = add_adapters(model, network.lora_rank, settings.trainer.seed)
         callbacks.append(_MergeCallback(adapted))
@@ -147,7 +148,7 @@ class _Trainer(SentenceTransformerTrainer):
         settings: PairSettings,
         store: TokenStore,
         loss: PairLoss,
-        callbacks: list[TrainerCallback],
+        callbacks: Sequence[TrainerCallback],
     ) -> None:
         own = settings.trainer
         n_rows = own.max_steps * own.batch_size
@@ -173,8 +174,9 @@ class _Trainer(SentenceTransformerTrainer):
             datasets.Dataset.from_dict({"row": range(n_rows)}),
             loss=loss,
             data_collator=collator,
-            callbacks=callbacks,
+            callbacks=[*callbacks],
         )
+        self._names = functools.partial(batch_document_ids, store, settings.batches)
 
     def get_batch_sampler(self, *args: Any, **kwargs: Any) -> EpochBatchSampler:
         return self._batches
@@ -188,6 +190,18 @@ class _Trainer(SentenceTransformerTrainer):
             lambda step: rate_by_step(step, n_warmup, num_training_steps),
         )
         return self.lr_scheduler
+
+    def training_step(self, model: Any, inputs: Any, *args: Any) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(model, inputs, *args)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        # The library would clip an infinite gradient to 0, and log no loss that is not finite.
+        if not torch.nn.utils.get_total_norm(gradients).isfinite():
+            step = self.state.global_step
+            raise UserError(
+                f"step {step + 1} is not finite (documents {first_three(self._names(step))}): try a"
+                " lower config.optimizer.learning_rate, or config.train.dtype=float32"
+            )
+        return loss
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         # The library would save a folder, which cannot be loaded while there are adapters in it.
@@ -221,26 +235,6 @@ class _Collator:
         return collate(make_batch(self._store, self._spec, step))
 
 
-class _FiniteCallback(TrainerCallback):
-    """Ends a run whose gradient is not finite, before the weights are spoiled."""
-
-    def __init__(self, store: TokenStore, spec: BatchSpec) -> None:
-        self._store = store
-        self._spec = spec
-
-    def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
-    ) -> None:
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        if torch.stack([gradient.sum() for gradient in gradients]).isfinite().all():
-            return
-        names = batch_document_ids(self._store, self._spec, state.global_step)
-        raise UserError(
-            f"step {state.global_step + 1} is not finite (documents {first_three(names)}): try a"
-            " lower config.optimizer.learning_rate, or config.train.dtype=float32"
-        )
-
-
 class _MergeCallback(TrainerCallback):
     """Merges adapters at the end, so that the model is saved as it was published."""
 
@@ -264,7 +258,9 @@ class _ProbeCallback(TrainerCallback):
             return
         model: Any = self._owner.model
         values = self._probe.measure(_encode(model, self._batch))
+        is_due = control.should_log  # which logging unsets
         self._owner.log({f"probe/{name}": float(value) for name, value in values.items()})
+        control.should_log = is_due
 
 
 def _encode(model: SentenceTransformer, batch: Batch) -> np.ndarray:

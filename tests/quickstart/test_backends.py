@@ -1,8 +1,5 @@
 """The same training by JAX and by PyTorch, step by step."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer

@@ -1,0 +1,174 @@
+"""Training on pairs of a store: what a step reads, and how a run ends."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune.pair_losses import PairLossSettings
+from cocondenser_jax.finetune.pairs import (
+    Adam,
+    Network,
+    PairSettings,
+    Probe,
+    collate,
+    pair_trainer,
+    rate_by_step,
+    train_pairs,
+)
+from cocondenser_jax.finetune.trainer import TrainerSettings
+from tests.other_families import write_model
+from tests.world import make_texts, read_metrics, write_records
+
+FAMILIES = ("distilbert", "deberta-v2", "qwen3", "gemma3_text", "t5")
+N_STEPS = 3
+SPEC = BatchSpec(seed=3, batch_size=4, length=40, example="crops", masked=False, held_out=4)
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """Gives a function from a family to a model's folder and a store of its tokens."""
+    made = {}
+    texts = make_texts(40, n_sentences=3)
+
+    def make(family):
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            model = write_model(family, texts, folder)
+            write_records(folder / "texts.jsonl", ({"text": text} for text in texts))
+            build_store(str(folder / "texts.jsonl"), str(model), folder / "store", max_tokens=40)
+            made[family] = model, open_store(folder / "store")
+        return made[family]
+
+    return make
+
+
+def settings_of(model, workdir, **changes):
+    trainer = TrainerSettings(
+        workdir=workdir,
+        seed=0,
+        log_every=1,
+        batch_size=SPEC.batch_size,
+        loader_workers=0,
+        epochs=1,
+        max_steps=N_STEPS,
+        precision="float32",
+        learning_rate=1e-3,
+        warmup_ratio=0.1,
+        weight_decay=0.01,
+        checkpoint_every=1,
+        record={},
+    )
+    own = PairSettings(
+        network=Network(model, 0.0, 0.0, 0),
+        batches=SPEC,
+        loss=PairLossSettings("contrastive", 0.0, 3),
+        adam=Adam(0.9, 0.999, 1e-8, 1.0),
+        trainer=trainer,
+        probe=Probe(2, lambda vectors: {"rows": float(len(vectors))}),
+        keep=2,
+    )
+    return own._replace(**changes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_loss_is_that_of_the_librarys_vectors(worlds, family, tmp_path):
+    folder, store = worlds(family)
+    result = train_pairs(settings_of(folder, tmp_path / "run"), store)
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run") if "loss" in line]
+    assert len(losses) == N_STEPS
+    assert result == tmp_path / "run" / "model"
+
+    model = SentenceTransformer(str(folder))
+    batch = make_batch(store, SPEC, 0)
+    decode = model.tokenizer.decode
+    rows = zip(batch.input_ids_SxL, batch.attention_mask_SxL, strict=True)
+    texts = [decode(ids[mask], skip_special_tokens=True) for ids, mask in rows]
+    if family not in ("qwen3", "gemma3_text"):  # theirs tell a space at the beginning
+        texts = [text.strip() for text in texts]
+    scores = 20 * model.encode(texts) @ model.encode(texts).T
+    total = 0.0
+    for i, row in enumerate(scores):
+        others = [x for j, x in enumerate(row) if j != i]
+        total += math.log(np.exp(others).sum()) - row[i ^ 1]
+    assert losses[0] == pytest.approx(total / len(scores), rel=1e-4)
+
+
+def test_the_rate_rises_from_the_first_step_and_falls_to_the_last():
+    rates = [rate_by_step(step, 4, 10) for step in range(11)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    np.testing.assert_allclose(rates[4:], [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
+    assert [rate_by_step(step, 0, 2) for step in range(2)] == [1.0, 0.5]
+
+
+def test_inputs_are_sorted_by_length_and_know_their_places():
+    lengths = np.array([3, 7, 2, 5])
+    mask = np.arange(9) < lengths[:, None]
+    ids = np.where(mask, np.arange(4)[:, None] + 10, 0).astype(np.int32)
+    origins = np.array([[0, 1], [0, 2], [1, 3], [1, 4]], np.int32)
+    batch = Batch.of_texts(ids, mask)._replace(origins_Sx2=origins)
+    inputs = collate(batch)
+    assert inputs["text_input_ids"].shape == (4, 7)
+    assert inputs["text_attention_mask"].sum(1).tolist() == [2, 3, 5, 7]
+    assert inputs["text_input_ids"][:, 0].tolist() == [12, 10, 13, 11]
+    places = inputs["label"][:, 2]
+    assert inputs["text_input_ids"][places, 0].tolist() == [10, 11, 12, 13]
+    assert inputs["label"][:, :2].tolist() == origins.tolist()
+
+
+def test_the_settings_of_the_optimizer_are_those_that_are_given(worlds, tmp_path):
+    folder, store = worlds("distilbert")
+    adam = Adam(b1=0.8, b2=0.9, eps=1e-4, clip_norm=0.3)
+    made = pair_trainer(settings_of(folder, tmp_path, adam=adam, keep=5), store)
+    assert (made.args.max_grad_norm, made.args.save_total_limit) == (0.3, 5)
+    made.create_optimizer_and_scheduler(N_STEPS)
+    decays = {group["weight_decay"] for group in made.optimizer.param_groups}
+    assert decays == {0.0, 0.01}
+    for group in made.optimizer.param_groups:
+        assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-4)
+        names = {id(p): name for name, p in made.model.named_parameters()}
+        for parameter in group["params"]:
+            is_plain = parameter.dim() > 1
+            assert (group["weight_decay"] > 0) == is_plain, names.get(id(parameter))
+
+
+def test_the_probe_sees_the_held_out_texts_in_their_order(worlds, tmp_path):
+    folder, store = worlds("distilbert")
+    seen = []
+
+    def measure(vectors):
+        seen.append(vectors)
+        return {"rows": len(vectors)}
+
+    train_pairs(settings_of(folder, tmp_path / "run", probe=Probe(2, measure)), store)
+    assert [x["step"] for x in read_metrics(tmp_path / "run") if "probe/rows" in x] == [2, N_STEPS]
+    cosines = seen[0] @ seen[0].T
+    np.fill_diagonal(cosines, -1)
+    assert seen[0].shape == (8, 32)
+    assert len(seen) == 2
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(worlds, tmp_path):
+    folder, store = worlds("distilbert")
+    loss = PairLossSettings("contrastive", 1e38, 0)
+    with pytest.raises(UserError, match=r"step 1 is not finite \(documents "):
+        train_pairs(settings_of(folder, tmp_path / "run", loss=loss), store)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_run_that_ended_is_not_made_again_and_other_data_is_refused(worlds, tmp_path):
+    folder, store = worlds("distilbert")
+    settings = settings_of(folder, tmp_path / "run")
+    result = train_pairs(settings, store)
+    before = (result / "model.safetensors").stat().st_mtime_ns
+    assert train_pairs(settings, store) == result
+    assert (result / "model.safetensors").stat().st_mtime_ns == before
+    result.rename(tmp_path / "taken")
+    with pytest.raises(UserError, match="was started with"):
+        train_pairs(settings, SimpleNamespace(sha256="another"))

@@ -13,14 +13,12 @@ from torch.nn import functional
 
 from cocondenser_jax.finetune.losses import inner_products
 from cocondenser_jax.representation import Representation
-from cocondenser_jax.retrieval.models import is_normalized
 
 
 class PairLossSettings(NamedTuple):
-    """Which loss of which scores; see configs/default.py."""
+    """Which loss, and how it is computed; see configs/default.py."""
 
     objective: str  # of PAIR_LOSSES
-    scale: float  # of the scores; 0: that of the model's own
     chunk_size: int  # texts of a forward pass; 0: all
 
 
@@ -66,10 +64,19 @@ PAIR_LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor, float], torch.Tenso
 
 
 class PairLoss(CachedLossMixin, torch.nn.Module):
-    """One of PAIR_LOSSES, as sentence-transformers' trainer calls it."""
+    """One of PAIR_LOSSES, as sentence-transformers' trainer calls it.
 
-    def __init__(self, model: SentenceTransformer, settings: PairLossSettings) -> None:
-        """Makes the loss of a model's vectors.
+    Where vectors have several sizes, it is the sum of the losses for each (Kusupati et al., arXiv
+    2205.13147, equation 1 with weights of 1).
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        representation: Representation,
+        settings: PairLossSettings,
+    ) -> None:
+        """Makes the loss of a model with vectors of this representation.
 
         Where a batch has more than `chunk_size` texts, there is a gradient cache (Gao et al., arXiv
         2101.06983).
@@ -78,8 +85,7 @@ class PairLoss(CachedLossMixin, torch.nn.Module):
         self.model = model
         self.mini_batch_size = settings.chunk_size  # the name that `CachedLossMixin` reads
         self._loss = PAIR_LOSSES[settings.objective]
-        own = Representation(normalized=is_normalized(model), scale=settings.scale)
-        self._scale = own.score_scale
+        self._representation = representation
 
     def forward(
         self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor
@@ -102,7 +108,13 @@ class PairLoss(CachedLossMixin, torch.nn.Module):
         """Returns the loss of vectors in chunks, for `CachedLossMixin`."""
         (chunks,) = reps
         vectors_SxD = torch.cat(chunks)[labels[:, 2]]
-        loss = self._loss(vectors_SxD, labels[:, :2], self._scale)
+        scale = self._representation.score_scale
+        loss = torch.zeros((), device=vectors_SxD.device)
+        for size in self._representation.sizes or (vectors_SxD.shape[1],):
+            cut_SxD = vectors_SxD[:, :size]
+            if self._representation.similarity == "cosine":
+                cut_SxD = functional.normalize(cut_SxD, dim=1)
+            loss = loss + self._loss(cut_SxD, labels[:, :2], scale)
         if with_backward:
             loss.backward()
             loss = loss.detach()

@@ -35,7 +35,8 @@ from cocondenser_jax.finetune.pair_losses import PairLoss, PairLossSettings
 from cocondenser_jax.finetune.samplers import EpochBatchSampler, sequential_batches
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import Epoch
-from cocondenser_jax.retrieval.models import load_retriever, model_sha256
+from cocondenser_jax.representation import Representation
+from cocondenser_jax.retrieval.models import load_as, model_sha256
 from cocondenser_jax.storage.runs import start_or_compare
 
 RESULT = "model"  # the folder in the workdir
@@ -50,6 +51,7 @@ class Network(NamedTuple):
     """The bi-encoder to train, and how."""
 
     folder: Path
+    representation: Representation  # of the vectors that are trained
     hidden_dropout: float
     attention_dropout: float
     lora_rank: int  # of adapters; 0: all weights are trained
@@ -106,13 +108,15 @@ def train_pairs(settings: PairSettings, store: TokenStore) -> Path:
 def pair_trainer(settings: PairSettings, store: TokenStore) -> SentenceTransformerTrainer:
     """Makes the trainer of a bi-encoder on pairs of a store."""
     network = settings.network
-    model = load_retriever(network.folder)
+    model = load_as(network.folder, network.representation)
     set_dropout(model, network.hidden_dropout, network.attention_dropout)
     callbacks = []
     if network.lora_rank:
         adapted = add_adapters(model, network.lora_rank, settings.trainer.seed)
         callbacks.append(_MergeCallback(adapted))
-    made = _Trainer(settings, store, PairLoss(model, settings.loss), callbacks)
+    made = _Trainer(
+        settings, store, PairLoss(model, network.representation, settings.loss), callbacks
+    )
     made.add_callback(_ProbeCallback(made, settings.probe, held_out_batch(store, settings.batches)))
     return made
 

@@ -6,19 +6,20 @@ schedule.
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import torch
 from ml_collections import ConfigDict
+from transformers import AutoConfig
 
 from cocondenser_jax.backbones import DECODERS, find_backbone
 from cocondenser_jax.convert.from_torch import read_shape
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLossSettings
 from cocondenser_jax.finetune.pairs import Adam, Network, PairSettings, Probe, train_pairs
 from cocondenser_jax.finetune.trainer import TrainerSettings
@@ -30,6 +31,7 @@ from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.quickstart.steps import pretrain_model
 from cocondenser_jax.retrieval.models import max_tokens
 from cocondenser_jax.storage.files import read_object
+from cocondenser_jax.storage.model_folder import read_representation
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ def _check_in_jax(experiment: Experiment, start: Path) -> None:
     chunk_size = experiment.step.loss.chunk_size
     check_batch(experiment.batches, chunk_size, network.max_length, count_devices())
     if not experiment.init_head:  # else what the model lacks is drawn
-        load_warm_start(str(start), experiment.network, None, experiment.representation)
+        load_warm_start(str(start), experiment.network, None, experiment.vectors)
 
 
 def _check_in_torch(experiment: Experiment, start: Path) -> None:
@@ -88,13 +90,32 @@ def _check_in_torch(experiment: Experiment, start: Path) -> None:
     if loss.objective not in PAIR_LOSSES:
         names = " or ".join(PAIR_LOSSES)
         raise UserError(f"config.train.objective is {loss.objective!r}: {hint} {names}")
-    if experiment.representation is not None:
+    if experiment.vectors.representation is not None:
         raise UserError(f"config.model.representation is given: {hint} the model's own")
     if experiment.step.skip_nonfinite:
         raise UserError(f"config.train.skip_nonfinite is above 0: {hint} 0")
     if experiment.probe.data:
         raise UserError(f"config.probe.data is {experiment.probe.data!r}: {hint} none")
-    check_batch(experiment.batches, loss.chunk_size, max_tokens(start), n_devices=1)
+    config = _read_config(start)
+    representation = experiment.vectors.instead_of(read_representation(start))
+    _check_sizes(representation.sizes, representation.full_size(config.hidden_size))
+    check_batch(experiment.batches, loss.chunk_size, max_tokens(config), n_devices=1)
+
+
+def _read_config(folder: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of each kind of damage another
+        raise UserError(f"{folder} cannot be loaded: {first_line(error)}") from error
+
+
+def _check_sizes(sizes: Sequence[int], most: int) -> None:
+    falling = sorted(set(sizes), reverse=True)
+    if [*sizes] != falling or not all(1 <= size <= most for size in sizes):
+        raise UserError(
+            f"the sizes of vectors are {', '.join(map(str, sizes))}; expected whole numbers from 1"
+            f" to {most}, the largest first"
+        )
 
 
 def _check_lora(experiment: Experiment, start: Path) -> None:
@@ -116,16 +137,18 @@ def pair_settings(
     loss = experiment.step.loss
     optimizer = experiment.step.optimizer
     spec = experiment.batches
+    folder = Path(experiment.warm_start)
     is_pair = spec.kind.is_held_out or len(store.documents_of_pairs) > 0
     return PairSettings(
         network=Network(
-            folder=Path(experiment.warm_start),
+            folder=folder,
+            representation=experiment.vectors.instead_of(read_representation(folder)),
             hidden_dropout=experiment.network["hidden_dropout_prob"],
             attention_dropout=experiment.network["attention_probs_dropout_prob"],
             lora_rank=lora_rank,
         ),
         batches=spec,
-        loss=PairLossSettings(loss.objective, experiment.scale, loss.chunk_size),
+        loss=PairLossSettings(loss.objective, loss.chunk_size),
         adam=Adam(optimizer.b1, optimizer.b2, optimizer.eps, optimizer.clip_norm),
         trainer=TrainerSettings(
             workdir=workdir,

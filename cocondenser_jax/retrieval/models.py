@@ -183,7 +183,7 @@ def load_cross_encoder(
         raise UserError(
             f"{folder} gives a pair of texts {backbone.config.num_labels} scores: expected 1"
         )
-    limit = _max_tokens(backbone.config)
+    limit = max_tokens(backbone.config)
     if max_length is not None and not 8 <= max_length <= limit:
         raise UserError(f"max_length={max_length}: expected 8 to {limit} tokens for {folder}")
     backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
@@ -311,7 +311,7 @@ def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
 def _limit_tokens(
     tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
 ) -> None:
-    limit = _max_tokens(tower.config)
+    limit = max_tokens(tower.config)
     # sentence-transformers counts all rows of the table where the tokenizer has no limit, those
     # before the first position too.
     if limit < sys.maxsize:
@@ -378,15 +378,8 @@ def _require_rows(tower: Transformer, folder: Path) -> None:
         )
 
 
-def max_tokens(folder: Path) -> int:
-    """Returns how many tokens the network of a folder can read, specials included."""
-    with _loading(folder, "bi-encoder"):
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return _max_tokens(config)
-
-
-def _max_tokens(config: Any) -> int:
-    """Returns how many tokens a network can read; where positions are relative, any number."""
+def max_tokens(config: Any) -> int:
+    """Returns how many tokens the network of a config can read; with relative positions, any."""
     if not hasattr(config, "max_position_embeddings"):
         return sys.maxsize
     offset = first_position(config.model_type, getattr(config, "pad_token_id", None))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLoss, PairLossSettings
+from cocondenser_jax.representation import Representation
 
 N = 8
 # Texts 0 and 5 are of copies of a document, 2 and 7 are the same text.
@@ -71,7 +72,7 @@ def test_the_gradient_does_not_depend_on_chunks(name):
     found = {}
     for chunk_size in (0, 3, N):
         model = Table()
-        loss = PairLoss(model, PairLossSettings(name, 2.0, chunk_size))
+        loss = PairLoss(model, Representation(scale=2.0), PairLossSettings(name, chunk_size))
         features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         value = loss([features], labels)
         value.backward()
@@ -85,15 +86,20 @@ def test_the_gradient_does_not_depend_on_chunks(name):
         torch.testing.assert_close(gradient, found[0][1])
 
 
-def test_a_scale_of_0_is_that_of_the_vectors(make_model):
-    from cocondenser_jax.retrieval.models import load_retriever
-
-    model = load_retriever(make_model())
-    settings = PairLossSettings("contrastive", 0.0, 0)
-    assert PairLoss(model, settings)._scale == 1.0
-    model.append(torch.nn.Identity())
-    from sentence_transformers.sentence_transformer.modules import Normalize
-
-    model.append(Normalize())
-    assert PairLoss(model, settings)._scale == 20.0
-    assert PairLoss(model, settings._replace(scale=7.0))._scale == 7.0
+@pytest.mark.parametrize("is_cosine", [True, False])
+def test_the_losses_of_all_sizes_are_added(is_cosine):
+    ids = torch.randint(0, 20, (N, 5), generator=torch.Generator().manual_seed(1))
+    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    labels = torch.cat([ORIGINS, torch.arange(N)[:, None]], dim=1)
+    sizes = (4, 3, 1)
+    own = Representation(sizes=sizes, similarity="cosine" if is_cosine else "dot")
+    model = Table()
+    found = PairLoss(model, own, PairLossSettings("contrastive", 0))([features], labels)
+    vectors = model.table(ids).mean(1).detach().numpy()
+    expected = 0.0
+    for size in sizes:
+        cut = vectors[:, :size]
+        if is_cosine:
+            cut = cut / np.linalg.norm(cut, axis=1)[:, None]
+        expected += contrastive_by_hand(cut, 20.0 if is_cosine else 1.0)
+    assert found.item() == pytest.approx(expected, rel=1e-5)

@@ -23,6 +23,7 @@ from cocondenser_jax.finetune.pairs import (
     train_pairs,
 )
 from cocondenser_jax.finetune.trainer import TrainerSettings
+from cocondenser_jax.storage.model_folder import read_representation
 from tests.other_families import write_model
 from tests.world import make_texts, read_metrics, write_records
 
@@ -49,6 +50,11 @@ def worlds(tmp_path_factory):
     return make
 
 
+def network_of(folder, **changes):
+    own = read_representation(folder)._replace(**changes)
+    return Network(folder, own, hidden_dropout=0.0, attention_dropout=0.0, lora_rank=0)
+
+
 def settings_of(model, workdir, **changes):
     trainer = TrainerSettings(
         workdir=workdir,
@@ -66,9 +72,9 @@ def settings_of(model, workdir, **changes):
         record={},
     )
     own = PairSettings(
-        network=Network(model, 0.0, 0.0, 0),
+        network=network_of(model),
         batches=SPEC,
-        loss=PairLossSettings("contrastive", 0.0, 3),
+        loss=PairLossSettings("contrastive", 3),
         adam=Adam(0.9, 0.999, 1e-8, 1.0),
         trainer=trainer,
         probe=Probe(2, lambda vectors: {"rows": float(len(vectors))}),
@@ -156,9 +162,9 @@ def test_the_probe_sees_the_held_out_texts_in_their_order(worlds, tmp_path):
 
 def test_a_gradient_that_is_not_finite_ends_the_run(worlds, tmp_path):
     folder, store = worlds("distilbert")
-    loss = PairLossSettings("contrastive", 1e38, 0)
+    network = network_of(folder, scale=1e38)
     with pytest.raises(UserError, match=r"step 1 is not finite \(documents "):
-        train_pairs(settings_of(folder, tmp_path / "run", loss=loss), store)
+        train_pairs(settings_of(folder, tmp_path / "run", network=network), store)
     assert not (tmp_path / "run" / "model").exists()
 
 

@@ -7,6 +7,7 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.configs import adapt as adapting
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.quickstart.backends import BACKENDS
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.world import change_settings, make_texts, read_metrics, write_records
 
@@ -29,8 +30,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def start(make_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("start") / "model"
-    model = load_retriever(make_model(initializer_range=0.1), pooling="mean")
-    model.similarity_fn_name = "cosine"
+    model = load_retriever(make_model(initializer_range=0.1), given=Given("mean", "cosine"))
     model.save_pretrained(str(folder), create_model_card=False)
     return folder
 
@@ -74,6 +74,8 @@ def column(lines, name):
     [
         {"train.chunk_size": 4},
         {"train.chunk_size": 0, "train.objective": "ict"},
+        {"train.chunk_size": 8, "model.sizes": (32, 20, 7)},
+        {"train.chunk_size": 4, "model.sizes": (24, 8)},
         {"train.chunk_size": 0, "model.scale": 5.0, "data.pairs": "crops"},
     ],
     ids=str,

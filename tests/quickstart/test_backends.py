@@ -74,7 +74,7 @@ def column(lines, name):
     [
         {"train.chunk_size": 4},
         {"train.chunk_size": 0, "train.objective": "ict"},
-        {"train.chunk_size": 8, "model.sizes": (32, 20, 7)},
+        {"train.chunk_size": 2, "model.sizes": (32, 20, 7)},
         {"train.chunk_size": 4, "model.sizes": (24, 8)},
         {"train.chunk_size": 0, "model.scale": 5.0, "data.pairs": "crops"},
     ],

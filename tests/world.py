@@ -22,8 +22,6 @@ from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import named_arrays
 from cocondenser_jax.pretrain.experiment import resolve_without_store
-from cocondenser_jax.quickstart import adapt as adapting
-from cocondenser_jax.quickstart import backends
 from cocondenser_jax.storage.runs import write_checksums
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
@@ -168,12 +166,6 @@ def write_run(folder, model_config, params, tokenizer_folder):
     save_file(named_arrays(params), checkpoint / "params.safetensors")
     (checkpoint / "state.json").write_text(json.dumps({"step": 0, "skipped": 0, "probe": {}}))
     write_checksums(checkpoint)
-
-
-def train_by(monkeypatch, function):
-    """Makes `adapt` train by a function of settings, workdir and folder of the result."""
-    backend = backends.BACKENDS["jax"]._replace(train=function)
-    monkeypatch.setattr(adapting, "choose_backend", lambda start, wanted: backend)
 
 
 def batches_of(config):

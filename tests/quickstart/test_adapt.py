@@ -36,7 +36,7 @@ from cocondenser_jax.quickstart.verdict import Verdict
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256
-from tests.world import train_by, write_records
+from tests.world import write_records
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for all trainings
 N_TEXTS, N_STEPS = 60, 6
@@ -259,7 +259,9 @@ def test_called_again_it_makes_nothing(finished, monkeypatch, caplog):
     assert not [m for m in caplog.messages if m.startswith("adapt: ")]
 
 
-def test_the_work_is_logged_before_the_first_step(finished, tmp_path, monkeypatch, caplog):
+def test_the_work_is_logged_before_the_first_step(
+    finished, tmp_path, monkeypatch, train_by, caplog
+):
     caplog.set_level("INFO", logger=adapting.__name__)
     workdir = tmp_path / "again"
     copy_pretraining(finished.judged, workdir)
@@ -268,7 +270,7 @@ def test_the_work_is_logged_before_the_first_step(finished, tmp_path, monkeypatc
     def pretrain(config, run, model):
         raise UserError("the first step")
 
-    train_by(monkeypatch, pretrain)
+    train_by(pretrain)
     seconds = [0]  # two for each passage that is encoded
     clock = SimpleNamespace(perf_counter=lambda: sum(seconds))
     monkeypatch.setattr(adapting, "time", clock)
@@ -366,7 +368,7 @@ def test_a_corpus_too_small_to_hold_documents_out_is_refused(
 
 @pytest.mark.parametrize("pairs", ["spans", "sentence"])
 def test_queries_are_of_documents_that_training_leaves_out(
-    model_folder, words, tmp_path, monkeypatch, pairs
+    model_folder, words, tmp_path, monkeypatch, train_by, pairs
 ):
     rng = np.random.default_rng(1)
     texts = []
@@ -387,7 +389,7 @@ def test_queries_are_of_documents_that_training_leaves_out(
         assert not set(np.concatenate(drawn)).intersection(map(store.document_id, documents))
         raise UserError("all seen")
 
-    train_by(monkeypatch, pretrain)
+    train_by(pretrain)
     monkeypatch.setattr(adapting, "sample_store", sample)
     settings = ["--config.data.length=64", "--config.data.batch_size=8"]
     settings += [f"--config.data.pairs={pairs}"]

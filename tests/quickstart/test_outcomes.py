@@ -23,7 +23,7 @@ from cocondenser_jax.quickstart.agreement import Choice
 from cocondenser_jax.quickstart.verdict import Verdict
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever, towers
-from tests.world import train_by, write_beir
+from tests.world import write_beir
 
 N = 300
 pytestmark = pytest.mark.timeout(900)
@@ -73,11 +73,11 @@ class Result(NamedTuple):
 
 
 @pytest.fixture
-def adapt_to(world, tmp_path, monkeypatch, capsys):
+def adapt_to(world, tmp_path, train_by, capsys):
     """Gives a function that adapts one model, as if training led to the other."""
 
     def run(published, trained, *flags):
-        train_by(monkeypatch, lambda config, run, model: shutil.copytree(trained, model))
+        train_by(lambda config, run, model: shutil.copytree(trained, model))
         workdir = tmp_path / published.name
         words = [f"--corpus={world.data}", f"--model={published}", f"--workdir={workdir}"]
         assert main(["adapt", *words, "--config.data.length=64", *flags]) == 0

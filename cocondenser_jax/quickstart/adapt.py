@@ -136,9 +136,7 @@ def adapt(
         if not (workdir / "model").exists():
             _log_work(training, original, data)
         pretraining = workdir / "pretraining"
-        trained = make_once(
-            workdir, workdir / "model", trainer.train, training.config, pretraining
-        )
+        trained = make_once(workdir, workdir / "model", trainer.train, training.config, pretraining)
         choice = read_choice(
             make_once(workdir, workdir / "agreement.json", _choose, original, trained, training)
         )

@@ -6,9 +6,9 @@ schedule.
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import torch
@@ -24,11 +24,11 @@ from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLossSettings
 from cocondenser_jax.finetune.pairs import Adam, Network, PairSettings, Probe, train_pairs
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.pretrain.devices import count_devices
-from cocondenser_jax.pretrain.experiment import Experiment, resolve
+from cocondenser_jax.pretrain.experiment import Experiment, resolve, with_prompts
 from cocondenser_jax.pretrain.probe import measure_vectors
-from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.quickstart.steps import pretrain_model
+from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
 from cocondenser_jax.retrieval.models import max_tokens
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.model_folder import read_representation
@@ -41,6 +41,13 @@ LORA_RANK = 16
 LORA_RATE = 10.0
 
 
+class Reading(NamedTuple):
+    """What a backend finds in the folder of a model."""
+
+    longest_text: int  # tokens that the model reads of a text, specials included
+    representation: Representation  # of the vectors that are trained
+
+
 class Backend(NamedTuple):
     """What trains a model, and what `adapt` asks of it."""
 
@@ -48,6 +55,8 @@ class Backend(NamedTuple):
     n_devices: Callable[[], int]  # that train
     on_cpu: Callable[[], bool]  # whether these are CPUs
     rate: float  # factor of the learning rate that is proposed
+    # Reads the folder of a model; raises a UserError where the backend cannot train it.
+    read: Callable[[Path], Reading]
     # Raises a UserError where an experiment does not fit the folder of a model, or the backend.
     check: Callable[[Experiment, Path], None]
     # Trains with settings in a workdir, and writes the model to a folder; resumes.
@@ -72,50 +81,46 @@ def choose_backend(start: Path, wanted: Name | None = None) -> Backend:
     return BACKENDS[name]
 
 
-def _check_in_jax(experiment: Experiment, start: Path) -> None:
+def _read_in_jax(start: Path) -> Reading:
     network = read_shape(start)
     tokenizer = load_tokenizer(str(start))
     if not tokenizer.kind:
         raise UserError(f"the tokenizer of {start} has no mask: expected --backend=torch or lora")
     network.require_tokenizer(start, tokenizer.vocab_size, tokenizer.pad_id)
-    chunk_size = experiment.step.loss.chunk_size
-    check_batch(experiment.batches, chunk_size, network.max_length, count_devices())
+    return Reading(network.longest_text, network.representation)
+
+
+def _check_in_jax(experiment: Experiment, start: Path) -> None:
     if not experiment.init_head:  # else what the model lacks is drawn
         load_warm_start(str(start), experiment.network, None, experiment.vectors)
 
 
+def _read_in_torch(start: Path) -> Reading:
+    try:
+        config = AutoConfig.from_pretrained(start, trust_remote_code=False)
+    except Exception as error:  # of each kind of damage another
+        raise UserError(f"{start} cannot be loaded: {first_line(error)}") from error
+    representation = read_representation(start)
+    prompts = dict(representation.prompts)
+    if not representation.include_prompt and (query_prompt(prompts) or passage_prompt(prompts)):
+        raise UserError(f"{start} pools without its prompts; expected all tokens")
+    longest = max_tokens(config)
+    return Reading(min(representation.max_length or longest, longest), representation)
+
+
 def _check_in_torch(experiment: Experiment, start: Path) -> None:
-    loss = experiment.step.loss
+    objective = experiment.step.loss.objective
     hint = "with this backend, expected"
-    if loss.objective not in PAIR_LOSSES:
-        names = " or ".join(PAIR_LOSSES)
-        raise UserError(f"config.train.objective is {loss.objective!r}: {hint} {names}")
+    if objective not in PAIR_LOSSES:
+        raise UserError(
+            f"config.train.objective is {objective!r}: {hint} {' or '.join(PAIR_LOSSES)}"
+        )
     if experiment.vectors.representation is not None:
         raise UserError(f"config.model.representation is given: {hint} the model's own")
     if experiment.step.skip_nonfinite:
         raise UserError(f"config.train.skip_nonfinite is above 0: {hint} 0")
     if experiment.probe.data:
         raise UserError(f"config.probe.data is {experiment.probe.data!r}: {hint} none")
-    config = _read_config(start)
-    representation = experiment.vectors.instead_of(read_representation(start))
-    _check_sizes(representation.sizes, representation.full_size(config.hidden_size))
-    check_batch(experiment.batches, loss.chunk_size, max_tokens(config), n_devices=1)
-
-
-def _read_config(folder: Path) -> Any:
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # of each kind of damage another
-        raise UserError(f"{folder} cannot be loaded: {first_line(error)}") from error
-
-
-def _check_sizes(sizes: Sequence[int], most: int) -> None:
-    falling = sorted(set(sizes), reverse=True)
-    if [*sizes] != falling or not all(1 <= size <= most for size in sizes):
-        raise UserError(
-            f"the sizes of vectors are {', '.join(map(str, sizes))}; expected whole numbers from 1"
-            f" to {most}, the largest first"
-        )
 
 
 def _check_lora(experiment: Experiment, start: Path) -> None:
@@ -126,27 +131,31 @@ def _check_lora(experiment: Experiment, start: Path) -> None:
 
 def _train_in_torch(lora_rank: int, config: ConfigDict, workdir: Path, out: Path) -> None:
     store = open_store(Path(config.data.store))
-    settings = pair_settings(resolve(config, store), store, workdir, lora_rank)
+    experiment = resolve(config, store)
+    own = read_representation(Path(experiment.warm_start))
+    representation = experiment.vectors.instead_of(own)
+    experiment = with_prompts(experiment, representation)
+    network = Network(
+        folder=Path(experiment.warm_start),
+        representation=representation,
+        hidden_dropout=experiment.network["hidden_dropout_prob"],
+        attention_dropout=experiment.network["attention_probs_dropout_prob"],
+        lora_rank=lora_rank,
+    )
+    settings = _pair_settings(experiment, network, store, workdir)
     train_pairs(settings, store).rename(out)
 
 
-def pair_settings(
-    experiment: Experiment, store: TokenStore, workdir: Path, lora_rank: int = 0
+def _pair_settings(
+    experiment: Experiment, network: Network, store: TokenStore, workdir: Path
 ) -> PairSettings:
     """Returns what an experiment means to a training in PyTorch."""
     loss = experiment.step.loss
     optimizer = experiment.step.optimizer
     spec = experiment.batches
-    folder = Path(experiment.warm_start)
     is_pair = spec.kind.is_held_out or len(store.documents_of_pairs) > 0
     return PairSettings(
-        network=Network(
-            folder=folder,
-            representation=experiment.vectors.instead_of(read_representation(folder)),
-            hidden_dropout=experiment.network["hidden_dropout_prob"],
-            attention_dropout=experiment.network["attention_probs_dropout_prob"],
-            lora_rank=lora_rank,
-        ),
+        network=network,
         batches=spec,
         loss=PairLossSettings(loss.objective, loss.chunk_size),
         adam=Adam(optimizer.b1, optimizer.b2, optimizer.eps, optimizer.clip_norm),
@@ -163,7 +172,7 @@ def pair_settings(
             warmup_ratio=optimizer.warmup_ratio,
             weight_decay=optimizer.weight_decay,
             checkpoint_every=experiment.save_every,
-            record={"config": experiment.settings, "lora_rank": lora_rank},
+            record={"config": experiment.settings, "lora_rank": network.lora_rank},
         ),
         probe=Probe(experiment.probe.every, functools.partial(measure_vectors, is_pair=is_pair)),
         keep=experiment.keep,
@@ -175,6 +184,7 @@ _JAX = Backend(
     n_devices=count_devices,
     on_cpu=lambda: jax.default_backend() == "cpu",
     rate=1.0,
+    read=_read_in_jax,
     check=_check_in_jax,
     train=pretrain_model,
 )
@@ -183,6 +193,7 @@ _TORCH = Backend(
     n_devices=lambda: 1,
     on_cpu=lambda: not torch.cuda.is_available(),
     rate=1.0,
+    read=_read_in_torch,
     check=_check_in_torch,
     train=functools.partial(_train_in_torch, 0),
 )

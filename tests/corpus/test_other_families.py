@@ -37,7 +37,9 @@ def folders(paragraphs, tmp_path_factory):
         ("deberta-v2", (["[CLS]"], ["[SEP]"]), "▁", False),
     ],
 )
-def test_the_tokenizer_of_another_family_is_read_as_it_is(folders, tmp_path, family, around, space, joins_space):
+def test_the_tokenizer_of_another_family_is_read_as_it_is(
+    folders, tmp_path, family, around, space, joins_space
+):
     found = load_tokenizer(str(folders[family]))
     spelled = found.backend.id_to_token
     assert (found.kind, found.mask_id) == ("", None)

@@ -1,0 +1,169 @@
+"""Tiny networks of the families that published models have, and the files of their weights.
+
+Their weights are random, wide enough that every tensor matters, and the same in every run.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+HIDDEN = 32
+POSITIONS = 32  # tokens that a network reads
+_SIZES = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+_BERT = _SIZES | {"max_position_embeddings": POSITIONS}
+# Positions start after the padding id.
+_ROBERTA = _SIZES | {"max_position_embeddings": POSITIONS + 2, "layer_norm_eps": 1e-5}
+
+
+class Network(NamedTuple):
+    """A network by its classes in transformers."""
+
+    label: str  # in docs/backbones.md
+    config: str
+    model: str
+    settings: Mapping[str, Any]
+    in_flax: bool = False
+    special: Callable[[int], dict[str, Any]] = lambda pad_id: {"pad_token_id": pad_id}
+
+
+NETWORKS = {
+    "bert": Network("BERT", "BertConfig", "BertModel", _BERT, in_flax=True),
+    # The padding id of its config.json is BERT's, whatever the tokenizer's.
+    "bert, padded by 0": Network(
+        "BERT",
+        "BertConfig",
+        "BertModel",
+        _BERT,
+        in_flax=True,
+        special=lambda pad_id: {"pad_token_id": 0},
+    ),
+    "roberta": Network(
+        "RoBERTa",
+        "RobertaConfig",
+        "RobertaModel",
+        _ROBERTA | {"type_vocab_size": 1},
+        in_flax=True,
+    ),
+    "xlm-roberta": Network(
+        "XLM-R",
+        "XLMRobertaConfig",
+        "XLMRobertaModel",
+        _ROBERTA | {"type_vocab_size": 1},
+        in_flax=True,
+    ),
+    "mpnet": Network("MPNet", "MPNetConfig", "MPNetForMaskedLM", _ROBERTA, in_flax=True),
+    "modernbert": Network(
+        "ModernBERT",
+        "ModernBertConfig",
+        "ModernBertModel",
+        _BERT | {"local_attention": 8, "global_attn_every_n_layers": 2},
+        in_flax=True,
+        special=lambda pad_id: {
+            "pad_token_id": pad_id,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "cls_token_id": None,
+            "sep_token_id": None,
+        },
+    ),
+    "distilbert": Network(
+        "DistilBERT",
+        "DistilBertConfig",
+        "DistilBertModel",
+        {
+            "dim": HIDDEN,
+            "n_layers": 2,
+            "n_heads": 2,
+            "hidden_dim": 64,
+            "max_position_embeddings": POSITIONS,
+        },
+    ),
+    "nomic": Network("Nomic BERT", "NomicBertConfig", "NomicBertModel", _BERT),
+    "t5": Network(
+        "T5 encoder",
+        "T5Config",
+        "T5EncoderModel",
+        {"d_model": HIDDEN, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
+        special=lambda pad_id: {"pad_token_id": pad_id, "eos_token_id": 1},
+    ),
+    "qwen3": Network(
+        "Qwen3, a decoder",
+        "Qwen3Config",
+        "Qwen3Model",
+        _BERT | {"num_key_value_heads": 1, "head_dim": 16},
+    ),
+    "gemma": Network(
+        "Gemma 3, which reads both ways",
+        "Gemma3TextConfig",
+        "Gemma3TextModel",
+        _BERT
+        | {
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 8,
+            "use_bidirectional_attention": True,
+        },
+        special=lambda pad_id: {"pad_token_id": pad_id, "bos_token_id": 2, "eos_token_id": 1},
+    ),
+}
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def write_network(folder: Path, kind: str, n_rows: int, pad_id: int, weights: str) -> None:
+    """Writes config.json and the weights of a new network.
+
+    Args:
+      folder: that exists.
+      kind: of NETWORKS.
+      n_rows: of the table of word embeddings.
+      pad_id: of the tokenizer.
+      weights: "safetensors", "shards", "bin", "gamma" (.bin with the names of 2018), "float16" or
+        "bfloat16".
+    """
+    network = NETWORKS[kind]
+    config = getattr(transformers, network.config)(
+        vocab_size=n_rows, **network.settings, **network.special(pad_id)
+    )
+    model = getattr(transformers, network.model)(config)
+    draw_weights(model)
+    match weights:
+        case "shards":
+            model.save_pretrained(folder, max_shard_size="30KB")
+        case "bin" | "gamma":
+            model.config.save_pretrained(folder)
+            tensors = model.state_dict()
+            if weights == "gamma":
+                tensors = {_name_of_2018(name): value for name, value in tensors.items()}
+            torch.save(tensors, folder / "pytorch_model.bin")
+        case _:
+            model.to(_DTYPES.get(weights, torch.float32)).save_pretrained(folder)
+    config_file = folder / "config.json"
+    written = json.loads(config_file.read_text())
+    # The name of the type of the weights before transformers 5.
+    written["torch_dtype"] = written.pop("dtype", None) or "float32"
+    config_file.write_text(json.dumps(written | {"architectures": [network.model]}))
+
+
+def draw_weights(module: torch.nn.Module, seed: int = 7) -> None:
+    """Draws all parameters, wider than at initialization."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        is_scale = parameter.dim() == 1 and name.endswith("weight")  # of a normalization
+        shift, scale = (1.0, 0.3) if is_scale else (0.0, 0.2)
+        parameter.data.normal_(shift, scale, generator=generator)
+
+
+def _name_of_2018(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )

@@ -306,3 +306,5 @@ ROWS: dict[str, dict[str, Case]] = {
         )
     },
 }
+
+CASES = {name: case for cases in ROWS.values() for name, case in cases.items()}

@@ -1,0 +1,237 @@
+"""Published models, each as a tiny folder: encoding, adapting and exporting agree with the library.
+
+The right answer is that of `SentenceTransformer(folder)`: `encode_query`, `encode_document` and
+`similarity`, in float32, with the prompts and the similarity that only the model's card names.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.flax_encoder import run_in_flax
+from cocondenser_jax.pretrain.devices import mapped_encode
+from cocondenser_jax.quickstart import adapt as adapt_module
+from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
+from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retrieval.search import open_index, search_run
+from tests.published import CASES, EXACT, Case
+from tests.published_folders import write_folder
+from tests.published_tokenizers import PASSAGES, QUERIES
+from tests.retrieval_data import read_vectors
+from tests.world import write_beir, write_records
+
+TOLERANCE = 1e-5
+BATCH_SIZE = 16  # texts
+
+
+class Oracle(NamedTuple):
+    """What sentence-transformers makes of a folder."""
+
+    folder: Path
+    model: SentenceTransformer
+    queries_QxD: np.ndarray  # of length 1 where they are compared by their cosine
+    passages_PxD: np.ndarray
+    scores_QxP: np.ndarray
+
+
+def ask(folder: Path, case: Case) -> Oracle:
+    """Asks the library, in float32."""
+    model = SentenceTransformer(
+        str(folder), model_kwargs={"dtype": "float32"}, similarity_fn_name=case.similarity
+    )
+    options: dict[str, Any] = {"convert_to_tensor": True}
+    queries = model.encode_query(list(QUERIES), prompt=case.prompts.get("query"), **options)
+    passages = model.encode_document(list(PASSAGES), prompt=case.prompts.get("passage"), **options)
+    scores = model.similarity(queries, passages)
+    if model.similarity_fn_name == "cosine":
+        queries, passages = (x / x.norm(dim=1, keepdim=True) for x in (queries, passages))
+    return Oracle(folder, model, *(x.cpu().numpy() for x in (queries, passages, scores)))
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Writes the folder of a case, once."""
+    root = tmp_path_factory.mktemp("published")
+
+    @functools.cache
+    def write(name):
+        return write_folder(CASES[name].folder, root / name)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def oracle_of(folder_of):
+    """Asks the library about a case, once."""
+    return functools.cache(lambda name: ask(folder_of(name), CASES[name]))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The texts as a collection and as a corpus to adapt to."""
+    folder = tmp_path_factory.mktemp("data")
+    write_beir(folder, PASSAGES, QUERIES, {"test": range(len(QUERIES))})
+    write_records(folder / "text.jsonl", ({"text": text} for text in PASSAGES))
+    return folder
+
+
+class _BeforeTheStore(Exception):
+    """Stops `adapt` where its work begins."""
+
+
+def _stop(*_: object) -> None:
+    raise _BeforeTheStore
+
+
+@pytest.fixture(scope="module")
+def start_of(folder_of, data, tmp_path_factory):
+    """Lets `adapt` run until it makes the token store, once; returns what it starts from."""
+    root = tmp_path_factory.mktemp("adapt")
+
+    @functools.cache
+    def start(name):
+        workdir = root / name
+        model, corpus = str(folder_of(name)), str(data / "text.jsonl")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(adapt_module, "write_store", _stop)
+            with pytest.raises((_BeforeTheStore, UserError)) as stopped:
+                adapt_module.adapt(workdir, corpus, model, None, ["--config.data.length=16"])
+        if isinstance(stopped.value, UserError):
+            return workdir, str(stopped.value)
+        return workdir / "published" / "model", None
+
+    return start
+
+
+def assert_close(actual, expected):
+    """Compares vectors or scores: to 1e-5 of 1, or of the largest where that is larger."""
+    size = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * size)
+
+
+def assert_refused(message, expected):
+    """Asserts that a message is the one line that is expected."""
+    assert expected != EXACT, message
+    assert "\n" not in message
+    assert expected in message
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("name", CASES)
+def test_encode_and_retrieve_agree_with_the_library(
+    name, backend, folder_of, oracle_of, data, tmp_path
+):
+    expected = getattr(CASES[name].expected, backend)
+    out = tmp_path / "embeddings"
+    encoding = Encoding(folder_of(name), precision="float32", batch_size=BATCH_SIZE)
+    if backend == "jax":
+        encoding = encoding._replace(backend=run_in_flax)
+    if expected != EXACT:
+        with pytest.raises(UserError) as error:
+            encode_corpus(encoding, data, out)
+        assert_refused(str(error.value), expected)
+        assert not (out / "manifest.json").exists()
+        return
+    encode_corpus(encoding, data, out)
+    oracle = oracle_of(name)
+    assert_close(read_vectors(out), oracle.passages_PxD)
+    index = open_index(out, folder_of(name))
+    run = search_run(index, dict(enumerate(QUERIES)), len(PASSAGES))
+    for query, scores_P in enumerate(oracle.scores_QxP):
+        rows = [int(passage.removeprefix("p")) for passage in run[query]]
+        assert sorted(rows) == list(range(len(PASSAGES)))
+        assert_close(list(run[query].values()), scores_P[rows])
+        assert (np.diff(scores_P[rows]) < 2 * TOLERANCE * max(1.0, np.abs(scores_P).max())).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_adapt_starts_from_the_model_as_published(name, start_of, oracle_of):
+    expected = CASES[name].expected.adapt
+    start, message = start_of(name)
+    if expected not in ("jax", "torch"):
+        assert message is not None, "accepted"
+        assert_refused(message, expected)
+        assert not start.exists()
+        return
+    assert message is None, message
+    oracle = oracle_of(name)
+    model = load_retriever(start)
+    assert_close(model.encode_query(list(QUERIES)), oracle.queries_QxD)
+    assert_close(model.encode_document(list(PASSAGES)), oracle.passages_PxD)
+    saved = ask(start, Case(CASES[name].folder))  # by the library, without this package
+    assert_close(saved.scores_QxP, oracle.scores_QxP)
+    if expected == "jax":
+        prompts = oracle_prompts(name, oracle)
+        for texts, prompt, vectors in (
+            (QUERIES, prompts[0], oracle.queries_QxD),
+            (PASSAGES, prompts[1], oracle.passages_PxD),
+        ):
+            assert_close(flax_vectors(start, texts, prompt, oracle.model.max_seq_length), vectors)
+
+
+def oracle_prompts(name, oracle):
+    """Returns what the library put before queries and passages."""
+    model, given = oracle.model, CASES[name].prompts
+    return tuple(
+        given.get(ours, model.prompts.get(theirs) or "")
+        for ours, theirs in (("query", "query"), ("passage", "document"))
+    )
+
+
+def flax_vectors(folder, texts, prompt, length):
+    """Encodes texts as pre-training does before its first step."""
+    tokenizer = load_tokenizer(str(folder))
+    config, params = load_folder(str(folder), n_head_layers=0, init_head_seed=0)
+    encode = tokenizer.backend.encode
+    rows = [encode(prompt + text, add_special_tokens=False).ids[: length - 2] for text in texts]
+    ids_NxL = np.full((len(rows), length), tokenizer.pad_id, np.int32)
+    mask_NxL = np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        ids_NxL[i, : len(row) + 2] = [tokenizer.cls_id, *row, tokenizer.sep_id]
+        mask_NxL[i, : len(row) + 2] = True
+    return mapped_encode(config, params, "float32", BATCH_SIZE)(ids_NxL, mask_NxL)
+
+
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.expected.adapt == "jax"])
+def test_an_export_without_training_is_the_model_as_published(name, start_of, oracle_of, tmp_path):
+    start, message = start_of(name)
+    assert message is None, message
+    oracle = oracle_of(name)
+    config, params = load_folder(str(start), n_head_layers=0, init_head_seed=0)
+    out = tmp_path / "export"
+    export_folder(params, config, start, out, {})
+    exported = ask(out, Case(CASES[name].folder))
+    assert_close(exported.queries_QxD, oracle.queries_QxD)
+    assert_close(exported.passages_PxD, oracle.passages_PxD)
+    assert_close(exported.scores_QxP, oracle.scores_QxP)
+    assert described(exported.model) == described(ask(start, Case(CASES[name].folder)).model)
+    for key, tensor in weights_of(exported.model).items():
+        assert (tensor == weights_of(oracle.model)[key]).all(), key
+
+
+def described(model):
+    """Returns what a model says of itself beside its vectors."""
+    return {
+        "similarity": model.similarity_fn_name,
+        "prompts": {name: text for name, text in model.prompts.items() if text},
+        "default prompt": model.default_prompt_name,
+        "size": model.truncate_dim,
+        "length": model.max_seq_length,
+        "rows": model.transformers_model.config.vocab_size,
+        "padding": model.transformers_model.config.pad_token_id,
+        "tokens": model.tokenizer(list(PASSAGES))["input_ids"],
+    }
+
+
+def weights_of(model):
+    """Returns the weights of the network, but for a pooler that no vector depends on."""
+    tensors = model.transformers_model.state_dict()
+    return {name: value for name, value in tensors.items() if "pooler" not in name}

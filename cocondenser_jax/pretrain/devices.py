@@ -113,12 +113,7 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
     """
     devices = jax.local_devices()
     n_rows = math.ceil(batch_size / len(devices)) * len(devices)
-    network = Condenser(model_config, jnp.dtype(dtype))
-
-    def encode_rows(params: Any, inputs: tuple[jax.Array, jax.Array]) -> Any:
-        return network.apply({"params": params}, *inputs, method="encode")
-
-    mapped = _pmap(encode_rows, devices, out_axes=0)
+    mapped = _mapped_encoder(model_config, dtype)
     params = replicate(params, devices)
 
     def encode(ids_BxL: np.ndarray, mask_BxL: np.ndarray) -> np.ndarray:
@@ -130,6 +125,16 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
         return vectors_SxD[:n_texts]
 
     return encode
+
+
+@functools.lru_cache(maxsize=8)  # else both towers of a shape would be compiled
+def _mapped_encoder(model_config: ModelConfig, dtype: str) -> Any:
+    network = Condenser(model_config, jnp.dtype(dtype))
+
+    def encode_rows(params: Any, inputs: tuple[jax.Array, jax.Array]) -> Any:
+        return network.apply({"params": params}, *inputs, method="encode")
+
+    return _pmap(encode_rows, jax.local_devices(), out_axes=0)
 
 
 def replicate(state: Tree, devices: list[jax.Device] | None = None) -> Tree:

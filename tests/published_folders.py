@@ -15,6 +15,9 @@ from sentence_transformers import SentenceTransformer
 from tests.published_networks import HIDDEN, POSITIONS, draw_weights, write_network
 from tests.published_tokenizers import files_of, load
 
+IDENTITY = "torch.nn.modules.linear.Identity"
+TANH = "torch.nn.modules.activation.Tanh"
+
 
 class Module(NamedTuple):
     """A module after the transformer: the name of its class, and the config.json of its folder."""
@@ -35,6 +38,7 @@ class Folder(NamedTuple):
     padded_by: int = 0  # rows of the table without a token
     changes: Mapping[str, Mapping[str, Any]] = {}  # of the contents of JSON files, by their names
     lacks: tuple[str, ...] = ()  # files that are deleted
+    in_subfolder: bool = False  # the transformer is in 0_Transformer, as before release 2
     saved_as: str = ""  # of SAVED_AS: what the installed release then makes of the folder
 
 
@@ -60,6 +64,7 @@ def write_folder(folder: Folder, out: Path) -> Path:
     write_network(out, folder.network, n_rows, tokenizer.pad_id, folder.weights)
     for name, content in files_of(folder.tokenizer).items():
         _write_json(out / name, content)
+    tokenizer.backend.model.save(str(out))  # vocab.txt and the like, which old releases read
     if folder.settings is not None:
         _write_json(out / "config_sentence_transformers.json", folder.settings)
     if folder.modules is not None:
@@ -67,6 +72,8 @@ def write_folder(folder: Folder, out: Path) -> Path:
         if folder.max_length is not None:
             config = {"max_seq_length": folder.max_length, "do_lower_case": False}
             _write_json(out / "sentence_bert_config.json", config)
+    if folder.in_subfolder:
+        _move_transformer(out)
     for name, change in folder.changes.items():
         _write_json(out / name, json.loads((out / name).read_text()) | change)
     for name in folder.lacks:
@@ -74,8 +81,21 @@ def write_folder(folder: Folder, out: Path) -> Path:
     if folder.saved_as:
         model = SentenceTransformer(str(out), model_kwargs={"dtype": "float32"})
         shutil.rmtree(out)
-        SAVED_AS[folder.saved_as](model).save_pretrained(str(out), create_model_card=False)
+        made = SAVED_AS[folder.saved_as](model)
+        made.save_pretrained(str(out), create_model_card=False)
     return out
+
+
+def _move_transformer(out: Path) -> None:
+    files = [path for path in out.iterdir() if path.is_file()]
+    below = out / "0_Transformer"
+    below.mkdir()
+    for path in files:
+        if path.name not in ("modules.json", "config_sentence_transformers.json"):
+            path.rename(below / path.name)
+    modules = json.loads((out / "modules.json").read_text())
+    modules[0]["path"] = below.name
+    _write_json(out / "modules.json", modules)
 
 
 def _two_towers(model: SentenceTransformer) -> SentenceTransformer:
@@ -91,25 +111,22 @@ def _static(model: SentenceTransformer) -> SentenceTransformer:
     return SentenceTransformer(modules=[library.StaticEmbedding(backend, embedding_dim=HIDDEN)])
 
 
-def _with_module(
-    module: torch.nn.Module, at: int
-) -> Callable[[SentenceTransformer], SentenceTransformer]:
-    def make(model: SentenceTransformer) -> SentenceTransformer:
-        modules = [*model]
-        modules.insert(at, module)
-        return SentenceTransformer(modules=modules)
-
-    return make
+def _inserted(module: torch.nn.Module, at: int, model: SentenceTransformer) -> SentenceTransformer:
+    modules = [*model]
+    modules.insert(at, module)
+    return SentenceTransformer(modules=modules)
 
 
 SAVED_AS: dict[str, Callable[[SentenceTransformer], SentenceTransformer]] = {
     "the same": lambda model: model,
     "two towers": _two_towers,
     "a table of words": _static,
-    "with an LSTM": _with_module(library.LSTM(HIDDEN, HIDDEN // 2), at=1),
-    "with weights of words": _with_module(library.WordWeights(["the", "sea"], {"the": 0.1}), at=1),
-    "with Dropout": _with_module(library.Dropout(0.1), at=2),
-    "with LayerNorm": _with_module(library.LayerNorm(HIDDEN), at=2),
+    "with an LSTM": lambda model: _inserted(library.LSTM(HIDDEN, HIDDEN // 2), 1, model),
+    "with weights of words": lambda model: _inserted(
+        library.WordWeights(["the", "sea"], {"the": 0.1}), 1, model
+    ),
+    "with LayerNorm": lambda model: _inserted(library.LayerNorm(HIDDEN), 2, model),
+    "with two transformers": lambda model: _inserted(copy.deepcopy(model[0]), 1, model),
 }
 
 

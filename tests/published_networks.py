@@ -96,13 +96,13 @@ NETWORKS = {
         special=lambda pad_id: {"pad_token_id": pad_id, "eos_token_id": 1},
     ),
     "qwen3": Network(
-        "Qwen3, a decoder",
+        "Qwen3 (a decoder)",
         "Qwen3Config",
         "Qwen3Model",
         _BERT | {"num_key_value_heads": 1, "head_dim": 16},
     ),
     "gemma": Network(
-        "Gemma 3, which reads both ways",
+        "Gemma 3 (bidirectional)",
         "Gemma3TextConfig",
         "Gemma3TextModel",
         _BERT
@@ -127,8 +127,8 @@ def write_network(folder: Path, kind: str, n_rows: int, pad_id: int, weights: st
       kind: of NETWORKS.
       n_rows: of the table of word embeddings.
       pad_id: of the tokenizer.
-      weights: "safetensors", "shards", "bin", "gamma" (.bin with the names of 2018), "float16" or
-        "bfloat16".
+      weights: "safetensors", "shards", "bin", "gamma" (.bin with the names of 2018), "alibi" (with
+        those of another network), "float16" or "bfloat16".
     """
     network = NETWORKS[kind]
     config = getattr(transformers, network.config)(
@@ -139,11 +139,10 @@ def write_network(folder: Path, kind: str, n_rows: int, pad_id: int, weights: st
     match weights:
         case "shards":
             model.save_pretrained(folder, max_shard_size="30KB")
-        case "bin" | "gamma":
+        case "bin" | "gamma" | "alibi":
             model.config.save_pretrained(folder)
-            tensors = model.state_dict()
-            if weights == "gamma":
-                tensors = {_name_of_2018(name): value for name, value in tensors.items()}
+            rename = {"gamma": _name_of_2018, "alibi": _name_of_alibi}.get(weights, str)
+            tensors = {rename(name): value for name, value in model.state_dict().items()}
             torch.save(tensors, folder / "pytorch_model.bin")
         case _:
             model.to(_DTYPES.get(weights, torch.float32)).save_pretrained(folder)
@@ -164,6 +163,11 @@ def draw_weights(module: torch.nn.Module, seed: int = 7) -> None:
 
 
 def _name_of_2018(name: str) -> str:
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-        "LayerNorm.bias", "LayerNorm.beta"
-    )
+    """Returns the name of a tensor of BERT as TensorFlow gave it."""
+    name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+    return "bert." + name.replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def _name_of_alibi(name: str) -> str:
+    """Returns another name for what a network with ALiBi (arXiv 2108.12409) lacks or calls so."""
+    return name.replace("position_embeddings", "unused").replace("intermediate.dense", "mlp.gated")

@@ -299,11 +299,11 @@ def _gemma() -> Published:
 
 
 _MAKERS = {
-    "wordpiece": _bert,
-    "wordpiece, cut and padded by its file": _bert_with_limits,
-    "wordpiece, cased": functools.partial(_bert, "DistilBertTokenizer", lowercase=False),
-    "wordpiece, cased, of BERT": functools.partial(_bert, lowercase=False),
-    "wordpiece of MPNet": _mpnet,
+    "WordPiece": _bert,
+    "WordPiece, cut and padded by its file": _bert_with_limits,
+    "cased WordPiece": functools.partial(_bert, "DistilBertTokenizer", lowercase=False),
+    "cased WordPiece of BERT": functools.partial(_bert, lowercase=False),
+    "WordPiece of MPNet": _mpnet,
     "unigrams": _unigram,
     "unigrams without a class": functools.partial(_unigram, "PreTrainedTokenizerFast"),
     "unigrams of long texts": functools.partial(_unigram, max_length=8192),

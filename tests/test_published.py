@@ -6,6 +6,7 @@ The right answer is that of `SentenceTransformer(folder)`: `encode_query`, `enco
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.quickstart import adapt as adapt_module
@@ -33,7 +35,7 @@ from tests.published_networks import POSITIONS
 from tests.published_tokenizers import PASSAGES, QUERIES
 from tests.published_variations import VARIATIONS
 from tests.retrieval_data import read_vectors
-from tests.world import write_beir, write_records
+from tests.world import make_texts, write_beir, write_records
 
 CASES = {name: case for cases in ROWS.values() for name, case in cases.items()} | VARIATIONS
 TOLERANCE = 1e-5
@@ -222,6 +224,27 @@ def flax_vectors(folder, texts, length):
 @functools.cache
 def encoder_of(config):
     return jax.jit(functools.partial(Condenser(config).apply, method="encode"))
+
+
+def test_a_whole_adaptation_compares_with_the_model_as_published(
+    folder_of, oracle_of, data, tmp_path
+):
+    name = "e5-small-v2"  # its prompts are known by its name alone
+    corpus = write_records(tmp_path / "text.jsonl", ({"text": text} for text in make_texts(24)))
+    settings = [f"--config.data.length={POSITIONS}", "--config.train.steps=2"]
+    workdir = tmp_path / "adapted"
+    adapt_module.adapt(workdir, str(corpus), str(folder_of(name)), data, settings)
+    oracle = oracle_of(name)
+    run = {
+        f"q{query}": {f"p{passage}": float(score) for passage, score in enumerate(scores_P)}
+        for query, scores_P in enumerate(oracle.scores_QxP)
+    }
+    qrels = {query: {query.replace("q", "p"): 1} for query in run}
+    expected = evaluate_run(qrels, run, ["nDCG@10"])["mean"]["nDCG@10"]
+    rows = {row["name"]: row for row in json.loads((workdir / "results.json").read_text())}
+    assert rows["published"]["metrics"]["nDCG@10"] == pytest.approx(expected)
+    retriever = SentenceTransformer(str(workdir / "retriever"))  # as others will load it
+    assert prompts_of(retriever, Case(CASES[name].folder)) == ("query: ", "passage: ")
 
 
 @pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.expected.adapt == "jax"])

@@ -19,6 +19,12 @@ _SIZES = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
+# What older releases of transformers wrote beside the sizes.
+_OLD_KEYS = {
+    "position_embedding_type": "absolute",
+    "gradient_checkpointing": False,
+    "use_cache": True,
+}
 _BERT = _SIZES | {"max_position_embeddings": POSITIONS}
 # Positions start after the padding id.
 _ROBERTA = _SIZES | {"max_position_embeddings": POSITIONS + 2, "layer_norm_eps": 1e-5}
@@ -33,10 +39,13 @@ class Network(NamedTuple):
     settings: Mapping[str, Any]
     in_flax: bool = False
     special: Callable[[int], dict[str, Any]] = lambda pad_id: {"pad_token_id": pad_id}
+    architecture: str = ""  # that config.json names; "": the class
+    old_keys: Mapping[str, Any] = {}  # of config.json, where its releases wrote others
+    new_keys: tuple[str, ...] = ()  # that those releases did not write
 
 
 NETWORKS = {
-    "bert": Network("BERT", "BertConfig", "BertModel", _BERT, in_flax=True),
+    "bert": Network("BERT", "BertConfig", "BertModel", _BERT, in_flax=True, old_keys=_OLD_KEYS),
     # The padding id of its config.json is BERT's, whatever the tokenizer's.
     "bert, padded by 0": Network(
         "BERT",
@@ -45,6 +54,7 @@ NETWORKS = {
         _BERT,
         in_flax=True,
         special=lambda pad_id: {"pad_token_id": 0},
+        old_keys=_OLD_KEYS,
     ),
     "roberta": Network(
         "RoBERTa",
@@ -52,6 +62,7 @@ NETWORKS = {
         "RobertaModel",
         _ROBERTA | {"type_vocab_size": 1},
         in_flax=True,
+        old_keys=_OLD_KEYS,
     ),
     "xlm-roberta": Network(
         "XLM-R",
@@ -59,8 +70,17 @@ NETWORKS = {
         "XLMRobertaModel",
         _ROBERTA | {"type_vocab_size": 1},
         in_flax=True,
+        old_keys=_OLD_KEYS,
     ),
-    "mpnet": Network("MPNet", "MPNetConfig", "MPNetForMaskedLM", _ROBERTA, in_flax=True),
+    "mpnet": Network(
+        "MPNet",
+        "MPNetConfig",
+        "MPNetModel",
+        _ROBERTA,
+        in_flax=True,
+        architecture="MPNetForMaskedLM",
+        old_keys=_OLD_KEYS,
+    ),
     "modernbert": Network(
         "ModernBERT",
         "ModernBertConfig",
@@ -74,6 +94,8 @@ NETWORKS = {
             "cls_token_id": None,
             "sep_token_id": None,
         },
+        old_keys={"global_rope_theta": 160000.0, "local_rope_theta": 10000.0},
+        new_keys=("layer_types", "rope_parameters"),
     ),
     "distilbert": Network(
         "DistilBERT",
@@ -143,6 +165,9 @@ def write_network(folder: Path, kind: str, n_rows: int, pad_id: int, weights: st
             model.config.save_pretrained(folder)
             rename = {"gamma": _name_of_2018, "alibi": _name_of_alibi}.get(weights, str)
             tensors = {rename(name): value for name, value in model.state_dict().items()}
+            tensors["embeddings.position_ids"] = torch.arange(POSITIONS)[
+                None
+            ]  # as releases before 4.31
             torch.save(tensors, folder / "pytorch_model.bin")
         case _:
             model.to(_DTYPES.get(weights, torch.float32)).save_pretrained(folder)
@@ -150,7 +175,10 @@ def write_network(folder: Path, kind: str, n_rows: int, pad_id: int, weights: st
     written = json.loads(config_file.read_text())
     # The name of the type of the weights before transformers 5.
     written["torch_dtype"] = written.pop("dtype", None) or "float32"
-    config_file.write_text(json.dumps(written | {"architectures": [network.model]}))
+    for key in network.new_keys:
+        del written[key]
+    architecture = {"architectures": [network.architecture or network.model]}
+    config_file.write_text(json.dumps(written | network.old_keys | architecture))
 
 
 def draw_weights(module: torch.nn.Module, seed: int = 7) -> None:

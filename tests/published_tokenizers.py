@@ -68,7 +68,9 @@ class Published(NamedTuple):
 def files_of(kind: str) -> dict[str, Any]:
     """Returns the parsed contents of a tokenizer's files by name."""
     published = load(kind)
+    tokens = {name: token for name, token in published.config.items() if name.endswith("_token")}
     return {
+        "special_tokens_map.json": {name: token for name, token in tokens.items() if token},
         "tokenizer.json": json.loads(published.backend.to_str()),
         "tokenizer_config.json": dict(published.config),
     }

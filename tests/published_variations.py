@@ -15,7 +15,7 @@ from tests.published import (
     Expected,
     refused,
 )
-from tests.published_folders import IDENTITY, TANH, dense, pooling
+from tests.published_folders import IDENTITY, TANH, Module, dense, pooling
 from tests.published_networks import HIDDEN
 
 _CUT = HIDDEN // 4
@@ -149,6 +149,9 @@ MODULES = {
     ),
     "largest": Case(
         _RAW._replace(modules=(pooling("max"),)), Expected(EXACT, _NOT_IN_FLAX, "pools by max")
+    ),
+    "no mode of pooling": Case(
+        _RAW._replace(modules=(Module("Pooling", {"word_embedding_dimension": HIDDEN}),))
     ),
     "mean and [CLS]": Case(
         _RAW._replace(modules=(pooling("mean", pooling_mode_cls_token=True),)),

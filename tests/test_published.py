@@ -32,6 +32,7 @@ from cocondenser_jax.retrieval.search import open_index, search_run
 from tests.published import EXACT, ROWS, Case
 from tests.published_folders import write_folder
 from tests.published_networks import POSITIONS
+from tests.published_table import published_table
 from tests.published_tokenizers import PASSAGES, QUERIES
 from tests.published_variations import VARIATIONS
 from tests.retrieval_data import read_vectors
@@ -294,3 +295,9 @@ def test_the_library_still_overlooks_a_prompt_named_passage(folder_of):
     assert model.prompts["passage"] == "passage: "
     texts = list(PASSAGES)
     np.testing.assert_array_equal(model.encode_document(texts), model.encode(texts))
+
+
+def test_the_page_of_backbones_has_the_table_of_these_models():
+    page = Path(__file__).parents[1] / "docs" / "backbones.md"
+    message = "python -m tests.published_table prints the table of docs/backbones.md"
+    assert published_table() in page.read_text(encoding="utf-8"), message

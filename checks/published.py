@@ -157,7 +157,7 @@ def _search(folder: Path, workdir: Path, data: Path) -> float:
     """Returns METRIC of the test queries of a data folder, found as `encode` and `retrieve` do."""
     embeddings = workdir / f"{folder.name}.embeddings"
     run = workdir / f"{folder.name}.trec"
-    encode_corpus(Encoding(folder, precision="float32"), data, embeddings)
+    encode_corpus(Encoding(folder), data, embeddings)
     rank_by_vectors(embeddings, folder, data, run)
     _, qrels = read_split(data, "test")
     return evaluate_run(qrels, read_run(run), [METRIC])["mean"][METRIC]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import OVERRIDES, command, flag, required
+from cocondenser_jax.cli.flags import GIVEN, OVERRIDES, command, flag, required
 from cocondenser_jax.cli.output import print_table, print_text
 
 _WORKDIR = required("--workdir", Path, "output folder; finished steps found there are skipped")
@@ -33,15 +33,37 @@ def quickstart(workdir):
         (None, "jax", "torch", "lora"),
         "what trains the model (default: by its family)",
     ),
+    *GIVEN,
     OVERRIDES,
 )
-def adapt(corpus, model, workdir, data, backend, overrides):
+def adapt(
+    corpus,
+    model,
+    workdir,
+    data,
+    backend,
+    pooling,
+    similarity,
+    query_prompt,
+    passage_prompt,
+    dimensions,
+    overrides,
+):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
     from cocondenser_jax.pretrain.devices import prepare_libtpu
-    from cocondenser_jax.quickstart.adapt import adapt
+    from cocondenser_jax.quickstart.adapt import Options, adapt
+    from cocondenser_jax.representation import Given
 
+    given = Given(
+        pooling=pooling,
+        similarity=similarity,
+        query_prompt=query_prompt,
+        passage_prompt=passage_prompt,
+        dimensions=dimensions,
+    )
     prepare_libtpu()
-    _print_outcome(workdir, *adapt(workdir, corpus, model, data, overrides, backend))
+    options = Options(given, backend)
+    _print_outcome(workdir, *adapt(workdir, corpus, model, data, overrides, options))
 
 
 def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:

@@ -61,18 +61,26 @@ from cocondenser_jax.quickstart.comparison import (
 from cocondenser_jax.quickstart.proposals import (
     Training,
     check_given,
+    propose_scale,
     propose_sizes,
     propose_training,
 )
 from cocondenser_jax.quickstart.steps import make_once, write_store
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, judge
+from cocondenser_jax.representation import NOTHING_GIVEN, Given
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import fuse_runs
-from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256, towers
+from cocondenser_jax.retrieval.models import (
+    blend,
+    load_as,
+    load_retriever,
+    model_sha256,
+    pooled_size,
+    towers,
+)
 from cocondenser_jax.storage.files import new_folder, write_json
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import files_of_vectors
-from cocondenser_jax.storage.module_files import MODULES
+from cocondenser_jax.storage.model_folder import linked_folder, read_representation, write_resolved
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
 logger = logging.getLogger(__name__)
@@ -93,13 +101,20 @@ class Adaptation(NamedTuple):
     search: list[str]  # the flags of `search` for the best of what is in the folder
 
 
+class Options(NamedTuple):
+    """What a user may say of a model beside its folder."""
+
+    given: Given = NOTHING_GIVEN  # of its vectors
+    backend: Name | None = None  # what trains it; None: as its family needs
+
+
 def adapt(
     workdir: Path,
     corpus: str,
     model: str,
     data: Path | None = None,
     overrides: Sequence[str] = (),
-    backend: Name | None = None,
+    options: Options = Options(),
 ) -> Adaptation:
     """Adapts a model to a corpus, and says whether that helped; resumes an earlier call.
 
@@ -109,14 +124,17 @@ def adapt(
       model: a folder or hub name; see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`; None: nothing is judged.
       overrides: of the settings that `propose_pretraining` returns.
-      backend: what trains the model; None: as its family needs.
+      options: what the user says of the model beside its folder.
     """
     start = find_folder(model)
-    trainer = choose_backend(start, backend)
-    given = check_given(overrides, start, trainer)
-    original = load_retriever(start)
-    overrides = propose_sizes(given, overrides, start, original.get_embedding_dimension() or 0)
+    vectors = read_representation(start, options.given)
+    trainer = choose_backend(start, options.backend)
+    overrides = propose_scale(overrides, vectors)
+    with linked_folder(start, vectors) as resolved:
+        config = check_given(overrides, resolved, trainer)
+    original = load_as(start, vectors)
     _check_tokens(start, original)
+    overrides = propose_sizes(config, overrides, start, original.get_embedding_dimension() or 0)
     _check_texts(corpus, data)
     started = {
         "command": "adapt",
@@ -124,15 +142,18 @@ def adapt(
         "corpus": corpus,
         "data": str(data),
         "overrides": [*overrides],
+        "given": options.given._asdict(),
         "backend": trainer.name,
     }
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
-        make_once(workdir, workdir / PUBLISHED / "model", _save_published, start, original)
+        published = workdir / PUBLISHED / "model"
+        make_once(workdir, published, write_resolved, start, vectors, pooled_size(original))
+        length = config.data.length
         store = open_store(
-            make_once(workdir, workdir / "store", write_store, corpus, start, given.data.length)
+            make_once(workdir, workdir / "store", write_store, corpus, published, length)
         )
-        training = propose_training(store, start, overrides, trainer)
+        training = propose_training(store, published, overrides, trainer)
         if not (workdir / "model").exists():
             _log_work(training, original, data)
         pretraining = workdir / "pretraining"
@@ -203,22 +224,6 @@ def _seconds_to_encode(model: SentenceTransformer, data: Path) -> tuple[int, flo
     start = time.perf_counter()
     encode_texts(model, texts)
     return n_passages, (time.perf_counter() - start) * n_passages / len(texts)
-
-
-def _save_published(start: Path, model: SentenceTransformer, out: Path) -> None:
-    """Copies what a folder's vectors depend on; one without modules.json gets them.
-
-    A copy, for sentence-transformers (6.2.0) saves a model without what its folder says of capitals
-    and of a prompt named "passage".
-    """
-    if not (start / MODULES).is_file():
-        _save(model, out)
-        return
-    with new_folder(out) as folder:
-        for path in files_of_vectors(start):
-            copy = folder / path.relative_to(start)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
 
 
 def _save(model: SentenceTransformer, out: Path) -> None:

@@ -24,13 +24,14 @@ from cocondenser_jax.pretrain.experiment import (
 )
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.backends import Backend, Reading
-from cocondenser_jax.representation import is_falling
+from cocondenser_jax.representation import Representation, is_falling
 from cocondenser_jax.settings import override
 from cocondenser_jax.storage.model_folder import read_card_sizes
 
 logger = logging.getLogger(__name__)
 
 _SPANS_LOOKED_AT = 1_000
+_SCALE = "--config.model.scale="
 _SIZES = "--config.model.sizes="
 _SET_BY_ADAPT = ("config.data.store", "config.warm_start")
 
@@ -120,6 +121,13 @@ def check_given(overrides: Sequence[str], start: Path, backend: Backend) -> Conf
     tokenizer = load_tokenizer(str(start))
     require_room(with_prompts(experiment, network.representation).batches, tokenizer)
     return config
+
+
+def propose_scale(overrides: Sequence[str], published: Representation) -> list[str]:
+    """Returns the overrides, with the scale that is known of the model unless one is given."""
+    if not published.scale or any(word.startswith(_SCALE) for word in overrides):
+        return [*overrides]
+    return [f"{_SCALE}{published.scale}", *overrides]
 
 
 def propose_sizes(

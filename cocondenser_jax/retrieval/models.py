@@ -269,6 +269,12 @@ def _mode(layer: Pooling) -> str:
     return mode if isinstance(mode, str) else "+".join(mode)
 
 
+def pooled_size(model: SentenceTransformer) -> int:
+    """Returns how many numbers a vector has as it is pooled; 0 without a pooling module."""
+    sizes = [layer.embedding_dimension for layer in model.modules() if isinstance(layer, Pooling)]
+    return sizes[-1] if sizes else 0
+
+
 def is_normalized(model: SentenceTransformer) -> bool:
     """Returns whether a module scales vectors to length 1, as it must where scores are cosines."""
     return any(isinstance(layer, Normalize) for layer in model.modules())

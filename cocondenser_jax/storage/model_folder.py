@@ -1,9 +1,14 @@
 """The files of a model folder, as Hugging Face and sentence-transformers lay them out."""
 
+import contextlib
 import functools
 import itertools
 import logging
+import os
 import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +22,14 @@ from cocondenser_jax.representation import (
     query_prompt,
     with_given,
 )
-from cocondenser_jax.storage.files import read_json, read_object
+from cocondenser_jax.storage.files import new_folder, read_json, read_object, write_json
 from cocondenser_jax.storage.module_files import (
     MODULES,
     SETTINGS,
     dense_paths,
     from_files,
     json_files,
+    resolved_files,
 )
 
 logger = logging.getLogger(__name__)
@@ -120,6 +126,63 @@ def read_representation(
     return with_given(assumed, given)
 
 
+def write_resolved(
+    start: Path, representation: Representation, hidden_size: int, out: Path
+) -> None:
+    """Copies what a folder's vectors and a training depend on, and writes down what these are.
+
+    So nothing is left to what is known or was given: `read_representation` finds it in the copy.
+    A copy, for sentence-transformers (6.2.0) saves a model without what its folder says of capitals
+    and of a prompt named "passage".
+
+    Args:
+      start: the folder, of one tower.
+      representation: of `read_representation`.
+      hidden_size: of the network.
+      out: the folder to make.
+    """
+    with new_folder(out) as folder:
+        _fill(start, representation, hidden_size, folder, shutil.copyfile)
+
+
+@contextlib.contextmanager
+def linked_folder(start: Path, representation: Representation) -> Iterator[Path]:
+    """Yields what `write_resolved` would write, with links in place of copies, for a while.
+
+    It is for what reads no hidden size. A UserError that names it names `start` instead.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        folder.mkdir()
+        try:
+            _fill(start.resolve(), representation, 0, folder, os.symlink)
+            yield folder
+        except UserError as error:
+            raise UserError(str(error).replace(str(folder), str(start))) from error
+
+
+def _fill(
+    start: Path,
+    representation: Representation,
+    hidden_size: int,
+    folder: Path,
+    put: Callable[[Path, Path], object],
+) -> None:
+    routes = _routes(start)
+    if len(routes) > 1:
+        raise UserError(f"{start} has two towers: expected one")
+    files = _read_files(start, routes[0])
+    resolved = resolved_files(routes[0], files, representation, hidden_size)
+    heads = [start / name for name in HEADS if (start / name).is_file()]
+    for path in {*files_of_vectors(start), *heads}:
+        copy = folder / path.relative_to(start)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.relative_to(start).as_posix() not in resolved:
+            put(path, copy)
+    for name, content in resolved.items():
+        write_json(folder / name, content)
+
+
 def _read_published(folder: Path) -> Representation:
     """Returns what a folder says of its vectors."""
     try:
@@ -171,5 +234,9 @@ def _unrouted(modules: Any, router: Any, route: str) -> list[dict[str, str]]:
 
 
 def _read_modules(folder: Path, modules: Any) -> Representation:
+    return from_files(modules, _read_files(folder, modules))
+
+
+def _read_files(folder: Path, modules: Any) -> dict[str, Any]:
     names = [name for name in json_files(modules) if (folder / name).is_file()]
-    return from_files(modules, {name: read_json(folder / name) for name in names})
+    return {name: read_json(folder / name) for name in names}

@@ -6,7 +6,16 @@ The functions take and return the parsed contents of the files, and neither read
 from collections.abc import Mapping
 from typing import Any
 
-from cocondenser_jax.representation import POOLINGS, Dense, Representation, Similarity
+from cocondenser_jax.representation import (
+    PASSAGE_PROMPTS,
+    POOLINGS,
+    QUERY_PROMPT,
+    Dense,
+    Representation,
+    Similarity,
+    passage_prompt,
+    query_prompt,
+)
 
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
@@ -188,6 +197,52 @@ def to_files(
         },
         SETTINGS: settings,
     }
+
+
+def resolved_files(
+    modules: Any, files: Mapping[str, Any], representation: Representation, hidden_size: int
+) -> dict[str, Any]:
+    """Returns the files of a folder that say what its vectors are, with all of it written down.
+
+    Args:
+      modules: the content of modules.json; None for a folder without it.
+      files: the contents, by name, of those of `json_files` that the folder has.
+      representation: what the vectors are to be: a module is left out, but none is added, but for
+        those of a folder without modules.json.
+      hidden_size: of the network.
+    """
+    if modules is None:
+        modules = [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (kind, path) in enumerate((("Transformer", ""), ("Pooling", "1_Pooling")))
+        ]
+    layers = list(zip(modules, _kinds_and_paths(modules), strict=True))
+    kept = [
+        module for module, (kind, _) in layers if representation.normalized or kind != "Normalize"
+    ]
+    (pooling_file,) = (
+        _join(path, "config.json") for _, (kind, path) in layers if kind == "Pooling"
+    )
+    pooling = dict(files.get(pooling_file, {"word_embedding_dimension": hidden_size}))
+    modes = representation.pooling.split("+")
+    pooling |= {
+        flag: mode in modes for flag, mode in _MODES.items() if flag in pooling or mode in modes
+    }
+    pooling.pop("pooling_mode", None)
+    prompts = dict(representation.prompts)
+    settings = {
+        "model_type": "SentenceTransformer",
+        **files.get(SETTINGS, {}),
+        "prompts": {
+            **prompts,
+            QUERY_PROMPT: query_prompt(prompts),
+            PASSAGE_PROMPTS[0]: passage_prompt(prompts),
+        },
+        "default_prompt_name": representation.default_prompt,
+        "similarity_fn_name": representation.similarity,
+        "truncate_dim": representation.sizes[0] if representation.sizes else None,
+    }
+    return {MODULES: kept, pooling_file: pooling, SETTINGS: settings}
 
 
 def _kinds_and_paths(modules: Any) -> list[tuple[str, str]]:

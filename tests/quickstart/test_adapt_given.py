@@ -1,0 +1,135 @@
+"""The model as published is what its folder, its name and the user say, in one folder."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.convert.from_torch import read_shape
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.quickstart import adapt as module
+from cocondenser_jax.representation import SPELLINGS, Given
+from cocondenser_jax.storage.model_folder import read_representation
+from tests.world import WORDS, write_records
+
+TEXTS = [" ".join(WORDS[:4]), " ".join(WORDS[2:9])]
+FLAGS = [
+    "--pooling=cls",
+    "--similarity=cosine",
+    "--query_prompt=hgf ",
+    "--passage_prompt=abc: ",
+    "--dimensions=8",
+]
+
+
+@pytest.fixture
+def publish(tmp_path, monkeypatch, capsys):
+    """Runs `adapt` up to its store; returns its workdir."""
+
+    def stop(source, tokenizer, length, out):
+        raise UserError("no further")
+
+    monkeypatch.setattr(module, "write_store", stop)
+    corpus = tmp_path / "corpus.jsonl"
+    write_records(corpus, [{"text": " ".join(WORDS)}])
+
+    def run(model, *flags):
+        workdir = tmp_path / "run"
+        words = ["adapt", f"--corpus={corpus}", f"--model={model}", f"--workdir={workdir}"]
+        assert main([*words, "--config.data.length=16", "--config.init_head=true", *flags]) == 2
+        assert capsys.readouterr().err.endswith("no further\n")
+        return workdir
+
+    return run
+
+
+def assert_same_vectors(folder, library):
+    """Compares the library's vectors of a folder, with lengths where it compares by cosine."""
+    published = SentenceTransformer(str(folder))
+    for name in ("encode_query", "encode_document"):
+        theirs, ours = (getattr(model, name)(TEXTS) for model in (library, published))
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert published.similarity_fn_name == library.similarity_fn_name
+
+
+@pytest.mark.effect("adapt --pooling", "adapt --similarity", "adapt --query_prompt")
+@pytest.mark.effect("adapt --passage_prompt", "adapt --dimensions")
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_what_is_given_is_written_into_the_published_folder(
+    model_folder, tmp_path, publish, is_plain
+):
+    library = SentenceTransformer(
+        modules=[Transformer(str(model_folder)), Pooling(32, "cls")],
+        prompts={"query": "hgf ", "document": "abc: "},
+        similarity_fn_name="cosine",
+        truncate_dim=8,
+    )
+    start = model_folder
+    if not is_plain:
+        start = tmp_path / "start"
+        layers = [Transformer(str(model_folder)), Pooling(32, "mean")]
+        SentenceTransformer(modules=layers, similarity_fn_name="dot").save_pretrained(str(start))
+    workdir = publish(start, *FLAGS)
+    published = workdir / "published" / "model"
+    assert_same_vectors(published, library)
+    expected = SPELLINGS["cls"]._replace(similarity="cosine", sizes=(8,))
+    trained = read_shape(published).representation
+    assert trained._replace(prompts=(), max_length=None) == expected
+    assert dict(trained.prompts) == {"query": "hgf ", "document": "abc: "}
+    given = json.loads((workdir / "started.json").read_text())["given"]
+    assert Given(**given) == Given("cls", "cosine", "hgf ", "abc: ", 8)
+
+
+def test_a_folder_that_is_silent_is_written_down_as_the_library_takes_it(model_folder, publish):
+    library = SentenceTransformer(str(model_folder), model_kwargs={"add_pooling_layer": False})
+    published = publish(model_folder) / "published" / "model"
+    assert library.similarity_fn_name == "cosine"
+    assert_same_vectors(published, library)
+    assert read_representation(published) == read_representation(model_folder)
+
+
+def test_a_known_model_has_its_prompts_and_scale(model_folder, tmp_path, publish):
+    prompts = {"query": "query: ", "document": "passage: "}
+    layers = [Transformer(str(model_folder)), Pooling(32, "mean"), Normalize()]
+    library = SentenceTransformer(modules=layers, prompts=prompts)
+    start = tmp_path / "e5-small-v2"
+    SentenceTransformer(modules=layers).save_pretrained(str(start))
+    workdir = publish(start)
+    assert_same_vectors(workdir / "published" / "model", library)
+    overrides = json.loads((workdir / "started.json").read_text())["overrides"]
+    assert overrides[0] == "--config.model.scale=100.0"
+    shutil.rmtree(workdir)
+    workdir = publish(start, "--query_prompt=", "--passage_prompt=", "--config.model.scale=5")
+    library.prompts = {"query": "", "document": ""}
+    assert_same_vectors(workdir / "published" / "model", library)
+    overrides = json.loads((workdir / "started.json").read_text())["overrides"]
+    assert [word for word in overrides if "scale" in word] == ["--config.model.scale=5"]
+
+
+def test_inner_products_instead_of_cosines_leave_the_lengths(model_folder, tmp_path, publish):
+    layers = [Transformer(str(model_folder)), Pooling(32, "mean")]
+    library = SentenceTransformer(modules=layers, similarity_fn_name="dot")
+    start = tmp_path / "start"
+    SentenceTransformer(modules=[*layers, Normalize()]).save_pretrained(str(start))
+    assert_same_vectors(publish(start, "--similarity=dot") / "published" / "model", library)
+
+
+def test_what_is_wrong_is_said_of_the_users_folder_before_anything_is_written(
+    model_folder, tmp_path, capsys
+):
+    corpus = tmp_path / "corpus.jsonl"
+    write_records(corpus, [{"text": " ".join(WORDS)}])
+    words = ["adapt", f"--corpus={corpus}", f"--model={model_folder}", f"--workdir={tmp_path}/run"]
+    assert main([*words, "--dimensions=33"]) == 2
+    said = f"{model_folder} makes vectors of 32 numbers: cannot keep 33\n"
+    assert capsys.readouterr().err.endswith(said)
+    layers = [Transformer(str(model_folder)), Pooling(32, "max")]
+    SentenceTransformer(modules=layers).save_pretrained(str(tmp_path / "max"))
+    words[2] = f"--model={tmp_path}/max"
+    assert main(words) == 2
+    assert f"cocondenser: {tmp_path}/max pools by max; expected cls" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

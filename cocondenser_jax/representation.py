@@ -68,6 +68,16 @@ class Representation(NamedTuple):
         """Whether a vector leaves numbers out that the network makes."""
         return self.vector_size(hidden_size) < self.full_size(hidden_size)
 
+    def reading_as(self, other: "Representation") -> "Representation":
+        """Returns these vectors of texts that are read as another's: its prompts, its limits."""
+        return self._replace(
+            prompts=other.prompts,
+            default_prompt=other.default_prompt,
+            max_length=other.max_length,
+            query_length=other.query_length,
+            passage_length=other.passage_length,
+        )
+
     @property
     def score_scale(self) -> float:
         """What scores are multiplied by in a contrastive loss: 1 / temperature."""

@@ -1,5 +1,6 @@
 """A Hugging Face folder or hub model → Flax parameters. Nothing in it is executed."""
 
+import contextlib
 import dataclasses
 import logging
 import re
@@ -70,7 +71,8 @@ def load_folder(
         head.
       skip_from: the backbone layer that a new head reads, or a head that does not say which; None
         for the middle.
-      representation: of the vectors; None for the folder's own.
+      representation: of the vectors, whose texts are read as the folder says; None for the folder's
+        own.
       init_head_seed: the seed of a random Condenser head or MLM projection, where the folder has
         none; with None, that is an error.
 
@@ -133,7 +135,12 @@ def _shape(
     """Returns a model's shape, with `n_head_layers` and `skip_from` for a head that it lacks."""
     fields = _read_backbone_config(folder)
     fields["skip_from"] = fields["num_hidden_layers"] // 2
-    fields["representation"] = representation or _trained_representation(folder)
+    if representation is None:
+        fields["representation"] = _trained_representation(folder)
+    else:
+        with contextlib.suppress(UserError):  # modules that are not used
+            representation = representation.reading_as(read_representation(folder))
+        fields["representation"] = representation
     if skip_from is not None:
         fields["skip_from"] = skip_from
     if n_head_layers is not None:

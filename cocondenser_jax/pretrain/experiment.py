@@ -34,8 +34,11 @@ class VectorSettings(NamedTuple):
     sizes: tuple[int, ...] = ()  # that are trained, see `Representation`; (): as there
 
     def instead_of(self, own: Representation) -> Representation:
-        """Returns the representation that is trained; `own` is that of what the run starts from."""
-        chosen = self.representation or own
+        """Returns the representation that is trained; `own` is that of what the run starts from.
+
+        Other vectors than its own are still made of texts that are read as its are.
+        """
+        chosen = self.representation.reading_as(own) if self.representation else own
         return chosen._replace(scale=self.scale or chosen.scale, sizes=self.sizes or chosen.sizes)
 
 

@@ -10,6 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.configs import default
+from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import held_out_batch
 from cocondenser_jax.corpus.build import build_store
@@ -18,13 +19,15 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain import loop, probe
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.pretrain.experiment import VectorSettings
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.representation import Representation
+from cocondenser_jax.pretrain.warm_start import load_warm_start
+from cocondenser_jax.representation import SPELLINGS, Representation
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.model_folder import read_representation
 from cocondenser_jax.storage.module_files import to_files
 from tests.conftest import TEXTS
-from tests.world import read_metrics, write_beir, write_records
+from tests.world import read_metrics, write_beir, write_records, write_run
 
 QUERY, PASSAGE = "the text ", "Early "
 LENGTH = 24  # the models' positions
@@ -198,6 +201,18 @@ def test_what_training_cannot_read_is_refused(
     with pytest.raises(UserError, match=said):
         train(settings(store, published, **settings_of_run), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_other_vectors_are_of_texts_behind_the_same_prompts(research_folders, tmp_path):
+    published = write_published(research_folders["bert"], tmp_path / "model")
+    model, params = load_folder(str(published), n_head_layers=0)
+    write_run(tmp_path / "run", model, params, published)
+    network = {"n_head_layers": 0, "skip_from": 1, "late_mlm": True}
+    network |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    for start in (published, tmp_path / "run"):
+        chosen = VectorSettings(SPELLINGS["cls"])
+        config, _ = load_warm_start(str(start), network, None, chosen)
+        assert config.representation == Representation("cls", prompts=PUBLISHED.prompts)
 
 
 def test_a_run_that_resumes_reads_the_same_texts(research_folders, tmp_path):

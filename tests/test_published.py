@@ -130,17 +130,24 @@ def start_of(folder_of, data, tmp_path_factory):
     def start(name):
         workdir = root / name
         model, corpus = str(folder_of(name)), str(data / "text.jsonl")
+        length = f"--config.data.length={longest_input(CASES[name].folder)}"
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(adapt_module, "write_store", _stop)
             with pytest.raises((_BeforeTheStore, UserError)) as stopped:
-                adapt_module.adapt(
-                    workdir, corpus, model, None, [f"--config.data.length={POSITIONS}"]
-                )
+                adapt_module.adapt(workdir, corpus, model, None, [length])
         if isinstance(stopped.value, UserError):
             return workdir, str(stopped.value)
         return workdir / "published" / "model", None
 
     return start
+
+
+def longest_input(folder):
+    """Returns the tokens that a folder says are read of a text."""
+    of_tokenizer = folder.changes.get("tokenizer_config.json", {}).get(
+        "model_max_length", POSITIONS
+    )
+    return min(POSITIONS, folder.max_length or of_tokenizer)
 
 
 def assert_close(actual, expected):

@@ -40,7 +40,7 @@ _MODELS = {
 }
 
 
-def write_model(family, texts, folder, **settings):
+def write_model(family, texts, folder, prompts=None, **settings):
     """Writes a small random model of a family, with a cosine, by sentence-transformers."""
     tokenizer, model, config, sizes, pooling = _MODELS[family]
     plain = folder / "plain"
@@ -55,7 +55,7 @@ def write_model(family, texts, folder, **settings):
     getattr(transformers, model)(made).save_pretrained(plain)
     backbone = Transformer(str(plain))
     modules = [backbone, Pooling(backbone.get_embedding_dimension(), pooling), Normalize()]
-    SentenceTransformer(modules=modules).save_pretrained(
+    SentenceTransformer(modules=modules, prompts=prompts).save_pretrained(
         str(folder / "model"), create_model_card=False
     )
     return folder / "model"

@@ -5,6 +5,7 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
 
 from cocondenser_jax.finetune.networks import add_adapters, merge_adapters, set_dropout
 from cocondenser_jax.retrieval.models import blend, load_retriever
@@ -89,6 +90,13 @@ def test_adapters_are_all_that_is_trained_and_start_at_the_model(folders):
         states.append(torch.cat([p.flatten() for p in other.parameters() if p.requires_grad]))
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
+
+
+def test_a_dense_layer_is_not_trained_beside_adapters(folders):
+    model = load_retriever(folders["t5"])
+    model.append(Dense(32, 16))
+    add_adapters(model, rank=4, seed=0)
+    assert {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} == {"0"}
 
 
 def test_a_blend_keeps_a_part_of_the_adapters(folders, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, held_out_batch, make_batch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
@@ -29,7 +29,8 @@ from tests.world import make_texts, read_metrics, write_records
 
 FAMILIES = ("distilbert", "deberta-v2", "qwen3", "gemma3_text", "t5")
 N_STEPS = 3
-SPEC = BatchSpec(seed=3, batch_size=4, length=40, example="crops", masked=False, held_out=4)
+SPEC = BatchSpec(seed=3, batch_size=4, length=80, example="crops", masked=False, held_out=4)
+PROMPTS = {"query": "Instruct: find the text\nQuery:", "document": "text: "}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,9 @@ def worlds(tmp_path_factory):
     def make(family):
         if family not in made:
             folder = tmp_path_factory.mktemp(family)
-            model = write_model(family, texts, folder)
+            # The prompts' own words make the tokenizer know them.
+            known = [*texts, *PROMPTS.values()]
+            model = write_model(family, known, folder, prompts=PROMPTS)
             write_records(folder / "texts.jsonl", ({"text": text} for text in texts))
             build_store(str(folder / "texts.jsonl"), str(model), folder / "store", max_tokens=40)
             made[family] = model, open_store(folder / "store")
@@ -83,22 +86,28 @@ def settings_of(model, workdir, **changes):
     return own._replace(**changes)
 
 
+def decoded(model, batch):
+    """The texts of a batch without prompts, of which none was cut."""
+    rows = zip(batch.input_ids_SxL, batch.attention_mask_SxL, strict=True)
+    assert batch.attention_mask_SxL.sum(axis=1).max() <= 40
+    decode = model.tokenizer.decode
+    return [decode(ids[mask], skip_special_tokens=True).strip() for ids, mask in rows]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_first_loss_is_that_of_the_librarys_vectors(worlds, family, tmp_path):
     folder, store = worlds(family)
-    result = train_pairs(settings_of(folder, tmp_path / "run"), store)
+    spec = SPEC._replace(query_prompt=PROMPTS["query"], passage_prompt=PROMPTS["document"])
+    result = train_pairs(settings_of(folder, tmp_path / "run", batches=spec), store)
     losses = [line["loss"] for line in read_metrics(tmp_path / "run") if "loss" in line]
     assert len(losses) == N_STEPS
     assert result == tmp_path / "run" / "model"
 
     model = SentenceTransformer(str(folder))
-    batch = make_batch(store, SPEC, 0)
-    decode = model.tokenizer.decode
-    rows = zip(batch.input_ids_SxL, batch.attention_mask_SxL, strict=True)
-    texts = [decode(ids[mask], skip_special_tokens=True) for ids, mask in rows]
-    if family not in ("qwen3", "gemma3_text"):  # theirs tell a space at the beginning
-        texts = [text.strip() for text in texts]
-    scores = 20 * model.encode(texts) @ model.encode(texts).T
+    texts = decoded(model, make_batch(store, SPEC, 0))
+    queries, passages = model.encode_query(texts[::2]), model.encode_document(texts[1::2])
+    vectors = np.stack([queries, passages], axis=1).reshape(len(texts), -1)
+    scores = 20 * vectors @ vectors.T
     total = 0.0
     for i, row in enumerate(scores):
         others = [x for j, x in enumerate(row) if j != i]
@@ -144,7 +153,7 @@ def test_the_settings_of_the_optimizer_are_those_that_are_given(worlds, tmp_path
             assert (group["weight_decay"] > 0) == is_plain, names.get(id(parameter))
 
 
-def test_the_probe_sees_the_held_out_texts_in_their_order(worlds, tmp_path):
+def test_the_probe_sees_the_held_out_texts_in_their_order_and_without_dropout(worlds, tmp_path):
     folder, store = worlds("distilbert")
     seen = []
 
@@ -152,12 +161,15 @@ def test_the_probe_sees_the_held_out_texts_in_their_order(worlds, tmp_path):
         seen.append(vectors)
         return {"rows": len(vectors)}
 
-    train_pairs(settings_of(folder, tmp_path / "run", probe=Probe(2, measure)), store)
+    network = network_of(folder)._replace(hidden_dropout=0.5)
+    changes = {"network": network, "probe": Probe(2, measure)}
+    result = train_pairs(settings_of(folder, tmp_path / "run", **changes), store)
     assert [x["step"] for x in read_metrics(tmp_path / "run") if "probe/rows" in x] == [2, N_STEPS]
-    cosines = seen[0] @ seen[0].T
-    np.fill_diagonal(cosines, -1)
-    assert seen[0].shape == (8, 32)
+    model = SentenceTransformer(str(result))
+    texts = decoded(model, held_out_batch(store, SPEC))
+    assert len(texts) == 8
     assert len(seen) == 2
+    np.testing.assert_allclose(seen[-1], model.encode(texts, prompt=""), atol=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run(worlds, tmp_path):

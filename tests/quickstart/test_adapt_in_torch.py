@@ -167,7 +167,7 @@ def test_an_adapted_decoder_needs_no_package_for_adapters(finished, monkeypatch)
         (["--config.train.objective=mlm"], "objective is 'mlm': with this backend, expected contr"),
         (["--config.model.representation=cls"], "config.model.representation is given: with this"),
         (["--config.train.skip_nonfinite=1"], "config.train.skip_nonfinite is above 0: with this"),
-        (["--config.data.length=200"], "config.data.length 200 is longer than the model's 128 pos"),
+        (["--config.data.length=200"], "config.data.length 200 is longer than the 128 tokens that"),
         (["--config.model.sizes=[64,8]"], "config.model.sizes is [64, 8]; expected 32, the size"),
         (["--backend=jax"], "model_type is 'distilbert'; expected bert or "),
         (["--backend=keras"], "'keras' is not one of 'jax', 'torch', 'lora'"),

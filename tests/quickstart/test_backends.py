@@ -30,7 +30,9 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def start(make_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("start") / "model"
-    model = load_retriever(make_model(initializer_range=0.1), given=Given("mean", "cosine"))
+    model = load_retriever(
+        make_model(initializer_range=0.1), given=Given("mean", "cosine", "ab: ", "cd ef: ")
+    )
     model.save_pretrained(str(folder), create_model_card=False)
     return folder
 

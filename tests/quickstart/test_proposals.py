@@ -186,21 +186,30 @@ def test_what_is_a_pair_follows_from_the_sentences_of_a_span(
 
 def test_rows_are_no_longer_than_the_texts_that_the_model_reads(make_model, tmp_path):
     start = make_model(max_position_embeddings=200)
-    assert check_given([], start, 8).data.length == 128
+    assert check_given([], start, JAX).data.length == 128
     published = Representation("mean", prompts=(("query", "ab: "),), max_length=40)
     for name, content in to_files(published, 32, 200, {}).items():
         write_json(start / name, content)
-    assert check_given([], start, 8).data.length == 40
-    assert check_given(["--config.data.length=13"], start, 8).data.length == 13
+    assert check_given([], start, JAX).data.length == 40
+    assert check_given(["--config.data.length=13"], start, JAX).data.length == 13
     for length, said in (
         (41, "longer than the 40 tokens that the model"),
         (11, "prompt 'ab: ', of 2"),
     ):
         with pytest.raises(UserError, match=said):
-            check_given([f"--config.data.length={length}"], start, 8)
+            check_given([f"--config.data.length={length}"], start, JAX)
 
     texts = ({"text": " ".join(["ab", *LETTERS, str(number)])} for number in range(40))
     write_records(tmp_path / "texts.jsonl", texts)
     build_store(str(tmp_path / "texts.jsonl"), str(start), tmp_path / "store", max_tokens=40)
-    training = propose_training(open_store(tmp_path / "store"), start, [], n_devices=8)
+    training = propose_training(open_store(tmp_path / "store"), start, [], JAX)
     assert training.experiment.batches.length == 40
+
+
+def test_adapters_take_ten_times_the_steps_of_weights(store, start):
+    rates = {}
+    for name in ("jax", "torch", "lora"):
+        overrides = as_flags({"data.length": 64})
+        config = propose_training(store, start, overrides, BACKENDS[name]).config
+        rates[name] = config.optimizer.learning_rate
+    assert rates == {"jax": 3e-5, "torch": 3e-5, "lora": pytest.approx(3e-4)}

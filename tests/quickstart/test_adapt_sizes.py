@@ -1,4 +1,4 @@
-"""`adapt` with vectors of several sizes: those of the model's card, or of the settings."""
+"""`adapt` with vectors of several sizes, of the model's card or the settings, and dense layers."""
 
 import json
 import shutil
@@ -105,6 +105,27 @@ def test_a_card_is_not_asked_where_sizes_are_given(model, corpus, tmp_path, keep
         assert run["config"]["model"]["sizes"] == expected
         said = [each for each in caplog.messages if "that its card names: 32,8 numbers" in each]
         assert len(said) == (not given)
+
+
+def test_dense_layers_are_adapted_too(model_folder, corpus, tmp_path, keeps_all):
+    layers = [{"out_features": 24}, {"out_features": 12, "bias": False}]
+    published = write_retriever(model_folder, tmp_path / "model", "mean", layers, truncate_dim=10)
+    workdir = tmp_path / "adapted"
+    command = ["adapt", f"--corpus={corpus}", f"--model={published}", f"--workdir={workdir}"]
+    assert main([*command, *SETTINGS]) == 0
+    before, trained, after = (
+        SentenceTransformer(str(folder)).state_dict()
+        for folder in (published, workdir / "model", workdir / "retriever")
+    )
+    dense = ["2.linear.weight", "2.linear.bias", "3.linear.weight"]
+    assert [name for name in before if "linear" in name] == dense
+    assert trained.keys() == after.keys()
+    for name in dense:
+        assert not before[name].equal(trained[name])
+        np.testing.assert_allclose(after[name], trained[name], rtol=0, atol=1e-6)
+    retriever = SentenceTransformer(str(workdir / "retriever"))
+    assert retriever.encode("a word").shape == (10,)
+    assert retriever.similarity_fn_name == "cosine"
 
 
 @pytest.mark.parametrize("sizes", ["[16,8]", "[64,32]", "[32,8,16]", "[32,0]"])

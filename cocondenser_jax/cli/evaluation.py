@@ -1,9 +1,10 @@
 """The command that computes metrics."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import JSON_OUT, command, flag, required
+from cocondenser_jax.cli.flags import IGNORE_IDENTICAL_IDS, JSON_OUT, command, flag, required
 from cocondenser_jax.cli.output import print_metrics, print_table
 from cocondenser_jax.storage.files import write_json
 
@@ -26,9 +27,10 @@ _COLUMNS = {
     required("--qrels", Path, "TREC or BEIR judgments"),
     flag("--metrics", "MRR@10,Recall@100,nDCG@10", "metrics, separated by commas"),
     flag("--compare_with", Path, "another TREC run: compare both by two paired tests"),
+    IGNORE_IDENTICAL_IDS,
     JSON_OUT,
 )
-def evaluate(run, qrels, metrics, compare_with, json_out):
+def evaluate(run, qrels, metrics, compare_with, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
     from cocondenser_jax.collection.trec import read_qrels, read_run
     from cocondenser_jax.evaluation.ranking import evaluate_run
@@ -36,11 +38,12 @@ def evaluate(run, qrels, metrics, compare_with, json_out):
 
     names = [name.strip() for name in metrics.split(",")]
     judgments = read_qrels(qrels)
-    result: dict[str, Any] = {**evaluate_run(judgments, read_run(run), names)}
+    evaluate_it = partial(evaluate_run, ignore_identical_ids=ignore_identical_ids)
+    result: dict[str, Any] = {**evaluate_it(judgments, read_run(run), names)}
     if compare_with is None:
         print_metrics(result["mean"], None)
     else:
-        other = evaluate_run(judgments, read_run(compare_with), names)
+        other = evaluate_it(judgments, read_run(compare_with), names)
         result["compared_with"] = other
         result["comparisons"] = compare(result["per_query"], other["per_query"])
         rows = []

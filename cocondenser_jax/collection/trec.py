@@ -1,7 +1,9 @@
 """TREC runs and relevance judgments: read, write, rank."""
 
+import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,6 +11,9 @@ import numpy as np
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import new_file, numbered_lines
+from cocondenser_jax.storage.tables import find_columns
+
+logger = logging.getLogger(__name__)
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
@@ -16,40 +21,56 @@ _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the
 # Judgments give each query its judged passages with a grade; above 0 is relevant.
 Qrels = dict[str, dict[str, int]]
 Name = TypeVar("Name")  # of a passage: its id, or its row in an index
+# What a header of judgments calls its columns, see `tables.find_columns`; and where they stand
+# without one, by their number.
+_JUDGMENT_NAMES = {
+    "query": ("queryid", "qid", "topic", "topicid"),
+    "passage": ("corpusid", "passageid", "pid", "docid", "docno", "documentid"),
+    "grade": ("score", "rel", "relevance", "label", "judgment"),
+}
+_JUDGMENT_PLACES = {3: (0, 1, 2), 4: (0, 2, 3)}
 
 
 def read_qrels(path: Path) -> Qrels:
-    """Reads judgments, BEIR (`query-id<TAB>corpus-id<TAB>score`) or TREC (`query 0 passage grade`).
+    """Reads judgments of BEIR, MS MARCO or TREC.
 
-    BEIR's header line is optional. A query must not have a passage twice with different grades.
+    BEIR's lines are `query-id<TAB>corpus-id<TAB>score`, those of TREC and MS MARCO `query 0 passage
+    grade`, separated by spaces or tabs. The first line may be a header, whose names then say which
+    column is which. A query must not have a passage twice with different grades.
     """
     qrels: Qrels = {}
-    for number, line in _lines_of_ids(path):
+    header: tuple[int, ...] | None = None
+    for i, (number, line) in enumerate(_lines_of_ids(path)):
+        where = f"{path}:{number}"
         fields = line.split("\t") if line.count("\t") == 2 else line.split()
-        if len(fields) == 3:
-            query, passage, grade = fields
-            if number == 1 and grade == "score":
-                continue
-        elif len(fields) == 4:
-            query, _, passage, grade = fields
-        else:
+        if len(fields) not in _JUDGMENT_PLACES:
             raise UserError(
-                f"{path}:{number}: expected 3 tab-separated fields (query, passage, score) "
+                f"{where}: expected 3 tab-separated fields (query, passage, score) "
                 f"or TREC's 4, found {len(fields)}"
             )
+        if i == 0 and (header := _judgment_header(where, fields)):
+            continue
+        places = header or _JUDGMENT_PLACES[len(fields)]
+        if max(places) >= len(fields):
+            raise UserError(f"{where}: found {len(fields)} fields, fewer than in the header")
+        query, passage, grade = (fields[place] for place in places)
         try:
             value = int(grade)
         except ValueError:
-            raise UserError(
-                f"{path}:{number}: the score must be an integer, not {grade!r}"
-            ) from None
+            raise UserError(f"{where}: the score must be an integer, not {grade!r}") from None
         if abs(value) > _MAX_GRADE:
-            raise UserError(f"{path}:{number}: the score {grade} is not within ±{_MAX_GRADE:,}")
+            raise UserError(f"{where}: the score {grade} is not within ±{_MAX_GRADE:,}")
         if qrels.setdefault(query, {}).setdefault(passage, value) != value:
-            raise UserError(f"{path}:{number}: query {query} has passage {passage} with two scores")
+            raise UserError(f"{where}: query {query} has passage {passage} with two scores")
     if not qrels:
         raise UserError(f"{path} holds no judgments")
     return qrels
+
+
+def _judgment_header(where: str, fields: Sequence[str]) -> tuple[int, ...] | None:
+    """Returns the places of query, passage and grade by their names; None for a judgment."""
+    found = find_columns(where, fields, _JUDGMENT_NAMES)
+    return tuple(found.values()) if len(found) == len(_JUDGMENT_NAMES) else None
 
 
 def read_run(path: Path) -> Run:
@@ -115,6 +136,30 @@ def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
 def first_passages(scores: Mapping[str, float], depth: int | None = None) -> list[str]:
     """Orders one query's passages, best first; returns all, or the first `depth`."""
     return [passage for passage, _ in ranked(scores)[:depth]]
+
+
+def drop_identical_ids(run: Run, depth: int | None = None) -> Run:
+    """Drops the passage that has its query's id, and keeps the first `depth` of the others.
+
+    BEIR's rule (Thakur et al., arXiv 2104.08663) for collections whose queries are passages, such
+    as ArguAna and Quora: a query finds itself, which is no answer. A run's results are best first.
+    """
+    return {
+        query: dict(islice(((p, s) for p, s in scores.items() if p != query), depth))
+        for query, scores in run.items()
+    }
+
+
+def warn_of_identical_ids(run: Run, queries: Collection[str]) -> None:
+    """Logs how many of the queries have a result with their own id, if any."""
+    n_identical = sum(query in run.get(query, {}) for query in queries)
+    if n_identical:
+        logger.warning(
+            "%d of %d queries have a result with their own id: where queries are passages, as in "
+            "ArguAna and Quora, leave it out with --ignore_identical_ids",
+            n_identical,
+            len(queries),
+        )
 
 
 def require_run_id(name: str, where: str) -> str:

@@ -7,8 +7,14 @@ from typing import TypedDict
 
 import ir_measures
 
-from cocondenser_jax.collection.trec import Qrels, Run, ranked
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.collection.trec import (
+    Qrels,
+    Run,
+    drop_identical_ids,
+    ranked,
+    warn_of_identical_ids,
+)
+from cocondenser_jax.errors import UserError, first_three
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +33,13 @@ class Metrics(TypedDict):
     per_query: dict[str, dict[str, float]]
 
 
-def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = DEFAULT_METRICS) -> Metrics:
+def evaluate_run(
+    qrels: Qrels,
+    run: Run,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    *,
+    ignore_identical_ids: bool = False,
+) -> Metrics:
     """Computes metrics of retrieval, averaged over all judged queries.
 
     A judged query without results or without a relevant passage counts 0, as with trec_eval -c.
@@ -37,7 +49,21 @@ def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = DEFAULT_METRIC
       qrels: the judgments; a grade below 0, as in TREC's for spam, counts as 0.
       run: the results.
       metrics: any of trec_eval's, as ir-measures spells them, such as MRR@10 or nDCG@10.
+      ignore_identical_ids: drop results whose id is their query's (see `drop_identical_ids`).
+
+    Raises:
+      UserError: also if `ignore_identical_ids` would drop passages that are judged relevant.
     """
+    by_accident = [query for query, grades in qrels.items() if grades.get(query, 0) > 0]
+    if not ignore_identical_ids:
+        warn_of_identical_ids(run, qrels.keys() - by_accident)
+    elif by_accident:
+        raise UserError(
+            f"ignore_identical_ids: {len(by_accident)} queries have a relevant passage with their "
+            f"own id ({first_three(by_accident)}), so their ids say nothing about each other"
+        )
+    else:
+        run = drop_identical_ids(run)
     names = {_parse(name): name for name in metrics}
     cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}
     check_results(run, qrels, "judged", cutoffs)

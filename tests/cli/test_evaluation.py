@@ -51,6 +51,17 @@ def test_metrics_by_judgments(folder, capsys):
     }
 
 
+@pytest.mark.effect("evaluate --ignore_identical_ids")
+def test_results_with_the_id_of_their_query_are_left_out(folder, capsys):
+    write_lines(folder / "self.trec", run_lines(["d1 d1 d2", "d2 d2 d3 d1"]))
+    write_lines(folder / "self.tsv", ["d1\td2\t1", "d2\td1\t1"])
+    command = "evaluate --run=self.trec --compare_with=self.trec --qrels=self.tsv --metrics=MRR@10"
+    assert main(command.split()) == 0
+    assert printed(capsys)[1][1:3] == [f"{(1 / 2 + 1 / 3) / 2:.4f}"] * 2
+    assert main([*command.split(), "--ignore_identical_ids"]) == 0
+    assert printed(capsys)[1][1:3] == [f"{(1 + 1 / 2) / 2:.4f}"] * 2
+
+
 @pytest.mark.effect("evaluate --compare_with")
 def test_two_runs_are_compared(folder, capsys):
     command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"

@@ -19,8 +19,32 @@ def test_beir_and_trec_judgments_read_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\n",  # BEIR
+        "q1\t0\td1\t2\nq1\t0\td2\t0\n",  # MS MARCO
+        "q1 0 d1 2\nq1 0 d2 0\n",  # TREC
+        "q1  Q0 d1   2\nq1  Q0 d2   0\n",
+        "\ufeffQuery-ID\tCorpus-ID\tScore\nq1\td1\t2\nq1\td2\t0\n",
+        "\nqid\tpid\trel\nq1\td1\t2\nq1\td2\t0\n",
+        "score\tquery_id\tdoc_id\n2\tq1\td1\n0\tq1\td2\n",
+        "corpus-id\tquery-id\tscore\nd1\tq1\t2\nd2\tq1\t0\n",
+        "topic iter docno rel\nq1 0 d1 2\nq1 0 d2 0\n",
+        "topic iteration label docno\nq1 0 2 d1\nq1 0 0 d2\n",
+    ],
+)
+def test_judgments_of_every_origin_read_alike(content, tmp_path):
+    (tmp_path / "qrels.tsv").write_text(content)
+    assert trec.read_qrels(tmp_path / "qrels.tsv") == {"q1": {"d1": 2, "d2": 0}}
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
+        (b"topic iter docno rel\nq1\td1\t1\n", ":2: found 3 fields, fewer than in the header"),
+        (b"qid\tdocid\tvalue\nq1\td1\t1\n", ":1: the score must be an integer, not 'value'"),
+        (b"qid\tquery-id\tdocid\n", ":1: the columns qid and query-id may all be the query"),
+        (b"q1\td1\t1\nqid\tdocid\trel\n", ":2: the score must be an integer, not 'rel'"),
         (b"q1\td1\t1\nq1\td2\tgood\n", ":2: the score must be an integer, not 'good'"),
         (b"q1\td1\t1\nq1 d2\n", ":2: expected 3 tab-separated fields"),
         (b"q1\td\xff\t1\n", ":1: not UTF-8"),
@@ -104,3 +128,22 @@ def test_a_run_that_cannot_be_written_is_said_so(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"cannot write .*file/run\.trec: "):
         trec.write_run(tmp_path / "file" / "run.trec", {"q": {"d": 1.0}})
+
+
+def test_results_with_the_id_of_their_query_are_dropped():
+    run = {"a": {"a": 3.0, "b": 2.0, "c": 1.0}, "b": {"c": 2.0, "b": 1.0}, "q": {"a": 1.0}, "c": {}}
+    kept = {"a": {"b": 2.0, "c": 1.0}, "b": {"c": 2.0}, "q": {"a": 1.0}, "c": {}}
+    assert trec.drop_identical_ids(run) == kept
+    assert trec.drop_identical_ids(run, 1) == {**kept, "a": {"b": 2.0}}
+    assert [*trec.drop_identical_ids(run)["a"]] == ["b", "c"]
+
+
+def test_results_with_the_id_of_their_query_are_counted(caplog):
+    run = {"a": {"a": 3.0, "b": 2.0}, "b": {"b": 1.0}, "q": {"a": 1.0}}
+    trec.warn_of_identical_ids(run, ["a", "q", "x"])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("1 of 3 queries have a result with their own id: ")
+    assert "--ignore_identical_ids" in record.getMessage()
+    caplog.clear()
+    trec.warn_of_identical_ids(run, ["q", "x"])
+    assert not caplog.records

@@ -167,3 +167,43 @@ def test_other_metrics_of_trec_eval():
     assert evaluate_run(qrels, run, names)["mean"] == pytest.approx(
         {"MRR": 0.5, "P@2": 0.5, "P(rel=2)@3": 1 / 3, "AP": (1 / 2 + 2 / 3) / 3, "Judged@2": 0.5}
     )
+
+
+# As in ArguAna: the queries are passages, and each finds itself first.
+OF_PASSAGES = {
+    "a": {"a": 9.0, "x": 3.0, "b": 2.0},
+    "b": {"b": 9.0, "c": 4.0, "y": 3.0},
+    "c": {"a": 5.0, "c": 4.0, "z": 3.0},
+    "q": {"a": 5.0, "w": 4.0},
+}
+ANSWERS = {"a": {"x": 1}, "b": {"y": 1}, "c": {"z": 1}, "q": {"w": 1}}
+
+
+def test_identical_ids_are_left_out_by_the_rule_of_beir(caplog):
+    metrics = evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"], ignore_identical_ids=True)
+    assert not caplog.records
+    found = {query: values["MRR@2"] for query, values in metrics["per_query"].items()}
+    assert found == {"a": 1.0, "b": 0.5, "c": 0.5, "q": 0.5}
+    # As beir.retrieval.evaluation does before pytrec_eval: results[query].pop(query).
+    popped = {q: {p: s for p, s in row.items() if p != q} for q, row in OF_PASSAGES.items()}
+    evaluator = pytrec_eval.RelevanceEvaluator(ANSWERS, {"recip_rank"})
+    assert found == {q: v["recip_rank"] for q, v in evaluator.evaluate(popped).items()}
+    assert evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"])["mean"]["MRR@2"] == 0.25
+
+
+def test_a_line_says_that_ids_are_identical(caplog):
+    evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("3 of 4 queries have a result with their own id: ")
+    caplog.clear()
+    evaluate_run({"q": {"w": 1}}, OF_PASSAGES, ["MRR@2"])
+    assert not caplog.records
+
+
+def test_numbers_that_agree_by_accident_are_kept(caplog):
+    qrels = {"1": {"1": 1}, "2": {"2": 1, "3": 1}, "3": {"1": 0, "3": 0}}
+    run = {"1": {"1": 2.0}, "2": {"2": 2.0}, "3": {"1": 2.0}}
+    assert evaluate_run(qrels, run, ["Success@1"])["mean"]["Success@1"] == pytest.approx(2 / 3)
+    assert not caplog.records
+    with pytest.raises(UserError, match=r"2 queries have a relevant passage .* \(1, 2\)"):
+        evaluate_run(qrels, run, ["Success@1"], ignore_identical_ids=True)

@@ -10,6 +10,7 @@ from cocondenser_jax.cli.flags import (
     COUNT,
     ENGINE,
     GIVEN,
+    IGNORE_IDENTICAL_IDS,
     JSON_OUT,
     TASK,
     command,
@@ -182,6 +183,7 @@ def _typed_queries() -> Iterator[str]:
     "retrieve --index=runs/index --model=runs/retriever --data=data --run_out=runs/test.trec",
     *_DENSE_INDEX,
     *_RUN_OF_DATA,
+    IGNORE_IDENTICAL_IDS,
 )
 def retrieve(
     index,
@@ -195,6 +197,7 @@ def retrieve(
     run_out,
     depth,
     json_out,
+    ignore_identical_ids,
 ):
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.collection.folder import read_queries
@@ -205,20 +208,31 @@ def retrieve(
     opened = open_index(
         folder, model, parameters=parameters, hybrid=hybrid, query_prompt=query_prompt
     )
-    print_metrics(retrieve(opened, queries, run_out, depth=depth), json_out)
+    metrics = retrieve(
+        opened, queries, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
+    )
+    print_metrics(metrics, json_out)
 
 
 @command(
     "bm25 --data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
     *_RUN_OF_DATA,
+    IGNORE_IDENTICAL_IDS,
     flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
     flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
 )
-def bm25(data, split, run_out, depth, k1, b, json_out):
+def bm25(data, split, run_out, depth, json_out, ignore_identical_ids, k1, b):
     """Rank the passages of a data set by BM25 and write a TREC run."""
-    from cocondenser_jax.retrieval.bm25 import write_bm25_run
+    from cocondenser_jax.retrieval.bm25 import Bm25Settings, write_bm25_run
 
-    metrics = write_bm25_run(data, run_out, split=split, depth=depth, k1=k1, b=b)
+    metrics = write_bm25_run(
+        data,
+        run_out,
+        split=split,
+        depth=depth,
+        settings=Bm25Settings(k1=k1, b=b),
+        ignore_identical_ids=ignore_identical_ids,
+    )
     print_metrics(metrics, json_out)
 
 

@@ -7,24 +7,36 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow  # type: ignore[import-untyped]
 import Stemmer
 from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, passage_text, read_corpus, read_queries
-from cocondenser_jax.collection.trec import Run, write_run
+from cocondenser_jax.collection.trec import (
+    Run,
+    drop_identical_ids,
+    warn_of_identical_ids,
+    write_run,
+)
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import passage_at
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.runs import require_intact, write_checksums
 
-# Anserini's defaults; tuned on MS MARCO, they are 0.82 and 0.68.
-_K1 = 0.9
-_B = 0.4
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
 _WORTH_COMPILING = 50_000_000
+
+
+class Bm25Settings(NamedTuple):
+    """How BM25 weighs; the numbers are Anserini's defaults (MS MARCO: 0.82 and 0.68)."""
+
+    k1: float = 0.9  # saturation of term frequency
+    b: float = 0.4  # strength of length normalization
+
+
+_DEFAULTS = Bm25Settings()
 
 
 def write_bm25_run(
@@ -32,8 +44,9 @@ def write_bm25_run(
     run_out: Path,
     split: str | None = None,
     depth: int = 100,
-    k1: float = _K1,
-    b: float = _B,
+    settings: Bm25Settings = _DEFAULTS,
+    *,
+    ignore_identical_ids: bool = False,
 ) -> dict[str, float]:
     """Ranks a data folder's passages for its queries, or those of a split; writes a TREC run.
 
@@ -41,8 +54,15 @@ def write_bm25_run(
     """
     queries = read_queries(data_folder, split)
     start = time.perf_counter()
-    run = bm25_run(read_corpus(data_folder), queries, depth, k1, b)
+    run = bm25_run(
+        read_corpus(data_folder),
+        queries,
+        depth,
+        settings,
+        ignore_identical_ids=ignore_identical_ids,
+    )
     seconds = time.perf_counter() - start
+    warn_of_identical_ids(run, queries)
     write_run(run_out, run)
     return {"queries": len(queries), "seconds_with_indexing": seconds}
 
@@ -51,8 +71,9 @@ def bm25_run(
     corpus: Iterable[Passage],
     queries: Mapping[str, str],
     depth: int = 100,
-    k1: float = _K1,
-    b: float = _B,
+    settings: Bm25Settings = _DEFAULTS,
+    *,
+    ignore_identical_ids: bool = False,
 ) -> Run:
     """Ranks passages by BM25, in Lucene's formula.
 
@@ -64,8 +85,8 @@ def bm25_run(
       corpus: the passages.
       queries: id → text.
       depth: passages per query at most.
-      k1: saturation of term frequency.
-      b: strength of length normalization.
+      settings: of the formula.
+      ignore_identical_ids: leave out passages with their query's id, see `drop_identical_ids`.
 
     Returns:
       query → passage → score, best first, without passages that share no term with the query.
@@ -77,12 +98,14 @@ def bm25_run(
             ids.append(passage.id)
             yield passage
 
-    index = _build_index(note_ids(), k1, b)
-    ranking_Q = rank_by_bm25(index, list(queries.values()), depth)
-    return {
+    index = _build_index(note_ids(), settings)
+    n_ranked = depth + 1 if ignore_identical_ids else depth
+    ranking_Q = rank_by_bm25(index, list(queries.values()), n_ranked)
+    run = {
         query: {ids[row]: score for row, score in ranking.items()}
         for query, ranking in zip(queries, ranking_Q, strict=True)
     }
+    return drop_identical_ids(run, depth) if ignore_identical_ids else run
 
 
 def open_bm25_index(folder: Path, passages: pyarrow.Table) -> Any:
@@ -124,10 +147,10 @@ def rank_by_bm25(index: Any, queries: list[str], depth: int) -> list[dict[int, f
     return ranking_Q
 
 
-def _build_index(corpus: Iterable[Passage], k1: float = _K1, b: float = _B) -> Any:
+def _build_index(corpus: Iterable[Passage], settings: Bm25Settings = _DEFAULTS) -> Any:
     bar = tqdm(corpus, desc="BM25 index", unit=" passages")
     tokens = _tokenize(passage_text(passage) for passage in bar)
-    index = _import_bm25s().BM25(k1=k1, b=b, method="lucene")
+    index = _import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene")
     if not tokens.vocab:  # bm25s needs a word: the empty one, which is in no query
         tokens = ([[0] for _ in tokens.ids], {"": 0})
     index.index(tokens, show_progress=False)

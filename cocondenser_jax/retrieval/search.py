@@ -1,20 +1,22 @@
 """Searches an index or embeddings by inner products of vectors, and by BM25."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
+import pyarrow.compute  # type: ignore[import-untyped]
 import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import trange
 
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.collection.trec import Run, write_run
+from cocondenser_jax.collection.trec import Run, warn_of_identical_ids, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given, Representation, with_given
 from cocondenser_jax.representation import query_prompt as query_prompt_of
@@ -152,14 +154,22 @@ def _with_query_prompt(folder: Path, encoded: Representation, prompt: str | None
 
 
 def retrieve(
-    index: Index, queries: Mapping[str, str], run_out: Path, depth: int = 100
+    index: Index,
+    queries: Mapping[str, str],
+    run_out: Path,
+    depth: int = 100,
+    *,
+    ignore_identical_ids: bool = False,
 ) -> dict[str, float]:
-    """Searches for queries (id → text) and writes a TREC run.
+    """Searches for queries (id → text) and writes a TREC run; see `search_run_timed`.
 
     Returns the numbers of queries and passages, and the seconds that encoding the queries and
     searching took.
     """
-    run, seconds = search_run_timed(index, queries, depth)
+    run, seconds = search_run_timed(
+        index, queries, depth, ignore_identical_ids=ignore_identical_ids
+    )
+    warn_of_identical_ids(run, queries)
     write_run(run_out, run)
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():
@@ -174,13 +184,22 @@ def search_run(index: Index, queries: Mapping[str, str], depth: int = 100) -> Ru
 
 
 def search_run_timed(
-    index: Index, queries: Mapping[str, str], depth: int = 100
+    index: Index,
+    queries: Mapping[str, str],
+    depth: int = 100,
+    *,
+    ignore_identical_ids: bool = False,
 ) -> tuple[Run, Seconds]:
-    """Searches as `search_run`, and also returns how long the steps of the search took."""
+    """Searches as `search_run`, and also returns how long the steps of the search took.
+
+    With `ignore_identical_ids`, passages with their query's id are left out before runs are fused
+    (see `trec.drop_identical_ids`).
+    """
     if not queries:
         return {}, {}
-    ranking_Q, seconds = _rank(index, list(queries.values()), depth)
     ids = index.passages["id"]
+    own_Q = _rows_of(ids, list(queries)) if ignore_identical_ids else None
+    ranking_Q, seconds = _rank(index, list(queries.values()), depth, own_Q)
     run = {
         query: {ids[row].as_py(): score for row, score in ranking.items()}
         for query, ranking in zip(queries, ranking_Q, strict=True)
@@ -222,20 +241,47 @@ def search_text_timed(index: Index, query: str, k: int = 10) -> tuple[list[Hit],
     return hits, seconds
 
 
-def _rank(index: Index, texts: list[str], k: int) -> tuple[list[Ranking], Seconds]:
-    """Ranks the passages for each text."""
+def _rows_of(ids: pyarrow.ChunkedArray, names: Sequence[str]) -> list[int | None]:
+    """Returns the row of each name; None where no row has it."""
+    places_N = pyarrow.compute.index_in(ids, value_set=pyarrow.array(names, ids.type))
+    rows = np.flatnonzero(places_N.is_valid().to_numpy())
+    row_of = dict(zip(places_N.drop_null().to_pylist(), rows.tolist(), strict=True))
+    return [row_of.get(i) for i in range(len(names))]
+
+
+def _drop_rows(
+    ranking_Q: list[Ranking], own_Q: Sequence[int | None] | None, k: int
+) -> list[Ranking]:
+    """Drops the row of each query, and keeps `k` others; all where no rows are given."""
+    if own_Q is None:
+        return ranking_Q
+    return [
+        dict(islice(((row, score) for row, score in ranking.items() if row != own), k))
+        for ranking, own in zip(ranking_Q, own_Q, strict=True)
+    ]
+
+
+def _rank(
+    index: Index, texts: list[str], k: int, own_Q: Sequence[int | None] | None = None
+) -> tuple[list[Ranking], Seconds]:
+    """Ranks the passages for each text, but for the row of each in `own_Q`."""
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
+    n_own = 0 if own_Q is None else 1
     if isinstance(index, OpenIndex):
-        return _rank_by_vectors(index, texts, k)
-    depth = max(k, _FUSED_DEPTH)
+        ranking_Q, seconds = _rank_by_vectors(index, texts, k + n_own)
+        return _drop_rows(ranking_Q, own_Q, k), seconds
+    depth = max(k, _FUSED_DEPTH) + n_own
     dense_Q, seconds = _rank_by_vectors(index.dense, texts, depth)
     start = time.perf_counter()
     lexical_Q = rank_by_bm25(index.bm25, texts, depth)
     seconds["bm25"] = time.perf_counter() - start
     ranking_Q = [
         fuse_scores(both, index.method, weights=(1.0, 1.0), depth=k)
-        for both in zip(lexical_Q, dense_Q, strict=True)
+        for both in zip(
+            *(_drop_rows(side_Q, own_Q, depth - n_own) for side_Q in (lexical_Q, dense_Q)),
+            strict=True,
+        )
     ]
     return ranking_Q, seconds
 

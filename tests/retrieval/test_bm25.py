@@ -49,14 +49,14 @@ def test_scores_are_lucenes_formula(passages, monkeypatch, compiled):
     # The first query has no known word, which bm25s' compiled scorer alone would not survive.
     queries = {"none": "zzz of the", "q1": "apr bik apr", "q2": "kolm", "q3": "dur unknownword"}
     for k1, b in ((0.9, 0.4), (0.82, 0.68)):
-        run = bm25.bm25_run(passages, queries, depth=100, k1=k1, b=b)
+        run = bm25.bm25_run(passages, queries, depth=100, settings=bm25.Bm25Settings(k1, b))
         assert run["none"] == {}
         for query in ("q1", "q2", "q3"):
             assert run[query] == pytest.approx(formula(passages, queries[query], k1, b), rel=1e-5)
             values = list(run[query].values())
             assert values == sorted(values, reverse=True)
     assert len(run["q2"]) == sum(passage.title == "kolm" for passage in passages)
-    top = bm25.bm25_run(passages, {"q1": "apr bik apr"}, depth=3, k1=k1, b=b)
+    top = bm25.bm25_run(passages, {"q1": "apr bik apr"}, depth=3, settings=bm25.Bm25Settings(k1, b))
     assert list(top["q1"]) == list(run["q1"])[:3]
 
 

@@ -278,32 +278,6 @@ def test_a_corpus_is_searched_with_and_without_an_index(
     assert [line[0] for line in runs[0]] == ["q3"] * 7 + ["q5"] * 7 + ["q8"] * 7
 
 
-@pytest.mark.effect("bm25 --ignore_identical_ids", "retrieve --ignore_identical_ids")
-@pytest.mark.parametrize("program", ["bm25", "retrieve"])
-def test_where_queries_are_passages_they_do_not_find_themselves(
-    program, encoded, model_folder, data, tmp_path, caplog
-):
-    folder = Path(shutil.copytree(data, tmp_path / "data"))
-    texts = {passage.id: passage.text for passage in read_corpus(data)}
-    records = [{"_id": name, "text": texts[name]} for name in ("d3", "d5", "d8")]
-    write_records(folder / "queries.jsonl", records)
-    command = [program, f"--data={folder}", f"--run_out={tmp_path}/run", "--depth=3"]
-    if program == "retrieve":
-        command += [f"--index={encoded}/index", f"--model={model_folder}"]
-    runs = []
-    for flags in [], ["--ignore_identical_ids"]:
-        caplog.clear()
-        assert main([*command, *flags]) == 0
-        runs.append({query: list(found) for query, found in read_run(tmp_path / "run").items()})
-        assert ("have a result with their own id" in caplog.text) is not bool(flags)
-    assert all(len(found) == 3 for found in runs[1].values())
-    for query, found in runs[0].items():
-        others = [passage for passage in found if passage != query]
-        assert runs[1][query][: len(others)] == others
-        assert query not in runs[1][query]
-    assert any(query in found for query, found in runs[0].items())
-
-
 @pytest.mark.effect("bm25 --data", "bm25 --split", "bm25 --run_out", "bm25 --depth")
 @pytest.mark.effect("bm25 --json_out", "bm25 --k1", "bm25 --b")
 def test_bm25_by_command_line(data, tmp_path):
@@ -315,8 +289,7 @@ def test_bm25_by_command_line(data, tmp_path):
         flags = [f"--{name}={value}" for name, value in settings.items()]
         assert main([*command, *flags, f"--json_out={metrics}"]) == 0
         assert json.loads(metrics.read_text())["queries"] == 3
-        given = Bm25Settings(**settings)
-        expected = bm25_run(read_corpus(data), queries, depth=2, settings=given)
+        expected = bm25_run(read_corpus(data), queries, 2, Bm25Settings(**settings))
         found = read_run(out)
         assert found.keys() == {"q3", "q5", "q8"}
         for query, results in found.items():

@@ -336,45 +336,6 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(
     assert [hit.passage.id for hit in hits] == list(run["none"])[:2]
 
 
-@pytest.mark.parametrize("method", [None, "rrf", "min_max"])
-def test_a_query_does_not_find_the_passage_of_its_id(
-    model_folder, beir, hybrid_folder, method, monkeypatch
-):
-    monkeypatch.setattr(search, "_FUSED_DEPTH", 10)
-    passages = list(read_corpus(beir))
-    queries = {p.id: p.text for p in (passages[3], passages[0], passages[25])}
-    queries["none of them"] = passages[7].text
-    opened = search.open_index(hybrid_folder, model_folder, hybrid=method)
-    dense = opened if method is None else opened.dense
-    for depth in (1, 4, len(passages)):
-        run, _ = search.search_run_timed(opened, queries, depth, ignore_identical_ids=True)
-        of_each = depth if method is None else max(depth, 10)
-        sides = [
-            bm25.bm25_run(passages, queries, len(passages)),
-            search.search_run(dense, queries, len(passages)),
-        ]
-        for side in sides:
-            for query, found in side.items():
-                found.pop(query, None)
-                side[query] = dict(list(found.items())[:of_each])
-        assert sides[0] == bm25.bm25_run(passages, queries, of_each, ignore_identical_ids=True)
-        expected = sides[1] if method is None else fuse_runs(sides, method, depth=depth)
-        assert [list(found) for found in run.values()] == [list(expected[q]) for q in queries]
-        assert len(run["none of them"]) == depth
-    assert len(run["d3"]) == len(passages) - 1
-
-
-@pytest.mark.parametrize("ignore", [False, True])
-def test_a_line_says_how_many_queries_find_themselves(model_folder, beir, index, ignore, caplog):
-    passages = list(read_corpus(beir))
-    queries = {"d3": passages[3].text, "d4": passages[4].text, "q": passages[5].text}
-    opened = search.open_index(index, model_folder)
-    out = index.parent / "identical.trec"
-    search.retrieve(opened, queries, out, len(passages), ignore_identical_ids=ignore)
-    found = [r.getMessage() for r in caplog.records if "their own id" in r.getMessage()]
-    assert [line.partition(" have")[0] for line in found] == ([] if ignore else ["2 of 3 queries"])
-
-
 def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
     first = search.open_index(hybrid_folder, model_folder, hybrid="rrf")
     monkeypatch.setattr(bm25, "_build_index", None)

@@ -1,0 +1,88 @@
+"""Where queries are passages, with the same ids, they do not find themselves."""
+
+import shutil
+
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.collection.folder import read_corpus
+from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.retrieval import bm25, search
+from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
+from cocondenser_jax.retrieval.fuse import fuse_runs
+from tests.world import write_records
+
+
+@pytest.fixture(scope="module")
+def embeddings(model_folder, beir, tmp_path_factory):
+    """The vectors of the collection."""
+    folder = tmp_path_factory.mktemp("identical") / "embeddings"
+    encode_corpus(Encoding(model_folder), beir, folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", [None, "rrf", "min_max"])
+def test_a_query_does_not_find_the_passage_of_its_id(
+    model_folder, beir, embeddings, method, monkeypatch
+):
+    monkeypatch.setattr(search, "_FUSED_DEPTH", 10)
+    passages = list(read_corpus(beir))
+    queries = {p.id: p.text for p in (passages[3], passages[0], passages[25])}
+    queries["none of them"] = passages[7].text
+    opened = search.open_index(embeddings, model_folder, hybrid=method)
+    dense = opened if method is None else opened.dense
+    for depth in (1, 4, len(passages)):
+        run, _ = search.search_run_timed(opened, queries, depth, ignore_identical_ids=True)
+        of_each = depth if method is None else max(depth, 10)
+        sides = [
+            bm25.bm25_run(passages, queries, len(passages)),
+            search.search_run(dense, queries, len(passages)),
+        ]
+        for side in sides:
+            for query, found in side.items():
+                found.pop(query, None)
+                side[query] = dict(list(found.items())[:of_each])
+        assert sides[0] == bm25.bm25_run(passages, queries, of_each, ignore_identical_ids=True)
+        expected = sides[1] if method is None else fuse_runs(sides, method, depth=depth)
+        assert [list(found) for found in run.values()] == [list(expected[q]) for q in queries]
+        assert len(run["none of them"]) == depth
+    assert len(run["d3"]) == len(passages) - 1
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_a_line_says_how_many_queries_find_themselves(
+    model_folder, beir, embeddings, ignore, tmp_path, caplog
+):
+    passages = list(read_corpus(beir))
+    queries = {"d3": passages[3].text, "d4": passages[4].text, "q": passages[5].text}
+    opened = search.open_index(embeddings, model_folder)
+    out = tmp_path / "run.trec"
+    search.retrieve(opened, queries, out, len(passages), ignore_identical_ids=ignore)
+    found = [r.getMessage() for r in caplog.records if "their own id" in r.getMessage()]
+    assert [line.partition(" have")[0] for line in found] == ([] if ignore else ["2 of 3 queries"])
+
+
+@pytest.mark.effect("bm25 --ignore_identical_ids", "retrieve --ignore_identical_ids")
+@pytest.mark.parametrize("program", ["bm25", "retrieve"])
+def test_where_queries_are_passages_they_do_not_find_themselves(
+    program, embeddings, model_folder, beir, tmp_path, caplog
+):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    texts = {passage.id: passage.text for passage in read_corpus(beir)}
+    records = [{"_id": name, "text": texts[name]} for name in ("d3", "d5", "d8")]
+    write_records(folder / "queries.jsonl", records)
+    command = [program, f"--data={folder}", f"--run_out={tmp_path}/run", "--depth=3"]
+    if program == "retrieve":
+        command += [f"--embeddings={embeddings}", f"--model={model_folder}"]
+    runs = []
+    for flags in [], ["--ignore_identical_ids"]:
+        caplog.clear()
+        assert main([*command, *flags]) == 0
+        runs.append({query: list(found) for query, found in read_run(tmp_path / "run").items()})
+        assert ("have a result with their own id" in caplog.text) is not bool(flags)
+    assert all(len(found) == 3 for found in runs[1].values())
+    for query, found in runs[0].items():
+        others = [passage for passage in found if passage != query]
+        assert runs[1][query][: len(others)] == others
+        assert query not in runs[1][query]
+    assert any(query in found for query, found in runs[0].items())

@@ -108,13 +108,16 @@ class Options(NamedTuple):
     backend: Name | None = None  # what trains it; None: as its family needs
 
 
+NO_OPTIONS = Options()
+
+
 def adapt(
     workdir: Path,
     corpus: str,
     model: str,
     data: Path | None = None,
     overrides: Sequence[str] = (),
-    options: Options = Options(),
+    options: Options = NO_OPTIONS,
 ) -> Adaptation:
     """Adapts a model to a corpus, and says whether that helped; resumes an earlier call.
 

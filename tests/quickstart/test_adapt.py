@@ -35,7 +35,8 @@ from cocondenser_jax.quickstart.adapt import adapt
 from cocondenser_jax.quickstart.verdict import Verdict
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
-from cocondenser_jax.retrieval.models import blend, load_retriever, model_sha256
+from cocondenser_jax.retrieval.models import blend, load_retriever
+from cocondenser_jax.storage.files import file_sha256
 from tests.world import write_records
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for all trainings
@@ -146,12 +147,14 @@ def test_an_adaptation_that_was_killed_is_as_promised(finished):
     # Where all that was assumed or given of the model stands.
     assert facts["config"]["warm_start"] == str(workdir / "published" / "model")
     assert facts["config"]["data"]["pairs"] == "sentence"
-    assert network.representation == Representation("mean", similarity="cosine", max_length=64)
+    assert network.representation == Representation("mean", similarity="cosine")
     exported, tensors = load_folder(str(workdir / "model"), n_head_layers=0)
-    assert exported.representation == SPELLINGS["mean-cosine"]._replace(max_length=64)
+    assert exported.representation == SPELLINGS["mean-cosine"]
     jax.tree.map(np.testing.assert_array_equal, tensors, params)
     assert not (workdir / "results.json").exists()
-    assert model_sha256(workdir / "published" / "model") == model_sha256(finished.model)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        copy = workdir / "published" / "model" / name
+        assert file_sha256(copy) == file_sha256(finished.model / name)
 
 
 def test_without_judgments_the_alpha_that_agrees_is_kept(finished):

@@ -204,7 +204,10 @@ def test_what_training_cannot_read_is_refused(
 
 
 def test_other_vectors_are_of_texts_behind_the_same_prompts(research_folders, tmp_path):
-    published = write_published(research_folders["bert"], tmp_path / "model")
+    read = {"prompts": PUBLISHED.prompts, "default_prompt": "query"}
+    read |= {"max_length": 20, "query_length": 15, "passage_length": 18}
+    described = PUBLISHED._replace(**read)
+    published = write_published(research_folders["bert"], tmp_path / "model", described)
     model, params = load_folder(str(published), n_head_layers=0)
     write_run(tmp_path / "run", model, params, published)
     network = {"n_head_layers": 0, "skip_from": 1, "late_mlm": True}
@@ -212,7 +215,7 @@ def test_other_vectors_are_of_texts_behind_the_same_prompts(research_folders, tm
     for start in (published, tmp_path / "run"):
         chosen = VectorSettings(SPELLINGS["cls"])
         config, _ = load_warm_start(str(start), network, None, chosen)
-        assert config.representation == Representation("cls", prompts=PUBLISHED.prompts)
+        assert config.representation == Representation("cls", **read)
 
 
 def test_a_run_that_resumes_reads_the_same_texts(research_folders, tmp_path):

@@ -199,7 +199,8 @@ def test_rows_are_no_longer_than_the_texts_that_the_model_reads(make_model, tmp_
         with pytest.raises(UserError, match=said):
             check_given([f"--config.data.length={length}"], start, JAX)
 
-    texts = ({"text": " ".join(["ab", *LETTERS, str(number)])} for number in range(40))
+    pairs = [first + second for first in LETTERS for second in LETTERS]
+    texts = ({"text": " ".join(["ab", *LETTERS, pair])} for pair in pairs[:40])
     write_records(tmp_path / "texts.jsonl", texts)
     build_store(str(tmp_path / "texts.jsonl"), str(start), tmp_path / "store", max_tokens=40)
     training = propose_training(open_store(tmp_path / "store"), start, [], JAX)

@@ -1,11 +1,14 @@
 """Whatever a file holds, it is read or refused with one clear line; and nothing in it is run."""
 
 import gzip
+import io
 import json
 import lzma
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from backports import zstd
 
@@ -28,12 +31,24 @@ _TEXT = b"One. Two.\n\nThree four.\nFive.\n"
 _JSONL = jsonl(
     {"_id": "d1", "title": "T", "text": "One. Two."}, {"_id": "d2", "spans": ["a", "b"], "text": ""}
 )
+
+
+def _parquet():
+    file = io.BytesIO()
+    table = pa.table(
+        {"id": ["d1", "d2"], "title": ["T", None], "text": ["One.", "Two."], "n": [1, 2]}
+    )
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
 READERS = {
     "a.txt": (_TEXT, _documents),
     "a.jsonl": (_JSONL, _documents),
     "a.tsv": (b'title\tid\ttext\nT\t1\t"one ""two"""\nT\t2\tthree\n', _documents),
     "a.txt.gz": (gzip.compress(_TEXT), _documents),
     "a.txt.xz": (lzma.compress(_TEXT), _documents),
+    "a.parquet": (_parquet(), _documents),
     "a.jsonl.zst": (zstd.compress(_JSONL), _documents),
 }
 

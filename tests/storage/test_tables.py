@@ -78,6 +78,7 @@ def test_a_column_of_the_fields_own_name_goes_before_another_name():
     [
         ("id\ttitle\nd1\tT", r":1: id, title: .* names of columns; expected id and text among"),
         ("qid\tanswer\n1\tof words", r":1: qid, answer: .* names of columns"),
+        ("docid\tthe answer 1\n1\tof words", r":1: docid, the answer 1: .* names of columns"),
         ("key\ttext\ttitle\n1\ta b\tT", r":1: key, text, title: .* names of columns"),
         ("identifiant\ttexte\nd1\tun texte", r":1: identifiant, texte: .* names of columns"),
         ('"key"\t"value"\n"a"\t"some words"', r":1: key, value: .* names of columns"),

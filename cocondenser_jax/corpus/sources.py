@@ -303,9 +303,8 @@ def _huggingface_pieces(source: str, name: str) -> list[Piece]:
         raise UserError("hf: expected a dataset's name or folder, as in hf:ag_news::train")
     import datasets  # slow to import, and needed for this source only
 
-    datasets.logging.set_verbosity(
-        logging.CRITICAL
-    )  # what it logs before it raises is in the error
+    # What it logs before it raises is in the error.
+    datasets.logging.set_verbosity(logging.CRITICAL)
     # Where a folder's name has a `[`, datasets (5.2.0) finds nothing in it.
     open_builder = functools.partial(datasets.load_dataset_builder, path, config or None)
     builder = open_builder()

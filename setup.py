@@ -26,14 +26,12 @@ RETRIEVAL = [
     "bm25s>=0.3.6",
     "numba>=0.61",
     "PyStemmer>=2.2.0.3",
+    "regex>=2025.10.22",
 ]
 LORA = ["peft>=0.18"]
 REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5"]
-PAPERS = [
-    "ijson>=3.5",
-    "PyYAML>=6.0.2",
-    "regex>=2025.10.22",
-]  # what papers/ and experiments/ read, in the repository only
+# What papers/ and experiments/ read, in the repository only.
+PAPERS = ["ijson>=3.5", "PyYAML>=6.0.2"]
 TFDS = [
     "tensorflow-datasets>=4.9.10",  # data_source only: works without TensorFlow
     "importlib_resources>=6",  # tensorflow-datasets imports it without asking for it

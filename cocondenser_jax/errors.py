@@ -18,6 +18,7 @@ EXTRAS = {
         "bm25s",
         "faiss",
         "numba",
+        "regex",
         "sentence_transformers",
         "torch",
     ),

@@ -30,7 +30,7 @@ OF_E5 = {"query": "query: ", "document": "passage: "}
         ),
         ("multilingual-e5-small", OF_E5, 100),
         ("bge-small-en-v1.5", {"query": TO_SEARCH}, 0),
-        ("bge-large-zh", {"query": "为这个句子生成表示以用于检索相关文章："}, 0),  # noqa: RUF001
+        ("bge-large-zh", {"query": "为这个句子生成表示以用于检索相关文章："}, 0),
         (
             "nomic-embed-text-v1.5",
             {"query": "search_query: ", "document": "search_document: "},

@@ -31,6 +31,12 @@ _DENSE_INDEX = (
     flag("--parameters", "", "faiss search parameters, such as nprobe=16 or efSearch=64"),
     flag("--hybrid", (None, *_FUSIONS), "also search with BM25 and fuse, see fuse --method"),
     flag("--query_prompt", str, "put before queries (default: as encode was told)"),
+    flag(
+        "--language",
+        str,
+        "that of BM25's words (default: that of its index, at first english)",
+        goes_with="hybrid",
+    ),
 )
 _RUN_OF_DATA = (
     required("--data", Path, "the folder of the queries"),
@@ -144,13 +150,20 @@ def index(embeddings, out, factory, json_out):
     flag("--top_k", 10, "passages printed"),
     JSON_OUT,
 )
-def search(index, embeddings, model, parameters, hybrid, query_prompt, query, top_k, json_out):
+def search(
+    index, embeddings, model, parameters, hybrid, query_prompt, language, query, top_k, json_out
+):
     """Print the best passages for a query, or for each line of standard input."""
     from cocondenser_jax.retrieval.search import open_index, search_text_timed
 
     folder = only_one(index=index, embeddings=embeddings)
     opened = open_index(
-        folder, model, parameters=parameters, hybrid=hybrid, query_prompt=query_prompt
+        folder,
+        model,
+        parameters=parameters,
+        hybrid=hybrid,
+        query_prompt=query_prompt,
+        language=language,
     )
     answers = []
     for text in _typed_queries() if query is None else [query]:
@@ -192,6 +205,7 @@ def retrieve(
     parameters,
     hybrid,
     query_prompt,
+    language,
     data,
     split,
     run_out,
@@ -206,7 +220,12 @@ def retrieve(
     folder = only_one(index=index, embeddings=embeddings)
     queries = read_queries(data, split)  # a mistake in them need not wait for the index
     opened = open_index(
-        folder, model, parameters=parameters, hybrid=hybrid, query_prompt=query_prompt
+        folder,
+        model,
+        parameters=parameters,
+        hybrid=hybrid,
+        query_prompt=query_prompt,
+        language=language,
     )
     metrics = retrieve(
         opened, queries, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
@@ -220,8 +239,9 @@ def retrieve(
     IGNORE_IDENTICAL_IDS,
     flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
     flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
+    flag("--language", "english", "whose endings and stop words are removed; none: of no language"),
 )
-def bm25(data, split, run_out, depth, json_out, ignore_identical_ids, k1, b):
+def bm25(data, split, run_out, depth, json_out, ignore_identical_ids, k1, b, language):
     """Rank the passages of a data set by BM25 and write a TREC run."""
     from cocondenser_jax.retrieval.bm25 import Bm25Settings, write_bm25_run
 
@@ -230,7 +250,7 @@ def bm25(data, split, run_out, depth, json_out, ignore_identical_ids, k1, b):
         run_out,
         split=split,
         depth=depth,
-        settings=Bm25Settings(k1=k1, b=b),
+        settings=Bm25Settings(k1=k1, b=b, language=language),
         ignore_identical_ids=ignore_identical_ids,
     )
     print_metrics(metrics, json_out)

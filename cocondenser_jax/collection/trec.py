@@ -15,6 +15,8 @@ from cocondenser_jax.storage.tables import find_columns
 
 logger = logging.getLogger(__name__)
 
+logger = logging.getLogger(__name__)
+
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest
@@ -104,7 +106,8 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     """Writes a TREC run, best first, whole or not at all.
 
     The written scores decrease strictly (see `ranked`), so that every evaluation program sees this
-    order, however it breaks ties. Ids must not contain white space.
+    order, however it breaks ties. Ids must not contain white space. Queries without results are
+    counted in a warning: no line of the file names them.
     """
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for query, scores in run.items():
@@ -112,6 +115,8 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
             for rank, (passage, score) in enumerate(ranked(scores), start=1):
                 require_run_id(passage, str(path))
                 file.write(f"{query} Q0 {passage} {rank} {score} {tag}\n")
+    if n_empty := sum(not scores for scores in run.values()):
+        logger.warning("%s: %d of %d queries have no results", path, n_empty, len(run))
 
 
 def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:

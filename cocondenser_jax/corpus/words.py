@@ -8,7 +8,6 @@ at each Chinese character, XLM-R's only at spaces. In scripts without spaces bet
 Japanese, Thai, Lao, Tibetan, Burmese, Khmer) every token is one.
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -16,15 +15,11 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from cocondenser_jax.corpus.scripts import UNSPACED
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 
 KNOWN_WORDS = 300_000  # the table is emptied beyond this: about 80 MB
 ENCODE_WORDS = 64  # new words in one text for the tokenizer: each text costs it an object
-# Unicode's blocks of scripts without spaces: Thai to Burmese, Khmer, East Asian (without Hangul),
-# their compatibility characters, rarer ideographs.
-_UNSPACED = re.compile(
-    r"[\u0E00-\u109F\u1780-\u17FF\u2E80-\uA4CF\uF900-\uFAFF\U00020000-\U0003FFFF]"
-)
 
 
 class WordTable:
@@ -83,14 +78,14 @@ def tokenize_words(
 def word_starts(encoding: Encoding, text: str) -> bytes:
     """Returns uint8 for each token of a text: 1 where it starts a word of the pre-tokenizer."""
     starts = bytes(left != right for left, right in pairwise([None, *encoding.word_ids]))
-    if not _UNSPACED.search(text):
+    if not UNSPACED.search(text):
         return starts
     return _split_unspaced(text, [place for place, _ in encoding.offsets], starts)
 
 
 def _split_unspaced(text: str, places: Sequence[int], starts: bytes) -> bytes:
     """Marks each token of such a script, and what follows it, but a character's further bytes."""
-    is_unspaced = [_UNSPACED.match(text, place) is not None for place in places]
+    is_unspaced = [UNSPACED.match(text, place) is not None for place in places]
     marked = bytearray(starts)
     for i in range(1, len(places)):
         marked[i] |= places[i] != places[i - 1] and (is_unspaced[i] or is_unspaced[i - 1])

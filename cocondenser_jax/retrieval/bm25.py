@@ -1,16 +1,11 @@
 """BM25, the lexical baseline and the source of the first round's negatives."""
 
-import functools
-import logging
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pyarrow  # type: ignore[import-untyped]
-import Stemmer
 from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, passage_text, read_corpus, read_queries
@@ -22,21 +17,32 @@ from cocondenser_jax.collection.trec import (
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import passage_at
-from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.retrieval.import_bm25s import import_bm25s
+from cocondenser_jax.retrieval.terms import LANGUAGE, term_finder
+from cocondenser_jax.storage.files import new_folder, read_object, write_json
 from cocondenser_jax.storage.runs import require_intact, write_checksums
 
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
 _WORTH_COMPILING = 50_000_000
+_LANGUAGE_FILE = "language.json"
 
 
 class Bm25Settings(NamedTuple):
-    """How BM25 weighs; the numbers are Anserini's defaults (MS MARCO: 0.82 and 0.68)."""
+    """How BM25 counts and weighs; the numbers are Anserini's defaults (MS MARCO: 0.82 and 0.68)."""
 
     k1: float = 0.9  # saturation of term frequency
     b: float = 0.4  # strength of length normalization
+    language: str = LANGUAGE  # whose stop words and endings are removed; see `terms.languages`
 
 
 _DEFAULTS = Bm25Settings()
+
+
+class Bm25Index(NamedTuple):
+    """A BM25 index of passages, and the language that their terms are of."""
+
+    scores: Any  # bm25s.BM25
+    language: str
 
 
 def write_bm25_run(
@@ -51,6 +57,9 @@ def write_bm25_run(
     """Ranks a data folder's passages for its queries, or those of a split; writes a TREC run.
 
     See `bm25_run`. Returns the number of queries, and the seconds that indexing and searching took.
+
+    Raises:
+      UserError: also if no query shares a term with a passage. Nothing is written then.
     """
     queries = read_queries(data_folder, split)
     start = time.perf_counter()
@@ -62,6 +71,12 @@ def write_bm25_run(
         ignore_identical_ids=ignore_identical_ids,
     )
     seconds = time.perf_counter() - start
+    if not any(run.values()):
+        raise UserError(
+            f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
+            f" {next(iter(queries.values()))!r}: they share no term with the passages (in"
+            f" --language={settings.language})"
+        )
     warn_of_identical_ids(run, queries)
     write_run(run_out, run)
     return {"queries": len(queries), "seconds_with_indexing": seconds}
@@ -79,13 +94,13 @@ def bm25_run(
 
     s(q, d) = Σ_t ln(1 + (N − n_t + ½) / (n_t + ½)) · f_td / (f_td + k1 (1 − b + b |d| / avg|d|)),
 
-    over the Porter stems t of title and text, English stop words removed.
+    over the terms t of title and text, which `terms.term_finder` finds.
 
     Args:
       corpus: the passages.
       queries: id → text.
       depth: passages per query at most.
-      settings: of the formula.
+      settings: of terms and formula.
       ignore_identical_ids: leave out passages with their query's id, see `drop_identical_ids`.
 
     Returns:
@@ -108,38 +123,56 @@ def bm25_run(
     return drop_identical_ids(run, depth) if ignore_identical_ids else run
 
 
-def open_bm25_index(folder: Path, passages: pyarrow.Table) -> Any:
-    """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it."""
+def open_bm25_index(
+    folder: Path, passages: pyarrow.Table, language: str | None = None
+) -> Bm25Index:
+    """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it.
+
+    Args:
+      folder: of an index or embeddings.
+      passages: of the folder.
+      language: see `Bm25Settings`; None: that of the index, or, for a new one, the default.
+
+    Raises:
+      UserError: also if the index was made in another language.
+    """
     place = folder / "bm25"
     if not place.exists():
+        settings = Bm25Settings(language=language or LANGUAGE)
         with new_folder(place) as partial:
-            index = _build_index(passage_at(passages, row) for row in range(len(passages)))
-            index.save(partial, show_progress=False)
+            rows = range(len(passages))
+            index = _build_index((passage_at(passages, row) for row in rows), settings)
+            index.scores.save(partial, show_progress=False)
+            write_json(partial / _LANGUAGE_FILE, {"language": settings.language})
             write_checksums(partial)
     try:
         require_intact(place)
-        index = _import_bm25s().BM25.load(place, mmap=True)
-        if index.scores["num_docs"] != len(passages):
+        index = _read_index(place)
+        if index.scores.scores["num_docs"] != len(passages):
             raise UserError(f"{place} was made of other passages")
+        if language not in (None, index.language):
+            raise UserError(f"{place} was made with --language={index.language}, not {language}")
     except UserError as error:
         raise UserError(f"{error}: remove it, and the next hybrid search makes it again") from None
     return index
 
 
-def rank_by_bm25(index: Any, queries: list[str], depth: int) -> list[dict[int, float]]:
+def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> list[dict[int, float]]:
     """Ranks by BM25; returns row → score of each query's passages, best first."""
-    n_passages = index.scores["num_docs"]
-    index.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
-    terms_Q = [index.get_tokens_ids(terms) for terms in _tokenize(queries, return_ids=False)]
+    scores = index.scores
+    n_passages = scores.scores["num_docs"]
+    scores.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
+    find_terms = term_finder(index.language)
+    terms_Q = [scores.get_tokens_ids(find_terms(query)) for query in queries]
     ranking_Q: list[dict[int, float]] = [{} for _ in queries]
     with_terms = [i for i, terms in enumerate(terms_Q) if terms]
     if not with_terms:
         return ranking_Q
-    rows_QxK, scores_QxK = index.retrieve(
+    rows_QxK, scores_QxK = scores.retrieve(
         [terms_Q[i] for i in with_terms],
         k=min(depth, n_passages),
         show_progress=False,
-        backend_selection=index.backend,
+        backend_selection=scores.backend,
     )
     for i, rows_K, scores_K in zip(with_terms, rows_QxK.tolist(), scores_QxK.tolist(), strict=True):
         ranking = zip(rows_K, scores_K, strict=True)
@@ -147,36 +180,24 @@ def rank_by_bm25(index: Any, queries: list[str], depth: int) -> list[dict[int, f
     return ranking_Q
 
 
-def _build_index(corpus: Iterable[Passage], settings: Bm25Settings = _DEFAULTS) -> Any:
-    bar = tqdm(corpus, desc="BM25 index", unit=" passages")
-    tokens = _tokenize(passage_text(passage) for passage in bar)
-    index = _import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene")
-    if not tokens.vocab:  # bm25s needs a word: the empty one, which is in no query
-        tokens = ([[0] for _ in tokens.ids], {"": 0})
-    index.index(tokens, show_progress=False)
-    return index
+def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> Bm25Index:
+    find_terms = term_finder(settings.language)
+    number_of: dict[str, int] = {}
+    terms_N = []
+    for passage in tqdm(corpus, desc="BM25 index", unit=" passages"):
+        terms = find_terms(passage_text(passage))
+        terms_N.append([number_of.setdefault(term, len(number_of)) for term in terms])
+    if not number_of:  # bm25s needs a word: the empty one, which is in no query
+        number_of = {"": 0}
+        terms_N = [[0] for _ in terms_N]
+    scores = import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene")
+    scores.index((terms_N, number_of), show_progress=False)
+    return Bm25Index(scores, settings.language)
 
 
-def _tokenize(texts: Iterable[str], *, return_ids: bool = True) -> Any:
-    """Returns the stems of each text: numbers with their vocabulary, or strings."""
-    return _import_bm25s().tokenize(
-        texts,
-        return_ids=return_ids,
-        stopwords="en",
-        stemmer=Stemmer.Stemmer("porter"),
-        show_progress=False,
-    )
-
-
-@functools.cache
-def _import_bm25s() -> ModuleType:
-    """Imports bm25s without JAX: bm25s 0.3.16 runs a computation on it, which claims the TPU."""
-    hidden = [name for name in ("jax", "jax.lax") if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    try:
-        import bm25s
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # importing it sets DEBUG
-    return bm25s
+def _read_index(folder: Path) -> Bm25Index:
+    path = folder / _LANGUAGE_FILE
+    if not path.is_file():
+        raise UserError(f"{folder} does not name its language")
+    scores = import_bm25s().BM25.load(folder, mmap=True)
+    return Bm25Index(scores, str(read_object(path)["language"]))

@@ -1,11 +1,12 @@
 """Searches an index or embeddings by inner products of vectors, and by BM25."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -20,7 +21,7 @@ from cocondenser_jax.collection.trec import Run, warn_of_identical_ids, write_ru
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given, Representation, with_given
 from cocondenser_jax.representation import query_prompt as query_prompt_of
-from cocondenser_jax.retrieval.bm25 import open_bm25_index, rank_by_bm25
+from cocondenser_jax.retrieval.bm25 import Bm25Index, open_bm25_index, rank_by_bm25
 from cocondenser_jax.retrieval.cut import cut_vectors
 from cocondenser_jax.retrieval.embeddings import (
     open_shards,
@@ -33,8 +34,11 @@ from cocondenser_jax.retrieval.exact import nearest
 from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
 from cocondenser_jax.retrieval.index import read_index
 from cocondenser_jax.retrieval.models import load_as, model_sha256
+from cocondenser_jax.retrieval.terms import require_language
 from cocondenser_jax.storage.files import without_surrogates
 from cocondenser_jax.storage.remote import local_copy
+
+logger = logging.getLogger(__name__)
 
 _QUERIES_AT_ONCE = 256
 # How many passages of each side are fused, or more where more are asked for.
@@ -67,7 +71,7 @@ class HybridIndex(NamedTuple):
     """An index whose results are fused with those of BM25 over the same passages."""
 
     dense: OpenIndex
-    bm25: Any
+    bm25: Bm25Index
     method: Method
 
     @property
@@ -86,6 +90,7 @@ def open_index(
     parameters: str = "",
     hybrid: Method | None = None,
     query_prompt: str | None = None,
+    language: str | None = None,
 ) -> Index:
     """Opens an index, or embeddings as they are, with the model that encoded them.
 
@@ -100,12 +105,15 @@ def open_index(
         model, or more if more are asked for. The first call writes `bm25` to the folder.
       query_prompt: is put before queries, where the passages were encoded for none; None: what
         they were encoded for.
+      language: of BM25's terms, see `terms.languages`; None: that of `bm25`, at first English.
 
     Raises:
       UserError: also if the model or the prompt is not the one that the passages were encoded for.
     """
     if hybrid not in (None, *METHODS):
         raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
+    if language is not None:
+        require_language(language)
     folder = local_copy(folder)
     manifest = read_manifest(folder)
     if parameters and not manifest.is_index:
@@ -124,7 +132,7 @@ def open_index(
         dense = OpenIndex(model, partial(nearest, shard_vectors(passages)), passages)
     if hybrid is None:
         return dense
-    return HybridIndex(dense, open_bm25_index(folder, passages), hybrid)
+    return HybridIndex(dense, open_bm25_index(folder, passages, language), hybrid)
 
 
 def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
@@ -271,17 +279,21 @@ def _rank(
     if isinstance(index, OpenIndex):
         ranking_Q, seconds = _rank_by_vectors(index, texts, k + n_own)
         return _drop_rows(ranking_Q, own_Q, k), seconds
-    depth = max(k, _FUSED_DEPTH) + n_own
-    dense_Q, seconds = _rank_by_vectors(index.dense, texts, depth)
+    depth = max(k, _FUSED_DEPTH)
+    dense_Q, seconds = _rank_by_vectors(index.dense, texts, depth + n_own)
+    dense_Q = _drop_rows(dense_Q, own_Q, depth)
     start = time.perf_counter()
-    lexical_Q = rank_by_bm25(index.bm25, texts, depth)
+    lexical_Q = _drop_rows(rank_by_bm25(index.bm25, texts, depth + n_own), own_Q, depth)
     seconds["bm25"] = time.perf_counter() - start
+    if n_empty := lexical_Q.count({}):
+        logger.warning(
+            "BM25 finds nothing for %d of %d queries: they are ranked by vectors alone",
+            n_empty,
+            len(texts),
+        )
     ranking_Q = [
         fuse_scores(both, index.method, weights=(1.0, 1.0), depth=k)
-        for both in zip(
-            *(_drop_rows(side_Q, own_Q, depth - n_own) for side_Q in (lexical_Q, dense_Q)),
-            strict=True,
-        )
+        for both in zip(lexical_Q, dense_Q, strict=True)
     ]
     return ranking_Q, seconds
 

@@ -147,3 +147,11 @@ def test_results_with_the_id_of_their_query_are_counted(caplog):
     caplog.clear()
     trec.warn_of_identical_ids(run, ["q", "x"])
     assert not caplog.records
+
+
+def test_queries_without_results_are_counted(tmp_path, caplog):
+    trec.write_run(tmp_path / "run.trec", {"q1": {"d1": 1.0}, "q2": {}, "q3": {}})
+    assert caplog.messages == [f"{tmp_path}/run.trec: 2 of 3 queries have no results"]
+    caplog.clear()
+    trec.write_run(tmp_path / "run.trec", {"q1": {"d1": 1.0}})
+    assert caplog.messages == []

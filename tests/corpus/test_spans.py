@@ -61,7 +61,7 @@ def plain(span):
         ("wrapped\n  line goes on\nNew one\n\nand a block", [
             "wrapped line goes on", "New one", "and a block",
         ]),
-        ("一つ。二つ？ 三つ", ["一つ。", "二つ？", "三つ"]),  # noqa: RUF001
+        ("一つ。二つ？ 三つ", ["一つ。", "二つ？", "三つ"]),
         (" \n \n\t", []),
     ],
 )  # fmt: skip

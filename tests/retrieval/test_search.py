@@ -16,6 +16,7 @@ from cocondenser_jax.retrieval import index as index_module
 from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.storage.runs import write_checksums
 from tests.retrieval_data import read_vectors
 
 
@@ -374,4 +375,12 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
     table = pyarrow.ipc.open_file((hybrid_folder / "passages.arrow").read_bytes()).read_all()
     bm25.open_bm25_index(hybrid_folder, table[:59])
     with pytest.raises(UserError, match=f"bm25 was made of other passages: {advice}"):
+        open_hybrid()
+    shutil.rmtree(hybrid_folder / "bm25")
+    settings = bm25.Bm25Settings(language="german")
+    passages = [bm25.passage_at(table, row) for row in range(60)]
+    index = bm25._build_index(passages, settings)
+    index.scores.save(hybrid_folder / "bm25", show_progress=False)  # without its language
+    write_checksums(hybrid_folder / "bm25")
+    with pytest.raises(UserError, match=f"bm25 does not name its language: {advice}"):
         open_hybrid()

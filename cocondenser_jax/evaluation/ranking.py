@@ -43,7 +43,8 @@ def evaluate_run(
     """Computes metrics of retrieval, averaged over all judged queries.
 
     A judged query without results or without a relevant passage counts 0, as with trec_eval -c.
-    Results of other queries are ignored. Ties keep the run's order, as in `trec.write_run`.
+    Results of other queries are ignored. Ties keep the run's order, as in `trec.write_run`. Warns
+    of a metric that is 0 for every query.
 
     Args:
       qrels: the judgments; a grade below 0, as in TREC's for spam, counts as 0.
@@ -82,7 +83,14 @@ def evaluate_run(
         }
         for result in _PROVIDER.iter_calc(list(names), grades, by_rank):
             per_query[result.query_id][names[result.measure]] = float(result.value)
-    return {"mean": mean_over_queries(per_query), "per_query": per_query}
+    mean = mean_over_queries(per_query)
+    if zeros := [name for name, value in mean.items() if value == 0]:
+        logger.warning(
+            "%s: 0 for each of the %d judged queries; do run and judgments name passages alike?",
+            ", ".join(zeros),
+            len(qrels),
+        )
+    return {"mean": mean, "per_query": per_query}
 
 
 def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

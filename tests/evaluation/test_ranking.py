@@ -136,6 +136,20 @@ def test_a_query_without_result_counts_zero(caplog):
     assert evaluate_run(qrels, {}, ["MRR@10"])["mean"] == {"MRR@10": 0.0}
 
 
+def test_a_metric_that_is_zero_for_every_query_is_questioned(caplog):
+    qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}}
+    run = {query: {"x": 3.0, **grades} for query, grades in qrels.items()}
+    evaluate_run(qrels, run, ["MRR@2", "Success@1"])
+    warning = "0 for each of the 2 judged queries; do run and judgments name passages alike?"
+    assert caplog.messages == [f"Success@1: {warning}"]
+    caplog.clear()
+    evaluate_run(qrels, {query: {"x": 2.0, "y": 1.0} for query in qrels}, ["MRR@2", "Success@1"])
+    assert caplog.messages == [f"MRR@2, Success@1: {warning}"]
+    caplog.clear()
+    evaluate_run(qrels, {**run, "q2": {"d2": 1.0}}, ["Success@1"])
+    assert caplog.messages == []
+
+
 def test_a_cutoff_beyond_every_ranking_is_said_so(caplog):
     qrels, run = {"q": {"a": 1}}, {"q": {"a": 3.0, "b": 2.0}}
     evaluate_run(qrels, run, ["Recall@2", "MRR"])

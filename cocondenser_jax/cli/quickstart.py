@@ -33,6 +33,7 @@ def quickstart(workdir):
         (None, "jax", "torch", "lora"),
         "what trains the model (default: by its family)",
     ),
+    flag("--language", "english", "that of your documents, for BM25; none: words as they are"),
     *GIVEN,
     OVERRIDES,
 )
@@ -42,6 +43,7 @@ def adapt(
     workdir,
     data,
     backend,
+    language,
     pooling,
     similarity,
     query_prompt,
@@ -62,7 +64,7 @@ def adapt(
         dimensions=dimensions,
     )
     prepare_libtpu()
-    options = Options(given, backend)
+    options = Options(given, backend, language)
     _print_outcome(workdir, *adapt(workdir, corpus, model, data, overrides, options))
 
 

@@ -46,6 +46,7 @@ from cocondenser_jax.quickstart.agreement import (
     choose_alpha,
     encode_texts,
     read_choice,
+    require_found,
     sample_store,
     write_choice,
 )
@@ -78,6 +79,7 @@ from cocondenser_jax.retrieval.models import (
     pooled_size,
     towers,
 )
+from cocondenser_jax.retrieval.terms import LANGUAGE, require_language
 from cocondenser_jax.storage.files import new_folder, write_json
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import linked_folder, read_representation, write_resolved
@@ -102,10 +104,11 @@ class Adaptation(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a user may say of a model beside its folder."""
+    """What a user may say of a model beside its folder, and of the texts."""
 
-    given: Given = NOTHING_GIVEN  # of its vectors
+    given: Given = NOTHING_GIVEN  # of the model's vectors
     backend: Name | None = None  # what trains it; None: as its family needs
+    language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
 
 
 NO_OPTIONS = Options()
@@ -127,8 +130,10 @@ def adapt(
       model: a folder or hub name; see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`; None: nothing is judged.
       overrides: of the settings that `propose_pretraining` returns.
-      options: what the user says of the model beside its folder.
+      options: what the user says of the model beside its folder, and of the texts.
     """
+    language = options.language
+    require_language(language)
     start = find_folder(model)
     vectors = read_representation(start, options.given)
     trainer = choose_backend(start, options.backend)
@@ -147,6 +152,7 @@ def adapt(
         "overrides": [*overrides],
         "given": options.given._asdict(),
         "backend": trainer.name,
+        "language": language,
     }
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
@@ -158,11 +164,17 @@ def adapt(
         )
         training = propose_training(store, published, overrides, trainer)
         if not (workdir / "model").exists():
+            # Before any training: these fail where BM25 finds nothing.
+            require_found(store, training.documents_H, language)
+            if data is not None:
+                rank_by_bm25(workdir, data, language)
             _log_work(training, original, data)
         pretraining = workdir / "pretraining"
         trained = make_once(workdir, workdir / "model", trainer.train, training.config, pretraining)
         choice = read_choice(
-            make_once(workdir, workdir / "agreement.json", _choose, original, trained, training)
+            make_once(
+                workdir, workdir / "agreement.json", _choose, original, trained, training, language
+            )
         )
         models = [PUBLISHED]
         if choice.alpha:
@@ -170,8 +182,9 @@ def adapt(
             result = workdir / ADAPTED / "model"
             make_once(workdir, result, _save_blend, original, trained, choice.alpha)
         sizes = training.config.model.sizes
-        rows = [] if data is None else _test(workdir, data, models, sizes)
-        return _conclude(workdir, f"{model}, adapted to {corpus}", choice.verdict, rows)
+        rows = [] if data is None else _test(workdir, data, models, sizes, language)
+        title = f"{model}, adapted to {corpus}"
+        return _conclude(workdir, title, choice.verdict, rows, language)
 
 
 def _check_tokens(start: Path, model: SentenceTransformer) -> None:
@@ -234,10 +247,12 @@ def _save(model: SentenceTransformer, out: Path) -> None:
         model.save_pretrained(str(folder), create_model_card=False)
 
 
-def _choose(original: SentenceTransformer, trained: Path, training: Training, out: Path) -> None:
+def _choose(
+    original: SentenceTransformer, trained: Path, training: Training, language: str, out: Path
+) -> None:
     """Writes how much of the change to the model in the folder `trained` is kept."""
     sample = sample_store(training.store, training.documents_H)
-    write_choice(choose_alpha(original, load_retriever(trained), sample), out)
+    write_choice(choose_alpha(original, load_retriever(trained), sample, language), out)
 
 
 def _save_blend(original: SentenceTransformer, trained: Path, alpha: float, out: Path) -> None:
@@ -245,13 +260,13 @@ def _save_blend(original: SentenceTransformer, trained: Path, alpha: float, out:
 
 
 def _test(
-    workdir: Path, data: Path, models: Sequence[str], sizes: Sequence[int]
+    workdir: Path, data: Path, models: Sequence[str], sizes: Sequence[int], language: str
 ) -> list[ResultRow]:
     """Tests the models, each in a folder of its name, alone and fused with BM25.
 
     Where vectors have several `sizes`, the smaller ones are tested too, but decide nothing.
     """
-    bm25 = rank_by_bm25(workdir, data)
+    bm25 = rank_by_bm25(workdir, data, language)
     entries = [Entry("", False, [bm25])]
     for model in models:
         dense = make_once(workdir, workdir / model / "test.trec", _search, workdir / model, data)
@@ -286,7 +301,7 @@ def _fuse(bm25: Path, dense: Path, out: Path) -> None:
 
 
 def _conclude(
-    workdir: Path, title: str, unlabeled: Verdict, rows: Sequence[ResultRow]
+    workdir: Path, title: str, unlabeled: Verdict, rows: Sequence[ResultRow], language: str
 ) -> Adaptation:
     """Copies the model that the verdict decides for, and writes the report.
 
@@ -299,7 +314,9 @@ def _conclude(
     summary = " | ".join([f"VERDICT: {verdict.line()}", *notes, f"retriever/ is {kept}"])
     workdirs = {ADAPTED: workdir / "pretraining"}
     write_report(workdir / "report.html", title, summary, workdirs, rows)
-    search = _search_flags(rows, verdict.winner, workdir / kept / "embeddings")
+    search = _search_flags(rows, verdict.winner, language)
+    if rows:
+        search.append(f"--embeddings={workdir / kept / 'embeddings'}")
     return Adaptation([*rows], summary, search)
 
 
@@ -308,7 +325,9 @@ def _copy(folder: Path, out: Path) -> None:
         shutil.copytree(folder, new, dirs_exist_ok=True)
 
 
-def _search_flags(rows: Sequence[ResultRow], winner: str, embeddings: Path) -> list[str]:
-    """Returns what makes `search` rank as the row that won; nothing without a test."""
-    flags = [f"--hybrid={FUSION}" for row in rows if row.name == winner and row.is_fused]
-    return [*flags, f"--embeddings={embeddings}"] if rows else []
+def _search_flags(rows: Sequence[ResultRow], winner: str, language: str) -> list[str]:
+    """Returns what makes `search` rank as the row that won."""
+    if not any(row.name == winner and row.is_fused for row in rows):
+        return []
+    flags = [f"--hybrid={FUSION}"]
+    return flags if language == LANGUAGE else [*flags, f"--language={language}"]

@@ -7,28 +7,35 @@ little: it is what training on pairs of its text improves, whatever happens to r
 (docs/adapt.md).
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import regex
 import torch
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.analysis.report import Evaluation, result_rows
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, first_passages
+from cocondenser_jax.corpus.scripts import UNSPACED_BLOCKS
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.quickstart.comparison import FUSION, ranking_name
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, decide, judge
-from cocondenser_jax.retrieval.bm25 import bm25_run
+from cocondenser_jax.retrieval.bm25 import Bm25Settings, bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, uses_bfloat16
 from cocondenser_jax.retrieval.search import search_vectors
+from cocondenser_jax.retrieval.terms import LANGUAGE
 from cocondenser_jax.storage.files import read_object, write_json
+
+logger = logging.getLogger(__name__)
 
 ALPHAS = (1.0, 0.75, 0.5, 0.25)  # how much of the change of the weights is kept, most first
 METRIC = "nDCG@10"  # that decides
@@ -36,6 +43,13 @@ N_PASSAGES = 2_000
 N_WORDS = 6
 DEPTH = 10
 FUSED_DEPTH = 100  # of each ranking that is fused
+# In scripts without spaces between words two characters, with their marks, are about a word.
+_WORD = regex.compile(rf"(?:[{UNSPACED_BLOCKS}]\p{{M}}*){{1,2}}|[^\s{UNSPACED_BLOCKS}]+")
+# What BERT's tokenizer puts around an ideograph.
+_SPACE_AT_IDEOGRAPH = regex.compile(
+    r"(?<=\p{Han})\ (?=[\p{Han}\p{Hiragana}\p{Katakana}])"
+    r"|(?<=[\p{Hiragana}\p{Katakana}])\ (?=\p{Han})"
+)
 
 
 class Sample(NamedTuple):
@@ -65,10 +79,13 @@ def read_choice(path: Path) -> Choice:
 
 
 def choose_alpha(
-    original: SentenceTransformer, changed: SentenceTransformer, sample: Sample
+    original: SentenceTransformer,
+    changed: SentenceTransformer,
+    sample: Sample,
+    language: str = LANGUAGE,
 ) -> Choice:
     """Chooses the largest of ALPHAS with which a model agrees no less than as published, or 0."""
-    lexical = lexical_run(sample)
+    sample, lexical = leave_out_unfound(sample, lexical_run(sample, language))
     published = dense_run(original, sample)
     expected = fused_ranking(lexical, published)
     before = agreement(published, expected)
@@ -115,10 +132,40 @@ def sample_store(store: TokenStore, documents_H: np.ndarray, seed: int = 0) -> S
     queries = {}
     rng = np.random.default_rng(seed)
     for name, text in _texts(store, own_H).items():
-        words = text.split()
+        words = [*_WORD.finditer(text)]
         first = rng.integers(max(len(words) - N_WORDS, 0) + 1)
-        queries[name] = " ".join(words[first : first + N_WORDS])
+        piece = words[first : first + N_WORDS]
+        query = text[piece[0].start() : piece[-1].end()] if piece else ""
+        queries[name] = " ".join(query.split())
     return Sample(_texts(store, np.concatenate([own_H, others_N])), queries)
+
+
+def require_found(store: TokenStore, documents_H: np.ndarray, language: str) -> None:
+    """Raises a UserError if BM25 finds nothing for the queries of held-out documents."""
+    sample = sample_store(store, documents_H)
+    leave_out_unfound(sample, lexical_run(sample, language))
+
+
+def leave_out_unfound(sample: Sample, lexical: Run) -> tuple[Sample, Run]:
+    """Leaves out the queries for which BM25 finds nothing, and says how many.
+
+    There, the fused ranking would be that of the published model, which agrees with itself.
+    """
+    found = {query: scores for query, scores in lexical.items() if scores}
+    if len(found) < 2:
+        raise UserError(
+            f"BM25 finds something for {len(found)} of {len(lexical)} queries from held-out"
+            " documents: expected 2 or more, to compare the models by them"
+        )
+    if len(found) < len(lexical):
+        n_left_out = len(lexical) - len(found)
+        logger.warning(
+            "BM25 finds nothing for %d of %d queries from held-out documents: they are left out",
+            n_left_out,
+            len(lexical),
+        )
+    queries = {query: sample.queries[query] for query in found}
+    return Sample(sample.passages, queries), found
 
 
 def dense_run(model: SentenceTransformer, sample: Sample) -> Run:
@@ -135,10 +182,10 @@ def encode_texts(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
         return model.encode_document(texts, show_progress_bar=True)
 
 
-def lexical_run(sample: Sample) -> Run:
-    """Finds the best passages of each query by BM25."""
+def lexical_run(sample: Sample, language: str = LANGUAGE) -> Run:
+    """Finds the best passages of each query by BM25, in a language."""
     passages = (Passage(name, "", text) for name, text in sample.passages.items())
-    return bm25_run(passages, sample.queries, FUSED_DEPTH)
+    return bm25_run(passages, sample.queries, FUSED_DEPTH, Bm25Settings(language=language))
 
 
 def fused_ranking(lexical: Run, dense: Run) -> dict[str, set[str]]:
@@ -160,7 +207,8 @@ def decode_spans(store: TokenStore, spans: tuple[np.ndarray, ...]) -> list[str]:
     """Returns the texts of spans that are given as `read_spans` gives them."""
     ids_NxL, _, n_tokens_N = spans
     decode = load_tokenizer(str(store.tokenizer_folder)).backend.decode
-    return [decode(ids[:n]) for ids, n in zip(ids_NxL.tolist(), n_tokens_N, strict=True)]
+    texts = (decode(ids[:n]) for ids, n in zip(ids_NxL.tolist(), n_tokens_N, strict=True))
+    return [_SPACE_AT_IDEOGRAPH.sub("", text) for text in texts]
 
 
 def _texts(store: TokenStore, spans_N: np.ndarray) -> dict[str, str]:

@@ -9,9 +9,10 @@ from cocondenser_jax.collection.folder import read_queries, read_split
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.evaluation.ranking import DEFAULT_METRICS, evaluate_run
 from cocondenser_jax.quickstart.steps import make_once, seconds_of
-from cocondenser_jax.retrieval.bm25 import write_bm25_run
+from cocondenser_jax.retrieval.bm25 import Bm25Settings, write_bm25_run
 from cocondenser_jax.retrieval.fuse import Method
 from cocondenser_jax.retrieval.search import open_cut, open_index, retrieve
+from cocondenser_jax.retrieval.terms import LANGUAGE
 
 BM25 = "BM25"
 FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
@@ -70,13 +71,13 @@ def compare_entries(
     return result_rows(evaluations, baselines)
 
 
-def rank_by_bm25(workdir: Path, data: Path) -> Path:
-    """Makes, once, the ranking of BM25; returns its TREC run."""
-    return make_once(workdir, workdir / "bm25.trec", _write_bm25_run, data)
+def rank_by_bm25(workdir: Path, data: Path, language: str = LANGUAGE) -> Path:
+    """Makes, once, the ranking of BM25, in a language; returns its TREC run."""
+    return make_once(workdir, workdir / "bm25.trec", _write_bm25_run, data, language)
 
 
-def _write_bm25_run(data: Path, out: Path) -> None:
-    write_bm25_run(data, out, split="test")
+def _write_bm25_run(data: Path, language: str, out: Path) -> None:
+    write_bm25_run(data, out, split="test", settings=Bm25Settings(language=language))
 
 
 def rank_by_vectors(index: Path, model: Path, data: Path, out: Path) -> None:

@@ -6,20 +6,26 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.corpus.batches import held_out_documents
-from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart import agreement as module
 from cocondenser_jax.quickstart.agreement import (
+    Sample,
     agreement,
+    choose_alpha,
     dense_run,
     fused_ranking,
+    leave_out_unfound,
     lexical_run,
+    require_found,
     sample_store,
 )
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import load_retriever
+from tests.languages import SENTENCES, sentences_of
 from tests.world import write_records
 
 
@@ -92,3 +98,57 @@ def test_passages_are_encoded_in_bfloat16_where_that_is_faster(store, make_model
     assert single != half
     for query, found in half.items():
         assert found == pytest.approx(single[query], rel=0.02)
+
+
+@pytest.mark.parametrize("kind", sorted({*SENTENCES} - {"thai"}))  # too few tokens for a span
+def test_pieces_of_scripts_without_spaces_are_found(tmp_path, kind):
+    texts = sentences_of(kind)
+    records = [{"id": str(i), "text": text} for i, text in enumerate(texts)]
+    source = str(write_records(tmp_path / "texts.jsonl", records))
+    build_vocabulary([source], tmp_path / "tokenizer", 400)
+    build_store(source, str(tmp_path / "tokenizer"), tmp_path / "store", max_tokens=64)
+    store = open_store(tmp_path / "store")
+    sample = sample_store(store, np.arange(store.n_documents))  # all but the shortest
+    best = []
+    for name, query in sample.queries.items():
+        assert query in " ".join(sample.passages[name].split())
+        if len(sample.passages[name].split()) < 6:  # about six words
+            assert 9 <= len(query.replace(" ", "")) <= 30
+        found = lexical_run(sample, "none")[name]
+        best.append(next(iter(found)) == name)
+    assert np.mean(best) >= 0.9
+
+
+def test_bm25_reads_a_sample_in_its_language():
+    sample = Sample({"d1": "viele Häuser", "d2": "die Bäume"}, {"d1": "Haus", "d2": "die"})
+    assert [*lexical_run(sample, "german")["d1"]] == ["d1"]
+    assert lexical_run(sample, "german")["d2"] == {}
+    assert [*lexical_run(sample)["d2"]] == ["d2"]
+
+
+def test_queries_for_which_bm25_finds_nothing_are_left_out(caplog, monkeypatch, store):
+    sample = Sample({"d1": "", "d2": "", "d3": ""}, {"d1": "one", "d2": "?", "d3": "three"})
+    lexical = {"d1": {"d1": 1.0}, "d2": {}, "d3": {"d1": 2.0}}
+    kept, found = leave_out_unfound(sample, lexical)
+    assert kept == Sample(sample.passages, {"d1": "one", "d3": "three"})
+    assert found == {"d1": {"d1": 1.0}, "d3": {"d1": 2.0}}
+    assert "BM25 finds nothing for 1 of 3 queries" in caplog.text
+    seen = []
+    monkeypatch.setattr(module, "lexical_run", lambda *_: lexical)
+    monkeypatch.setattr(module, "blend", lambda *_: None)
+    monkeypatch.setattr(
+        module,
+        "dense_run",
+        lambda _, asked: seen.append(asked.queries) or {q: {"d1": 1.0} for q in asked.queries},
+    )
+    choose_alpha(None, None, sample)
+    assert seen
+    assert all(queries == kept.queries for queries in seen)
+
+    monkeypatch.setattr(module, "lexical_run", lambda *_: lexical | {"d3": {}})
+    for call in (
+        lambda: require_found(store[0], np.arange(3), "none"),
+        lambda: choose_alpha(None, None, sample),
+    ):
+        with pytest.raises(UserError, match="BM25 finds something for 1 of 3 queries"):
+            call()

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from cocondenser_jax.cli import main
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement
-from cocondenser_jax.quickstart.agreement import Choice
+from cocondenser_jax.quickstart.agreement import Choice, Sample
 from cocondenser_jax.quickstart.verdict import Verdict
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever, towers
@@ -164,12 +164,12 @@ def test_the_largest_alpha_that_agrees_is_kept(monkeypatch):
         scores = dict(zip(order, range(len(order), 0, -1), strict=True))
         return dict.fromkeys(queries, scores)
 
-    monkeypatch.setattr(agreement, "lexical_run", lambda _: run(passages))
+    monkeypatch.setattr(agreement, "lexical_run", lambda *_: run(passages))
     monkeypatch.setattr(agreement, "blend", lambda original, changed, alpha: alpha)
     monkeypatch.setattr(
         agreement, "dense_run", lambda model, _: run(passages if model <= 0.5 else passages[::-1])
     )
-    choice = agreement.choose_alpha(0.0, 1.0, None)
+    choice = agreement.choose_alpha(0.0, 1.0, Sample({}, dict.fromkeys(queries, "")))
     assert choice.alpha == 0.5
     differences = {alpha: test["difference"] for alpha, test in choice.tests.items()}
     assert differences == {"1": -1.0, "0.75": -1.0, "0.5": 0.0}

@@ -231,7 +231,7 @@ def flax_vectors(folder, texts, length):
     mask_NxL = np.zeros((len(texts), POSITIONS), bool)
     for i, text in enumerate(texts):
         words = tokenizer.backend.encode(text, add_special_tokens=False).ids[: length - 2]
-        ids = [tokenizer.cls_id, *words, tokenizer.sep_id]
+        ids = [*tokenizer.prefix_ids, *words, *tokenizer.suffix_ids]
         ids_NxL[i, : len(ids)] = ids
         mask_NxL[i, : len(ids)] = True
     without = {"prompts": (), "max_length": None, "scale": 0.0}  # the network ignores them
@@ -244,12 +244,19 @@ def encoder_of(config):
     return jax.jit(functools.partial(Condenser(config).apply, method="encode"))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "e5-small-v2",  # its prompts are known by its name alone
+        *(name for name, case in CASES.items() if case.expected.adapt == "torch"),
+    ],
+)
 def test_a_whole_adaptation_compares_with_the_model_as_published(
-    folder_of, oracle_of, data, tmp_path
+    name, folder_of, oracle_of, data, tmp_path
 ):
-    name = "e5-small-v2"  # its prompts are known by its name alone
     corpus = write_records(tmp_path / "text.jsonl", ({"text": text} for text in make_texts(24)))
-    settings = [f"--config.data.length={POSITIONS}", "--config.train.steps=2"]
+    length = longest_input(CASES[name].folder)
+    settings = [f"--config.data.length={length}", "--config.train.steps=2"]
     workdir = tmp_path / "adapted"
     adapt_module.adapt(workdir, str(corpus), str(folder_of(name)), data, settings)
     oracle = oracle_of(name)
@@ -262,7 +269,7 @@ def test_a_whole_adaptation_compares_with_the_model_as_published(
     rows = {row["name"]: row for row in json.loads((workdir / "results.json").read_text())}
     assert rows["published"]["metrics"]["nDCG@10"] == pytest.approx(expected)
     retriever = SentenceTransformer(str(workdir / "retriever"))  # as others will load it
-    assert prompts_of(retriever, Case(CASES[name].folder)) == ("query: ", "passage: ")
+    assert prompts_of(retriever, Case(CASES[name].folder)) == prompts_of(oracle.model, CASES[name])
 
 
 @pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.expected.adapt == "jax"])

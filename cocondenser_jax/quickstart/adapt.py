@@ -71,6 +71,7 @@ from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, judg
 from cocondenser_jax.representation import NOTHING_GIVEN, Given
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import fuse_runs
+from cocondenser_jax.retrieval.loading import require_loadable
 from cocondenser_jax.retrieval.models import (
     blend,
     load_as,
@@ -82,7 +83,12 @@ from cocondenser_jax.retrieval.models import (
 from cocondenser_jax.retrieval.terms import LANGUAGE, require_language
 from cocondenser_jax.storage.files import new_folder, write_json
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import linked_folder, read_representation, write_resolved
+from cocondenser_jax.storage.model_folder import (
+    linked_folder,
+    network_folder,
+    read_representation,
+    write_resolved,
+)
 from cocondenser_jax.storage.runs import lock_folder, start_or_compare
 
 logger = logging.getLogger(__name__)
@@ -136,9 +142,10 @@ def adapt(
     require_language(language)
     start = find_folder(model)
     vectors = read_representation(start, options.given)
-    trainer = choose_backend(start, options.backend)
+    require_loadable(network_folder(start))
     overrides = propose_scale(overrides, vectors)
     with linked_folder(start, vectors) as resolved:
+        trainer = choose_backend(resolved, options.backend)
         config = check_given(overrides, resolved, trainer)
     original = load_as(start, vectors)
     _check_tokens(start, original)
@@ -193,7 +200,7 @@ def _check_tokens(start: Path, model: SentenceTransformer) -> None:
     Training has those of tokenizer.json, looked up word by word. sentence-transformers obeys
     `do_lower_case` of another file, too, and transformers makes some tokenizers anew.
     """
-    ours = load_tokenizer(str(start))
+    ours = load_tokenizer(str(network_folder(start)))
     theirs: Any = towers(model)[""].tokenizer
     for text, ids in zip(_TEXTS, tokenize_texts(ours, _TEXTS), strict=True):
         expected = theirs(text)["input_ids"]

@@ -4,12 +4,11 @@ import contextlib
 import copy
 import hashlib
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Normalize,
@@ -18,8 +17,8 @@ from sentence_transformers.sentence_transformer.modules import (
     Transformer,
 )
 
-from cocondenser_jax.backbones import find_backbone, first_position
-from cocondenser_jax.errors import UserError, first_three, whole_message
+from cocondenser_jax.backbones import first_position
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     NOTHING_GIVEN,
     PASSAGE_PROMPTS,
@@ -30,17 +29,27 @@ from cocondenser_jax.representation import (
     query_prompt,
 )
 from cocondenser_jax.retrieval.cut import cut_output
+from cocondenser_jax.retrieval.loading import (
+    NO_CODE,
+    NO_OTHER_CODE,
+    loading,
+    model_kwargs,
+    require_loadable,
+    require_rows,
+)
 from cocondenser_jax.storage.files import file_sha256, read_object
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import files_of_vectors, read_representation
+from cocondenser_jax.storage.model_folder import (
+    ROUTER,
+    files_of_vectors,
+    network_folder,
+    read_representation,
+)
 from cocondenser_jax.storage.module_files import MODULES
 
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
-
-# Without it, the libraries would ask on the terminal whether to run the code of a folder.
-_NO_CODE = {"trust_remote_code": False}
-_NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": _NO_CODE, "processor_kwargs": _NO_CODE}
+_TOWERS = ("query", "document")
 
 
 def load_retriever(
@@ -99,12 +108,12 @@ def load_as(
     for name, tower in found.items():
         # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
         # there: other programs would load what is saved with a random pooler.
-        tower.model_kwargs = _model_kwargs(tower_folder(folder, name))
+        tower.model_kwargs = model_kwargs(tower_folder(folder, name))
         tower.config_keys = [*tower.config_keys, "model_kwargs"]
-        _require_rows(tower, folder)
+        require_rows(tower, folder)
         _limit_tokens(tower, query_length, passage_length, folder)
     _apply(representation, model, folder)
-    with _loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
+    with loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
         model.encode_document("a word")
         model.encode_query("a word")
     if two_towers and "" in found:
@@ -173,16 +182,18 @@ def load_cross_encoder(
             f"{folder} is not a cross-encoder: expected a model for sequence classification, such "
             "as cocondenser finetune makes with configs/cross_encoder.py"
         )
+    require_loadable(folder)
     task: Any = "sequence-classification"
     drawn = ("classifier.", "pooler.") if new_head else ()
-    with _loading(folder, "cross-encoder", drawn), new_parameters(head_seed or 0):
+    with loading(folder, "cross-encoder", drawn), new_parameters(head_seed or 0):
         backbone = Transformer(
-            str(folder), model_kwargs=_NO_CODE, transformer_task=task, **_NO_OTHER_CODE
+            str(folder), model_kwargs=NO_CODE, transformer_task=task, **NO_OTHER_CODE
         )
     if backbone.config.num_labels != 1:
         raise UserError(
             f"{folder} gives a pair of texts {backbone.config.num_labels} scores: expected 1"
         )
+    require_rows(backbone, folder)
     limit = max_tokens(backbone.config)
     if max_length is not None and not 8 <= max_length <= limit:
         raise UserError(f"max_length={max_length}: expected 8 to {limit} tokens for {folder}")
@@ -192,7 +203,7 @@ def load_cross_encoder(
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
     )
-    with _loading(folder, "cross-encoder"):
+    with loading(folder, "cross-encoder"):
         model.predict([("a word", "another")], show_progress_bar=False)
     _without_model_card(model)
     return model
@@ -255,7 +266,7 @@ def towers(model: SentenceTransformer) -> dict[str, Transformer]:
 
 def tower_folder(folder: Path, name: str) -> Path:
     """Returns the folder of the weights of an encoder that `towers` names."""
-    return folder / f"{name}_0_Transformer" if name else folder
+    return folder / f"{name}_0_Transformer" if name else network_folder(folder)
 
 
 def pooling_of(model: SentenceTransformer) -> str | None:
@@ -299,11 +310,15 @@ def model_sha256(folder: Path) -> str:
 
 def _open_bi_encoder(folder: Path, representation: Representation) -> SentenceTransformer:
     # Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
-    kwargs = _model_kwargs(folder) | {"dtype": "float32"}
-    with _loading(folder, "bi-encoder"):
+    names = _TOWERS if (folder / ROUTER).is_file() else ("",)
+    networks = [tower_folder(folder, name) for name in names]
+    for network in networks:
+        require_loadable(network)
+    kwargs = model_kwargs(networks[0]) | {"dtype": "float32"}
+    with loading(folder, "bi-encoder"):
         if (folder / MODULES).is_file():
             return SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
-        backbone = Transformer(str(folder), model_kwargs=kwargs | _NO_CODE, **_NO_OTHER_CODE)
+        backbone = Transformer(str(folder), model_kwargs=kwargs | NO_CODE, **NO_OTHER_CODE)
         size = backbone.get_embedding_dimension()
         return SentenceTransformer(modules=[backbone, Pooling(size, representation.pooling)])
 
@@ -327,61 +342,6 @@ def _limit_tokens(
             if not 3 <= length <= limit:
                 raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
             setattr(tower, name.replace("passage", "document"), length)
-
-
-@contextlib.contextmanager
-def _loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[None]:
-    """Silences the libraries, and turns what they raise into one line.
-
-    Parameters left at random are an error too, unless their names hold one of the texts in `drawn`.
-    """
-    missing: list[str] = []
-    models: Any = transformers.PreTrainedModel
-    load = models.__dict__["from_pretrained"]
-
-    def load_and_note(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        model, info = load.__func__(cls, *args, output_loading_info=True, **kwargs)
-        missing.extend(
-            name for name in info["missing_keys"] if not any(text in name for text in drawn)
-        )
-        return model
-
-    # Progress bars for an instant's work, and a report of unused heads, would hide what matters.
-    transformers.utils.logging.disable_progress_bar()
-    verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()
-    # sentence-transformers (6.2.0) does not pass on what transformers reports about loading.
-    models.from_pretrained = classmethod(load_and_note)
-    try:
-        yield
-    except Exception as error:  # the libraries raise anything for a broken folder
-        raise UserError(f"{folder} cannot be loaded as a {kind}: {whole_message(error)}") from error
-    finally:
-        models.from_pretrained = load
-        transformers.utils.logging.set_verbosity(verbosity)
-    if missing:
-        raise UserError(
-            f"the weights of {folder} lack {len(missing)} parameters that its config.json implies: "
-            f"{first_three(sorted(missing))}"
-        )
-
-
-def _model_kwargs(folder: Path) -> dict[str, Any]:
-    backbone = find_backbone(read_object(folder / "config.json", {}).get("model_type"))
-    return {"add_pooling_layer": False} if backbone and backbone.pooler else {}
-
-
-def _require_rows(tower: Transformer, folder: Path) -> None:
-    """Raises a UserError where a token of the tokenizer has no row in the table of words."""
-    network: Any = tower.auto_model
-    tokenizer: Any = tower.tokenizer
-    n_rows = network.get_input_embeddings().num_embeddings
-    last = max(tokenizer.get_vocab().values())
-    if last >= n_rows:
-        raise UserError(
-            f"{folder} has a tokenizer with token ids up to {last}, but {n_rows} word embeddings:"
-            " its tokenizer is another model's"
-        )
 
 
 def max_tokens(config: Any) -> int:

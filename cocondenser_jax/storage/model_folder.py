@@ -29,6 +29,7 @@ from cocondenser_jax.storage.module_files import (
     dense_paths,
     from_files,
     json_files,
+    network_path,
     resolved_files,
 )
 
@@ -66,6 +67,12 @@ def find_weights(folder: Path) -> list[Path]:
 def find_dense(folder: Path) -> list[Path]:
     """Returns the folders of the dense layers after the pooling, in their order."""
     return [folder / path for path in dense_paths(read_json(folder / MODULES))]
+
+
+def network_folder(folder: Path) -> Path:
+    """Returns the folder of a model's network and tokenizer: releases before 2.0 had its own."""
+    modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None
+    return folder / network_path(modules)
 
 
 def files_of_vectors(folder: Path) -> list[Path]:
@@ -170,12 +177,14 @@ def _fill(
 ) -> None:
     routes = _routes(start)
     if len(routes) > 1:
-        raise UserError(f"{start} has two towers: expected one")
+        raise UserError(f"{start} has two towers (a Router): expected one")
     files = _read_files(start, routes[0])
     resolved = resolved_files(routes[0], files, representation, hidden_size)
     heads = [start / name for name in HEADS if (start / name).is_file()]
+    network = network_folder(start)
     for path in {*files_of_vectors(start), *heads}:
-        copy = folder / path.relative_to(start)
+        of_network = path.is_relative_to(network)
+        copy = folder / path.relative_to(network if of_network else start)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.relative_to(start).as_posix() not in resolved:
             put(path, copy)

@@ -66,6 +66,12 @@ def dense_paths(modules: Any) -> list[str]:
     return [path for kind, path in _kinds_and_paths(modules) if kind == "Dense"]
 
 
+def network_path(modules: Any) -> str:
+    """Returns the folder, within a model's, of its network; "" where modules.json is silent."""
+    paths = [path for kind, path in _kinds_and_paths(modules) if kind == "Transformer"]
+    return paths[0] if paths else ""
+
+
 def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
     """Returns what a model folder's vectors are.
 
@@ -208,7 +214,7 @@ def resolved_files(
       modules: the content of modules.json; None for a folder without it.
       files: the contents, by name, of those of `json_files` that the folder has.
       representation: what the vectors are to be: a module is left out, but none is added, but for
-        those of a folder without modules.json.
+        those of a folder without modules.json. The files of the network are in the folder itself.
       hidden_size: of the network.
     """
     if modules is None:
@@ -218,7 +224,9 @@ def resolved_files(
         ]
     layers = list(zip(modules, _kinds_and_paths(modules), strict=True))
     kept = [
-        module for module, (kind, _) in layers if representation.normalized or kind != "Normalize"
+        {**module, "path": ""} if kind == "Transformer" else module
+        for module, (kind, _) in layers
+        if representation.normalized or kind != "Normalize"
     ]
     (pooling_file,) = (
         _join(path, "config.json") for _, (kind, path) in layers if kind == "Pooling"

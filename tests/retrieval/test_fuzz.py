@@ -241,7 +241,7 @@ def one_more(weights):
     ("change", "message"),
     [
         (without_one, "lack 1 parameters"),
-        (misshapen, "cannot be loaded as a cross-encoder"),
+        (misshapen, "have another shape than its config.json implies"),
         (other_numbers, None),
         (one_more, None),
     ],

@@ -252,9 +252,8 @@ ROWS: dict[str, dict[str, Case]] = {
             XLM_R._replace(
                 modules=(MEAN, UNIT),
                 settings=OF_3_0,
-                changes={
-                    "config.json": {**CODE, "model_type": "xlm-roberta-of-jina"},
-                },
+                changes={"config.json": CODE},
+                transformer="custom_st.Transformer",
             ),
             refused("code of its own"),
         ),

@@ -38,6 +38,7 @@ class Folder(NamedTuple):
     padded_by: int = 0  # rows of the table without a token
     changes: Mapping[str, Mapping[str, Any]] = {}  # of the contents of JSON files, by their names
     lacks: tuple[str, ...] = ()  # files that are deleted
+    transformer: str = "sentence_transformers.models.Transformer"  # its class in modules.json
     in_subfolder: bool = False  # the transformer is in 0_Transformer, as before release 2
     saved_as: str = ""  # of SAVED_AS: what the installed release then makes of the folder
 
@@ -141,7 +142,7 @@ def _write_modules(folder: Folder, out: Path) -> None:
                 "idx": i,
                 "name": str(i),
                 "path": path,
-                "type": f"sentence_transformers.models.{module.kind}",
+                "type": f"sentence_transformers.models.{module.kind}" if i else folder.transformer,
             }
             for i, (module, path) in enumerate(zip(modules, paths, strict=True))
         ],

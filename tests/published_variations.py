@@ -120,14 +120,16 @@ LAYOUTS = {
             saved_as="the same",
         )
     ),
-    "transformer in a subfolder": Case(MINILM._replace(in_subfolder=True)),
+    "transformer in a subfolder": Case(
+        MINILM._replace(in_subfolder=True), Expected(EXACT, "config.json", "config.json")
+    ),
     "dtype in the second file": Case(
         MINILM._replace(
             changes={"sentence_bert_config.json": {"model_args": {"torch_dtype": "bfloat16"}}}
         )
     ),
     "plain folder": Case(MINILM._replace(modules=None, settings=None)),
-    "two towers": Case(MINILM._replace(saved_as="two towers"), Expected(adapt="Router")),
+    "two towers": Case(MINILM._replace(saved_as="two towers"), Expected(adapt="two towers")),
 }
 MODULES = {
     "two Dense": Case(

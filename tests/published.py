@@ -212,7 +212,7 @@ ROWS: dict[str, dict[str, Case]] = {
                 weights="bfloat16",
                 padded_by=9,
             ),
-            BY_TORCH._replace(jax="expected cls or mean"),
+            Expected(jax="expected cls or mean", adapt="lora"),
         )
     },
     "embeddinggemma-300m": {
@@ -235,7 +235,7 @@ ROWS: dict[str, dict[str, Case]] = {
                     },
                 },
             ),
-            BY_TORCH,
+            BY_TORCH._replace(adapt="lora"),
         )
     },
     "jina-embeddings-v2": {

@@ -6,7 +6,7 @@ from tests.published import EXACT, ROWS, Case
 from tests.published_networks import NETWORKS
 
 COLUMNS = ("model", "network, tokenizer", "vector", "prompts", "`encode`", "`adapt`")
-_BACKENDS = {"jax": "JAX", "torch": "PyTorch"}
+_BACKENDS = {"jax": "JAX", "torch": "PyTorch", "lora": "PyTorch, LoRA"}
 _POOLINGS = {"cls": "[CLS]", "mean": "mean", "lasttoken": "last token"}
 
 

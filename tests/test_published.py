@@ -25,10 +25,12 @@ from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.quickstart import adapt as adapt_module
+from cocondenser_jax.quickstart.backends import BACKENDS
 from cocondenser_jax.representation import Representation
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.search import open_index, search_run
+from cocondenser_jax.storage.files import read_object
 from tests.published import EXACT, ROWS, Case
 from tests.published_folders import write_folder
 from tests.published_networks import POSITIONS
@@ -197,12 +199,13 @@ def test_encode_and_retrieve_agree_with_the_library(
 def test_adapt_starts_from_the_model_as_published(name, start_of, oracle_of):
     expected = CASES[name].expected.adapt
     start, message = start_of(name)
-    if expected not in ("jax", "torch"):
+    if expected not in BACKENDS:
         assert message is not None, "accepted"
         assert_refused(message, expected)
         assert not start.exists()
         return
     assert message is None, message
+    assert read_object(start.parents[1] / "started.json")["backend"] == expected
     oracle = oracle_of(name)
     model = load_retriever(start)
     assert_close(model.encode_query(list(QUERIES)), oracle.queries_QxD)

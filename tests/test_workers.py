@@ -73,7 +73,7 @@ def test_three_workers_run_seven_tasks_and_no_task_twice(tmp_path, capsys):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_task_that_fails_twice_ends_all_and_the_others_stay(tmp_path, workers):
-    with pytest.raises(UserError, match=r"^task 6 of 7 failed twice: no luck$"):
+    with pytest.raises(UserError, match=r"^task 6 of 7 failed twice: no luck with 6$"):
         run(tmp_path, Engine(tasks=7, workers=workers), failing=[6])
     assert [index for index, _ in calls(tmp_path)].count(6) == 2
     before = made(tmp_path)
@@ -136,7 +136,7 @@ def test_ray(tmp_path):
         kill_one_worker(tmp_path, "ray")
         folder = tmp_path / "failing"
         folder.mkdir()
-        with pytest.raises(UserError, match=r"^task 2 of 3 failed twice: no luck$"):
+        with pytest.raises(UserError, match=r"^task 2 of 3 failed twice: no luck with 2$"):
             run(folder, Engine(tasks=3, workers=2, executor="ray"), failing=[2])
         run(folder, Engine(tasks=3, workers=2, executor="ray"))
         assert made(folder) == all_of(3)

@@ -56,8 +56,6 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path):
     config = dataclasses.replace(
         config, n_head_layers=1, skip_from=2, late_mlm=False, hidden_dropout_prob=0.25
     )
-    representation = config.representation._replace(max_length=config.max_length)  # in the folder
-    config = dataclasses.replace(config, representation=representation)
     ids = np.zeros((1, 4), np.int32)
     params = jax.jit(Condenser(config).init)(jax.random.key(5), ids, ids, ids)["params"]
     params = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(6), x.shape), params)

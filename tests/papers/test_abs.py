@@ -175,7 +175,9 @@ def marco(tmp_path):
     """Thirty passages, a training query, six queries of dev.small, and a run of these but one."""
     folder = tmp_path / "marco"
     folder.mkdir()
-    (folder / "corpus.tsv").write_text("".join(f"p{i}\ttitle {i}\ttext {i}\n" for i in range(30)))
+    (folder / "corpus.tsv").write_text(
+        "".join(f"p{i}\ttitle {i}\tthe text {i}\n" for i in range(30))
+    )
     for split, queries in (("train", ["t"]), ("dev.small", [f"q{i}" for i in range(6)])):
         texts = (f"{query}\twhat is {query}\n" for query in queries)
         (folder / f"queries.{split}.tsv").write_text("".join(texts))

@@ -209,6 +209,7 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
         *("warm_start", "init_head", "train.objective", "train.epochs", "train.skip_nonfinite"),
         *("model.representation", "data.pairs"),  # tests/pretrain/test_step.py
         "model.scale",  # tests/pretrain/test_scale.py
+        "model.sizes",  # tests/pretrain/test_sizes.py
         # tests/pretrain/test_weak_decoder.py:
         *("data.mask_probability", "data.decoder_mask_probability"),
         *(f"probe.{name}" for name in ("documents", "data", "split", "passages")),

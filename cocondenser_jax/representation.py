@@ -79,6 +79,12 @@ class Representation(NamedTuple):
         )
 
     @property
+    def leaves_out_prompts(self) -> bool:
+        """Whether texts have prompts whose tokens are not pooled, which no training here does."""
+        prompts = dict(self.prompts)
+        return not self.include_prompt and bool(query_prompt(prompts) or passage_prompt(prompts))
+
+    @property
     def score_scale(self) -> float:
         """What scores are multiplied by in a contrastive loss: 1 / temperature."""
         return self.scale or (COSINE_SCALE if self.is_cosine else 1.0)
@@ -137,6 +143,15 @@ def with_given(published: Representation, given: Given) -> Representation:
     named = tuple((name, text) for name, text in prompts.items() if text)
     default = changed.default_prompt if changed.default_prompt in dict(named) else None
     return changed._replace(prompts=named, default_prompt=default)
+
+
+def library_prompts(prompts: Mapping[str, str]) -> dict[str, str]:
+    """Returns prompts with those of queries and passages under the names that are looked up first.
+
+    sentence-transformers (6.2.0) adds an empty "document", and then overlooks a "passage".
+    """
+    named = {QUERY_PROMPT: query_prompt(prompts), PASSAGE_PROMPTS[0]: passage_prompt(prompts)}
+    return {**prompts, **named}
 
 
 def query_prompt(prompts: Mapping[str, str | None]) -> str:

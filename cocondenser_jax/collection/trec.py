@@ -15,8 +15,6 @@ from cocondenser_jax.storage.tables import find_columns
 
 logger = logging.getLogger(__name__)
 
-logger = logging.getLogger(__name__)
-
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest

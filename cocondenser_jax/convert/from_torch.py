@@ -33,8 +33,6 @@ from cocondenser_jax.representation import (
     AS_IN_PAPERS,
     POOLINGS,
     Representation,
-    passage_prompt,
-    query_prompt,
 )
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.hub import find_folder
@@ -118,8 +116,7 @@ def _trained_representation(folder: Path) -> Representation:
             )
     if published.pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {published.pooling}; expected cls or mean ({hint})")
-    prompts = dict(published.prompts)
-    if not published.include_prompt and (query_prompt(prompts) or passage_prompt(prompts)):
+    if published.leaves_out_prompts:
         raise UserError(f"{folder} pools without its prompts; expected all tokens ({hint})")
     return published
 

@@ -140,7 +140,10 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
 
         loss = loss_of(queries_QxD, passages_PxD)
         for size in self._sizes[1:]:
-            parts = (cut_vectors(x, size, self.model) for x in (queries_QxD, passages_PxD))
+            parts = (
+                cut_vectors(x, size, self.model.similarity_fn_name)
+                for x in (queries_QxD, passages_PxD)
+            )
             loss = loss + loss_of(*parts)
         return loss
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from cocondenser_jax.finetune.losses import inner_products
 from cocondenser_jax.representation import Representation
+from cocondenser_jax.retrieval.cut import cut_vectors
 
 
 class PairLossSettings(NamedTuple):
@@ -111,9 +112,7 @@ class PairLoss(CachedLossMixin, torch.nn.Module):
         scale = self._representation.score_scale
         loss = torch.zeros((), device=vectors_SxD.device)
         for size in self._representation.sizes or (vectors_SxD.shape[1],):
-            cut_SxD = vectors_SxD[:, :size]
-            if self._representation.similarity == "cosine":
-                cut_SxD = functional.normalize(cut_SxD, dim=1)
+            cut_SxD = cut_vectors(vectors_SxD, size, self._representation.similarity)
             loss = loss + self._loss(cut_SxD, labels[:, :2], scale)
         if with_backward:
             loss.backward()

@@ -28,7 +28,7 @@ from cocondenser_jax.pretrain.experiment import Experiment, resolve, with_prompt
 from cocondenser_jax.pretrain.probe import measure_vectors
 from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.quickstart.steps import pretrain_model
-from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
+from cocondenser_jax.representation import Representation
 from cocondenser_jax.retrieval.models import max_tokens
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.model_folder import read_representation
@@ -101,8 +101,7 @@ def _read_in_torch(start: Path) -> Reading:
     except Exception as error:  # of each kind of damage another
         raise UserError(f"{start} cannot be loaded: {first_line(error)}") from error
     representation = read_representation(start)
-    prompts = dict(representation.prompts)
-    if not representation.include_prompt and (query_prompt(prompts) or passage_prompt(prompts)):
+    if representation.leaves_out_prompts:
         raise UserError(f"{start} pools without its prompts; expected all tokens")
     longest = max_tokens(config)
     return Reading(min(representation.max_length or longest, longest), representation)

@@ -1,7 +1,7 @@
 """BM25, the lexical baseline and the source of the first round's negatives."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class Bm25Index(NamedTuple):
 
     scores: Any  # bm25s.BM25
     language: str
+    find_terms: Callable[[str], list[str]]  # of that language; it remembers words
 
 
 def write_bm25_run(
@@ -162,8 +163,7 @@ def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> list[dict[
     scores = index.scores
     n_passages = scores.scores["num_docs"]
     scores.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
-    find_terms = term_finder(index.language)
-    terms_Q = [scores.get_tokens_ids(find_terms(query)) for query in queries]
+    terms_Q = [scores.get_tokens_ids(index.find_terms(query)) for query in queries]
     ranking_Q: list[dict[int, float]] = [{} for _ in queries]
     with_terms = [i for i, terms in enumerate(terms_Q) if terms]
     if not with_terms:
@@ -192,7 +192,7 @@ def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> Bm25Index
         terms_N = [[0] for _ in terms_N]
     scores = import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene")
     scores.index((terms_N, number_of), show_progress=False)
-    return Bm25Index(scores, settings.language)
+    return Bm25Index(scores, settings.language, find_terms)
 
 
 def _read_index(folder: Path) -> Bm25Index:
@@ -200,4 +200,5 @@ def _read_index(folder: Path) -> Bm25Index:
     if not path.is_file():
         raise UserError(f"{folder} does not name its language")
     scores = import_bm25s().BM25.load(folder, mmap=True)
-    return Bm25Index(scores, str(read_object(path)["language"]))
+    language = str(read_object(path)["language"])
+    return Bm25Index(scores, language, term_finder(language))

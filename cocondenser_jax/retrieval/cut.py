@@ -9,11 +9,11 @@ from sentence_transformers import SentenceTransformer
 
 
 def cut_vectors(
-    vectors_NxD: torch.Tensor, size: int | None, model: SentenceTransformer
+    vectors_NxD: torch.Tensor, size: int | None, similarity: str | None
 ) -> torch.Tensor:
     """Returns the first `size` numbers of vectors (None: all), of length 1 for a cosine."""
     vectors_NxE = vectors_NxD[:, :size]
-    if model.similarity_fn_name == "cosine":
+    if similarity == "cosine":
         return torch.nn.functional.normalize(vectors_NxE, dim=1)
     return vectors_NxE
 
@@ -22,5 +22,7 @@ def cut_output(
     model: SentenceTransformer, inputs: object, features: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Cuts the vectors of a forward pass to the model's `truncate_dim`; to be hooked to it."""
-    vectors_NxE = cut_vectors(features["sentence_embedding"], model.truncate_dim, model)
+    vectors_NxE = cut_vectors(
+        features["sentence_embedding"], model.truncate_dim, model.similarity_fn_name
+    )
     return features | {"sentence_embedding": vectors_NxE}

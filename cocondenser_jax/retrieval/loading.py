@@ -12,12 +12,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from cocondenser_jax.backbones import find_backbone
 from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.storage.files import read_object
+from cocondenser_jax.storage.model_folder import TOKENIZERS
 
 # Without it, the libraries would ask on the terminal whether to run the code of a folder.
 NO_CODE = {"trust_remote_code": False}
 NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": NO_CODE, "processor_kwargs": NO_CODE}
-# Of which a tokenizer is made.
-_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
 def require_loadable(folder: Path) -> None:
@@ -40,7 +39,7 @@ def require_loadable(folder: Path) -> None:
             " supported"
         )
     # transformers (5.23) makes one of special tokens alone.
-    if config and not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
+    if config and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
         raise UserError(
             f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or the like"
         )

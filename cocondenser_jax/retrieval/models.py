@@ -21,12 +21,9 @@ from cocondenser_jax.backbones import first_position
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     NOTHING_GIVEN,
-    PASSAGE_PROMPTS,
-    QUERY_PROMPT,
     Given,
     Representation,
-    passage_prompt,
-    query_prompt,
+    library_prompts,
 )
 from cocondenser_jax.retrieval.cut import cut_output
 from cocondenser_jax.retrieval.loading import (
@@ -143,14 +140,8 @@ def _apply(representation: Representation, model: SentenceTransformer, folder: P
     if representation.is_cosine and not is_normalized(model):
         model.append(Normalize())
     model.similarity_fn_name = representation.similarity
-    # sentence-transformers (6.2.0) adds an empty "document", and then overlooks a "passage".
-    prompts = dict(representation.prompts)
-    model.prompts = {
-        **dict.fromkeys(model.prompts, ""),
-        **prompts,
-        QUERY_PROMPT: query_prompt(prompts),
-        PASSAGE_PROMPTS[0]: passage_prompt(prompts),
-    }
+    prompts = library_prompts(dict(representation.prompts))
+    model.prompts = {**dict.fromkeys(model.prompts, ""), **prompts}
     model.truncate_dim = None
     n_numbers = model.get_embedding_dimension() or 0
     if representation.sizes:

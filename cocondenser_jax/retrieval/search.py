@@ -24,6 +24,7 @@ from cocondenser_jax.representation import query_prompt as query_prompt_of
 from cocondenser_jax.retrieval.bm25 import Bm25Index, open_bm25_index, rank_by_bm25
 from cocondenser_jax.retrieval.cut import cut_vectors
 from cocondenser_jax.retrieval.embeddings import (
+    Manifest,
     open_shards,
     passage_at,
     passage_table,
@@ -118,10 +119,7 @@ def open_index(
     manifest = read_manifest(folder)
     if parameters and not manifest.is_index:
         raise UserError(f"{folder} holds embeddings: only an index has parameters")
-    if model_sha256(model_folder) != manifest.model_sha256:
-        raise UserError(
-            f"{folder} was built with another model ({manifest.model}) than {model_folder}"
-        )
+    _require_model(folder, manifest, model_folder)
     representation = _with_query_prompt(folder, manifest.representation, query_prompt)
     model = load_as(model_folder, representation)
     if manifest.is_index:
@@ -141,15 +139,23 @@ def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
     Args and errors are those of `open_index`. The cut vectors are held in memory.
     """
     manifest = read_manifest(folder)
+    _require_model(folder, manifest, model_folder)
     cut = with_given(manifest.representation, Given(dimensions=size))
-    whole = open_index(folder, model_folder)
-    assert isinstance(whole, OpenIndex)
-    model = load_as(model_folder, cut)
+    passages = open_shards(folder, manifest)
     shards = [
-        cut_vectors(torch.tensor(vectors_NxD[:, :size], dtype=torch.float32), size, model).numpy()
-        for vectors_NxD in shard_vectors(whole.passages)
+        cut_vectors(
+            torch.tensor(vectors_NxD[:, :size], dtype=torch.float32), size, cut.similarity
+        ).numpy()
+        for vectors_NxD in shard_vectors(passages)
     ]
-    return OpenIndex(model, partial(nearest, shards), whole.passages)
+    return OpenIndex(load_as(model_folder, cut), partial(nearest, shards), passages)
+
+
+def _require_model(folder: Path, manifest: Manifest, model_folder: Path) -> None:
+    if model_sha256(model_folder) != manifest.model_sha256:
+        raise UserError(
+            f"{folder} was built with another model ({manifest.model}) than {model_folder}"
+        )
 
 
 def _with_query_prompt(folder: Path, encoded: Representation, prompt: str | None) -> Representation:

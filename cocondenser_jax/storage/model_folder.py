@@ -45,15 +45,10 @@ WEIGHTS = (
 OWN_HEAD = "condenser_head.safetensors"
 HEADS = (OWN_HEAD, "model.pt")
 _CARD_SIZES = re.compile(r'"matryoshka_dims":\s*\[([\d,\s]*)\]')
+# Of which a tokenizer is made; the merges of a BPE are beside its vocab.json.
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 # What vectors depend on: weights, those of adapters too, settings and tokenizers.
-_OF_VECTORS = (
-    "*.safetensors",
-    "pytorch_model*.bin",
-    "*.json",
-    "vocab.txt",
-    "merges.txt",
-    "*.model",
-)
+_OF_VECTORS = ("*.safetensors", "pytorch_model*.bin", "*.json", "merges.txt", *TOKENIZERS)
 
 
 def find_weights(folder: Path) -> list[Path]:

@@ -3,18 +3,15 @@
 The functions take and return the parsed contents of the files, and neither read nor write them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cocondenser_jax.representation import (
-    PASSAGE_PROMPTS,
     POOLINGS,
-    QUERY_PROMPT,
     Dense,
     Representation,
     Similarity,
-    passage_prompt,
-    query_prompt,
+    library_prompts,
 )
 
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
@@ -162,10 +159,6 @@ def to_files(
     if representation.is_cosine:
         kinds.append("Normalize")
     paths = ["" if kind == "Transformer" else f"{i}_{kind}" for i, kind in enumerate(kinds)]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-    ]
     pooling = {
         flag: representation.pooling == mode for flag, mode in _MODES.items() if mode in POOLINGS
     }
@@ -184,7 +177,7 @@ def to_files(
     if representation.is_cut(hidden_size):
         settings["truncate_dim"] = representation.sizes[0]
     return {
-        MODULES: modules,
+        MODULES: _modules(kinds, paths),
         "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **pooling},
         **{
             f"{path}/config.json": {
@@ -218,10 +211,7 @@ def resolved_files(
       hidden_size: of the network.
     """
     if modules is None:
-        modules = [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (kind, path) in enumerate((("Transformer", ""), ("Pooling", "1_Pooling")))
-        ]
+        modules = _modules(["Transformer", "Pooling"], ["", "1_Pooling"])
     layers = list(zip(modules, _kinds_and_paths(modules), strict=True))
     kept = [
         {**module, "path": ""} if kind == "Transformer" else module
@@ -237,20 +227,23 @@ def resolved_files(
         flag: mode in modes for flag, mode in _MODES.items() if flag in pooling or mode in modes
     }
     pooling.pop("pooling_mode", None)
-    prompts = dict(representation.prompts)
     settings = {
         "model_type": "SentenceTransformer",
         **files.get(SETTINGS, {}),
-        "prompts": {
-            **prompts,
-            QUERY_PROMPT: query_prompt(prompts),
-            PASSAGE_PROMPTS[0]: passage_prompt(prompts),
-        },
+        "prompts": library_prompts(dict(representation.prompts)),
         "default_prompt_name": representation.default_prompt,
         "similarity_fn_name": representation.similarity,
         "truncate_dim": representation.sizes[0] if representation.sizes else None,
     }
     return {MODULES: kept, pooling_file: pooling, SETTINGS: settings}
+
+
+def _modules(kinds: Sequence[str], paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the content of modules.json, as every release reads it."""
+    return [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
 
 
 def _kinds_and_paths(modules: Any) -> list[tuple[str, str]]:

@@ -38,5 +38,5 @@ def test_the_first_numbers_of_embeddings_are_those_of_the_library(
 def test_a_cut_vector_has_length_one_for_a_cosine_alone(model_folder, similarity, norms):
     model = SentenceTransformer(str(model_folder), similarity_fn_name=similarity)
     vectors_NxD = torch.tensor([[3.0, 4.0, 12.0], [0.0, 2.0, 1.0]])
-    found = cut_vectors(vectors_NxD, 2, model).norm(dim=1)
+    found = cut_vectors(vectors_NxD, 2, model.similarity_fn_name).norm(dim=1)
     np.testing.assert_allclose(found, norms, rtol=1e-6)

@@ -18,6 +18,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Representation, from_json, to_json
+from cocondenser_jax.retrieval.finite import are_finite, require_finite
 from cocondenser_jax.storage.files import new_file, read_object
 from cocondenser_jax.storage.runs import require_same, task_folders
 
@@ -107,6 +108,14 @@ def map_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | 
     return map_table(shard_file(folder, number), schema, shard_rows(manifest, number))
 
 
+def finished_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | None:
+    """Maps a shard as `map_shard` does; None also if a vector has NaN or infinity."""
+    table = map_shard(folder, manifest, number)
+    if table is None or not all(map(are_finite, shard_vectors(table))):
+        return None
+    return table
+
+
 def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table | None:
     """Maps an Arrow file; None unless it is whole, with these columns and rows."""
     try:
@@ -154,6 +163,21 @@ def shard_vectors(table: pyarrow.Table) -> list[np.ndarray]:
     return [
         chunk.flatten().to_numpy().reshape(-1, column.type.list_size) for chunk in column.chunks
     ]
+
+
+def require_finite_rows(table: pyarrow.Table, block_NxD: np.ndarray, first_row: int) -> None:
+    """Raises a UserError for rows of embeddings with NaN or infinity.
+
+    Args:
+      table: of `open_shards`.
+      block_NxD: the vectors of some of its rows.
+      first_row: the number of the first.
+    """
+    require_finite(
+        block_NxD,
+        lambda row: f"passage {table['id'][first_row + row].as_py()}",
+        "encode again with the same flags, which renews such shards only",
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -31,7 +31,7 @@ from cocondenser_jax.retrieval.embeddings import (
     PASSAGES,
     Dtype,
     Manifest,
-    map_shard,
+    finished_shard,
     open_shards,
     passage_table,
     read_manifest,
@@ -39,6 +39,7 @@ from cocondenser_jax.retrieval.embeddings import (
     shard_rows,
     write_shard,
 )
+from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.models import (
     Precision,
     load_as,
@@ -209,7 +210,7 @@ def _write_shards(
             if number not in own:
                 continue
             table = passage_table(rows)
-            shard = map_shard(folder, manifest, number)
+            shard = finished_shard(folder, manifest, number)
             if shard is not None and shard.select(PASSAGES.names).equals(table):
                 progress.update(len(rows))
                 continue
@@ -220,8 +221,24 @@ def _write_shards(
             vectors_NxD = np.concatenate(
                 [_encode(encoder.model, block, encoder.batch_size, progress) for block in blocks]
             )
-            write_shard(path, table, vectors_NxD.astype(manifest.dtype))
+            write_shard(path, table, _to_store(vectors_NxD, rows, manifest))
     return manifest
+
+
+def _to_store(vectors_NxD: np.ndarray, passages: list[Passage], manifest: Manifest) -> np.ndarray:
+    """Returns vectors in the number format of a manifest; raises a UserError unless all fit it."""
+
+    def name(row: int) -> str:
+        return f"passage {passages[row].id}"
+
+    reason = f"the weights of {manifest.model} are damaged, or too large for what it computes"
+    if manifest.precision != "float32":
+        reason += f" in {manifest.precision} (--precision=float32 may help)"
+    require_finite(vectors_NxD, name, reason)
+    with np.errstate(over="ignore"):
+        stored_NxD = vectors_NxD.astype(manifest.dtype)
+    require_finite(stored_NxD, name, f"too large for {manifest.dtype}, use --dtype=float32")
+    return stored_NxD
 
 
 def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engine) -> Manifest:
@@ -245,7 +262,7 @@ def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engi
             return False
         manifest = read_manifest(folder)
         own = range(index, manifest.n_shards, n)
-        return all(map_shard(folder, manifest, number) is not None for number in own)
+        return all(finished_shard(folder, manifest, number) is not None for number in own)
 
     run_tasks("encode", partial(encode_task, encoding, corpus, out), is_done, engine, out / "work")
     manifest = read_manifest(out)

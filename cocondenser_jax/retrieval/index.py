@@ -8,6 +8,7 @@ embeddings, with the factory and the checksum of `index.faiss`).
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import faiss
@@ -23,6 +24,7 @@ from cocondenser_jax.retrieval.embeddings import (
     map_table,
     open_shards,
     read_manifest,
+    require_finite_rows,
     shard_vectors,
     write_table,
 )
@@ -45,7 +47,8 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
     that `_train` draws, as float32; all others are added from the mapped shards, block by block.
 
     Raises:
-      UserError: also if `out` exists, or faiss does not know the string or needs more passages.
+      UserError: also if `out` exists, if faiss does not know the string or needs more passages, or
+        for a vector with NaN or infinity.
     """
     embeddings = local_copy(embeddings)
     manifest = read_manifest(embeddings)
@@ -58,10 +61,13 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
             f"faiss does not know the index string {factory!r} for vectors of"
             f" {manifest.dimension} numbers"
         ) from error
+    check = partial(require_finite_rows, table)
     with new_folder(out) as folder:
         if not index.is_trained:
+            for _ in float_blocks(vectors, check):
+                pass  # with others, faiss cannot be trained
             _train(index, vectors, factory)
-        for block_NxD in float_blocks(tqdm(vectors, desc="index", unit=" shards")):
+        for block_NxD in float_blocks(tqdm(vectors, desc="index", unit=" shards"), check):
             index.add(block_NxD)
         # Given a name, faiss (1.15) only prints that the last block could not be written.
         with (folder / "index.faiss").open("wb") as file:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
@@ -26,6 +27,7 @@ from cocondenser_jax.representation import (
     library_prompts,
 )
 from cocondenser_jax.retrieval.cut import cut_output
+from cocondenser_jax.retrieval.finite import are_finite
 from cocondenser_jax.retrieval.loading import (
     NO_CODE,
     NO_OTHER_CODE,
@@ -111,8 +113,9 @@ def load_as(
         _limit_tokens(tower, query_length, passage_length, folder)
     _apply(representation, model, folder)
     with loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
-        model.encode_document("a word")
-        model.encode_query("a word")
+        vectors_2xD = np.stack([model.encode_document("a word"), model.encode_query("a word")])
+    if not are_finite(vectors_2xD):
+        raise UserError(f"{folder} makes vectors that are not finite: its weights are damaged")
     if two_towers and "" in found:
         model = SentenceTransformer(
             modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],

@@ -29,9 +29,11 @@ from cocondenser_jax.retrieval.embeddings import (
     passage_at,
     passage_table,
     read_manifest,
+    require_finite_rows,
     shard_vectors,
 )
-from cocondenser_jax.retrieval.exact import nearest
+from cocondenser_jax.retrieval.exact import float_blocks, nearest, nearest_checked
+from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
 from cocondenser_jax.retrieval.index import read_index
 from cocondenser_jax.retrieval.models import load_as, model_sha256
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 _QUERIES_AT_ONCE = 256
 # How many passages of each side are fused, or more where more are asked for.
 _FUSED_DEPTH = 100
+_OVERFLOW = "the model's weights are damaged, or too large for what it computes"
 
 
 # Of a query: row → score of its passages, best first.
@@ -127,7 +130,8 @@ def open_index(
         dense = OpenIndex(model, partial(_nearest_in_index, index), passages)
     else:
         passages = open_shards(folder, manifest)
-        dense = OpenIndex(model, partial(nearest, shard_vectors(passages)), passages)
+        check = partial(require_finite_rows, passages)
+        dense = OpenIndex(model, nearest_checked(shard_vectors(passages), check), passages)
     if hybrid is None:
         return dense
     return HybridIndex(dense, open_bm25_index(folder, passages, language), hybrid)
@@ -144,9 +148,11 @@ def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
     passages = open_shards(folder, manifest)
     shards = [
         cut_vectors(
-            torch.tensor(vectors_NxD[:, :size], dtype=torch.float32), size, cut.similarity
+            torch.tensor(block_NxD[:, :size], dtype=torch.float32), size, cut.similarity
         ).numpy()
-        for vectors_NxD in shard_vectors(passages)
+        for block_NxD in float_blocks(
+            shard_vectors(passages), partial(require_finite_rows, passages)
+        )
     ]
     return OpenIndex(load_as(model_folder, cut), partial(nearest, shards), passages)
 
@@ -237,7 +243,9 @@ def search_vectors(
       queries: id → text.
       depth: passages per query.
     """
-    index = OpenIndex(model, partial(nearest, [vectors_NxD]), passage_table(passages))
+    table = passage_table(passages)
+    require_finite(vectors_NxD, lambda row: f"passage {table['id'][row].as_py()}", _OVERFLOW)
+    index = OpenIndex(model, partial(nearest, [vectors_NxD]), table)
     return search_run(index, queries, depth)
 
 
@@ -308,6 +316,7 @@ def _rank_by_vectors(index: OpenIndex, texts: list[str], k: int) -> tuple[list[R
     start = time.perf_counter()
     vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
     vectors_QxD = vectors_QxD.astype(np.float32)
+    require_finite(vectors_QxD, lambda row: f"the query {texts[row]!r}", _OVERFLOW)
     encoded = time.perf_counter()
     scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, len(index.passages)))
     seconds = {"encoding": encoded - start, "search": time.perf_counter() - encoded}

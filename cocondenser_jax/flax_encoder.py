@@ -4,20 +4,31 @@ sentence-transformers still tokenizes and applies what follows the pooling, so t
 of PyTorch but for rounding.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
-from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.from_torch import load_encoder
+from cocondenser_jax.convert.names import Params
+from cocondenser_jax.corpus.same_tokens import TEXTS
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain.devices import mapped_encode
+from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.devices import Encode, mapped_encode
 from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.retrieval.models import pooling_of, tower_folder, towers
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
+# Of a vector's length: how far the two libraries may be apart. Rounding gives 1e-6 or so; the other
+# formula of GELU gives 1e-3.
+TOLERANCE = 1e-4
+_LONGEST_COMPARED = 96  # tokens: more than ModernBERT's local attention sees
 
 
 def run_in_flax(
@@ -42,29 +53,71 @@ def run_in_flax(
     transformers: dict[str, Any] = dict(towers(model))
     for name, tower in transformers.items():
         of_tower = tower_folder(folder, name)
-        tower.forward = _forward(of_tower, tower.tokenizer, pooling, batch_size, dtype)
+        config, params = load_encoder(of_tower, Representation(pooling))
+        pad_id = tower.tokenizer.pad_token_id
+        config.require_tokenizer(of_tower, max(tower.tokenizer.get_vocab().values()) + 1, pad_id)
+        pooled = torch.nn.Sequential(tower, Pooling(config.hidden_size, pooling))
+        _require_same_vectors(of_tower, pooled, tower.tokenizer, config, params)
+        encode = mapped_encode(config, params, dtype, batch_size)
+        tower.forward = _forward(encode, config.max_length, pad_id)
 
 
-def _forward(folder: Path, tokenizer: Any, pooling: str, batch_size: int, dtype: str) -> Any:
+def require_same_vectors(model: SentenceTransformer, folder: Path) -> None:
+    """Raises a UserError where the Flax network makes other vectors of a folder than PyTorch.
+
+    They are compared on a few texts, in float32, with all that follows the pooling.
+
+    Args:
+      model: of one tower, as `models.load_retriever` returns it.
+      folder: that the Flax network is read from.
+    """
+    config, params = load_encoder(folder)
+    (tower,) = towers(model).values()
+    _require_same_vectors(folder, model, tower.tokenizer, config, params)
+
+
+def _require_same_vectors(
+    folder: Path, model: torch.nn.Module, tokenizer: Any, config: ModelConfig, params: Params
+) -> None:
+    features = tokenizer(
+        [*TEXTS],
+        padding=True,
+        truncation=True,
+        max_length=min(config.max_length, _LONGEST_COMPARED),
+        return_tensors="pt",
+    )
+    ids_BxL = features["input_ids"].numpy()
+    mask_BxL = features["attention_mask"].numpy()
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        moved = {name: value.to(device) for name, value in features.items()}
+        expected_BxD = model(moved)["sentence_embedding"].float().cpu().numpy()
+    with jax.default_matmul_precision("highest"):  # else accelerators round to 16 bits
+        encode = jax.jit(functools.partial(Condenser(config).apply, method="encode"))
+        inputs = ids_BxL.astype(np.int32), mask_BxL.astype(bool)
+        found_BxD = np.asarray(encode({"params": params}, *inputs))
+    lengths_B = np.linalg.norm(expected_BxD, axis=1)
+    differences_B = np.linalg.norm(found_BxD - expected_BxD, axis=1) / np.maximum(lengths_B, 1e-12)
+    worst = int(np.argmax(differences_B))
+    if not (differences_B <= TOLERANCE).all():
+        raise UserError(
+            f"{folder} makes other vectors in JAX than in PyTorch: of {TEXTS[worst][:40]!r} they"
+            f" are {differences_B[worst]:.1e} of their length apart, where rounding gives less than"
+            f" {TOLERANCE:g}; expected --backend=torch"
+        )
+
+
+def _forward(encode: Encode, longest: int, pad_id: int) -> Any:
     """Returns what replaces the `forward` of a transformer of sentence-transformers.
 
     Its result is a text's vector in place of its tokens', which pooling leaves as it is.
     """
-    config, params = load_folder(
-        str(folder),
-        n_head_layers=0,
-        representation=Representation(pooling),
-        init_head_seed=0,
-    )
-    pad_id = tokenizer.pad_token_id
-    config.require_tokenizer(folder, max(tokenizer.get_vocab().values()) + 1, pad_id)
-    encode = mapped_encode(config, params, dtype, batch_size)
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
         ids_BxL = features["input_ids"].numpy()
         mask_BxL = features["attention_mask"].numpy()
         n_texts, n_tokens = ids_BxL.shape
-        length = min(-(-n_tokens // LENGTH_STEP) * LENGTH_STEP, config.max_length)
+        length = min(-(-n_tokens // LENGTH_STEP) * LENGTH_STEP, longest)
         padding = (0, 0), (0, length - n_tokens)
         vectors_BxD = encode(
             np.pad(ids_BxL, padding, constant_values=pad_id).astype(np.int32),

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,26 @@ def load_folder(
         skip_from=skip_from,
         representation=representation,
     )
-    tensors = _canonical(_read_weights(folder), NAMES[config.model_type], folder) | head
-    if config.representation.dense:
-        tensors |= _read_dense(folder)
+    tensors = _read_model(folder, config) | head
     params = with_missing_head(folder, tensors, config, init_head_seed)
     others = tensors.keys() - expected_shapes(config).keys()
     if unused := sorted(name for name in others if not _IGNORED.search(name)):
         logger.warning("%s: %d tensors are not used: %s", folder, len(unused), first_three(unused))
     return config, params
+
+
+def load_encoder(
+    folder: Path, representation: Representation | None = None
+) -> tuple[ModelConfig, Params]:
+    """Reads what makes vectors: the backbone and what follows it, with zeros as MLM projection.
+
+    Args and errors are those of `load_folder`; nothing is drawn, which takes a compilation.
+    """
+    config = _shape(folder, {}, n_head_layers=0, representation=representation)
+    tensors = _read_model(folder, config)
+    shapes = expected_shapes(config)
+    zeros = {name: np.zeros(shapes[name], np.float32) for name in _names_of_mlm(shapes, config)}
+    return config, with_missing_head(folder, zeros | tensors, config, None)
 
 
 def read_shape(folder: Path) -> ModelConfig:
@@ -165,8 +177,7 @@ def with_missing_head(
     """
     shapes = expected_shapes(config)
     head = {name for name in shapes if name.startswith(HEAD_PREFIX)}
-    others = (HEAD_PREFIX, DENSE_PREFIX, NAMES[config.model_type].backbone)
-    mlm = {name for name in shapes if not name.startswith(others)}
+    mlm = _names_of_mlm(shapes, config)
     for part, names in (("Condenser head", head), ("MLM projection", mlm)):
         if names & tensors.keys() or not names:
             continue
@@ -186,6 +197,12 @@ def with_missing_head(
     ]:
         raise UserError(f"{source}: {len(wrong)} tensors have another shape: {first_three(wrong)}")
     return from_tensors(tensors, config)
+
+
+def _names_of_mlm(names: Iterable[str], config: ModelConfig) -> set[str]:
+    """Returns those of a model's tensors that are its MLM projection's."""
+    others = (HEAD_PREFIX, DENSE_PREFIX, NAMES[config.model_type].backbone)
+    return {name for name in names if not name.startswith(others)}
 
 
 def _read_backbone_config(folder: Path) -> dict[str, Any]:
@@ -242,6 +259,12 @@ def _rotary_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "global_rope_theta": ropes[_GLOBAL]["rope_theta"],
         "local_rope_theta": ropes[_LOCAL]["rope_theta"],
     }
+
+
+def _read_model(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Reads all tensors of a model but those of a Condenser head, by today's names."""
+    tensors = _canonical(_read_weights(folder), NAMES[config.model_type], folder)
+    return tensors | _read_dense(folder) if config.representation.dense else tensors
 
 
 def _read_weights(folder: Path) -> dict[str, np.ndarray]:

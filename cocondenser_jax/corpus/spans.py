@@ -129,16 +129,14 @@ def _encode(tokenizer: SpanTokenizer, texts: Sequence[str]) -> Iterator[Span]:
 _word_table = functools.lru_cache(maxsize=1)(WordTable)  # its words are kept between calls
 
 
-def tokenize_texts(tokenizer: SpanTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the token ids of texts as spans have them, with what stands around a text.
+def spans_of_texts(tokenizer: SpanTokenizer, texts: Sequence[str]) -> list[Span]:
+    """Returns each text as a span, whatever its length.
 
     Args:
       tokenizer: the model's.
       texts: words separated by single spaces.
     """
-    as_first = _first_form(tokenizer)
-    spans = map(as_first, _encode(tokenizer, texts))
-    return [[*tokenizer.prefix_ids, *span.tokens.tolist(), *tokenizer.suffix_ids] for span in spans]
+    return [*map(_first_form(tokenizer), _encode(tokenizer, texts))]
 
 
 @functools.lru_cache(maxsize=1)  # for its cache of words

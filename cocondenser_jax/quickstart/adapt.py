@@ -28,7 +28,7 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
@@ -37,9 +37,7 @@ from cocondenser_jax.analysis.report import ResultRow, write_report
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.corpus.sources import read_documents
-from cocondenser_jax.corpus.spans import tokenize_texts
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart.agreement import (
     METRIC,
@@ -50,7 +48,7 @@ from cocondenser_jax.quickstart.agreement import (
     sample_store,
     write_choice,
 )
-from cocondenser_jax.quickstart.backends import Name, choose_backend
+from cocondenser_jax.quickstart.backends import Name, open_model, require_same_reading
 from cocondenser_jax.quickstart.comparison import (
     FUSION,
     Entry,
@@ -78,7 +76,6 @@ from cocondenser_jax.retrieval.models import (
     load_retriever,
     model_sha256,
     pooled_size,
-    towers,
 )
 from cocondenser_jax.retrieval.terms import LANGUAGE, require_language
 from cocondenser_jax.storage.files import new_folder, write_json
@@ -97,8 +94,6 @@ METRICS = (METRIC, "MRR@10", "Recall@100")
 # Right: the same verdict as by judgments; experiments/signals.py measured it.
 WITHOUT_JUDGMENTS = "no judgments: by words of held-out documents, right in 8 of 8 cases"
 _PASSAGES_TIMED = 64
-# With capitals, accents, punctuation, and characters that stand alone.
-_TEXTS = ("A Bad Café", "ÉCOLE naïve Ångström", "it's 3.5 °C (U.S.)", "北京 東京タワー")
 
 
 class Adaptation(NamedTuple):
@@ -145,10 +140,10 @@ def adapt(
     require_loadable(network_folder(start))
     overrides = propose_scale(overrides, vectors)
     with linked_folder(start, vectors) as resolved:
-        trainer = choose_backend(resolved, options.backend)
-        config = check_given(overrides, resolved, trainer)
-    original = load_as(start, vectors)
-    _check_tokens(start, original)
+        trainer, reading = open_model(resolved, options.backend)
+        config = check_given(overrides, resolved, trainer, reading)
+        original = load_as(start, vectors)
+        require_same_reading(trainer, reading, resolved, original)
     overrides = propose_sizes(config, overrides, start, original.get_embedding_dimension() or 0)
     _check_texts(corpus, data)
     started = {
@@ -169,7 +164,7 @@ def adapt(
         store = open_store(
             make_once(workdir, workdir / "store", write_store, corpus, published, length)
         )
-        training = propose_training(store, published, overrides, trainer)
+        training = propose_training(store, published, overrides, trainer, reading)
         if not (workdir / "model").exists():
             # Before any training: these fail where BM25 finds nothing.
             require_found(store, training.documents_H, language)
@@ -192,24 +187,6 @@ def adapt(
         rows = [] if data is None else _test(workdir, data, models, sizes, language)
         title = f"{model}, adapted to {corpus}"
         return _conclude(workdir, title, choice.verdict, rows, language)
-
-
-def _check_tokens(start: Path, model: SentenceTransformer) -> None:
-    """Raises a UserError where training would read other tokens than the model is searched with.
-
-    Training has those of tokenizer.json, looked up word by word. sentence-transformers obeys
-    `do_lower_case` of another file, too, and transformers makes some tokenizers anew.
-    """
-    ours = load_tokenizer(str(network_folder(start)))
-    theirs: Any = towers(model)[""].tokenizer
-    for text, ids in zip(_TEXTS, tokenize_texts(ours, _TEXTS), strict=True):
-        expected = theirs(text)["input_ids"]
-        if ids != expected:
-            raise UserError(
-                f"{start} reads {text!r} as {theirs.convert_ids_to_tokens(expected)}, but its"
-                f" tokenizer.json as {theirs.convert_ids_to_tokens(ids)}: training would see other"
-                " tokens than the search (is do_lower_case said in another file only?)"
-            )
 
 
 def _check_texts(corpus: str, data: Path | None) -> None:

@@ -13,23 +13,26 @@ from typing import Literal, NamedTuple
 import jax
 import torch
 from ml_collections import ConfigDict
+from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 from cocondenser_jax.backbones import DECODERS, find_backbone
 from cocondenser_jax.convert.from_torch import read_shape
+from cocondenser_jax.corpus.same_tokens import require_same_tokens
 from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
 from cocondenser_jax.errors import UserError, first_line
 from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLossSettings
 from cocondenser_jax.finetune.pairs import Adam, Network, PairSettings, Probe, train_pairs
 from cocondenser_jax.finetune.trainer import TrainerSettings
+from cocondenser_jax.flax_encoder import require_same_vectors
 from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, with_prompts
 from cocondenser_jax.pretrain.probe import measure_vectors
 from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.quickstart.steps import pretrain_model
-from cocondenser_jax.representation import Representation
-from cocondenser_jax.retrieval.models import max_tokens
+from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
+from cocondenser_jax.retrieval.models import max_tokens, towers
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.model_folder import read_representation
 
@@ -46,6 +49,7 @@ class Reading(NamedTuple):
 
     longest_text: int  # tokens that the model reads of a text, specials included
     representation: Representation  # of the vectors that are trained
+    tokenizer: SpanTokenizer
 
 
 class Backend(NamedTuple):
@@ -55,39 +59,68 @@ class Backend(NamedTuple):
     n_devices: Callable[[], int]  # that train
     on_cpu: Callable[[], bool]  # whether these are CPUs
     rate: float  # factor of the learning rate that is proposed
-    # Reads the folder of a model; raises a UserError where the backend cannot train it.
-    read: Callable[[Path], Reading]
+    # Reads the folder of a model, with its tokenizer; raises a UserError where the backend cannot
+    # train it.
+    read: Callable[[Path, SpanTokenizer], Reading]
     # Raises a UserError where an experiment does not fit the folder of a model, or the backend.
     check: Callable[[Experiment, Path], None]
+    # Raises a UserError where it makes other vectors of the folder than the model that is given.
+    compare: Callable[[SentenceTransformer, Path], None]
     # Trains with settings in a workdir, and writes the model to a folder; resumes.
     train: Callable[[ConfigDict, Path, Path], object]
 
 
-def choose_backend(start: Path, wanted: Name | None = None) -> Backend:
-    """Returns what trains the model of a folder.
+def open_model(folder: Path, wanted: Name | None = None) -> tuple[Backend, Reading]:
+    """Returns what trains the model of a folder, and what it reads there.
 
     Args:
-      start: the folder of the model.
+      folder: of the model.
       wanted: a name of BACKENDS; None: JAX where the Flax network computes the family, adapters
         for a decoder, and PyTorch for any other.
     """
-    if wanted is not None:
-        return BACKENDS[wanted]
-    model_type = read_object(start / "config.json").get("model_type")
-    name: Name = "lora" if model_type in DECODERS else "torch"
-    if find_backbone(model_type) and load_tokenizer(str(start)).kind:
-        name = "jax"
-    logger.info("adapt: a model of the family %s: trained by --backend=%s", model_type, name)
-    return BACKENDS[name]
+    tokenizer = load_tokenizer(str(folder))
+    name = wanted
+    if name is None:
+        model_type = read_object(folder / "config.json").get("model_type")
+        name = "lora" if model_type in DECODERS else "torch"
+        if find_backbone(model_type) and tokenizer.kind:
+            name = "jax"
+        logger.info("adapt: a model of the family %s: trained by --backend=%s", model_type, name)
+    return BACKENDS[name], BACKENDS[name].read(folder, tokenizer)
 
 
-def _read_in_jax(start: Path) -> Reading:
+def require_same_reading(
+    backend: Backend, reading: Reading, folder: Path, served: SentenceTransformer
+) -> None:
+    """Raises a UserError where a model is trained otherwise than it is searched with.
+
+    The tokens and vectors of a few texts are compared, and how many tokens are read of a text.
+
+    Args:
+      backend: that trains.
+      reading: of `open_model`.
+      folder: of the model.
+      served: the model as it encodes and searches.
+    """
+    (tower,) = towers(served).values()
+    prompts = dict(reading.representation.prompts)
+    every = {"", query_prompt(prompts), passage_prompt(prompts)}
+    require_same_tokens(folder, reading.tokenizer, tower.tokenizer, sorted(every))
+    limit = tower.max_seq_length
+    if limit is not None and reading.longest_text > limit:
+        raise UserError(
+            f"{folder} reads {limit} tokens of a text, but would be trained on"
+            f" {reading.longest_text}: expected the same in all of its files"
+        )
+    backend.compare(served, folder)
+
+
+def _read_in_jax(start: Path, tokenizer: SpanTokenizer) -> Reading:
     network = read_shape(start)
-    tokenizer = load_tokenizer(str(start))
     if not tokenizer.kind:
         raise UserError(f"the tokenizer of {start} has no mask: expected --backend=torch or lora")
     network.require_tokenizer(start, tokenizer.vocab_size, tokenizer.pad_id)
-    return Reading(network.longest_text, network.representation)
+    return Reading(network.longest_text, network.representation, tokenizer)
 
 
 def _check_in_jax(experiment: Experiment, start: Path) -> None:
@@ -95,7 +128,7 @@ def _check_in_jax(experiment: Experiment, start: Path) -> None:
         load_warm_start(str(start), experiment.network, None, experiment.vectors)
 
 
-def _read_in_torch(start: Path) -> Reading:
+def _read_in_torch(start: Path, tokenizer: SpanTokenizer) -> Reading:
     try:
         config = AutoConfig.from_pretrained(start, trust_remote_code=False)
     except Exception as error:  # of each kind of damage another
@@ -104,7 +137,8 @@ def _read_in_torch(start: Path) -> Reading:
     if representation.leaves_out_prompts:
         raise UserError(f"{start} pools without its prompts; expected all tokens")
     longest = max_tokens(config)
-    return Reading(min(representation.max_length or longest, longest), representation)
+    longest = min(representation.max_length or longest, longest)
+    return Reading(longest, representation, tokenizer)
 
 
 def _check_in_torch(experiment: Experiment, start: Path) -> None:
@@ -185,6 +219,7 @@ _JAX = Backend(
     rate=1.0,
     read=_read_in_jax,
     check=_check_in_jax,
+    compare=require_same_vectors,
     train=pretrain_model,
 )
 _TORCH = Backend(
@@ -194,6 +229,7 @@ _TORCH = Backend(
     rate=1.0,
     read=_read_in_torch,
     check=_check_in_torch,
+    compare=lambda served, folder: None,  # the library computes both
     train=functools.partial(_train_in_torch, 0),
 )
 _LORA = _TORCH._replace(

@@ -14,7 +14,6 @@ from cocondenser_jax.configs.adapt import MOST_EPOCHS, get_config
 from cocondenser_jax.corpus.batches import batch_examples, held_out_documents, require_room
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.experiment import (
     Experiment,
@@ -82,13 +81,16 @@ def with_overrides(proposed: ConfigDict, overrides: Sequence[str], n_devices: in
     return override(config, overrides)
 
 
-def check_given(overrides: Sequence[str], start: Path, backend: Backend) -> ConfigDict:
+def check_given(
+    overrides: Sequence[str], start: Path, backend: Backend, network: Reading
+) -> ConfigDict:
     """Checks the settings that were given, as far as that needs no store.
 
     Args:
       overrides: of the proposed settings.
       start: the folder of the model.
       backend: that trains it.
+      network: what the backend read there.
 
     Returns:
       The settings. Those that depend on the corpus are still to be proposed.
@@ -100,7 +102,6 @@ def check_given(overrides: Sequence[str], start: Path, backend: Backend) -> Conf
         name = word.removeprefix("--").partition("=")[0]
         if name in _SET_BY_ADAPT:
             raise UserError(f"{name} cannot be given: `adapt` sets it")
-    network = backend.read(start)
     n_devices = backend.n_devices()
     proposed = _for_texts_of(network, get_config())
     # The corpus decides on a batch that is not given. Here it is one that every chunk size fits.
@@ -118,8 +119,8 @@ def check_given(overrides: Sequence[str], start: Path, backend: Backend) -> Conf
     experiment = resolve_without_store(config, 1, 1, 0)
     backend.check(experiment, start)
     _check_batch(experiment, network.longest_text, n_devices)
-    tokenizer = load_tokenizer(str(start))
-    require_room(with_prompts(experiment, network.representation).batches, tokenizer)
+    spec = with_prompts(experiment, network.representation).batches
+    require_room(spec, network.tokenizer)
     return config
 
 
@@ -168,7 +169,7 @@ class Training(NamedTuple):
 
 
 def propose_training(
-    store: TokenStore, start: Path, overrides: Sequence[str], backend: Backend
+    store: TokenStore, start: Path, overrides: Sequence[str], backend: Backend, network: Reading
 ) -> Training:
     """Returns the training of a model on a store, with the proposed settings and those given.
 
@@ -183,7 +184,6 @@ def propose_training(
         on_cpu=backend.on_cpu(),
         rate=backend.rate,
     )
-    network = backend.read(start)
     proposed = _for_texts_of(network, proposed)
     config = with_overrides(proposed, overrides, n_devices).unlock()
     config.warm_start = str(start)

@@ -8,8 +8,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.same_tokens import tokens_in_training
 from cocondenser_jax.corpus.sources import Document
-from cocondenser_jax.corpus.spans import cut_documents, tokenize_texts
+from cocondenser_jax.corpus.spans import cut_documents
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
@@ -73,7 +74,7 @@ def test_texts_have_the_tokens_of_the_library(folders, family):
     def check(text):
         # The library reads these as special tokens.
         plain_text = text.replace("</s>", "s").replace("[MASK]", "mask")
-        assert tokenize_texts(tokenizer, [plain_text]) == [library(plain_text)["input_ids"]]
+        assert tokens_in_training(tokenizer, [plain_text]) == [library(plain_text)["input_ids"]]
 
     check()
 

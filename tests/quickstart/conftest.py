@@ -2,6 +2,7 @@
 
 import pytest
 
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart.backends import BACKENDS
 
@@ -12,6 +13,10 @@ def train_by(monkeypatch):
 
     def replace(function):
         backend = BACKENDS["jax"]._replace(train=function)
-        monkeypatch.setattr(adapting, "choose_backend", lambda start, wanted: backend)
+
+        def open_model(folder, wanted):
+            return backend, backend.read(folder, load_tokenizer(str(folder)))
+
+        monkeypatch.setattr(adapting, "open_model", open_model)
 
     return replace

@@ -8,6 +8,7 @@ import pytest
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.backends import BACKENDS
@@ -88,6 +89,10 @@ def start(make_model):
     return make_model()  # of 64 positions, without an MLM projection
 
 
+def read(folder, name="jax"):
+    return BACKENDS[name].read(folder, load_tokenizer(str(folder)))
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -110,7 +115,7 @@ def start(make_model):
 )
 def test_what_needs_no_store_is_refused_without_one(start, overrides, said):
     with pytest.raises(UserError, match=re.escape(said)):
-        check_given(as_flags({"data.length": 64} | overrides), start, JAX)
+        check_given(as_flags({"data.length": 64} | overrides), start, JAX, read(start))
 
 
 @pytest.mark.parametrize(
@@ -121,12 +126,15 @@ def test_what_needs_no_store_is_refused_without_one(start, overrides, said):
     ],
 )
 def test_another_models_tokenizer_is_refused_without_a_store(make_model, settings, said):
+    start = make_model(**settings)
     with pytest.raises(UserError, match=said):
-        check_given(["--config.data.length=32"], make_model(**settings), JAX)
+        check_given(["--config.data.length=32"], start, JAX, read(start))
 
 
 def test_a_chunk_size_waits_for_the_batch_that_the_corpus_decides_on(start):
-    config = check_given(["--config.data.length=64", "--config.train.chunk_size=6"], start, JAX)
+    config = check_given(
+        ["--config.data.length=64", "--config.train.chunk_size=6"], start, JAX, read(start)
+    )
     assert (config.data.length, config.train.chunk_size) == (64, 6)
 
 
@@ -142,7 +150,9 @@ def store(tmp_path_factory, start, words):
 
 
 def train(store, start, overrides):
-    return propose_training(store, start, as_flags({"data.length": 64} | overrides), JAX)
+    return propose_training(
+        store, start, as_flags({"data.length": 64} | overrides), JAX, read(start)
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,24 +196,24 @@ def test_what_is_a_pair_follows_from_the_sentences_of_a_span(
 
 def test_rows_are_no_longer_than_the_texts_that_the_model_reads(make_model, tmp_path):
     start = make_model(max_position_embeddings=200)
-    assert check_given([], start, JAX).data.length == 128
+    assert check_given([], start, JAX, read(start)).data.length == 128
     published = Representation("mean", prompts=(("query", "ab: "),), max_length=40)
     for name, content in to_files(published, 32, 200, {}).items():
         write_json(start / name, content)
-    assert check_given([], start, JAX).data.length == 40
-    assert check_given(["--config.data.length=13"], start, JAX).data.length == 13
+    assert check_given([], start, JAX, read(start)).data.length == 40
+    assert check_given(["--config.data.length=13"], start, JAX, read(start)).data.length == 13
     for length, said in (
         (41, "longer than the 40 tokens that the model"),
         (11, "prompt 'ab: ', of 2"),
     ):
         with pytest.raises(UserError, match=said):
-            check_given([f"--config.data.length={length}"], start, JAX)
+            check_given([f"--config.data.length={length}"], start, JAX, read(start))
 
     pairs = [first + second for first in LETTERS for second in LETTERS]
     texts = ({"text": " ".join(["ab", *LETTERS, pair])} for pair in pairs[:40])
     write_records(tmp_path / "texts.jsonl", texts)
     build_store(str(tmp_path / "texts.jsonl"), str(start), tmp_path / "store", max_tokens=40)
-    training = propose_training(open_store(tmp_path / "store"), start, [], JAX)
+    training = propose_training(open_store(tmp_path / "store"), start, [], JAX, read(start))
     assert training.experiment.batches.length == 40
 
 
@@ -211,6 +221,6 @@ def test_adapters_take_ten_times_the_steps_of_weights(store, start):
     rates = {}
     for name in ("jax", "torch", "lora"):
         overrides = as_flags({"data.length": 64})
-        config = propose_training(store, start, overrides, BACKENDS[name]).config
+        config = propose_training(store, start, overrides, BACKENDS[name], read(start, name)).config
         rates[name] = config.optimizer.learning_rate
     assert rates == {"jax": 3e-5, "torch": 3e-5, "lora": pytest.approx(3e-4)}

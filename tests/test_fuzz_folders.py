@@ -1,7 +1,7 @@
 """Whatever the files of a model folder say, its vectors are the library's, or one line refuses it.
 
-The right answer is that of `SentenceTransformer(folder)`: what it loads may be refused here, but not
-encoded otherwise; what it refuses is refused.
+The right answer is that of `SentenceTransformer(folder)`: what it loads may be refused here, but is
+not encoded otherwise; what it refuses is refused.
 """
 
 import functools
@@ -216,8 +216,10 @@ def test_a_folder_is_read_as_the_library_reads_it_or_refused(reader, bases, tmp_
         try:
             found = READERS[reader](folder)
         except UserError as error:
-            assert len(str(error).splitlines()) == 1
-            note(str(error))
+            message = str(error)
+            note(message)
+            if len(message.splitlines()) != 1:
+                raise AssertionError(message) from error
             return
         assert expected is not None, "the library refuses it"
         if not all(np.isfinite(x).all() for x in expected):

@@ -4,26 +4,29 @@ Training looks words up in what `tokenizer.json` says. sentence-transformers obe
 say of capitals, too, and transformers makes some tokenizers anew from a vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import normalizers
 
-from cocondenser_jax.corpus.prompts import put_before
+from cocondenser_jax.corpus.prompts import count_tokens, put_before
 from cocondenser_jax.corpus.spans import Span, spans_of_texts
 from cocondenser_jax.corpus.token_files import Texts
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.storage.model_folder import lowers_case, network_folder
 
 # With capitals, accents, punctuation, characters that stand alone or that normalizers replace; and
-# one of more tokens than local attention sees.
+# one of more tokens than most networks read.
 TEXTS = (
     "A Bad Café",
     "ÉCOLE naïve Ångström",
     'it\'s 3.5 °C (U.S.) -- "so"',
     "北京 東京タワー ภาษาไทย",
     "İstanbul ﬁne ½ ①② ß",
-    " ".join(f"The {number} old Rivers" for number in range(60)),
+    " ".join(f"The {number} old Rivers" for number in range(200)),
 )
 
 
@@ -38,8 +41,7 @@ def tokens_in_training(
       prompt: that stands before each; "" for none.
     """
     spans = spans_of_texts(tokenizer, texts)
-    longest = max(len(span.tokens) for span in spans)
-    n_columns = longest + len(tokenizer.backend.encode(prompt, add_special_tokens=False).ids)
+    n_columns = 1 + max(len(span.tokens) for span in spans) + count_tokens(prompt, tokenizer)
     joined = put_before(prompt, _padded(spans, n_columns), tokenizer)
     return [
         [*tokenizer.prefix_ids, *ids[:n].tolist(), *tokenizer.suffix_ids]
@@ -48,28 +50,53 @@ def tokens_in_training(
 
 
 def require_same_tokens(
-    name: object, tokenizer: SpanTokenizer, library: Any, prompts: Sequence[str] = ("",)
+    name: object,
+    tokenizer: SpanTokenizer,
+    search: Callable[[str], Sequence[int]],
+    prompts: Sequence[str] = ("",),
+    longest: int | None = None,
 ) -> None:
     """Raises a UserError where training would read other tokens than the model is searched with.
 
     Args:
       name: of the model's folder, for the message.
       tokenizer: of training.
-      library: transformers' tokenizer, as the search has it.
+      search: returns the token ids of a text as the search reads it.
       prompts: that texts begin with.
+      longest: tokens that training reads of a text; None: all.
     """
     for prompt in prompts:
         found = tokens_in_training(tokenizer, TEXTS, prompt)
         for text, ids in zip(TEXTS, found, strict=True):
-            expected = library(prompt + text)["input_ids"]
+            expected = [*search(prompt + text)]
+            if longest is not None and len(ids) > longest:
+                ids = [*ids[: longest - len(tokenizer.suffix_ids)], *tokenizer.suffix_ids]
             if ids != expected:
                 at = _first_difference(ids, expected)
+                theirs, ours = (_spelled(tokenizer, each, at) for each in (expected, ids))
                 raise UserError(
-                    f"{name} reads {prompt + text[:40]!r} as"
-                    f" {_spelled(library, expected, at)}, but its tokenizer.json as"
-                    f" {_spelled(library, ids, at)}: training would see other tokens than the"
-                    " search (is do_lower_case said in another file only?)"
+                    f"{name} reads {prompt + text[:40]!r} as {theirs}, but its tokenizer.json as"
+                    f" {ours}: training would see other tokens than the search (is do_lower_case"
+                    " said in another file only?)"
                 )
+
+
+def reader_of_folder(folder: Path) -> Callable[[str], list[int]]:
+    """Returns what reads a text as sentence-transformers does with the model of a folder."""
+    from transformers import AutoTokenizer  # slow to import
+
+    of_network = network_folder(folder)
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(of_network, trust_remote_code=False)
+    except Exception as error:  # the library raises anything for a broken folder
+        raise UserError(f"{folder} holds no tokenizer that loads: {first_line(error)}") from error
+    lower = normalizers.Lowercase().normalize_str if lowers_case(folder) else str
+
+    def read(text: str) -> list[int]:
+        ids: list[int] = loaded(lower(text))["input_ids"]
+        return ids
+
+    return read
 
 
 def _padded(spans: Sequence[Span], n_columns: int) -> Texts:
@@ -87,7 +114,6 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
-def _spelled(library: Any, ids: Sequence[int], at: int) -> list[str]:
+def _spelled(tokenizer: SpanTokenizer, ids: Sequence[int], at: int) -> list[str]:
     """Returns some tokens around a place."""
-    tokens: list[str] = library.convert_ids_to_tokens(ids[max(at - 3, 0) : at + 5])
-    return tokens
+    return [str(tokenizer.backend.id_to_token(i)) for i in ids[max(at - 3, 0) : at + 5]]

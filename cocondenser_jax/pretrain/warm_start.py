@@ -9,6 +9,7 @@ import numpy as np
 
 from cocondenser_jax.convert.from_torch import load_folder, with_missing_head
 from cocondenser_jax.convert.names import from_tensors, to_tensors
+from cocondenser_jax.corpus.same_tokens import reader_of_folder, require_same_tokens
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
@@ -16,6 +17,7 @@ from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import OWN_VECTORS, Experiment, VectorSettings
+from cocondenser_jax.storage.hub import find_folder
 
 # What a model that is started from does not keep.
 _OF_THE_EXPERIMENT = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -97,6 +99,7 @@ def load_warm_start(
 
 
 def _check_vocabulary(name_or_folder: str, store: TokenStore) -> None:
+    """Raises a UserError where the store has other tokens than those the model was trained on."""
     is_run = _is_run(name_or_folder)
     tokenizer = str(Path(name_or_folder) / "tokenizer") if is_run else name_or_folder
     of_store = load_tokenizer(str(store.tokenizer_folder))
@@ -105,6 +108,7 @@ def _check_vocabulary(name_or_folder: str, store: TokenStore) -> None:
             f"the store {store.path} was made with another tokenizer than {tokenizer}:"
             " build the store with the model's own tokenizer"
         )
+    require_same_tokens(tokenizer, of_store, reader_of_folder(find_folder(tokenizer)))
 
 
 def _is_run(name_or_folder: str) -> bool:

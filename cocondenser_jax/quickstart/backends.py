@@ -103,9 +103,14 @@ def require_same_reading(
       served: the model as it encodes and searches.
     """
     (tower,) = towers(served).values()
+
+    def search(text: str) -> list[int]:
+        ids: list[int] = tower.preprocess([text])["input_ids"][0].tolist()
+        return ids
+
     prompts = dict(reading.representation.prompts)
-    every = {"", query_prompt(prompts), passage_prompt(prompts)}
-    require_same_tokens(folder, reading.tokenizer, tower.tokenizer, sorted(every))
+    every = sorted({"", query_prompt(prompts), passage_prompt(prompts)})
+    require_same_tokens(folder, reading.tokenizer, search, every, reading.longest_text)
     limit = tower.max_seq_length
     if limit is not None and reading.longest_text > limit:
         raise UserError(

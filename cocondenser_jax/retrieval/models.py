@@ -108,7 +108,8 @@ def load_as(
         # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
         # there: other programs would load what is saved with a random pooler.
         tower.model_kwargs = model_kwargs(tower_folder(folder, name))
-        tower.config_keys = [*tower.config_keys, "model_kwargs"]
+        # Nor does it write there that texts are lowered before the tokenizer gets them.
+        tower.config_keys = [*tower.config_keys, "model_kwargs", "do_lower_case"]
         require_rows(tower, folder)
         _limit_tokens(tower, query_length, passage_length, folder)
     _apply(representation, model, folder)

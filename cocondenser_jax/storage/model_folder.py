@@ -22,6 +22,7 @@ from cocondenser_jax.representation import (
     query_prompt,
     with_given,
 )
+from cocondenser_jax.storage import module_files
 from cocondenser_jax.storage.files import new_folder, read_json, read_object, write_json
 from cocondenser_jax.storage.module_files import (
     MODULES,
@@ -68,6 +69,12 @@ def network_folder(folder: Path) -> Path:
     """Returns the folder of a model's network and tokenizer: releases before 2.0 had its own."""
     modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None
     return folder / network_path(modules)
+
+
+def lowers_case(folder: Path) -> bool:
+    """Returns whether sentence-transformers lowers the case of a text before the tokenizer does."""
+    modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None
+    return module_files.lowers_case(modules, _read_files(folder, modules))
 
 
 def files_of_vectors(folder: Path) -> list[Path]:

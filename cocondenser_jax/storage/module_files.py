@@ -17,6 +17,15 @@ from cocondenser_jax.representation import (
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
 _TRANSFORMER = "sentence_bert_config.json"
+# As older releases named it, after the class of the network. The library takes the first that says
+# anything.
+_TRANSFORMERS = (
+    _TRANSFORMER,
+    *(
+        f"sentence_{kind}_config.json"
+        for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+    ),
+)
 _TOKENIZER = "tokenizer_config.json"
 _NETWORK = "config.json"
 _NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
@@ -49,7 +58,7 @@ def json_files(modules: Any) -> list[str]:
         return [SETTINGS, _NETWORK, _TOKENIZER]
     layers = _kinds_and_paths(modules)
     networks = [path for kind, path in layers if kind == "Transformer"]
-    settings = [_join(path, name) for path in networks for name in (_TRANSFORMER, _TOKENIZER)]
+    settings = [_join(path, name) for path in networks for name in (*_TRANSFORMERS, _TOKENIZER)]
     sizes = [_join(path, "config.json") for kind, path in layers if kind in ("Pooling", "Dense")]
     return [SETTINGS, *settings, *sizes]
 
@@ -110,8 +119,7 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
         )
     names = [_join(path, "config.json") for _, path in layers[1 : 2 + len(dense)]]
     pooling, *projections = (_mapping(files.get(name), name) for name in names)
-    name = _join(layers[0][1], _TRANSFORMER)
-    network = _mapping(files.get(name, {}), name)
+    name, network = _transformer(files, layers[0][1])
     limit = _token_limit(files.get(_join(layers[0][1], _TOKENIZER), {}))
     return published._replace(
         pooling=_pooling(pooling),
@@ -121,6 +129,16 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
         max_length=_whole(network, "max_seq_length", name) or limit,
         query_length=_whole(network, "query_length", name),
         passage_length=_whole(network, "document_length", name),
+    )
+
+
+def lowers_case(modules: Any, files: Mapping[str, Any]) -> bool:
+    """Returns whether sentence-transformers lowers the case of a text before the tokenizer does.
+
+    Args and errors are those of `from_files`.
+    """
+    return modules is not None and bool(
+        _transformer(files, network_path(modules))[1].get("do_lower_case")
     )
 
 
@@ -272,6 +290,13 @@ def _whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"has a {name} where {key} is {value!r}; expected a whole number from 1")
     return value
+
+
+def _transformer(files: Mapping[str, Any], path: str) -> tuple[str, Mapping[str, Any]]:
+    """Returns the name and the content of a network's file of _TRANSFORMERS."""
+    names = [_join(path, name) for name in _TRANSFORMERS]
+    name = next((name for name in names if files.get(name)), names[0])
+    return name, _mapping(files.get(name, {}), name)
 
 
 def _token_limit(tokenizer: Any) -> int | None:

@@ -131,6 +131,25 @@ def test_what_a_folder_says_of_pooling_and_similarity():
         )
 
 
+def test_the_files_of_older_releases_are_read_where_the_newer_say_nothing(saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "model")
+    (folder / "sentence_bert_config.json").write_text("{}")
+    for kind, length in (("xlnet", 7), ("roberta", 6)):
+        write_json(folder / f"sentence_{kind}_config.json", {"max_seq_length": length})
+        assert read_representation(folder).max_length == length
+        assert SentenceTransformer(str(folder)).max_seq_length == length
+
+
+def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "model")
+    path = folder / "4_Normalize" / "config.json"
+    said = json.loads(path.read_text())
+    assert said["module_input_name"] == "sentence_embedding"
+    write_json(path, said | {"module_input_name": "token_embeddings"})
+    with pytest.raises(UserError, match="Normalize module with module_input_name 'token_emb"):
+        read_representation(folder)
+
+
 def test_queries_have_the_prompt_of_their_name():
     assert query_prompt({"query": "q: ", "document": "d: "}) == "q: "
     assert query_prompt({"query": None}) == query_prompt({"document": "d: "}) == ""

@@ -39,13 +39,16 @@ _MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-# What a Dense module of sentence-transformers (6.2.0) may be told besides what `Dense` holds: any
-# other value means another computation.
-_USUAL_OF_DENSE = {
+# What a Dense or Normalize module of sentence-transformers (6.2.0) may be told besides what `Dense`
+# holds: any other value means another computation.
+_USUAL = {
     "module_input_name": "sentence_embedding",
     "module_output_name": "sentence_embedding",
     "use_residual": False,
 }
+
+
+_CONFIGURED = ("Pooling", "Dense", "Normalize")  # what has a config.json of its own
 
 
 def json_files(modules: Any) -> list[str]:
@@ -59,8 +62,8 @@ def json_files(modules: Any) -> list[str]:
     layers = _kinds_and_paths(modules)
     networks = [path for kind, path in layers if kind == "Transformer"]
     settings = [_join(path, name) for path in networks for name in (*_TRANSFORMERS, _TOKENIZER)]
-    sizes = [_join(path, "config.json") for kind, path in layers if kind in ("Pooling", "Dense")]
-    return [SETTINGS, *settings, *sizes]
+    others = [_join(path, "config.json") for kind, path in layers if kind in _CONFIGURED]
+    return [SETTINGS, *settings, *others]
 
 
 def dense_paths(modules: Any) -> list[str]:
@@ -119,6 +122,9 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
         )
     names = [_join(path, "config.json") for _, path in layers[1 : 2 + len(dense)]]
     pooling, *projections = (_mapping(files.get(name), name) for name in names)
+    for _, path in layers[2 + len(dense) :]:  # releases before 6 wrote no file there
+        name = _join(path, "config.json")
+        _require_usual("Normalize", _mapping(files.get(name, {}), name))
     name, network = _transformer(files, layers[0][1])
     limit = _token_limit(files.get(_join(layers[0][1], _TOKENIZER), {}))
     return published._replace(
@@ -321,9 +327,7 @@ def _pooling(config: Mapping[str, Any]) -> str:
 
 def _dense(config: Mapping[str, Any]) -> Dense:
     defaults = Dense._field_defaults
-    for key, usual in _USUAL_OF_DENSE.items():
-        if config.get(key) not in (None, usual):
-            raise ValueError(f"has a Dense module with {key} {config[key]!r}; expected {usual!r}")
+    _require_usual("Dense", config)
     try:
         return Dense(
             in_features=int(config["in_features"]),
@@ -333,6 +337,12 @@ def _dense(config: Mapping[str, Any]) -> Dense:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("has a Dense module without in_features and out_features") from error
+
+
+def _require_usual(kind: str, config: Mapping[str, Any]) -> None:
+    for key, usual in _USUAL.items():
+        if config.get(key) not in (None, usual):
+            raise ValueError(f"has a {kind} module with {key} {config[key]!r}; expected {usual!r}")
 
 
 def _prompts(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -20,6 +20,7 @@ from cocondenser_jax.pretrain.experiment import VectorSettings, resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
 from cocondenser_jax.representation import SPELLINGS, Representation
+from cocondenser_jax.storage.files import write_json
 from tests.world import model_of, write_retriever, write_run, write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
@@ -229,3 +230,18 @@ def test_a_model_with_more_rows_than_tokens_keeps_them(config, tmp_path):
     model, params, _ = load_run(tmp_path / "run")
     assert (model.vocab_size, model.pad_token_id) == (96, 2)
     assert params["embeddings"]["word"]["embedding"].shape == (96, 16)
+
+
+def test_a_model_whose_texts_are_lowered_needs_a_store_of_such_texts(folder, store, tmp_path):
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(folder)
+    opened = open_store(store)
+    first_model(resolve(config, opened), opened)
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    modules += [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    (folder / "1_Pooling").mkdir()
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
+    with pytest.raises(UserError, match="training would see other tokens than the search"):
+        first_model(resolve(config, opened), opened)

@@ -42,6 +42,29 @@ def test_a_model_whose_texts_begin_with_another_token_is_refused(
     assert sorted(os.listdir()) == ["model", "texts.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokenizer_args": {"model_max_length": 20}}, "reads 20 tokens of a text, but"),
+        ({"config_args": {"layer_norm_eps": 0.01}}, "makes other vectors in JAX than in PyTorch"),
+        ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "reads 'A Bad Café'"),
+    ],
+    ids=str,
+)
+def test_a_model_that_a_second_file_changes_is_refused(
+    changes, said, model_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    load_retriever(model_folder).save_pretrained("model", create_model_card=False)
+    settings = Path("model/sentence_bert_config.json")
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | changes))
+    write_records(Path("texts.jsonl"), [{"text": "abc def"}])
+    words = ["adapt", "--corpus=texts.jsonl", "--workdir=new", "--model=model"]
+    assert main([*words, "--config.data.length=24"]) == 2
+    assert f"cocondenser: model {said}" in capsys.readouterr().err.splitlines()[-1]
+    assert sorted(os.listdir()) == ["model", "texts.jsonl"]
+
+
 def test_a_model_that_reads_other_tokens_than_its_file_says_is_refused(
     model_folder, tmp_path, monkeypatch, capsys
 ):

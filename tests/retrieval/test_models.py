@@ -1,5 +1,6 @@
 """Which vector or logit a model gives, and what survives saving."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -85,6 +86,23 @@ def test_saving_keeps_vectors_lengths_score_and_adds_no_pooler(model_folder, tmp
         np.testing.assert_array_equal(again.encode_document(TEXTS), model.encode_document(TEXTS))
         assert again.similarity_fn_name == "dot"
         assert not any("pooler" in name for name, _ in again.named_parameters())
+
+
+def test_saving_keeps_that_texts_are_lowered(make_model, tmp_path):
+    """sentence-transformers 6.2.0 would save a model that reads capitals."""
+    folder = tmp_path / "model"
+    models.load_retriever(make_model()).save_pretrained(str(folder), create_model_card=False)
+    for name, old in (("tokenizer.json", '"lowercase": true'), ("tokenizer_config.json", "true")):
+        path = folder / name
+        path.write_text(path.read_text().replace(old, old.replace("true", "false")))
+    settings = folder / "sentence_bert_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"do_lower_case": True}))
+    model = models.load_retriever(folder)
+    model.save_pretrained(str(tmp_path / "saved"), create_model_card=False)
+    texts = ["ABC def", "abc DEF"]
+    expected = model.tokenizer(texts)["input_ids"]
+    assert expected[0] == expected[1]
+    assert SentenceTransformer(str(tmp_path / "saved")).tokenizer(texts)["input_ids"] == expected
 
 
 def test_a_folder_that_compares_by_cosine_gets_vectors_of_length_one(model_folder, tmp_path):

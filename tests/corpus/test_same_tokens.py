@@ -1,0 +1,96 @@
+"""Tokens that training reads, beside those of transformers' tokenizers."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from cocondenser_jax.corpus.same_tokens import (
+    TEXTS,
+    reader_of_folder,
+    require_same_tokens,
+    tokens_in_training,
+)
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError
+from tests.published_tokenizers import files_of
+
+KINDS = (
+    "WordPiece, cut and padded by its file",
+    "cased WordPiece of BERT",
+    "WordPiece of MPNet",
+    "unigrams",
+    "byte-level BPE of RoBERTa",
+    "byte-level BPE of ModernBERT",
+    "BPE of Gemma",
+)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Gives a function that writes a tokenizer with changes of its files."""
+
+    def write_files(kind, **changes):
+        for name, content in files_of(kind).items():
+            change = changes.get(name.removesuffix(".json"), {})
+            (tmp_path / name).write_text(json.dumps(content | change))
+        return tmp_path
+
+    return write_files
+
+
+def write_transformer(folder, name="sentence_bert_config.json", **content):
+    """Writes what sentence-transformers reads of a text."""
+    types = ("Transformer", "Pooling")
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in types]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / name).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("prompt", ["", "query: "])
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_reads_the_tokens_of_the_library(kind, prompt, write):
+    folder = write(kind)
+    library = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(str(folder))
+    expected = [library(prompt + text)["input_ids"] for text in TEXTS]
+    assert tokens_in_training(tokenizer, TEXTS, prompt) == expected
+    require_same_tokens(folder, tokenizer, reader_of_folder(folder), [prompt])
+
+
+def test_texts_are_cut_where_the_search_cuts_them(write):
+    folder = write("WordPiece")
+    tokenizer, library = load_tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)
+
+    def search(length, **options):
+        return lambda text: library(text, truncation=True, max_length=length, **options)[
+            "input_ids"
+        ]
+
+    require_same_tokens(folder, tokenizer, search(12), longest=12)
+    with pytest.raises(UserError, match="training would see other tokens"):
+        require_same_tokens(folder, tokenizer, search(11), longest=12)
+    library.truncation_side = "left"
+    with pytest.raises(UserError, match="training would see other tokens"):
+        require_same_tokens(folder, tokenizer, search(12), longest=12)
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+def test_capitals_that_another_file_lowers_are_found(name, write):
+    folder = write("cased WordPiece of BERT")
+    tokenizer = load_tokenizer(str(folder))
+    write_transformer(folder, name, do_lower_case=False)
+    require_same_tokens(folder, tokenizer, reader_of_folder(folder))
+    write_transformer(folder, name, do_lower_case=True)
+    with pytest.raises(
+        UserError, match=r"'A Bad Café' as \['\[CLS\]', 'a', .* as .*\['\[CLS\]', 'A'"
+    ):
+        require_same_tokens(folder, tokenizer, reader_of_folder(folder))
+
+
+def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
+    folder = write("WordPiece", tokenizer_config={"do_lower_case": False})
+    with pytest.raises(UserError, match="training would see other tokens than the search"):
+        require_same_tokens(folder, load_tokenizer(str(folder)), reader_of_folder(folder))
+    with pytest.raises(UserError, match="holds no tokenizer that loads"):
+        reader_of_folder(folder / "nothing")

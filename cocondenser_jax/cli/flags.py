@@ -153,11 +153,13 @@ QUERY_PROMPT = flag("--query_prompt", str, "put before queries (default: the mod
 PASSAGE_PROMPT = flag("--passage_prompt", str, "put before passages (default: the model's own)")
 DIMENSIONS = flag("--dimensions", click.IntRange(1), "numbers kept of a vector, from the first")
 GIVEN = (POOLING, SIMILARITY, QUERY_PROMPT, PASSAGE_PROMPT, DIMENSIONS)
-IGNORE_IDENTICAL_IDS = flag(
+ignore_identical_ids = partial(
+    flag,
     "--ignore_identical_ids",
     False,
     "leave out passages with their query's id, as BEIR does (ArguAna, Quora)",
 )
+IGNORE_IDENTICAL_IDS = ignore_identical_ids()
 TASK = flag(
     "--task",
     _parse_task,

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import GIVEN, OVERRIDES, command, flag, required
+from cocondenser_jax.cli.flags import (
+    GIVEN,
+    OVERRIDES,
+    command,
+    flag,
+    ignore_identical_ids,
+    required,
+)
 from cocondenser_jax.cli.output import print_table, print_text
 
 _WORKDIR = required("--workdir", Path, "output folder; finished steps found there are skipped")
@@ -34,6 +41,7 @@ def quickstart(workdir):
         "what trains the model (default: by its family)",
     ),
     flag("--language", "english", "that of your documents, for BM25; none: words as they are"),
+    ignore_identical_ids(goes_with="data"),
     *GIVEN,
     OVERRIDES,
 )
@@ -44,6 +52,7 @@ def adapt(
     data,
     backend,
     language,
+    ignore_identical_ids,
     pooling,
     similarity,
     query_prompt,
@@ -64,7 +73,7 @@ def adapt(
         dimensions=dimensions,
     )
     prepare_libtpu()
-    options = Options(given, backend, language)
+    options = Options(given, backend, language, ignore_identical_ids)
     _print_outcome(workdir, *adapt(workdir, corpus, model, data, overrides, options))
 
 

@@ -267,15 +267,24 @@ def _parse_weights(text: str) -> list[float]:
     flag("--method", _FUSIONS, "by ranks, as 1 / (60 + rank); or by scores scaled to 0 to 1"),
     flag("--weights", _parse_weights, "one per run, in order (default: 1 each)", metavar="W,W"),
     flag("--depth", 100, "passages per query"),
+    IGNORE_IDENTICAL_IDS,
     JSON_OUT,
 )
-def fuse(run, run_out, method, weights, depth, json_out):
+def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     """Fuse several runs into one, by ranks or by scores."""
-    from cocondenser_jax.collection.trec import read_run, write_run
+    from cocondenser_jax.collection.trec import (
+        drop_identical_ids,
+        read_run,
+        warn_of_identical_ids,
+        write_run,
+    )
     from cocondenser_jax.retrieval.fuse import fuse_runs
 
     runs = [read_run(file) for file in run]
+    if ignore_identical_ids:  # before ranks and scores are counted
+        runs = [drop_identical_ids(each) for each in runs]
     fused = fuse_runs(runs, method=method, weights=weights, depth=depth)
+    warn_of_identical_ids(fused, fused)
     write_run(run_out, fused)
     in_every_run = [query for query in fused if all(query in each for each in runs)]
     print_metrics({"queries": len(fused), "queries in every run": len(in_every_run)}, json_out)
@@ -289,15 +298,31 @@ def fuse(run, run_out, method, weights, depth, json_out):
     flag("--batch_size", COUNT, "pairs per forward pass", default=64),
     _PRECISION,
     flag("--with_positives", False, "also score relevant ones of --split, to teach or mine"),
+    IGNORE_IDENTICAL_IDS,
 )
 def rerank(
-    model, run, data, split, run_out, depth, json_out, batch_size, precision, with_positives
+    model,
+    run,
+    data,
+    split,
+    run_out,
+    depth,
+    json_out,
+    batch_size,
+    precision,
+    with_positives,
+    ignore_identical_ids,
 ):
     """Score the passages of a run with a cross-encoder, and write the reranked run."""
     from cocondenser_jax.retrieval.rerank import Candidates, rerank
 
     candidates = Candidates(
-        data=data, run=run, split=split, depth=depth, with_positives=with_positives
+        data=data,
+        run=run,
+        split=split,
+        depth=depth,
+        with_positives=with_positives,
+        ignore_identical_ids=ignore_identical_ids,
     )
     metrics = rerank(model, candidates, run_out, batch_size=batch_size, precision=precision)
     print_metrics(metrics, json_out)

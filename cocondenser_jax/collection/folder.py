@@ -99,10 +99,13 @@ def read_best_passages(source: Path, queries: Collection[str], depth: int) -> di
 def read_candidates(
     source: Path, qrels: Qrels, passages: Container[str], depth: int
 ) -> dict[str, list[str]]:
-    """Reads `read_best_passages` without relevant ones; the corpus, `passages`, must have them."""
+    """Reads `read_best_passages` without relevant ones and the one with the query's own id.
+
+    The corpus, `passages`, must have them.
+    """
     best = read_best_passages(source, qrels, depth)
     candidates = {
-        query: [passage for passage in best[query] if grades.get(passage, 0) <= 0]
+        query: [p for p in best[query] if grades.get(p, 0) <= 0 and p != query]
         for query, grades in qrels.items()
     }
     require_known(chain.from_iterable(candidates.values()), passages, "passages", source)

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -17,10 +18,13 @@ logger = logging.getLogger(__name__)
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest
 # Judgments give each query its judged passages with a grade; above 0 is relevant.
 Qrels = dict[str, dict[str, int]]
 Name = TypeVar("Name")  # of a passage: its id, or its row in an index
+_Place = tuple[float, float]  # the rank of a result, and its score
 # What a header of judgments calls its columns, see `tables.find_columns`; and where they stand
 # without one, by their number.
 _JUDGMENT_NAMES = {
@@ -54,10 +58,9 @@ def read_qrels(path: Path) -> Qrels:
         if max(places) >= len(fields):
             raise UserError(f"{where}: found {len(fields)} fields, fewer than in the header")
         query, passage, grade = (fields[place] for place in places)
-        try:
-            value = int(grade)
-        except ValueError:
-            raise UserError(f"{where}: the score must be an integer, not {grade!r}") from None
+        if not _INTEGER.fullmatch(grade):
+            raise UserError(f"{where}: the score must be an integer, not {grade!r}")
+        value = int(grade)
         if abs(value) > _MAX_GRADE:
             raise UserError(f"{where}: the score {grade} is not within ±{_MAX_GRADE:,}")
         if qrels.setdefault(query, {}).setdefault(passage, value) != value:
@@ -76,9 +79,11 @@ def _judgment_header(where: str, fields: Sequence[str]) -> tuple[int, ...] | Non
 def read_run(path: Path) -> Run:
     """Reads a TREC run: `query Q0 passage rank score tag`, one result per line.
 
-    Scores must be finite numbers, and a query must not have a passage twice.
+    Scores must be finite numbers, and a query must not have a passage twice. Logs where the order
+    of the scores is in doubt.
     """
     run: Run = {}
+    ends: dict[str, tuple[_Place, _Place]] = {}
     for number, line in _lines_of_ids(path):
         fields = line.split()
         if len(fields) != 6:
@@ -86,18 +91,43 @@ def read_run(path: Path) -> Run:
                 f"{path}:{number}: expected 6 fields (query Q0 passage rank score tag), "
                 f"found {len(fields)}"
             )
-        query, _, passage, _, text, _ = fields
-        try:
-            score = float(text)
-        except ValueError:
-            score = math.nan
+        query, _, passage, rank, text, _ = fields
+        # Python would read 1_0 and the digits of other scripts, as trec_eval does not.
+        score = float(text) if _NUMBER.fullmatch(text) else math.nan
         if not math.isfinite(score):
             raise UserError(f"{path}:{number}: the score must be a finite number, not {text!r}")
         results = run.setdefault(query, {})
         if passage in results:
             raise UserError(f"{path}:{number}: query {query} has passage {passage} twice")
         results[passage] = score
+        place = float(rank) if _NUMBER.fullmatch(rank) else math.nan
+        first, last = ends.get(query, ((place, score), (place, score)))
+        ends[query] = min(first, (place, score)), max(last, (place, score))
+    _warn_of_order(path, run, ends.values())
     return run
+
+
+def _warn_of_order(path: Path, run: Run, ends: Iterable[tuple[_Place, _Place]]) -> None:
+    """Logs where scores say another order than ranks, or where they say none.
+
+    `ends` are rank and score of each query's results with the least and the greatest rank.
+    """
+    if n_reversed := sum(first[0] < last[0] and first[1] < last[1] for first, last in ends):
+        logger.warning(
+            "%s: for %d of %d queries the score of the last rank is above that of the first; scores"
+            " count, as in trec_eval, and the highest is the best: are they distances?",
+            path,
+            n_reversed,
+            len(run),
+        )
+    if n_tied := sum(len({*scores.values()}) < len(scores) for scores in run.values()):
+        logger.info(
+            "%s: %d of %d queries have results with equal scores, which keep the order of the file;"
+            " trec_eval orders them by their ids",
+            path,
+            n_tied,
+            len(run),
+        )
 
 
 def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
@@ -163,6 +193,23 @@ def warn_of_identical_ids(run: Run, queries: Collection[str]) -> None:
             n_identical,
             len(queries),
         )
+
+
+def find_own_passages(qrels: Qrels, passages: Container[str], what: str) -> set[str]:
+    """Finds the queries that are passages, by BEIR's rule: those with a passage of their own id.
+
+    The passage is not one that the query looks for, nor a negative. A query that is judged to find
+    it is not among them. Logs how many there are, if any; the line begins with `what`.
+    """
+    own = {q for q, grades in qrels.items() if q in passages and grades.get(q, 0) <= 0}
+    if own:
+        logger.info(
+            "%s: %d of %d queries have a passage with their own id, which is left out",
+            what,
+            len(own),
+            len(qrels),
+        )
+    return own
 
 
 def require_run_id(name: str, where: str) -> str:

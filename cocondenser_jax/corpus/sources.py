@@ -21,7 +21,13 @@ from cocondenser_jax.errors import (
     whole_message,
 )
 from cocondenser_jax.storage.files import parse_object, read_lines, without_surrogates
-from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name, plain_suffix, read_rows
+from cocondenser_jax.storage.tables import (
+    PASSAGE_FILES,
+    plain_name,
+    plain_suffix,
+    read_rows,
+    require_headers_alike,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -88,20 +94,31 @@ def open_source(source: str) -> list[Piece]:
     path = Path(source)
     files = [path]
     if path.is_dir():
-        names = choose_files(str(file) for file in path.iterdir() if file.is_file())
-        files = [Path(name) for name in names]
-        if not files:
-            raise UserError(f"folder {path} holds no .txt, .jsonl, .tsv or .parquet file")
+        files = _files_in(path)
     elif _FILE_NAME.fullmatch(path.name) is None:
         raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
     elif not path.is_file():
         raise UserError(f"no file {path}")
     if len(files) == 1:
         return _file_pieces(files[0], "")
-    logger.info("%s: reading %s", source, first_three([file.name for file in files]))
+    require_headers_alike(file for file in files if plain_suffix(file) == ".tsv")
     # Line numbers are unique within a file only.
     pieces = (_file_pieces(file, f"{escape_control(file.name)}:") for file in files)
     return list(chain.from_iterable(pieces))
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Chooses the files to read of a folder, and logs their names and those of all others."""
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    files = [Path(name) for name in choose_files(str(path) for path in found if path.is_file())]
+    if not files:
+        raise UserError(f"folder {folder} holds no .txt, .jsonl, .tsv or .parquet file")
+    others = [path.name for path in sorted({*found}.difference(files))]
+    if len(files) > 1 or others:
+        names = first_three([file.name for file in files])
+        rest = f"; not {first_three(others)}" if others else ""
+        logger.info("%s: reading %s%s", folder, names, rest)
+    return files
 
 
 def choose_files(paths: Iterable[str]) -> list[str]:

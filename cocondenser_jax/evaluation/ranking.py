@@ -55,16 +55,11 @@ def evaluate_run(
     Raises:
       UserError: also if `ignore_identical_ids` would drop passages that are judged relevant.
     """
-    by_accident = [query for query, grades in qrels.items() if grades.get(query, 0) > 0]
-    if not ignore_identical_ids:
-        warn_of_identical_ids(run, qrels.keys() - by_accident)
-    elif by_accident:
-        raise UserError(
-            f"ignore_identical_ids: {len(by_accident)} queries have a relevant passage with their "
-            f"own id ({first_three(by_accident)}), so their ids say nothing about each other"
-        )
-    else:
+    if ignore_identical_ids:
+        require_other_answers(qrels)
         run = drop_identical_ids(run)
+    else:
+        warn_of_identical_ids(run, qrels.keys() - _own_answers(qrels))
     names = {_parse(name): name for name in metrics}
     cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}
     check_results(run, qrels, "judged", cutoffs)
@@ -91,6 +86,19 @@ def evaluate_run(
             len(qrels),
         )
     return {"mean": mean, "per_query": per_query}
+
+
+def require_other_answers(qrels: Qrels) -> None:
+    """Raises a UserError if a query is judged to find the passage of its own id."""
+    if own := _own_answers(qrels):
+        raise UserError(
+            f"ignore_identical_ids: {len(own)} queries have a relevant passage with their "
+            f"own id ({first_three(own)}), so their ids say nothing about each other"
+        )
+
+
+def _own_answers(qrels: Qrels) -> list[str]:
+    return [query for query, grades in qrels.items() if grades.get(query, 0) > 0]
 
 
 def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from cocondenser_jax.collection.folder import (
     split_files,
     with_positives,
 )
+from cocondenser_jax.collection.trec import find_own_passages
 from cocondenser_jax.retrieval.models import uses_bfloat16
 
 
@@ -41,7 +42,8 @@ class DevEvaluator(BaseEvaluator):
     the best relevant passage, 0 beyond the cutoff; ties, and scores that are no numbers, count
     against it. Without a run, the whole collection is ranked and the cutoff is 10; with
     one, the relevant passages and all that the run has for the query (or, if it has none, for all
-    others), and the cutoff is 100.
+    others), and the cutoff is 100. The passage with the query's own id is left out, as BEIR does
+    where queries are passages, unless it is judged relevant.
     """
 
     # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of
@@ -75,11 +77,16 @@ class DevEvaluator(BaseEvaluator):
             others = read_candidates(run, qrels, passages, len(names))
             names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
         rows = {passage: row for row, passage in enumerate(names)}
+        own = find_own_passages(qrels, rows, str(settings.folder))
         self._queries = [queries[query] for query in relevant]
         self._passages = [passages[passage] for passage in rows]
         self._relevant_Q = [[rows[p] for p in grades] for grades in relevant.values()]
         self._others_Q = [
             [rows[p] for p in others.get(query, [])] or slice(None) for query in relevant
+        ]
+        self._left_out_Q = [
+            self._relevant_Q[i] + ([rows[query]] if query in own else [])
+            for i, query in enumerate(relevant)
         ]
         self._score = score
         self._bfloat16 = uses_bfloat16(settings.precision)
@@ -106,13 +113,13 @@ class DevEvaluator(BaseEvaluator):
         passages_NxD = torch.from_numpy(passages)
         losses = []
         reciprocal_ranks = []
-        for query_D, relevant, others in zip(
-            queries_QxD, self._relevant_Q, self._others_Q, strict=True
+        for query_D, relevant, left_out, others in zip(
+            queries_QxD, self._relevant_Q, self._left_out_Q, self._others_Q, strict=True
         ):
             with torch.no_grad():
                 scores_N = self._score(query_D[None], passages_NxD)[0].double().numpy()
             relevant_R = scores_N[relevant]
-            scores_N[relevant] = -np.inf
+            scores_N[left_out] = -np.inf
             others_N = scores_N[others]
             losses += np.logaddexp(0, logsumexp(others_N) - relevant_R).tolist()
             rank = 1 + np.count_nonzero(~(others_N < relevant_R.max()))

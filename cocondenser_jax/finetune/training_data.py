@@ -22,7 +22,7 @@ from cocondenser_jax.collection.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.collection.trec import Qrels, Run, read_run
+from cocondenser_jax.collection.trec import Qrels, Run, find_own_passages, read_run
 from cocondenser_jax.errors import UserError, first_three
 
 
@@ -43,7 +43,8 @@ class Judgments(NamedTuple):
 
     queries: dict[str, int]
     passages: dict[str, int]  # from 1; any other passage has number 0
-    relevant: scipy.sparse.csr_array  # of bool, (queries, passages + 1)
+    # of bool, (queries, passages + 1); where queries are passages, each is relevant to itself
+    relevant: scipy.sparse.csr_array
     teacher: scipy.sparse.csr_array | None = None  # of float32, the same shape
 
     def numbers(self, query: str, passages: Sequence[str]) -> list[int]:
@@ -183,6 +184,8 @@ def read_training(settings: DataSettings, teacher_run: Path | None = None) -> Tr
         "the number of queries with a positive",
     )
     relevant = dict(judgments[i] for i in numbers)
+    own = find_own_passages(relevant, passages, str(settings.folder))
+    not_negative = {q: grades | ({q: 1} if q in own else {}) for q, grades in relevant.items()}
     candidates: Mapping[str, Sequence[str]] = {}
     if settings.negatives_per_query and settings.negatives_run:
         files["negatives_run"] = Path(settings.negatives_run)
@@ -196,7 +199,7 @@ def read_training(settings: DataSettings, teacher_run: Path | None = None) -> Tr
         candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
     return TrainingData(
         pairs=training_pairs(relevant),
-        judgments=to_judgments(relevant, teacher),
+        judgments=to_judgments(not_negative, teacher),
         queries=queries,
         passages=passages,
         candidates=candidates,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cocondenser_jax.collection import folder as collection
+from cocondenser_jax.collection.trec import find_own_passages
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, held_out_batch, with_specials
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
@@ -39,6 +40,7 @@ N_ROWS = 64  # that a device encodes at a time
 COLLAPSE_COSINE = 0.99
 # The metrics of a search, and the names under which they are logged.
 SEARCH_METRICS = {"nDCG@10": "ndcg_at_10", "Recall@100": "recall_at_100"}
+_DEPTH = 100  # passages per query
 
 
 def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelConfig) -> Probe:
@@ -139,7 +141,8 @@ def _open_search(
 ) -> Callable[[Any], dict[str, float]]:
     """Returns a function of parameters that searches a sample of the passages of `probe.data`.
 
-    Texts are read as those of a batch are: as many tokens, behind the same prompts.
+    Texts are read as those of a batch are: as many tokens, behind the same prompts. Where queries
+    are passages, they do not find themselves.
     """
     folder = Path(settings.data)
     split = settings.split
@@ -157,6 +160,7 @@ def _open_search(
     )[::-1]
     ids = [passage.id for passage in passages]
     collection.require_known(relevant, set(ids), "passages", source)
+    own = find_own_passages(qrels, set(ids), settings.data)
     tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
     tokenizer.enable_truncation(spec.length - 2)
     tokenizer.enable_padding(pad_id=store.pad_id)
@@ -177,8 +181,9 @@ def _open_search(
         run = {}
         for name, query_D in zip(queries, queries_QxD, strict=True):
             scores_P = passages_PxD @ query_D
-            best = np.argsort(-scores_P, kind="stable")[:100]
-            run[name] = {ids[i]: float(scores_P[i]) for i in best}
+            best = np.argsort(-scores_P, kind="stable")[: _DEPTH + 1]
+            found = [i for i in best if ids[i] != name or name not in own][:_DEPTH]
+            run[name] = {ids[i]: float(scores_P[i]) for i in found}
         mean = evaluate_run(qrels, run, list(SEARCH_METRICS))["mean"]
         return {SEARCH_METRICS[metric]: value for metric, value in mean.items()}
 

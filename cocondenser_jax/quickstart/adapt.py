@@ -39,6 +39,7 @@ from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.ranking import require_other_answers
 from cocondenser_jax.quickstart.agreement import (
     METRIC,
     choose_alpha,
@@ -105,11 +106,12 @@ class Adaptation(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a user may say of a model beside its folder, and of the texts."""
+    """What a user may say of a model beside its folder, of the texts, and of the test."""
 
     given: Given = NOTHING_GIVEN  # of the model's vectors
     backend: Name | None = None  # what trains it; None: as its family needs
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
+    ignore_identical_ids: bool = False  # see `trec.drop_identical_ids`
 
 
 NO_OPTIONS = Options()
@@ -131,9 +133,10 @@ def adapt(
       model: a folder or hub name; see `convert.from_torch.load_folder`.
       data: a folder of passages, queries and judgments of `test`; None: nothing is judged.
       overrides: of the settings that `propose_pretraining` returns.
-      options: what the user says of the model beside its folder, and of the texts.
+      options: see `Options`.
     """
     language = options.language
+    is_own_ignored = options.ignore_identical_ids
     require_language(language)
     start = find_folder(model)
     vectors = read_representation(start, options.given)
@@ -145,7 +148,7 @@ def adapt(
         original = load_as(start, vectors)
         require_same_reading(trainer, reading, resolved, original)
     overrides = propose_sizes(config, overrides, start, original.get_embedding_dimension() or 0)
-    _check_texts(corpus, data)
+    _check_texts(corpus, data, is_own_ignored)
     started = {
         "command": "adapt",
         "model": model_sha256(start),
@@ -155,6 +158,7 @@ def adapt(
         "given": options.given._asdict(),
         "backend": trainer.name,
         "language": language,
+        "ignore_identical_ids": is_own_ignored,
     }
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
@@ -169,7 +173,7 @@ def adapt(
             # Before any training: these fail where BM25 finds nothing.
             require_found(store, training.documents_H, language)
             if data is not None:
-                rank_by_bm25(workdir, data, language)
+                rank_by_bm25(workdir, data, language, ignore_identical_ids=is_own_ignored)
             _log_work(training, original, data)
         pretraining = workdir / "pretraining"
         trained = make_once(workdir, workdir / "model", trainer.train, training.config, pretraining)
@@ -184,16 +188,23 @@ def adapt(
             result = workdir / ADAPTED / "model"
             make_once(workdir, result, _save_blend, original, trained, choice.alpha)
         sizes = training.config.model.sizes
-        rows = [] if data is None else _test(workdir, data, models, sizes, language)
+        rows = []
+        if data is not None:
+            rows = _test(workdir, data, models, sizes, options)
         title = f"{model}, adapted to {corpus}"
         return _conclude(workdir, title, choice.verdict, rows, language)
 
 
-def _check_texts(corpus: str, data: Path | None) -> None:
-    """Raises a UserError for texts that cannot be read, or judgments too few to compare with."""
+def _check_texts(corpus: str, data: Path | None, ignore_identical_ids: bool) -> None:
+    """Raises a UserError for texts that cannot be read, or judgments that cannot be compared by."""
     next(read_documents(corpus))
-    if data is not None and len(read_split(data, "test")[1]) < 2:
+    if data is None:
+        return
+    _, qrels = read_split(data, "test")
+    if len(qrels) < 2:
         raise UserError(f"{data} has one judged query of test: a comparison needs two")
+    if ignore_identical_ids:
+        require_other_answers(qrels)
 
 
 def _log_work(training: Training, model: SentenceTransformer, data: Path | None) -> None:
@@ -244,40 +255,49 @@ def _save_blend(original: SentenceTransformer, trained: Path, alpha: float, out:
 
 
 def _test(
-    workdir: Path, data: Path, models: Sequence[str], sizes: Sequence[int], language: str
+    workdir: Path, data: Path, models: Sequence[str], sizes: Sequence[int], options: Options
 ) -> list[ResultRow]:
     """Tests the models, each in a folder of its name, alone and fused with BM25.
 
     Where vectors have several `sizes`, the smaller ones are tested too, but decide nothing.
     """
-    bm25 = rank_by_bm25(workdir, data, language)
+    ignore = options.ignore_identical_ids
+    bm25 = rank_by_bm25(workdir, data, options.language, ignore_identical_ids=ignore)
     entries = [Entry("", False, [bm25])]
     for model in models:
-        dense = make_once(workdir, workdir / model / "test.trec", _search, workdir / model, data)
+        run = workdir / model / "test.trec"
+        dense = make_once(workdir, run, _search, workdir / model, data, ignore)
         fused = make_once(workdir, workdir / model / "fused.trec", _fuse, bm25, dense)
         before = [workdir / "model", workdir / "agreement.json"] if model == ADAPTED else []
         entries.append(Entry(model, False, [*before, dense]))
         entries.append(Entry(model, True, [*before, bm25, dense, fused]))
         for size in sizes[1:]:
             run = workdir / model / f"test.{size}.trec"
-            make_once(workdir, run, _search_cut, workdir / model, size, data)
+            make_once(workdir, run, _search_cut, workdir / model, size, data, ignore)
             results = [*before, dense, run]
             entries.append(Entry(model, False, results, f"{size:,} of {sizes[0]:,}"))
     baselines = [entry.name for entry in entries if entry.model != ADAPTED and not entry.part]
-    rows = compare_entries(workdir, data, entries, baselines, METRICS)
+    rows = compare_entries(workdir, data, entries, baselines, METRICS, ignore_identical_ids=ignore)
     write_json(workdir / "results.json", [row._asdict() for row in rows])
     return rows
 
 
-def _search(folder: Path, data: Path, out: Path) -> None:
+def _search(folder: Path, data: Path, ignore_identical_ids: bool, out: Path) -> None:
     model = folder / "model"
     embeddings = folder / "embeddings"
     encode_corpus(Encoding(model), data, embeddings)
-    rank_by_vectors(embeddings, model, data, out)
+    rank_by_vectors(embeddings, model, data, out, ignore_identical_ids=ignore_identical_ids)
 
 
-def _search_cut(folder: Path, size: int, data: Path, out: Path) -> None:
-    rank_by_cut_vectors(folder / "embeddings", folder / "model", size, data, out)
+def _search_cut(folder: Path, size: int, data: Path, ignore_identical_ids: bool, out: Path) -> None:
+    rank_by_cut_vectors(
+        folder / "embeddings",
+        folder / "model",
+        size,
+        data,
+        out,
+        ignore_identical_ids=ignore_identical_ids,
+    )
 
 
 def _fuse(bm25: Path, dense: Path, out: Path) -> None:

@@ -46,6 +46,8 @@ def compare_entries(
     entries: Sequence[Entry],
     baselines: Collection[str],
     metrics: Sequence[str] = DEFAULT_METRICS,
+    *,
+    ignore_identical_ids: bool = False,
 ) -> list[ResultRow]:
     """Evaluates rankings by the judgments of test, and tests each against the best baseline.
 
@@ -55,15 +57,17 @@ def compare_entries(
       entries: one for each row.
       baselines: names of entries; the best is that with the highest mean of the first metric.
       metrics: see `evaluate_run`.
+      ignore_identical_ids: see `evaluate_run`.
     """
     _, qrels = read_split(data, "test")
     evaluations = []
     for entry in entries:
+        run = read_run(entry.results[-1])
         evaluation = Evaluation(
             name=entry.name,
             model=entry.model,
             is_fused=entry.is_fused,
-            metrics=evaluate_run(qrels, read_run(entry.results[-1]), metrics),
+            metrics=evaluate_run(qrels, run, metrics, ignore_identical_ids=ignore_identical_ids),
             seconds=seconds_of(workdir, entry.results),
             part=entry.part,
         )
@@ -71,20 +75,42 @@ def compare_entries(
     return result_rows(evaluations, baselines)
 
 
-def rank_by_bm25(workdir: Path, data: Path, language: str = LANGUAGE) -> Path:
+def rank_by_bm25(
+    workdir: Path, data: Path, language: str = LANGUAGE, *, ignore_identical_ids: bool = False
+) -> Path:
     """Makes, once, the ranking of BM25, in a language; returns its TREC run."""
-    return make_once(workdir, workdir / "bm25.trec", _write_bm25_run, data, language)
+    run = workdir / "bm25.trec"
+    return make_once(workdir, run, _write_bm25_run, data, language, ignore_identical_ids)
 
 
-def _write_bm25_run(data: Path, language: str, out: Path) -> None:
-    write_bm25_run(data, out, split="test", settings=Bm25Settings(language=language))
+def _write_bm25_run(data: Path, language: str, ignore_identical_ids: bool, out: Path) -> None:
+    write_bm25_run(
+        data,
+        out,
+        split="test",
+        settings=Bm25Settings(language=language),
+        ignore_identical_ids=ignore_identical_ids,
+    )
 
 
-def rank_by_vectors(index: Path, model: Path, data: Path, out: Path) -> None:
+def rank_by_vectors(
+    index: Path, model: Path, data: Path, out: Path, *, ignore_identical_ids: bool = False
+) -> None:
     """Writes what the vectors of an index, or of embeddings, find for the queries of test."""
-    retrieve(open_index(index, model), read_queries(data, "test"), out)
+    queries = read_queries(data, "test")
+    retrieve(open_index(index, model), queries, out, ignore_identical_ids=ignore_identical_ids)
 
 
-def rank_by_cut_vectors(embeddings: Path, model: Path, size: int, data: Path, out: Path) -> None:
+def rank_by_cut_vectors(
+    embeddings: Path,
+    model: Path,
+    size: int,
+    data: Path,
+    out: Path,
+    *,
+    ignore_identical_ids: bool = False,
+) -> None:
     """Writes what the first `size` numbers of embeddings find for the queries of test."""
-    retrieve(open_cut(embeddings, model, size), read_queries(data, "test"), out)
+    index = open_cut(embeddings, model, size)
+    queries = read_queries(data, "test")
+    retrieve(index, queries, out, ignore_identical_ids=ignore_identical_ids)

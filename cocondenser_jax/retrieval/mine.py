@@ -41,7 +41,8 @@ def mine(
       split: the one whose queries get negatives.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
-      denoising: which of them are left out; None: only what is judged relevant.
+      denoising: which of them are left out too; None: only what is judged relevant, and the
+        passage with the query's own id, which is the query where queries are passages.
 
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
@@ -49,7 +50,10 @@ def mine(
     scored = _scored_exclusions(denoising) if denoising else {}
     qrels = with_positives(read_split(data_folder, split)[1])
     best = {source: read_best_passages(source, qrels, depth) for source in sources}
-    exclusions: dict[str, Excludes] = {"relevant": lambda q, p: qrels[q].get(p, 0) > 0}
+    exclusions: dict[str, Excludes] = {
+        "relevant": lambda q, p: qrels[q].get(p, 0) > 0,
+        "the query itself": lambda q, p: p == q,  # where queries are passages
+    }
     exclusions |= scored
     pool, excluded = make_pool([*best.values()], exclusions)
     write_run(out, pool, tag="negatives")

@@ -18,7 +18,13 @@ from cocondenser_jax.collection.folder import (
     require_known,
     with_positives,
 )
-from cocondenser_jax.collection.trec import first_passages, read_run, write_run
+from cocondenser_jax.collection.trec import (
+    drop_identical_ids,
+    first_passages,
+    read_run,
+    warn_of_identical_ids,
+    write_run,
+)
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import Precision, load_cross_encoder, uses_bfloat16
 
@@ -31,6 +37,7 @@ class Candidates(NamedTuple):
     split: str | None = None  # the one with the run's queries; None: any query of the folder
     depth: int = 100  # passages of the run, per query; those below are not in the new run
     with_positives: bool = False  # each query's relevant passages too, which the run may not have
+    ignore_identical_ids: bool = False  # without passages of the run that have their query's id
 
 
 def rerank(
@@ -81,6 +88,9 @@ def _read_pairs(candidates: Candidates) -> tuple[dict[str, list[str]], list[tupl
     run = read_run(candidates.run)
     if not run:
         raise UserError(f"{candidates.run} is empty: expected a TREC run")
+    if candidates.ignore_identical_ids:
+        run = drop_identical_ids(run)
+    warn_of_identical_ids(run, run)
     first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
     queries = read_queries(candidates.data, candidates.split)
     require_known(first, queries, "queries", candidates.run)

@@ -68,7 +68,8 @@ def read_lines(
                     "split it first"
                 )
             try:
-                text = data.decode("utf-8-sig" if number == 1 else "utf-8")
+                # Within a file a byte order mark is of another one, joined to it.
+                text = data.decode("utf-8").removeprefix("\ufeff")
             except UnicodeDecodeError:
                 raise UserError(f"{path}:{number}: not UTF-8") from None
             yield number, text.rstrip("\r\n")

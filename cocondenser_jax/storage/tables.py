@@ -8,7 +8,7 @@
 
 The first line tells them apart, whatever the file is called: it has names for `id` and `text` (see
 `HEADER_NAMES`), or as many columns as one of the other layouts. A first line that may be either is
-refused.
+refused, and so are files of one folder of which some have names: the names may be those of all.
 """
 
 import csv
@@ -18,7 +18,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.storage.files import MAX_LINE_BYTES
+from cocondenser_jax.storage.files import MAX_LINE_BYTES, read_lines
 
 # The passages of a data folder are the first of these.
 PASSAGE_FILES = (
@@ -69,22 +69,38 @@ def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[st
       UserError: also if the first line looks like names of other columns, if columns are in another
         order than those of a layout, or if a quoted field goes over several lines.
     """
-    numbered = ((f"{path}:{number}", line) for number, line in lines if line.strip())
-    head = list(islice(numbered, 2))
+    lines = iter(lines)
+    head = _read_head(path, lines)
     if not head:
         return
     where, line = head[0]
-    if "\r" in line:
-        raise UserError(f"{where}: lines end with a carriage return alone, expected \\n")
     columns: Sequence[str] = _read_header(head)
     if columns:
-        rows = _quoted_rows(columns, chain(head[1:], numbered))
+        rows = _quoted_rows(columns, _other_lines(line, chain(head[1:], _numbered(path, lines))))
     else:
         columns = _known_layout(where, line)
-        rows = _check_order(columns, _plain_rows(columns, chain(head, numbered)))
+        rows = _plain_rows(columns, chain(head, _numbered(path, lines)))
+        rows = _check_order(columns, rows)
     places = {name: columns.index(name) for name in _FIELDS if name in columns}
     for place, fields in rows:
         yield place, dict.fromkeys(_FIELDS, "") | {name: fields[i] for name, i in places.items()}
+
+
+def require_headers_alike(tables: Iterable[Path]) -> None:
+    """Raises a UserError if some of several tables begin with names, and others do not.
+
+    The others may be pieces of a table that was cut, in an order that only its first piece says.
+    """
+    with_names: list[Path] = []
+    without: list[Path] = []
+    for path in tables:
+        if head := _read_head(path, read_lines(path)):
+            (with_names if _read_header(head) else without).append(path)
+    if with_names and without:
+        raise UserError(
+            f"{with_names[0]} begins with the names of its columns, {without[0]} does not: expected"
+            " them in all of these files or in none"
+        )
 
 
 def find_columns(
@@ -113,6 +129,28 @@ def find_columns(
         if found:
             columns[field] = found[0]
     return columns
+
+
+def _numbered(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    return ((f"{path}:{number}", line) for number, line in lines if line.strip())
+
+
+def _read_head(path: Path, lines: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Reads the first two lines with text, by which `_read_header` decides."""
+    head = list(islice(_numbered(path, lines), 2))
+    if head and "\r" in head[0][1]:
+        raise UserError(f"{head[0][0]}: lines end with a carriage return alone, expected \\n")
+    return head
+
+
+def _other_lines(header: str, lines: _Lines) -> Iterator[tuple[str, str]]:
+    for where, line in lines:
+        if line == header:
+            raise UserError(
+                f"{where}: the names of the columns again, expected a row: if several files were "
+                "joined, keep the first one's"
+            )
+        yield where, line
 
 
 def _read_header(head: Sequence[tuple[str, str]]) -> list[str]:
@@ -183,13 +221,24 @@ def _check_number(where: str, fields: Sequence[str], columns: Sequence[str]) -> 
 
 
 def _check_order(columns: Sequence[str], rows: _Rows) -> _Rows:
-    """Refuses titles that are longer than the texts: DPR's order, without its header."""
-    first = list(islice(rows, _ROWS_COMPARED)) if "title" in columns else []
-    sizes = {name: sum(len(fields[i]) for _, fields in first) for i, name in enumerate(columns)}
-    if len(first) > 2 and sizes["title"] > sizes["text"]:
+    """Refuses what looks like another order: DPR's without its header, or texts before ids."""
+    first = list(islice(rows, _ROWS_COMPARED))
+    values = {name: [fields[i] for _, fields in first] for i, name in enumerate(columns)}
+    sizes = {name: sum(map(len, values[name])) for name in columns}
+    # Titles may be ids, and ids longer than queries, but not both; numbers are no texts.
+    texts_are_ids = all(map(str.isdecimal, values["text"]))
+    ids_are_texts = any(len(name.split()) > 1 for name in values["id"]) or (
+        texts_are_ids and not any(map(str.isdecimal, values["id"]))
+    )
+    wrong = ""
+    if sizes.get("title", 0) > sizes["text"]:
+        wrong = "titles"
+    elif ids_are_texts and sizes["id"] > sizes["text"]:
+        wrong = "ids"
+    if wrong and len(first) > 2:
         raise UserError(
             f"{first[0][0]}: without a header, the columns are {', '.join(columns)}, but the "
-            "titles are longer than the texts: put a line with the names of the columns above"
+            f"{wrong} are longer than the texts: put a line with the names of the columns above"
         )
     yield from first
     yield from rows

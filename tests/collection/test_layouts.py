@@ -117,6 +117,16 @@ def test_queries_of_all_splits_are_joined(tmp_path):
     assert read_split(tmp_path, "dev.small") == ({"2": "two"}, {"2": {"d1": 1}})
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_files_of_windows_and_files_that_were_joined_read_alike(end, mark, tmp_path):
+    (tmp_path / "collection.tsv").write_text(f"{mark}d1\tone{end}{mark}d2\ttwo{end}", newline="")
+    (tmp_path / "queries.test.tsv").write_text(f'{mark}text\tid{end}"a ""b"""\tq1{end}', newline="")
+    (tmp_path / "qrels.test.tsv").write_text(f"{mark}q1\t0\td2\t1{end}", newline="")
+    assert list(read_corpus(tmp_path)) == [Passage("d1", "", "one"), Passage("d2", "", "two")]
+    assert read_split(tmp_path, "test") == ({"q1": 'a "b"'}, {"q1": {"d2": 1}})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -144,6 +154,8 @@ def test_bad_passages_are_named(tmp_path, name, content, message):
         ("queries.a.tsv", "1\tx\n2\n", r":2: expected 2 .* \(id, text\), found 1"),
         ("queries.a.tsv", "1\tx\n1\tx\n", ":2: the id '1' occurs twice"),
         ("queries.a.tsv", "\n", "queries.a.tsv is empty"),
+        ("queries.a.tsv", "who asks\t1\n", ":1: the id 'who asks' has white space"),
+        ("queries.a.tsv", "<top>\n<num> 1\n", ":1: expected id, text .*, found 1 fields"),
     ],
 )
 def test_bad_queries_are_named(tmp_path, name, content, message):

@@ -1,11 +1,13 @@
 """Runs and judgments: formats, errors, and an order that no tie-breaking can change."""
 
+import ir_measures
 import numpy as np
 import pytest
 import pytrec_eval
 
 from cocondenser_jax.collection import trec
 from cocondenser_jax.errors import UserError
+from tests.world import COMPRESSIONS
 
 
 def test_beir_and_trec_judgments_read_alike(tmp_path):
@@ -16,6 +18,60 @@ def test_beir_and_trec_judgments_read_alike(tmp_path):
     assert trec.read_qrels(beir) == {"q1": {"a b": 2, "c": 0}, "q2": {"a b": 1}}
     assert trec.read_qrels(bare) == trec.read_qrels(beir)
     assert trec.read_qrels(classic) == {"q1": {"ab": 2, "c": 0}, "q2": {"ab": 1}}
+
+
+@pytest.mark.parametrize("pack", COMPRESSIONS)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n", " \n"])
+def test_judgments_read_as_the_programs_of_trec_read_them(end, pack, tmp_path):
+    lines = ["q1 0 d1 2", "q1\t0\td2\t0", "q2  Q0 d1   1", "q2 0 d3 -1", "q2 0 d3 -1"]
+    path = tmp_path / f"qrels{pack}"
+    path.write_bytes(COMPRESSIONS[pack]((end.join(lines) + end).encode()))
+    found = trec.read_qrels(path)
+    plain = "\n".join(lines[:-1])  # trec_eval aborts at a line that is there twice
+    judged = {}
+    for each in ir_measures.read_trec_qrels(plain):
+        judged.setdefault(each.query_id, {})[each.doc_id] = each.relevance
+    assert found == pytrec_eval.parse_qrel(plain.splitlines()) == judged
+
+
+RUN = [
+    ("q1 Q0 d1 1 1.5e+1 x", "q1 Q0 d2 2 1.49E1 x", "q1 Q0 d3 3 -2e-05 x"),
+    ("q1 Q0 d1 1 +.5 x", "q1 Q0 d2 2 5.e-2 x", "q1 Q0 d3 3 0 x"),
+    ("q1\tQ0\td1\t0\t3\tx", "q1\tQ0\td3\t0\t1\tx", "q1\tQ0\td2\t0\t2\tx"),
+]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+@pytest.mark.parametrize("lines", RUN)
+def test_runs_read_as_the_programs_of_trec_read_them(lines, end, tmp_path):
+    path = tmp_path / "run.trec"
+    path.write_text(end.join(lines) + end, newline="")
+    found = trec.read_run(path)
+    scored = {each.doc_id: each.score for each in ir_measures.read_trec_run("\n".join(lines))}
+    assert found == pytrec_eval.parse_run(lines) == {"q1": scored}
+    best = sorted(scored, key=lambda name: -scored[name])
+    assert trec.first_passages(found["q1"]) == best
+
+
+@pytest.mark.parametrize(
+    ("lines", "warning"),
+    [
+        (["1 3.0", "2 2.0", "3 1.0"], ""),
+        (["1 1.0", "2 2.0", "3 3.0"], "1 of 2 queries the score of the last rank is above"),
+        (["3 3.0", "1 1.0", "2 2.0"], "1 of 2 queries the score of the last rank is above"),
+        (["0 1.0", "0 2.0", "0 3.0"], ""),  # no ranks
+        (["x 1.0", "y 2.0", "z 3.0"], ""),
+        (["1 2.0", "2 1.0", "3 2.0"], "1 of 2 queries have results with equal scores, which keep"),
+    ],
+)
+def test_an_order_in_doubt_is_named(lines, warning, tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = tmp_path / "run.trec"
+    results = [f"q1 Q0 d{i} {line} x\n" for i, line in enumerate(lines)]
+    path.write_text("".join([*results, "q2 Q0 d1 1 5.0 x\n"]))
+    trec.read_run(path)
+    assert len(caplog.messages) == bool(warning)
+    assert warning in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -45,6 +101,9 @@ def test_judgments_of_every_origin_read_alike(content, tmp_path):
         (b"qid\tdocid\tvalue\nq1\td1\t1\n", ":1: the score must be an integer, not 'value'"),
         (b"qid\tquery-id\tdocid\n", ":1: the columns qid and query-id may all be the query"),
         (b"q1\td1\t1\nqid\tdocid\trel\n", ":2: the score must be an integer, not 'rel'"),
+        (b"q1\td1\t1.0\n", ":1: the score must be an integer, not '1.0'"),  # trec_eval drops .5
+        (b"q1\td1\t1\nq1\td2\t1_0\n", ":2: the score must be an integer, not '1_0'"),
+        ("q1\td1\t\u0661\n".encode(), ":1: the score must be an integer"),
         (b"q1\td1\t1\nq1\td2\tgood\n", ":2: the score must be an integer, not 'good'"),
         (b"q1\td1\t1\nq1 d2\n", ":2: expected 3 tab-separated fields"),
         (b"q1\td\xff\t1\n", ":1: not UTF-8"),
@@ -66,6 +125,10 @@ def test_bad_judgments_are_named(tmp_path, content, message):
     [
         ("q1 Q0 d2 2 nan tag", ":2: the score must be a finite number, not 'nan'"),
         ("q1 Q0 d2 2 inf tag", ":2: the score must be a finite number, not 'inf'"),
+        ("q1 Q0 d2 2 1_0 tag", ":2: the score must be a finite number, not '1_0'"),
+        ("q1 Q0 d2 2 0x1 tag", ":2: the score must be a finite number, not '0x1'"),
+        ("q1 Q0 d2 2 1e999 tag", ":2: the score must be a finite number, not '1e999'"),
+        ("q1\td2\t2", ":2: expected 6 fields"),  # MS MARCO's runs, without scores
         ("q1 Q0 d2 2 high tag", ":2: the score must be a finite number, not 'high'"),
         ("q1 Q0 d2 2 1.0", ":2: expected 6 fields"),
         ("q1 Q0 d1\0 2 1.0 tag", ":2: a zero byte"),

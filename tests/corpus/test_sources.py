@@ -65,6 +65,30 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     ]
 
 
+def test_what_is_not_read_of_a_folder_is_logged(tmp_path, caplog):
+    caplog.set_level("INFO")
+    (tmp_path / "a.txt").write_text("first")
+    list(read_documents(str(tmp_path)))
+    assert caplog.messages == []
+    for name in ("b.csv", "more/c.txt", ".hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("not read")
+    list(read_documents(str(tmp_path)))
+    assert caplog.messages == [f"{tmp_path}: reading a.txt; not b.csv, more"]
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_a_folder_of_tables_has_names_in_all_of_them_or_none(names, tmp_path):
+    first, second = (tmp_path / f"{name}.tsv" for name in names)
+    first.write_text("text\tid\nwords of text\td1\n")
+    second.write_text("words of text\td2\n")  # a piece of the same table
+    with pytest.raises(UserError, match=rf"{first} begins with the names .*, {second} does not"):
+        open_source(str(tmp_path))
+    second.write_text("id\ttitle\ttext\nd2\tT\tother words\n")
+    found = sorted(read_documents(str(tmp_path)))
+    assert found == [Document("d1", "words of text"), Document("d2", "T\nother words")]
+
+
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_tables_of_passages_are_documents(tmp_path, suffix):
     path = tmp_path / f"any-name.tsv{suffix}"

@@ -1,5 +1,6 @@
 """Evaluation during fine-tuning: its figures, the best model, early stopping, resuming."""
 
+import json
 import shutil
 from itertools import chain
 
@@ -95,6 +96,46 @@ def test_the_collection_is_ranked(model_folder, data, texts):
     loss, mrr = evaluate_by_hand(model, *texts, QRELS, names, 10, score)
     assert 0 < mrr < 0.5
     assert found == {"loss": pytest.approx(loss, rel=1e-5), "MRR@10": pytest.approx(mrr)}
+
+
+@pytest.fixture(scope="module")
+def with_own(data, texts, tmp_path_factory):
+    """The collection with passages that are queries: q3 and q4, which is judged relevant to q4."""
+    folder = tmp_path_factory.mktemp("own") / "beir"
+    shutil.copytree(data, folder)
+    own = {query: texts[0][query] for query in ("q3", "q4")}
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.writelines(json.dumps({"_id": q, "text": t}) + "\n" for q, t in own.items())
+    qrels = QRELS | {"q4": {"q4": 1}}
+    write_qrels(folder / "qrels" / "held-out.tsv", qrels)
+    return folder, qrels, {**texts[1], **own}
+
+
+@pytest.mark.parametrize("depth", [0, 20])
+def test_a_query_that_is_a_passage_is_not_ranked(
+    model_folder, with_own, texts, tmp_path, caplog, depth
+):
+    folder, qrels, passages = with_own
+    candidates = {query: list(passages) for query in qrels}
+    candidates["q3"].remove("q3")
+    settings = {}
+    if depth:
+        run = {query: {query: 9.0, "q3": 8.0, "d50": 1.0} for query in ("q3", "q5")}
+        run["q5"].pop("q5")
+        write_run(tmp_path / "dev.trec", run)
+        settings = {"eval.run": str(tmp_path / "dev.trec")}
+        pool = [*dict.fromkeys(p for q in qrels for p in [*qrels[q], "q3", "d50"])]
+        pool.remove("d41")
+        candidates = dict.fromkeys(qrels, pool) | {"q3": ["d3", "d50"], "q5": ["d5", "q3", "d50"]}
+    model = models.load_retriever(model_folder, 8, 16)
+    score = lambda query_D, passage_D: float(query_D @ passage_D)  # noqa: E731
+    cutoff = 100 if depth else 10
+    caplog.set_level("INFO")
+    search = make_search(model_folder, folder, settings)
+    expected = evaluate_by_hand(model, texts[0], passages, qrels, candidates, cutoff, score)
+    found = search(model)
+    assert [*found.values()] == pytest.approx(expected, rel=1e-5)
+    assert f"{folder}: 1 of 11 queries have a passage with their own id, which" in caplog.text
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Training rows: pairs, the draw of negatives, numbered judgments."""
 
 import functools
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,17 +9,21 @@ import pytest
 import scipy.sparse
 from transformers import TrainerState
 
+from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.bi_encoder import fill_row
 from cocondenser_jax.finetune.training_data import (
+    DataSettings,
     Epoch,
     EpochCallback,
     RowCollator,
     TrainingData,
+    read_training,
     sample,
     to_judgments,
     training_pairs,
 )
+from tests.world import write_qrels, write_records
 
 
 def test_samples_grow_with_their_size_and_follow_the_seed():
@@ -98,6 +103,37 @@ def test_few_candidates_come_twice():
 def test_rows_without_negatives():
     (row,) = rows(make_data(), ("q1", "d30"))
     assert row == {"query": "one", "positive": "text 30", "label": [0, 1]}
+
+
+def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path, caplog):
+    """Neither of its own row, nor of the rows of others, whose positive it may be."""
+    folder = shutil.copytree(beir, tmp_path / "data")
+    qrels = {"d1": {"d2": 1}, "d2": {"d1": 1}, "d3": {"d3": 1, "d4": 1}, "q5": {"d5": 1}}
+    write_qrels(folder / "qrels" / "train.tsv", qrels)
+    write_records(folder / "queries.jsonl", [{"_id": query, "text": "x"} for query in qrels])
+    run = {query: {name: 9.0 - i for i, name in enumerate([query, "d7", "d8"])} for query in qrels}
+    run["q5"].pop("q5")
+    write_run(tmp_path / "run.trec", run)
+    settings = DataSettings(
+        folder=folder,
+        split="train",
+        train_queries=0,
+        negatives_run=str(tmp_path / "run.trec"),
+        negatives_per_query=2,
+        negatives_depth=3,
+        seed=0,
+    )
+    caplog.set_level("INFO")
+    data = read_training(settings)
+    assert data.candidates == {query: ["d7", "d8"] for query in qrels}
+    assert "2 of 4 queries have a passage with their own id, which is left out" in caplog.text
+    names = {number: passage for passage, number in data.judgments.passages.items()}
+    coordinates = scipy.sparse.coo_array(data.judgments.relevant).coords
+    queries = list(data.judgments.queries)
+    found = {(queries[row], names[column]) for row, column in zip(*coordinates, strict=True)}
+    own = {("d1", "d1"), ("d2", "d2")}
+    assert found == own | {(query, passage) for query in qrels for passage in qrels[query]}
+    assert {(row["query_id"], row["positive_id"]) for row in data.pairs} == found - own
 
 
 def test_labels_lead_to_what_is_known():

@@ -84,12 +84,14 @@ def test_vectors_that_are_all_the_same_find_no_positive():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Three queries with one or two relevant passages each, the split "dev"."""
+    """Three queries with one or two relevant passages each, the split "dev"; q0 is a passage."""
     folder = tmp_path_factory.mktemp("probe") / "data"
     rng = np.random.default_rng(1)
     passages = [" ".join(rng.choice(WORDS, 30)) for _ in range(N_PASSAGES)]
     queries = [" ".join(rng.choice(WORDS, 5)) for _ in range(4)]
     write_beir(folder, passages, queries, {})
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write(json.dumps({"_id": "q0", "text": queries[0]}) + "\n")
     judgments = {"q0": {"p1": 1, "p5": 2}, "q1": {"p7": 1}, "q2": {"p0": 0, "p9": 1}}
     write_qrels(folder / "qrels" / "dev.tsv", judgments)
     return folder
@@ -127,16 +129,19 @@ def slow_search(encode, data, store):
 
     texts = {
         line["_id"]: line["text"]
-        for name in ("corpus", "queries")
+        for name in ("queries", "corpus")
         for line in map(json.loads, (data / f"{name}.jsonl").open())
     }
     relevant = {"q0": {"p1": 1, "p5": 2}, "q1": {"p7": 1}, "q2": {"p9": 1}}
-    others = {f"p{i}" for i in range(N_PASSAGES)} - {"p1", "p5", "p7", "p9"}
+    others = {"q0", *(f"p{i}" for i in range(N_PASSAGES))} - {"p1", "p5", "p7", "p9"}
     others = sorted(others, key=lambda name: hashlib.sha256(name.encode()).digest())[:3]
+    assert "q0" in others
     passages = {name: vector(texts[name]) for name in ["p1", "p5", "p7", "p9", *others]}
     ndcg = []
     for query, grades in relevant.items():
         by_score = sorted(passages, key=lambda name: -float(vector(texts[query]) @ passages[name]))
+        if query == "q0":  # it is its own best result, by BEIR's rule no result
+            by_score.remove("q0")
         gains = [grades.get(name, 0) / math.log2(i + 2) for i, name in enumerate(by_score)]
         ideal = sorted(grades.values(), reverse=True)
         ndcg.append(sum(gains) / sum(g / math.log2(i + 2) for i, g in enumerate(ideal)))

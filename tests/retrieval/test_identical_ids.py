@@ -6,7 +6,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_corpus
-from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.retrieval import bm25, search
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import fuse_runs
@@ -86,3 +86,49 @@ def test_where_queries_are_passages_they_do_not_find_themselves(
         assert runs[1][query][: len(others)] == others
         assert query not in runs[1][query]
     assert any(query in found for query, found in runs[0].items())
+
+
+RUNS = {
+    "first": {"d3": {"d3": 9.0, "d4": 3.0, "d5": 1.0}, "q": {"d3": 2.0, "d4": 1.0}},
+    "second": {"d3": {"d3": 30.0, "d5": 20.0, "d4": 19.0}, "q": {"d4": 2.0, "d3": 1.0}},
+}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two TREC runs, in which the query d3 finds itself."""
+    for name, run in RUNS.items():
+        write_run(tmp_path / name, run)
+    return tmp_path
+
+
+@pytest.mark.effect("fuse --ignore_identical_ids")
+def test_a_run_is_fused_without_what_has_its_querys_id(runs, caplog):
+    command = ["fuse", f"--run={runs}/first", f"--run={runs}/second", f"--run_out={runs}/out"]
+    assert main([*command, "--method=min_max", "--depth=2"]) == 0
+    assert [*read_run(runs / "out")["d3"]] == ["d3", "d5"]
+    assert "1 of 2 queries have a result with their own id" in caplog.text
+    caplog.clear()
+    assert main([*command, "--method=min_max", "--depth=2", "--ignore_identical_ids"]) == 0
+    # Without d3, both are first once and last once.
+    assert read_run(runs / "out")["d3"] == pytest.approx({"d4": 1.0, "d5": 1.0})
+    assert read_run(runs / "out")["q"] == pytest.approx({"d3": 1.0, "d4": 1.0})
+    assert "their own id" not in caplog.text
+
+
+@pytest.mark.effect("rerank --ignore_identical_ids")
+def test_a_run_is_reranked_without_what_has_its_querys_id(
+    cross_encoder_folder, beir, runs, tmp_path, caplog
+):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    write_records(folder / "queries.jsonl", [{"_id": name, "text": "red"} for name in ("d3", "q")])
+    command = ["rerank", f"--model={cross_encoder_folder}", f"--data={folder}", "--depth=2"]
+    command += [f"--run={runs}/first", f"--run_out={tmp_path}/out"]
+    assert main(command) == 0
+    assert set(read_run(tmp_path / "out")["d3"]) == {"d3", "d4"}
+    assert "1 of 2 queries have a result with their own id" in caplog.text
+    caplog.clear()
+    assert main([*command, "--ignore_identical_ids"]) == 0
+    found = {query: set(passages) for query, passages in read_run(tmp_path / "out").items()}
+    assert found == {"d3": {"d4", "d5"}, "q": {"d3", "d4"}}
+    assert "their own id" not in caplog.text

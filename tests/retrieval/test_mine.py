@@ -52,11 +52,28 @@ def test_one_run_without_what_is_relevant(folder):
         "negatives per query, mean": 3.5,
         "negatives per query, least": 2,
         "excluded, relevant": 2,
+        "excluded, the query itself": 0,
     }
     # What is written reads as any run does, and as the candidates of the run it came from.
     qrels = with_positives(QRELS)
     candidates = read_candidates(out, qrels, "abcdef", 200)
     assert candidates == read_candidates(folder / "bm25.trec", qrels, "abcdef", 200)
+
+
+def test_a_query_that_is_a_passage_is_not_its_negative(folder):
+    qrels = {"a": {"b": 1}, "c": {"c": 1, "d": 0}, "e": {"a": 1}}
+    write_qrels(folder / "qrels" / "train.tsv", qrels)
+    records = [{"_id": query, "text": "x"} for query in "ace"]
+    write_records(folder / "queries.jsonl", records)
+    run = {query: {p: 9.0 - i for i, p in enumerate(f"{query}abcd")} for query in "e"}
+    run |= {"a": {"a": 3.0, "b": 2.0, "c": 1.0}, "c": {"c": 3.0, "a": 2.0}}
+    trec.write_run(folder / "found.trec", run)
+    metrics = mine([folder / "found.trec"], folder, "train", folder / "pool.trec")
+    assert pools(folder / "pool.trec") == {"a": ["c"], "c": ["a"], "e": list("bcd")}
+    assert metrics["excluded, relevant"] == 3
+    assert metrics["excluded, the query itself"] == 2
+    candidates = read_candidates(folder / "found.trec", with_positives(qrels), "abcde", 200)
+    assert candidates == {"a": ["c"], "c": ["a"], "e": list("bcd")}
 
 
 def test_runs_take_turns(folder):
@@ -98,6 +115,7 @@ def test_scores_of_a_cross_encoder_exclude(folder):
     assert pools(folder / "pool.trec") == {"q1": ["b", "c"]}
     assert {k: v for k, v in metrics.items() if k.startswith("excluded")} == {
         "excluded, relevant": 2,
+        "excluded, the query itself": 0,
         "excluded, not scored": 3,  # f of q1; a and b of q2, which the teacher does not know
         "excluded, scored too high": 2,
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.tables import read_rows
+from cocondenser_jax.storage.tables import read_rows, require_headers_alike
 
 FIELDS = ("id", "url", "title", "text")
 
@@ -122,6 +122,54 @@ def test_titles_longer_than_texts_are_columns_in_another_order():
     assert len(read("\n".join(normal * 100 + longer * 1000))) == 1100
     with pytest.raises(UserError, match="titles are longer"):
         read("\n".join(normal * 30 + longer * 70))
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "wrong"),
+    [
+        ("words of text {0}\td{0}", "id, text", "ids"),
+        ("word{0}\t{0}", "id, text", "ids"),  # numbers are no texts
+        ("words of text {0}\tTitle\td{0}", "id, title, text", "ids"),
+        ("Title {0}\twords of text {0}\td{0}", "id, title, text", "titles"),
+        ("words of text {0}\tTitle\thttp://x\td{0}", "id, url, title, text", "titles"),
+    ],
+)
+def test_texts_before_ids_are_columns_in_another_order(row, columns, wrong):
+    rows = [row.format(i) for i in range(3)]
+    message = rf":1: without a header, the columns are {columns}, but the {wrong} are longer than"
+    with pytest.raises(UserError, match=message):
+        read("\n".join(rows))
+
+
+@pytest.mark.parametrize("row", ["a-very-long-id-{}\tcats", "{}\t{}", "An Id {}\twords of text {}"])
+def test_long_ids_of_short_texts_are_read(row):
+    rows = [row.format(i, i) for i in range(3)]
+    assert [(fields[0], fields[3]) for fields in read("\n".join(rows))] == [
+        tuple(row.split("\t")) for row in rows
+    ]
+
+
+def test_a_second_line_of_names_is_refused():
+    with pytest.raises(UserError, match=r"^a\.tsv:3: the names of the columns again, expected a r"):
+        read("id\ttext\nd1\tx\nid\ttext\nd2\ty")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_tables_of_which_some_have_names_are_refused(order, tmp_path):
+    """Each alone would be read, the second with its columns the wrong way round."""
+    contents = ["d1\twords of text\n", "text\tid\nwords of text\td2\n", "\n", "d4\tT\tx\n"]
+    paths = [tmp_path / f"{i}.tsv" for i in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_text(content)
+    first = paths[::order]
+    message = rf"{paths[1]} begins with the names .*, {first[0]} does not: exp"
+    with pytest.raises(UserError, match=message):
+        require_headers_alike(first)
+    require_headers_alike([paths[0], *paths[2:]])
+    require_headers_alike([paths[1], paths[2]])
+    paths[0].write_text("qid\tanswer\nd1\tx\n")
+    with pytest.raises(UserError, match=r"0\.tsv:1: qid, answer: .* names of columns"):
+        require_headers_alike([paths[0]])
 
 
 @pytest.mark.parametrize(

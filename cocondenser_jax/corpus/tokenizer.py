@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
-from cocondenser_jax.errors import UserError, first_line, first_three, whole_message
+from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.storage.files import write_json
 
 _Around = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and after it
@@ -79,7 +79,7 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
         except Exception as error:  # the library passes on whatever the network raised
             raise UserError(
                 f"no folder {folder}, and no tokenizer of that name from the Hugging Face hub: "
-                f"{first_line(error)}"
+                f"{whole_message(error)}"
             ) from error
     return span_tokenizer(backend, name_or_folder)
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.storage.model_folder import HEADS, WEIGHTS
 
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -20,7 +20,6 @@ def find_folder(name_or_folder: str | Path) -> Path:
     if path.exists() or not _NAME.fullmatch(name):
         raise UserError(f"{name}: no such folder, and not the name of a model on the hub")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         # Many models are published in both formats; the second one is twice the download.
@@ -30,8 +29,9 @@ def find_folder(name_or_folder: str | Path) -> Path:
             folder = Path(snapshot_download(name, allow_patterns=patterns))
             if any(path for pattern in weights for path in folder.rglob(pattern)):
                 break
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # also what the library that it connects by raises
         raise UserError(
-            f"{name}: no such folder, and the model cannot be had from the hub: {first_line(error)}"
+            f"{name}: no such folder, and the model cannot be had from the hub: "
+            f"{whole_message(error)}"
         ) from error
     return folder

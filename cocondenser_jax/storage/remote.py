@@ -16,7 +16,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 from fsspec.callbacks import TqdmCallback  # type: ignore[import-untyped]
 
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.runs import CHECKSUMS, require_intact, write_checksums
 
@@ -99,4 +99,4 @@ def _naming(place: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{place}: {first_line(error)}") from error
+        raise UserError(f"{place}: {whole_message(error)}") from error

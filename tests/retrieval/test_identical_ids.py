@@ -106,7 +106,7 @@ def runs(tmp_path):
 def test_a_run_is_fused_without_what_has_its_querys_id(runs, caplog):
     command = ["fuse", f"--run={runs}/first", f"--run={runs}/second", f"--run_out={runs}/out"]
     assert main([*command, "--method=min_max", "--depth=2"]) == 0
-    assert [*read_run(runs / "out")["d3"]] == ["d3", "d5"]
+    assert [*read_run(runs / "out")["d3"]] == ["d3", "d4"]
     assert "1 of 2 queries have a result with their own id" in caplog.text
     caplog.clear()
     assert main([*command, "--method=min_max", "--depth=2", "--ignore_identical_ids"]) == 0

@@ -74,7 +74,8 @@ def test_an_adaptation_ranks_by_bm25_in_its_language(
     expected = {"english": ["q1"], "german": ["q0", "q1"]}
     language = "german"
 
-    def stop(_, ranked_data, ranked_language):
+    def stop(_, ranked_data, ranked_language, ignore_identical_ids):
+        assert not ignore_identical_ids
         assert (ranked_data, ranked_language) == (data, language)
         found = read_run(rank_by_bm25(tmp_path / language, ranked_data, ranked_language))
         assert [*found] == expected[language]

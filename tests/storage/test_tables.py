@@ -129,7 +129,8 @@ def test_titles_longer_than_texts_are_columns_in_another_order():
     [
         ("words of text {0}\td{0}", "id, text", "ids"),
         ("word{0}\t{0}", "id, text", "ids"),  # numbers are no texts
-        ("words of text {0}\tTitle\td{0}", "id, title, text", "ids"),
+        ("words of text {0}\t\td{0}", "id, title, text", "ids"),
+        ("words of text {0}\tTitle\td{0}", "id, title, text", "titles"),
         ("Title {0}\twords of text {0}\td{0}", "id, title, text", "titles"),
         ("words of text {0}\tTitle\thttp://x\td{0}", "id, url, title, text", "titles"),
     ],

@@ -23,7 +23,7 @@ from cocondenser_jax.collection.trec import Run, first_passages
 from cocondenser_jax.corpus.scripts import UNSPACED_BLOCKS
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.quickstart.comparison import FUSION, ranking_name
@@ -75,7 +75,13 @@ def write_choice(choice: Choice, out: Path) -> None:
 def read_choice(path: Path) -> Choice:
     """Reads what `write_choice` wrote."""
     record = read_object(path)
-    return Choice(record["alpha"], record["tests"], Verdict(**record["verdict"]))
+    try:
+        return Choice(record["alpha"], record["tests"], Verdict(**record["verdict"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged ({whole_message(error)}): delete it, and the same command makes it"
+            " again"
+        ) from error
 
 
 def choose_alpha(

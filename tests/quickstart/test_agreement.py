@@ -18,6 +18,7 @@ from cocondenser_jax.quickstart.agreement import (
     fused_ranking,
     leave_out_unfound,
     lexical_run,
+    read_choice,
     require_found,
     sample_store,
 )
@@ -117,6 +118,16 @@ def test_pieces_of_scripts_without_spaces_are_found(tmp_path, kind):
         found = lexical_run(sample, "none")[name]
         best.append(next(iter(found)) == name)
     assert np.mean(best) >= 0.9
+
+
+@pytest.mark.parametrize("record", ["{}", '{"alpha": 1, "tests": {}, "verdict": {"p": 1}}', "[]"])
+def test_a_damaged_choice_is_named(record, tmp_path):
+    path = tmp_path / "agreement.json"
+    path.write_text(record)
+    with pytest.raises(
+        UserError, match=rf"^{path}(: expected| is damaged .*: delete it, and the s)"
+    ):
+        read_choice(path)
 
 
 def test_bm25_reads_a_sample_in_its_language():

@@ -1,5 +1,7 @@
 """A second process is kept out of what the first is writing."""
 
+import fcntl
+import os
 import signal
 import socket
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import pytest
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage import locks
 from cocondenser_jax.storage.files import new_file, new_folder
 from cocondenser_jax.storage.runs import LOCK, lock_folder
 
@@ -78,3 +81,74 @@ def test_what_another_process_makes_is_refused(tmp_path, make):
     first.communicate()
     assert first.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def is_held(folder):
+    """Tells whether a new process is refused the lock of a folder."""
+    code = "import sys\nfrom pathlib import Path\nfrom cocondenser_jax.errors import UserError\n"
+    code += "from cocondenser_jax.storage.runs import lock_folder\n"
+    code += "try:\n    with lock_folder(Path(sys.argv[1])): pass\n"
+    code += "except UserError: sys.exit(2)"
+    status = subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode
+    assert status in (0, 2)
+    return status == 2
+
+
+@pytest.fixture
+def between_open_and_lock(monkeypatch):
+    """Gives a function whose argument is called once, after the next file is opened to lock it."""
+
+    def insert(happen):
+        lock = fcntl.lockf
+
+        def lockf(descriptor, operation):
+            monkeypatch.setattr(locks.fcntl, "lockf", lock)
+            happen()
+            lock(descriptor, operation)
+
+        monkeypatch.setattr(locks.fcntl, "lockf", lockf)
+
+    return insert
+
+
+def test_a_lock_that_a_second_process_made_meanwhile_is_not_ours(tmp_path, between_open_and_lock):
+    """The file that was opened is removed by its last holder, and a second process makes it."""
+    holders = []
+
+    def happen():
+        (tmp_path / LOCK).unlink()
+        holders.append(hold(tmp_path))
+
+    between_open_and_lock(happen)
+    with pytest.raises(UserError, match="in use by process"), lock_folder(tmp_path):
+        pytest.fail("two processes hold one folder")
+    assert is_held(tmp_path)
+    holders[0].communicate()
+
+
+def test_a_lock_that_was_removed_meanwhile_is_made_again(tmp_path, between_open_and_lock):
+    between_open_and_lock((tmp_path / LOCK).unlink)
+    with lock_folder(tmp_path):
+        # The file is not read here: to close it would release the lock of this process.
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
+
+
+def test_who_locks_what_was_just_released_keeps_others_out(tmp_path, monkeypatch):
+    """A second process takes the lock as soon as it is released, before this one goes on."""
+    close, holders = os.close, []
+    with lock_folder(tmp_path):
+        held = (tmp_path / LOCK).stat()
+
+        def close_and_let_in(descriptor):
+            is_lock = os.path.samestat(os.fstat(descriptor), held)
+            close(descriptor)
+            if is_lock:
+                monkeypatch.setattr(os, "close", close)
+                holders.append(hold(tmp_path))
+
+        monkeypatch.setattr(os, "close", close_and_let_in)
+    assert is_held(tmp_path)
+    assert f"process {holders[0].pid} on" in (tmp_path / LOCK).read_text()
+    holders[0].communicate()
+    assert not is_held(tmp_path)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,11 @@ def output_folder(place: Path) -> Iterator[Path]:
             sources = [str(folder / name) for name in names]
             targets = [f"{root}/{name}" for name in names]
             store.put(sources, targets, callback=_progress("upload"))
-    folder.rename(_cached(url, checksums))
+    copy = _cached(url, checksums)
+    if copy.exists():  # the same files were there before
+        shutil.rmtree(folder)
+    else:
+        folder.rename(copy)
 
 
 def _find_url(place: Path) -> str | None:

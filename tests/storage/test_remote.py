@@ -1,6 +1,7 @@
 """Folders on an object store; fsspec's memory file system stands in for one."""
 
 import shutil
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -107,6 +108,72 @@ def test_an_upload_that_fails_is_not_there_and_can_be_repeated(tmp_path, store, 
     with output_folder(path(tmp_path)) as folder:
         (folder / "none").write_text("now some")
     assert (local_copy(path(tmp_path)) / "none").read_text() == "now some"
+
+
+def fail_at(monkeypatch, system, name, number):
+    """Makes call `number` of a method of the store, from 0, write half of a file and fail."""
+    method, calls = getattr(type(system), name), []
+
+    def fail(self, source, target, **options):
+        calls.append(source)
+        if len(calls) == number + 1:
+            if name == "put_file":
+                self.pipe_file(target, b"half of it")
+            else:
+                Path(target).parent.mkdir(exist_ok=True)
+                Path(target).write_bytes(b"half of it")
+            raise ConnectionError("line is down")
+        method(self, source, target, **options)
+
+    monkeypatch.setattr(type(system), name, fail)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_upload_that_fails_at_any_file_is_read_elsewhere_once_repeated(
+    tmp_path, store, monkeypatch, number
+):
+    with monkeypatch.context() as patch:
+        fail_at(patch, store, "put_file", number)
+        with pytest.raises(UserError, match=r"the upload of .* failed: line is down"):
+            write(tmp_path)
+    with pytest.raises(UserError, match=f"^{URL}: "):
+        local_copy(path(tmp_path))
+    if number == 2:  # of half the checksums nobody knows whose they are
+        with pytest.raises(UserError, match="already exists"):
+            write(tmp_path)
+        store.rm("/bucket/made/here/sha256.json")
+    # The next attempt may make other files of the same names, and more.
+    with output_folder(path(tmp_path)) as folder:
+        (folder / "inner" / "words").write_text("other words")
+        (folder / "more").write_text("more")
+    expected = {"inner/words": b"other words", "more": b"more", "none": b""}
+    shutil.rmtree(tmp_path / "cache")  # as on another machine
+    copy = contents(local_copy(path(tmp_path)))
+    assert copy.pop("sha256.json")
+    assert copy == expected
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_download_that_fails_at_any_file_is_repeated(tmp_path, store, monkeypatch, number):
+    write(tmp_path)
+    shutil.rmtree(tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        fail_at(patch, store, "get_file", number)
+        with pytest.raises(UserError, match=f"^{URL}: line is down$"):
+            local_copy(path(tmp_path))
+    assert not list((tmp_path / "cache").iterdir())
+    assert contents(local_copy(path(tmp_path))) == {
+        name: store.cat_file(f"/bucket/made/here/{name}")
+        for name in ("inner/words", "none", "sha256.json")
+    }
+
+
+def test_the_same_folder_is_uploaded_again_after_it_was_removed(tmp_path, store):
+    write(tmp_path)
+    before = contents(local_copy(path(tmp_path)))
+    store.rm("/bucket/made", recursive=True)
+    assert not write(tmp_path).exists()
+    assert contents(local_copy(path(tmp_path))) == before
 
 
 def test_a_block_that_fails_uploads_nothing(tmp_path, store):

@@ -124,7 +124,8 @@ def with_given(published: Representation, given: Given) -> Representation:
     """Returns a representation with what a user says in place of what its folder says.
 
     Another pooling keeps what follows it. Inner products are those of vectors as they are, so
-    a module that scales them to length 1 is left out where "dot" is given.
+    a module that scales them to length 1 is left out where "dot" is given. A scale is one of
+    cosines or of inner products: where these change, it is no longer known.
     """
     changed = published
     if given.pooling is not None:
@@ -132,6 +133,8 @@ def with_given(published: Representation, given: Given) -> Representation:
     if given.similarity is not None:
         normalized = published.normalized and given.similarity == "cosine"
         changed = changed._replace(similarity=given.similarity, normalized=normalized)
+        if changed.is_cosine != published.is_cosine:
+            changed = changed._replace(scale=0.0)
     if given.dimensions is not None:
         changed = changed._replace(sizes=(given.dimensions,))
     prompts = dict(published.prompts)

@@ -129,10 +129,11 @@ SETTINGS = {
         "", None, "", "TREC run of a cross-encoder's scores, for soft labels"
     ),
     "loss.scale": Setting(
-        1.0,
+        0.0,
         Interval(0),
         "",
-        "factor of the scores, 1 / temperature; 0: 20 for cosines, 1 for inner products",
+        "factor of the scores, 1 / temperature; 0: that of known models, else 20 for cosines and 1"
+        " for inner products",
     ),
     "loss.sizes": Setting(
         (),

@@ -1,5 +1,6 @@
 """Fine-tunes a bi-encoder contrastively, on sentence-transformers' trainer."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +27,12 @@ from cocondenser_jax.finetune.training_data import (
     TrainingData,
     read_training,
 )
-from cocondenser_jax.representation import AS_IN_PAPERS, Given, is_falling
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.representation import AS_IN_PAPERS, Given, Representation, is_falling
+from cocondenser_jax.retrieval.models import load_as
+from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.model_folder import read_representation
+
+logger = logging.getLogger(__name__)
 
 
 class ModelSettings(NamedTuple):
@@ -64,8 +69,10 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     if not is_falling(sizes):
         raise UserError(f"config.loss.sizes is {[*sizes]}; expected the largest first")
     data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
-    model = _load(settings.model)
-    loss = InBatchLoss(model, data.judgments, settings.loss)
+    own, model = _load(settings.model)
+    scale = settings.loss.scale or own.score_scale
+    logger.info("scores are multiplied by %g in the loss (config.loss.scale)", scale)
+    loss = InBatchLoss(model, data.judgments, settings.loss._replace(scale=scale))
     evaluator = None
     files = data.files
     if settings.dev.every:
@@ -127,15 +134,18 @@ def _require_negatives(settings: BiEncoderSettings, is_soft: bool) -> None:
         )
 
 
-def _load(settings: ModelSettings) -> SentenceTransformer:
-    return load_retriever(
-        settings.folder,
+def _load(settings: ModelSettings) -> tuple[Representation, SentenceTransformer]:
+    """Returns what the vectors are, and the model that makes them."""
+    folder = find_folder(settings.folder)
+    representation = read_representation(folder, settings.given, AS_IN_PAPERS)
+    model = load_as(
+        folder,
+        representation,
         settings.query_length,
         settings.passage_length,
-        settings.given,
-        plain=AS_IN_PAPERS,
         two_towers=settings.two_towers,
     )
+    return representation, model
 
 
 def _collator(data: TrainingData, epoch: Epoch, model: SentenceTransformer) -> Any:

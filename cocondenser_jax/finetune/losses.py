@@ -19,16 +19,14 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch.nn import functional
 
 from cocondenser_jax.finetune.training_data import Judgments
-from cocondenser_jax.representation import Representation
 from cocondenser_jax.retrieval.cut import cut_vectors
-from cocondenser_jax.retrieval.models import is_normalized
 
 
 class LossSettings(NamedTuple):
     """Which loss of which scores; see configs/finetune.py."""
 
     name: str
-    scale: float
+    scale: float  # of the scores; in the config, 0 is that of the model
     chunk_size: int
     sizes: tuple[int, ...] = ()
 
@@ -74,10 +72,10 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     ) -> None:
         """Makes the loss; `judgments` number the labels, and hold a teacher's scores for soft ones.
 
-        With a `chunk_size`, there is a gradient cache (Gao et al., arXiv 2101.06983). A `scale` of
-        0 is that of the model's own scores. With `sizes`, of which the first is that of the model's
-        vectors, the loss is the sum over the losses of vectors that are cut to each (Matryoshka
-        representations, Kusupati et al., arXiv 2205.13147).
+        With a `chunk_size`, there is a gradient cache (Gao et al., arXiv 2101.06983). With `sizes`,
+        of which the first is that of the model's vectors, the loss is the sum over the losses of
+        vectors that are cut to each (Matryoshka representations, Kusupati et al., arXiv
+        2205.13147).
         """
         super().__init__()
         self.model = model
@@ -85,8 +83,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         self._judgments = judgments
         self._name = settings.name
         self._sizes = settings.sizes
-        own = Representation(normalized=is_normalized(model), scale=settings.scale)
-        self._scale = own.score_scale
+        self._scale = settings.scale
 
     def score(self, queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
         """Returns scores_QxP that the loss is computed from: scaled inner products."""

@@ -128,6 +128,11 @@ def propose_scale(overrides: Sequence[str], published: Representation) -> list[s
     """Returns the overrides, with the scale that is known of the model unless one is given."""
     if not published.scale or any(word.startswith(_SCALE) for word in overrides):
         return [*overrides]
+    logger.info(
+        "adapt: scores are multiplied by %g in the loss, as is known of the model (%s...)",
+        published.scale,
+        _SCALE,
+    )
     return [f"{_SCALE}{published.scale}", *overrides]
 
 

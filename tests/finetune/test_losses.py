@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import sentence_transformers.base.losses
 import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
-from sentence_transformers.sentence_transformer.modules import Normalize
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.finetune import losses
@@ -120,16 +118,6 @@ def features(model, columns):
     ]
 
 
-def test_without_a_scale_it_is_that_of_the_models_own_scores(step):
-    model, _, judgments, _ = step
-    settings = losses.LossSettings("contrastive", scale=0.0, chunk_size=0)
-    vectors_QxD = torch.eye(2)
-    cosines = SentenceTransformer(modules=[*model, Normalize()])
-    for each, expected in ((model, 1.0), (cosines, 20.0)):
-        scores_QxQ = losses.InBatchLoss(each, judgments, settings).score(vectors_QxD, vectors_QxD)
-        assert torch.equal(scores_QxQ, expected * torch.eye(2))
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_relevant_passage_is_never_a_negative(step, name, scale):
@@ -207,7 +195,7 @@ def test_the_loss_of_several_sizes_is_matryoshka_loss(step, make_model, sizes, c
     pairs = columns[:2]
     given = Given("mean", "cosine", dimensions=sizes[0])
     model = models.load_retriever(folder, 8, 16, given)
-    settings = losses.LossSettings("contrastive", 0.0, chunk_size, sizes)
+    settings = losses.LossSettings("contrastive", 20.0, chunk_size, sizes)
     ours = losses.InBatchLoss(model, judgments, settings)
     value, found = gradient(ours, model, pairs, labels[:, :2])
 

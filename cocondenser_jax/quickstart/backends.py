@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 Name = Literal["jax", "torch", "lora"]
 LORA_RANK = 16
-# Adapters start at 0, and need larger steps than the weights themselves.
+# Adapters of all linear maps learn best at about ten times the rate of all weights, whatever their
+# rank, if they are multiplied by 32 / rank (Schulman et al., LoRA Without Regret, 2025).
 LORA_RATE = 10.0
 
 

@@ -1,4 +1,4 @@
-"""The one exception for what a user can cause and fix, and how messages are worded."""
+"""The exception for what a user can cause and fix, and how messages are worded."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -40,6 +40,10 @@ class UserError(Exception):
     def __init__(self, message: str):
         """Joins the lines of the message, which may quote a file or another library."""
         super().__init__(escape_control(" ".join(message.splitlines())))
+
+
+class UnsupportedError(UserError):
+    """A model that is as it should be, but that the Flax network does not compute."""
 
 
 def escape_control(text: str) -> str:

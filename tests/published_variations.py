@@ -148,14 +148,26 @@ MODULES = {
         _RAW._replace(modules=(MEAN, UNIT, dense(16, TANH))), refused("Normalize, Dense")
     ),
     "largest": Case(
-        _RAW._replace(modules=(pooling("max"),)), Expected(EXACT, _NOT_IN_FLAX, "pools by max")
+        _RAW._replace(modules=(pooling("max"),)), Expected(EXACT, _NOT_IN_FLAX, "torch")
+    ),
+    "largest, and its inner products": Case(
+        _RAW._replace(modules=(pooling("max"),), settings={**OF_2_7, "similarity_fn_name": "dot"}),
+        Expected(EXACT, _NOT_IN_FLAX, "torch"),
+    ),
+    "weighted mean": Case(
+        MINILM._replace(modules=(pooling("other", pooling_mode_weightedmean_tokens=True), UNIT)),
+        Expected(EXACT, _NOT_IN_FLAX, "torch"),
+    ),
+    "sum by the root of the length": Case(
+        _RAW._replace(modules=(pooling("other", pooling_mode_mean_sqrt_len_tokens=True),)),
+        Expected(EXACT, _NOT_IN_FLAX, "torch"),
     ),
     "no mode of pooling": Case(
         _RAW._replace(modules=(Module("Pooling", {"word_embedding_dimension": HIDDEN}),))
     ),
     "mean and [CLS]": Case(
         _RAW._replace(modules=(pooling("mean", pooling_mode_cls_token=True),)),
-        Expected(EXACT, _NOT_IN_FLAX, "pools by"),
+        Expected(EXACT, _NOT_IN_FLAX, "torch"),
     ),
     "LayerNorm": Case(_RAW._replace(saved_as="with LayerNorm"), refused("LayerNorm")),
     "LSTM": Case(_RAW._replace(saved_as="with an LSTM"), refused("LSTM")),

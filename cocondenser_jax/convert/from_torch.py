@@ -25,7 +25,7 @@ from cocondenser_jax.convert.names import (
     from_tensors,
     to_tensors,
 )
-from cocondenser_jax.errors import UserError, first_three, whole_message
+from cocondenser_jax.errors import UnsupportedError, UserError, first_three, whole_message
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
 from cocondenser_jax.representation import (
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _GLOBAL = "full_attention"
 _LOCAL = "sliding_attention"
+# What to do about vectors that cannot be trained: train others.
+_OTHER_VECTORS = "or --config.model.representation=cls"
 # Heads that a retriever never uses, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
 
@@ -108,28 +110,37 @@ def load_encoder(
     return config, with_missing_head(folder, zeros | tensors, config, None)
 
 
-def read_shape(folder: Path) -> ModelConfig:
-    """Reads a model's shape, and its Condenser head's if it has one, without its weights."""
-    return _shape(folder, _read_head(folder), n_head_layers=0)
+def read_shape(folder: Path, hint: str = _OTHER_VECTORS) -> ModelConfig:
+    """Reads a model's shape, and its Condenser head's if it has one, without its weights.
+
+    Args:
+      folder: of the model.
+      hint: what to do about vectors that cannot be trained, for the message.
+
+    Raises:
+      UnsupportedError: for what the Flax network does not compute.
+    """
+    return _shape(folder, _read_head(folder), n_head_layers=0, hint=hint)
 
 
-def _trained_representation(folder: Path) -> Representation:
+def _trained_representation(folder: Path, hint: str) -> Representation:
     """Returns what is trained of a folder's representation."""
-    hint = "or --config.model.representation=cls"
     try:
         published = read_representation(folder, plain=AS_IN_PAPERS)
     except UserError as error:
         raise UserError(f"{error} ({hint})") from error
     for layer in published.dense:
         if layer.activation_name not in ACTIVATIONS:
-            raise UserError(
+            raise UnsupportedError(
                 f"{folder} has a Dense layer that ends in {layer.activation};"
                 f" expected {', '.join(ACTIVATIONS)} of torch.nn ({hint})"
             )
     if published.pooling not in POOLINGS:
-        raise UserError(f"{folder} pools by {published.pooling}; expected cls or mean ({hint})")
+        raise UnsupportedError(
+            f"{folder} pools by {published.pooling}; expected cls or mean ({hint})"
+        )
     if published.leaves_out_prompts:
-        raise UserError(f"{folder} pools without its prompts; expected all tokens ({hint})")
+        raise UnsupportedError(f"{folder} pools without its prompts; expected all tokens ({hint})")
     return published
 
 
@@ -140,12 +151,13 @@ def _shape(
     n_head_layers: int | None,
     skip_from: int | None = None,
     representation: Representation | None = None,
+    hint: str = _OTHER_VECTORS,
 ) -> ModelConfig:
     """Returns a model's shape, with `n_head_layers` and `skip_from` for a head that it lacks."""
     fields = _read_backbone_config(folder)
     fields["skip_from"] = fields["num_hidden_layers"] // 2
     if representation is None:
-        fields["representation"] = _trained_representation(folder)
+        fields["representation"] = _trained_representation(folder, hint)
     else:
         with contextlib.suppress(UserError):  # modules that are not used
             representation = representation.reading_as(read_representation(folder))
@@ -213,10 +225,12 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
     backbone = find_backbone(model_type)
     if backbone is None:
         expected = " or ".join(BACKBONES)
-        raise UserError(f"{path}: model_type is {model_type!r}; expected {expected}")
+        raise UnsupportedError(f"{path}: model_type is {model_type!r}; expected {expected}")
     for key, supported in SUPPORTED.items():
         if values.get(key, supported) != supported:
-            raise UserError(f"{path}: {key} is {values[key]!r}; only {supported!r} is supported")
+            raise UnsupportedError(
+                f"{path}: {key} is {values[key]!r}; only {supported!r} is supported"
+            )
     for key in SIZES:
         if type(values.get(key)) is not int:
             raise UserError(f"{path}: {key} is {values.get(key)!r}; expected a whole number")

@@ -16,12 +16,12 @@ from ml_collections import ConfigDict
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
-from cocondenser_jax.backbones import DECODERS, find_backbone
+from cocondenser_jax.backbones import DECODERS
 from cocondenser_jax.convert.from_torch import read_shape
 from cocondenser_jax.corpus.same_tokens import require_same_tokens
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UnsupportedError, UserError, first_line
 from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLossSettings
 from cocondenser_jax.finetune.pairs import Adam, Network, PairSettings, Probe, train_pairs
 from cocondenser_jax.finetune.trainer import TrainerSettings
@@ -76,18 +76,21 @@ def open_model(folder: Path, wanted: Name | None = None) -> tuple[Backend, Readi
 
     Args:
       folder: of the model.
-      wanted: a name of BACKENDS; None: JAX where the Flax network computes the family, adapters
-        for a decoder, and PyTorch for any other.
+      wanted: a name of BACKENDS; None: JAX where the Flax network computes the model, else adapters
+        for a decoder, and PyTorch for any other. A line says which, and why.
     """
     tokenizer = load_tokenizer(str(folder))
-    name = wanted
-    if name is None:
-        model_type = read_object(folder / "config.json").get("model_type")
-        name = "lora" if model_type in DECODERS else "torch"
-        if find_backbone(model_type) and tokenizer.kind:
-            name = "jax"
-        logger.info("adapt: a model of the family %s: trained by --backend=%s", model_type, name)
-    return BACKENDS[name], BACKENDS[name].read(folder, tokenizer)
+    if wanted is not None:
+        return BACKENDS[wanted], BACKENDS[wanted].read(folder, tokenizer)
+    try:
+        reading = _JAX.read(folder, tokenizer)
+    except UnsupportedError as error:
+        is_decoder = read_object(folder / "config.json").get("model_type") in DECODERS
+        backend = _LORA if is_decoder else _TORCH
+        logger.info("adapt: %s: trained by --backend=%s", error, backend.name)
+        return backend, backend.read(folder, tokenizer)
+    logger.info("adapt: trained by --backend=jax")
+    return _JAX, reading
 
 
 def require_same_reading(
@@ -122,9 +125,11 @@ def require_same_reading(
 
 
 def _read_in_jax(start: Path, tokenizer: SpanTokenizer) -> Reading:
-    network = read_shape(start)
+    network = read_shape(start, "or --backend=torch")
     if not tokenizer.kind:
-        raise UserError(f"the tokenizer of {start} has no mask: expected --backend=torch or lora")
+        raise UnsupportedError(
+            f"the tokenizer of {start} has no mask: expected --backend=torch or lora"
+        )
     network.require_tokenizer(start, tokenizer.vocab_size, tokenizer.pad_id)
     return Reading(network.longest_text, network.representation, tokenizer)
 

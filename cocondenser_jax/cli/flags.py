@@ -1,6 +1,7 @@
 """Declares commands and their flags, with click."""
 
 import importlib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, get_args
 import click
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import read_object
+from cocondenser_jax.storage.files import read_object, require_writable
 from cocondenser_jax.workers import Engine, Executor
 
 
@@ -26,6 +27,42 @@ PROGRAM = _Group(
 )
 
 
+class _OutputFile(click.ParamType):
+    """A file that a command writes: known to be writable before the command begins."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Returns the path; raises a UserError if it cannot be written."""
+        path = Path(value)
+        require_writable(path)
+        return path
+
+
+OUTPUT_FILE = _OutputFile()
+
+
+class _Command(click.Command):
+    def invoke(self, ctx: click.Context) -> Any:
+        """Calls the command's function, unless it would replace a file that another flag names."""
+        for parameter in self.params:
+            value = ctx.params[str(parameter.name)]
+            if parameter.type is OUTPUT_FILE and value is not None:
+                _require_own(str(parameter.name), value, ctx.params)
+        return super().invoke(ctx)
+
+
+def _require_own(name: str, output: Path, values: Mapping[str, Any]) -> None:
+    """Raises a UserError if another flag than `name` names the file that it writes."""
+    target = os.path.realpath(output)
+    for other, value in values.items():
+        paths = value if isinstance(value, tuple) else (value,)
+        for path in paths:
+            is_path = isinstance(path, Path) or (isinstance(path, str) and os.path.isfile(path))
+            if other != name and is_path and os.path.realpath(path) == target:
+                raise UserError(f"--{name} and --{other} name the same file: {output}")
+
+
 def command(
     example: str, *flags: click.Parameter
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -36,7 +73,7 @@ def command(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = example.split(" --")[0]
-        PROGRAM.commands[name] = click.Command(
+        PROGRAM.commands[name] = _Command(
             name,
             callback=function,
             params=list(flags),
@@ -145,7 +182,7 @@ EXPERIMENT = (
     ),
     OVERRIDES,
 )
-JSON_OUT = flag("--json_out", Path, "also write the results to this JSON file")
+JSON_OUT = flag("--json_out", OUTPUT_FILE, "also write the results to this JSON file")
 # Of `representation.Given`: what is said in place of what a model's folder says.
 POOLING = flag("--pooling", (None, "cls", "mean"), "pooling other than the model's own")
 SIMILARITY = flag("--similarity", (None, "dot", "cosine"), "similarity other than the model's own")

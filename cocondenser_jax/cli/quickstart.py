@@ -7,6 +7,7 @@ from typing import Any
 
 from cocondenser_jax.cli.flags import (
     GIVEN,
+    OUTPUT_FILE,
     OVERRIDES,
     command,
     flag,
@@ -96,7 +97,7 @@ def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Seq
 @command(
     "report --workdir=runs/condenser --workdir=runs/cocondenser",
     required("--workdir", Path, "a run folder; may be repeated", multiple=True),
-    flag("--out", Path, "HTML file to write", default="report.html"),
+    flag("--out", OUTPUT_FILE, "HTML file to write", default="report.html"),
 )
 def report(workdir, out):
     """Write one HTML page with the curves, settings, data and versions of runs."""

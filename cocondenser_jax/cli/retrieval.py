@@ -12,6 +12,7 @@ from cocondenser_jax.cli.flags import (
     GIVEN,
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
+    OUTPUT_FILE,
     TASK,
     command,
     flag,
@@ -41,7 +42,7 @@ _DENSE_INDEX = (
 _RUN_OF_DATA = (
     required("--data", Path, "the folder of the queries"),
     flag("--split", str, "use the queries of this split, such as test (default: all queries)"),
-    required("--run_out", Path, "TREC run to write"),
+    required("--run_out", OUTPUT_FILE, "TREC run to write"),
     flag("--depth", COUNT, "passages per query", default=100),
     JSON_OUT,
 )
@@ -64,7 +65,7 @@ _PRECISION = flag("--precision", _PRECISIONS, _AUTO)
     _PRECISION,
     *GIVEN,
     flag("--backend", ("torch", "jax"), "what runs the model; jax: on all TPU cores of this host"),
-    flag("--parquet", Path, "also write passages and vectors to this file, for a database"),
+    flag("--parquet", OUTPUT_FILE, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
 def encode(
@@ -147,7 +148,7 @@ def index(embeddings, out, factory, json_out):
     'search --index=runs/index --model=runs/finetune/retriever --query="oscar winners in 1953"',
     *_DENSE_INDEX,
     flag("--query", str, "query text (default: every line of standard input, until Ctrl-D)"),
-    flag("--top_k", 10, "passages printed"),
+    flag("--top_k", COUNT, "passages printed", default=10),
     JSON_OUT,
 )
 def search(
@@ -263,10 +264,10 @@ def _parse_weights(text: str) -> list[float]:
 @command(
     "fuse --run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec",
     required("--run", Path, "TREC run; two or more", multiple=True),
-    required("--run_out", Path, "TREC run to write"),
+    required("--run_out", OUTPUT_FILE, "TREC run to write"),
     flag("--method", _FUSIONS, "by ranks, as 1 / (60 + rank); or by scores scaled to 0 to 1"),
     flag("--weights", _parse_weights, "one per run, in order (default: 1 each)", metavar="W,W"),
-    flag("--depth", 100, "passages per query"),
+    flag("--depth", COUNT, "passages per query", default=100),
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
 )
@@ -333,7 +334,7 @@ def rerank(
     required("--run", Path, "TREC run; may be repeated", multiple=True),
     required("--data", Path, "the folder of queries and qrels"),
     flag("--split", "train", "mine for the queries of this split"),
-    required("--out", Path, "TREC run to write"),
+    required("--out", OUTPUT_FILE, "TREC run to write"),
     flag("--depth", COUNT, "rank, in each run, of the last passage taken", default=200),
     flag("--denoise_run", Path, "run of rerank (loss=binary): drop passages it finds relevant"),
     flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),

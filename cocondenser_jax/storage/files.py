@@ -1,6 +1,7 @@
 """Reads plain and compressed files; writes files and folders that are whole or absent."""
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -136,14 +137,28 @@ def full_disk_errors(target: Path) -> Iterator[None]:
         raise UserError(f"cannot write {target}: {whole_message(error)}") from error
 
 
-@contextlib.contextmanager
-def new_file(target: Path) -> Iterator[Path]:
-    """Yields the path of a new, locked file; it replaces `target` only if the block succeeds."""
-    # A link such as /dev/stdout stays, and the file that it leads to is replaced.
+def require_writable(target: Path) -> None:
+    """Raises a UserError where `new_file` could not write; for calls before a command's work."""
     path = Path(os.path.realpath(target))
     try:
         if path.exists() and not path.is_file():
             raise UserError(f"cannot write {target}: it exists and is not a file")
+        parent = next(each for each in path.parents if each.exists())
+        if not parent.is_dir():
+            raise UserError(f"cannot write {target}: {parent} is not a folder")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write {target}: {os.strerror(errno.EACCES)}")
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """Yields the path of a new, locked file; it replaces `target` only if the block succeeds."""
+    require_writable(target)
+    # A link such as /dev/stdout stays, and the file that it leads to is replaced.
+    path = Path(os.path.realpath(target))
+    try:
         partial = path.with_name(path.name + ".partial")
         with locked(path.with_name(path.name + ".partial.lock"), path):
             try:

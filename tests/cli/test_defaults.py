@@ -89,7 +89,7 @@ def call(name, words):
     """Returns the arguments that a command passes on."""
     command = PROGRAM.commands[name]
     required = [
-        f"--{flag.name}=2"
+        f"--{flag.name}={flag.name}"
         for flag in command.params
         if isinstance(flag, click.Option) and flag.required
     ]

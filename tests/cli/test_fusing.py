@@ -51,7 +51,7 @@ def test_depth_and_counts(runs, tmp_path, capsys):
         (["--weights=1"], "runs=2, weights=[1.0], depth=100: expected"),
         (["--weights=1,x"], "'--weights': could not convert string to float: 'x'"),
         (["--method=sum"], "'--method': 'sum' is not one of"),
-        (["--depth=0"], "depth=0: expected"),
+        (["--depth=0"], "'--depth': 0 is not in"),
     ],
 )
 def test_mistakes_get_one_line(

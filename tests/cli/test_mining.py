@@ -98,7 +98,8 @@ def test_mistakes_get_one_line(folders, tmp_path, capsys):
     for command, says in (
         (["mine", f"--data={data}", f"--out={out}"], "Missing option '--run'"),
         (["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--split=dev"], "'dev'"),
-        (["mine", f"--run={out}", f"--data={data}", f"--out={out}"], "cannot read"),
+        (["mine", f"--run={out}.none", f"--data={data}", f"--out={out}"], "cannot read"),
+        (["mine", f"--run={run}", f"--data={data}", f"--out={run}"], "name the same file"),
         (
             ["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--depth=0"],
             "'--depth': 0 is not in",

@@ -206,7 +206,7 @@ def test_json_is_written_into_new_folders_and_not_into_files(tmp_path):
     [
         ("folder", "not a file"),
         ("", "not a file"),
-        ("file/x.json", "Not a directory|File exists"),
+        ("file/x.json", "file is not a folder"),
         ("n" * 300, "File name too long"),
         ("pipe", "not a file"),
         ("to_pipe", "not a file"),

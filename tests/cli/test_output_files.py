@@ -1,0 +1,82 @@
+"""Files that a command writes: checked before its work, and never one that another flag names."""
+
+import click
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.cli.flags import OUTPUT_FILE, PROGRAM
+from tests.world import write_qrels
+
+OUTPUTS = [
+    (name, flag.name)
+    for name, command in PROGRAM.commands.items()
+    for flag in command.params
+    if flag.type is OUTPUT_FILE
+]
+
+
+def test_flags_of_files_to_write_are_known_as_such():
+    """The help of a flag tells whether its file is written."""
+    told = {
+        (name, flag.name)
+        for name, command in PROGRAM.commands.items()
+        for flag in command.params
+        if isinstance(flag, click.Option) and "write" in str(flag.help)
+    }
+    assert told == {*OUTPUTS}
+
+
+@pytest.mark.parametrize(("name", "flag_name"), OUTPUTS)
+def test_a_file_that_cannot_be_written_is_refused_before_all_work(
+    tmp_path, capsys, monkeypatch, name, flag_name
+):
+    command = PROGRAM.commands[name]
+    required = [f"--{flag.name}={flag.name}" for flag in command.params if flag.required]
+    called = []
+    monkeypatch.setattr(command, "callback", lambda **values: called.append(values))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for place, says in (("folder", "exists and is not a file"), ("file/new", "is not a folder")):
+        words = [word for word in required if not word.startswith(f"--{flag_name}=")]
+        assert main([name, *words, f"--{flag_name}={place}"]) == 2
+        assert says in capsys.readouterr().err
+    assert not called
+    assert main([name, *words, f"--{flag_name}=other/new"]) == 0
+    assert len(called) == 1
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Two runs and judgments of a query."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"q Q0 {name} 1 1.0 x\n")
+    write_qrels(tmp_path / "judged", {"q": {"one": 1}})
+    (tmp_path / "link").symlink_to("one")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("fuse --run=one --run=two --run_out=two", ("run_out", "run")),
+        ("fuse --run=one --run=two --run_out=./x/../two", ("run_out", "run")),
+        ("fuse --run=link --run=two --run_out=one", ("run_out", "run")),
+        ("fuse --run=one --run=two --run_out=new --json_out=new", ("run_out", "json_out")),
+        ("evaluate --run=one --qrels=judged --json_out=judged", ("json_out", "qrels")),
+        ("corpus --source=one --tokenizer=t --out=new --json_out=one", ("json_out", "source")),
+    ],
+)
+def test_a_file_that_another_flag_names_is_not_replaced(folder, capsys, command, flags):
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    assert main(command.split()) == 2
+    first, second = flags
+    assert f"--{first} and --{second} name the same file" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in folder.iterdir()} == before
+
+
+def test_what_is_no_path_is_no_file(folder):
+    """A text that is the name of no file, such as a language, hinders nothing."""
+    assert main("evaluate --run=one --qrels=judged --metrics=MRR@10 --json_out=MRR@10".split()) == 0
+    assert (folder / "MRR@10").is_file()

@@ -95,6 +95,20 @@ def make_model(tmp_path_factory):
 
 
 @pytest.fixture
+def unread_corpus(monkeypatch):
+    """From now on, a test fails that reads a corpus.jsonl: a mistake is to be found before."""
+    from cocondenser_jax.collection import layouts
+
+    read = layouts.read_passages
+
+    def refuse(path):
+        assert path.name != "corpus.jsonl"
+        return read(path)
+
+    monkeypatch.setattr(layouts, "read_passages", refuse)
+
+
+@pytest.fixture
 def forward_sizes(monkeypatch):
     """How many texts each forward pass of a BERT had, from now on."""
     import transformers

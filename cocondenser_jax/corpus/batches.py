@@ -294,6 +294,15 @@ def _with_prompts(texts: Texts, spec: BatchSpec, tokenizer: SpanTokenizer) -> Te
     return Texts(*(x.reshape(-1, *x.shape[2:]) for x in in_turn))
 
 
+def require_examples(store: TokenStore, spec: BatchSpec, n_hosts: int = 1) -> None:
+    """Raises a UserError for batches that a store, or a number of hosts, cannot fill."""
+    if spec.batch_size % n_hosts:
+        raise UserError(
+            f"config.data.batch_size {spec.batch_size} is not a multiple of {n_hosts} hosts"
+        )
+    _quotas(store, spec)
+
+
 def read_batches(
     store: TokenStore,
     spec: BatchSpec,
@@ -304,11 +313,7 @@ def read_batches(
     n_hosts: int = 1,
 ) -> Iterator[Batch]:
     """Yields the batches of steps `first_step` to `n_steps - 1`, prepared ahead in threads."""
-    if spec.batch_size % n_hosts:
-        raise UserError(
-            f"config.data.batch_size {spec.batch_size} is not a multiple of {n_hosts} hosts"
-        )
-    _quotas(store, spec)  # refused here rather than in a thread
+    require_examples(store, spec, n_hosts)  # refused here rather than in a thread
     steps = grain.MapDataset.range(first_step, n_steps)
     batches = steps.map(lambda step: make_batch(store, spec, int(step), host=host, n_hosts=n_hosts))
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))

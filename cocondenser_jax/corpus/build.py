@@ -41,7 +41,7 @@ from cocondenser_jax.corpus.tokenizer import (
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import file_sha256, new_folder, read_object, write_json
-from cocondenser_jax.storage.runs import lock_folder, start_or_compare, task_folder
+from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare, task_folder
 from cocondenser_jax.workers import Engine, run_tasks
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
@@ -115,6 +115,7 @@ def build_in_tasks(
     `counts` and `dropped` of all.
     """
     check_cutting(max_tokens, short_span_prob)
+    tokenizer_sha256 = load_tokenizer(tokenizer).sha256
     out = out.absolute()
     pieces = open_source(source)
     settings = StoreSettings(
@@ -123,8 +124,9 @@ def build_in_tasks(
         short_span_prob=short_span_prob,
         pieces=len(pieces),
     )
+    settings_file = out / "tasks.json"
+    require_own(settings_file)
     with lock_folder(out):
-        settings_file = out / "tasks.json"
         n_documents = None
         if len(pieces) < engine.tasks:  # they are divided by documents
             n_documents = read_object(settings_file, {}).get("n_documents")
@@ -136,7 +138,7 @@ def build_in_tasks(
                 "n_documents": n_documents,
                 "tasks": engine.tasks,
                 "tokenizer": tokenizer,
-                "tokenizer_sha256": load_tokenizer(tokenizer).sha256,
+                "tokenizer_sha256": tokenizer_sha256,
             },
             free=("tokenizer",),
         )

@@ -26,6 +26,7 @@ _DECODERS = {
     "byte-level": decoders.ByteLevel(),
     "unigram": decoders.Metaspace(),
 }
+_LARGEST = 10_000_000  # of a network, see `ModelConfig`; tokenizers takes memory for all entries
 _REPEATS = 1000  # of a word in one text, at most
 
 
@@ -105,6 +106,8 @@ def train_tokenizer(
     least = 10 if is_wordpiece else _N_BYTES + len(special)
     if vocab_size < least:
         raise UserError(f"a vocabulary of {vocab_size} entries: {kind} needs at least {least}")
+    if vocab_size > _LARGEST:
+        raise UserError(f"a vocabulary of {vocab_size:,} entries: expected at most {_LARGEST:,}")
     words: Counter[str] = Counter()
     for text in texts:
         words.update(text.split())

@@ -13,6 +13,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
+from cocondenser_jax.collection.folder import split_files
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.evaluation import DevEvaluator, DevSettings
@@ -65,11 +66,12 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     """
     is_soft = settings.loss.name == "soft_labels"
     _require_negatives(settings, is_soft)
+    _require_dev(settings.dev)
     sizes = settings.loss.sizes
     if not is_falling(sizes):
         raise UserError(f"config.loss.sizes is {[*sizes]}; expected the largest first")
-    data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
     own, model = _load(settings.model)
+    data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
     scale = settings.loss.scale or own.score_scale
     logger.info("scores are multiplied by %g in the loss (config.loss.scale)", scale)
     loss = InBatchLoss(model, data.judgments, settings.loss._replace(scale=scale))
@@ -127,10 +129,30 @@ def _require_negatives(settings: BiEncoderSettings, is_soft: bool) -> None:
             f"config.data.negatives_per_query is {n_negatives}, but there is no "
             "config.data.negatives_run to draw them from: name a TREC run, or set it to 0"
         )
+    if settings.data.negatives_run and not n_negatives:
+        raise UserError(
+            f"config.data.negatives_run is {settings.data.negatives_run!r}, but none is drawn: "
+            "config.data.negatives_per_query is 0"
+        )
+    if settings.teacher_run and not is_soft:
+        raise UserError(
+            f"config.loss.teacher_run is {settings.teacher_run!r}, but config.loss.name is "
+            f"{settings.loss.name!r}: expected soft_labels, or no teacher"
+        )
     if is_soft and not (settings.teacher_run and n_negatives):
         raise UserError(
             "config.loss.name is soft_labels: expected config.loss.teacher_run, a TREC run of a "
             "cross-encoder's scores, and config.data.negatives_per_query of at least 1"
+        )
+
+
+def _require_dev(dev: DevSettings) -> None:
+    if dev.every:
+        split_files(dev.folder, dev.split)  # missing ones are found before the corpus is read
+    elif dev.run:
+        raise UserError(
+            f"config.eval.run is {dev.run!r}, but config.eval.every is 0: expected a number of "
+            "steps between two evaluations"
         )
 
 

@@ -42,10 +42,10 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     to a query's scores changes nothing. With the second, σ(s) is the probability that a passage is
     relevant (arXiv 1901.04085), by which RocketQA denoises (arXiv 2010.08191).
     """
-    data = read_training(settings.data)
     model = load_cross_encoder(
         settings.model_folder, settings.max_length, head_seed=settings.trainer.seed
     )
+    data = read_training(settings.data)
     trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
     loss: torch.nn.Module
     if settings.loss == "softmax":

@@ -22,7 +22,9 @@ from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import DataSettings
 from cocondenser_jax.representation import Given
 from cocondenser_jax.storage.files import require_absent
-from cocondenser_jax.storage.runs import lock_folder
+from cocondenser_jax.storage.runs import flatten, lock_folder, require_own
+
+_RUNS = ("data.negatives_run", "loss.teacher_run", "eval.run")  # settings that name a TREC run
 
 
 def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
@@ -39,6 +41,8 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
       seconds, pairs trained on, and the best evaluation's step, metric and loss.
     """
     settings = resolve(config, workdir)
+    _require_runs(config)
+    require_own(workdir / "finetune.json")
     n_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if settings.trainer.batch_size % n_processes:
         raise UserError(
@@ -104,6 +108,15 @@ def resolve(config: ConfigDict, workdir: Path) -> BiEncoderSettings | CrossEncod
         ),
         trainer=_trainer(config, workdir),
     )
+
+
+def _require_runs(config: ConfigDict) -> None:
+    """Raises a UserError for a run that is not there, before the corpus is read."""
+    settings = flatten(config.to_dict())
+    for name in _RUNS:
+        file = settings.get(name)
+        if file and not Path(file).is_file():
+            raise UserError(f"config.{name} is {file!r}: there is no such file")
 
 
 def _data(config: ConfigDict) -> DataSettings:

@@ -19,6 +19,7 @@ from cocondenser_jax.corpus.batches import (
     batch_document_ids,
     epoch_examples,
     read_batches,
+    require_examples,
     require_room,
 )
 from cocondenser_jax.corpus.store import TokenStore, open_store
@@ -45,7 +46,8 @@ from cocondenser_jax.pretrain.step import (
     state_shapes,
 )
 from cocondenser_jax.pretrain.warm_start import first_model
-from cocondenser_jax.storage.runs import lock_folder
+from cocondenser_jax.storage.files import require_writable
+from cocondenser_jax.storage.runs import lock_folder, require_own
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) ->
     Raises:
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
+    if profile_dir is not None:
+        require_writable(profile_dir / "trace")
     store = open_store(Path(config.data.store))
     experiment = resolve(config, store)
     run = functools.partial(_train, experiment, store, workdir, profile_dir)
@@ -91,6 +95,7 @@ def _train(
     is_stopped = False
     with contextlib.ExitStack() as stack:
         if hosts.is_first():
+            require_own(workdir / "run.json")
             stack.enter_context(lock_folder(workdir))
         model_config, params = _model_and_params(experiment, workdir, store)
         experiment = with_prompts(experiment, model_config.representation)
@@ -145,6 +150,7 @@ def _model_and_params(
         raise UserError(
             f"the tokenizer of {store.path} is that of none of the families {', '.join(BACKBONES)}"
         )
+    require_examples(store, experiment.batches, hosts.count())
     model = params = None
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)

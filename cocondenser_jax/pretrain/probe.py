@@ -53,6 +53,11 @@ def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelCon
     """
     every = experiment.probe.every
     n_steps = experiment.n_steps
+    if not every and experiment.probe.data:
+        raise UserError(
+            f"config.probe.data is {experiment.probe.data!r}, but config.probe.every is 0: expected"
+            " a number of steps between two probes"
+        )
     if not every:
         return lambda step, params: {}
     forward = mapped_forward(model_config, experiment.step.loss.dtype, N_ROWS)

@@ -87,7 +87,7 @@ from cocondenser_jax.storage.model_folder import (
     read_representation,
     write_resolved,
 )
-from cocondenser_jax.storage.runs import lock_folder, start_or_compare
+from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +138,7 @@ def adapt(
     language = options.language
     is_own_ignored = options.ignore_identical_ids
     require_language(language)
+    require_own(workdir / "started.json")
     start = find_folder(model)
     vectors = read_representation(start, options.given)
     require_loadable(network_folder(start))

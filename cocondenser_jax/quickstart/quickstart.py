@@ -52,7 +52,7 @@ from cocondenser_jax.quickstart.steps import make_once, pretrain_model, write_st
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.index import build_index
 from cocondenser_jax.storage.files import new_folder, write_json, write_text
-from cocondenser_jax.storage.runs import lock_folder, start_or_compare
+from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare
 
 VOCAB_SIZE = 8192
 SEED = 0
@@ -82,6 +82,7 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
     Returns the rows of the comparison, and what they are in a sentence or two. The head of this
     file says what `workdir` will hold.
     """
+    require_own(workdir / "started.json")
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", {"command": "quickstart"})
         data = make_once(workdir, workdir / "data", write_collection)

@@ -1,5 +1,6 @@
 """BM25, the lexical baseline and the source of the first round's negatives."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from cocondenser_jax.collection.trec import (
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import passage_at
 from cocondenser_jax.retrieval.import_bm25s import import_bm25s
-from cocondenser_jax.retrieval.terms import LANGUAGE, term_finder
+from cocondenser_jax.retrieval.terms import LANGUAGE, require_language, term_finder
 from cocondenser_jax.storage.files import new_folder, read_object, write_json
 from cocondenser_jax.storage.runs import require_intact, write_checksums
 
@@ -62,6 +63,9 @@ def write_bm25_run(
     Raises:
       UserError: also if no query shares a term with a passage. Nothing is written then.
     """
+    require_language(settings.language)
+    if not (0 <= settings.k1 < math.inf and 0 <= settings.b <= 1):
+        raise UserError(f"k1={settings.k1}, b={settings.b}: expected 0 or more, and 0 to 1")
     queries = read_queries(data_folder, split)
     start = time.perf_counter()
     run = bm25_run(

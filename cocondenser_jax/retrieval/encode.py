@@ -45,12 +45,13 @@ from cocondenser_jax.retrieval.models import (
     load_as,
     model_sha256,
     passage_tokens,
+    require_length,
     towers,
     uses_bfloat16,
 )
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import read_representation
-from cocondenser_jax.storage.runs import lock_folder, start_or_compare, task_folder
+from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare, task_folder
 from cocondenser_jax.workers import Engine, run_tasks
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 # Replaces the transformer of a retriever: given its folder, a batch size and a precision.
 Backend = Callable[[SentenceTransformer, Path, int, str], None]
 
+_TASKS = "tasks.json"  # of a folder that tasks fill: what they were started with
 _BLOCK = 5_000  # passages that are tokenized and sorted together
 
 
@@ -122,14 +124,22 @@ def encode_corpus(
     file = corpus_file(corpus)
     if task[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
+    require_own(out / _TASKS if engine else task_folder(out, task) / MANIFEST)
     with lock_folder(task_folder(out, task)):
-        # A first reading of the whole file: a broken line stops the run before there is a shard.
-        n_passages, sha256 = count_and_hash(file)
-        shard_size = shard_size or default_shard_size(n_passages // task[1])
-        to_encode = Corpus(file=file, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
+        # What is wrong with the model is found before the corpus is read.
         if engine:
-            return _encode_in_tasks(encoding, to_encode, out, engine)
-        return _write_shards(load_encoder(encoding), encoding, to_encode, out, task)
+            require_length(encoding.model, encoding.passage_length)
+            return _encode_in_tasks(encoding, _read_facts(file, shard_size), out, engine)
+        encoder = load_encoder(encoding)
+        to_encode = _read_facts(file, shard_size, n_tasks=task[1])
+        return _write_shards(encoder, encoding, to_encode, out, task)
+
+
+def _read_facts(file: Path, shard_size: int | None, n_tasks: int = 1) -> Corpus:
+    """Reads a file of passages to its end: a broken line is found before there is a shard."""
+    n_passages, sha256 = count_and_hash(file)
+    shard_size = shard_size or default_shard_size(n_passages // n_tasks)
+    return Corpus(file=file, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
 
 
 def load_encoder(encoding: Encoding) -> Encoder:
@@ -254,7 +264,7 @@ def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engi
         "corpus_sha256": corpus.sha256,
         "shard_size": corpus.shard_size,
     }
-    start_or_compare(out / "tasks.json", started)
+    start_or_compare(out / _TASKS, started)
 
     def is_done(index: int) -> bool:
         folder = task_folder(out, (index, n))

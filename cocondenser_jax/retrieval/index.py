@@ -29,7 +29,7 @@ from cocondenser_jax.retrieval.embeddings import (
     write_table,
 )
 from cocondenser_jax.retrieval.exact import float_blocks
-from cocondenser_jax.storage.files import file_sha256, new_folder, write_json
+from cocondenser_jax.storage.files import file_sha256, new_folder, require_absent, write_json
 from cocondenser_jax.storage.remote import local_copy
 
 _PASSAGES_FILE = "passages.arrow"
@@ -50,8 +50,11 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
       UserError: also if `out` exists, if faiss does not know the string or needs more passages, or
         for a vector with NaN or infinity.
     """
+    require_absent(out)
     embeddings = local_copy(embeddings)
     manifest = read_manifest(embeddings)
+    if manifest.is_index:
+        raise UserError(f"{embeddings} is an index already: expected the folder that encode wrote")
     table = open_shards(embeddings, manifest)
     vectors = shard_vectors(table)
     try:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.collection.folder import read_best_passages, read_split, with_positives
 from cocondenser_jax.collection.trec import Run, read_run, write_run
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_three
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
 Excludes = Callable[[str, str], bool]
@@ -56,6 +56,12 @@ def mine(
     }
     exclusions |= scored
     pool, excluded = make_pool([*best.values()], exclusions)
+    if not any(pool.values()):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in excluded.items())
+        raise UserError(
+            f"{first_three([str(source) for source in sources])}: no negative is left for any of"
+            f" the {len(pool)} queries of the split ({reasons})"
+        )
     write_run(out, pool, tag="negatives")
     sizes = [len(negatives) for negatives in pool.values()]
     summary = {

@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import (
     Router,
     Transformer,
 )
+from transformers import AutoConfig
 
 from cocondenser_jax.backbones import first_position
 from cocondenser_jax.errors import UserError
@@ -36,11 +37,12 @@ from cocondenser_jax.retrieval.loading import (
     require_loadable,
     require_rows,
 )
-from cocondenser_jax.storage.files import file_sha256, read_object
+from cocondenser_jax.storage.files import file_sha256
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import (
     ROUTER,
     files_of_vectors,
+    is_cross_encoder,
     network_folder,
     read_representation,
 )
@@ -170,8 +172,7 @@ def load_cross_encoder(
       head_seed: for a random head where the folder has none; None: such a folder is refused.
     """
     folder = find_folder(folder)
-    architectures = read_object(folder / "config.json", {}).get("architectures")
-    new_head = "ForSequenceClassification" not in str(architectures)
+    new_head = not is_cross_encoder(folder)
     if new_head and head_seed is None:
         raise UserError(
             f"{folder} is not a cross-encoder: expected a model for sequence classification, such "
@@ -264,6 +265,11 @@ def tower_folder(folder: Path, name: str) -> Path:
     return folder / f"{name}_0_Transformer" if name else network_folder(folder)
 
 
+def _network_folders(folder: Path) -> list[Path]:
+    names = _TOWERS if (folder / ROUTER).is_file() else ("",)
+    return [tower_folder(folder, name) for name in names]
+
+
 def pooling_of(model: SentenceTransformer) -> str | None:
     """Returns how passages are pooled, such as "cls" or "mean"; None without a pooling module."""
     modes = [_mode(layer) for layer in model.modules() if isinstance(layer, Pooling)]
@@ -305,8 +311,7 @@ def model_sha256(folder: Path) -> str:
 
 def _open_bi_encoder(folder: Path, representation: Representation) -> SentenceTransformer:
     # Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
-    names = _TOWERS if (folder / ROUTER).is_file() else ("",)
-    networks = [tower_folder(folder, name) for name in names]
+    networks = _network_folders(folder)
     for network in networks:
         require_loadable(network)
     kwargs = model_kwargs(networks[0]) | {"dtype": "float32"}
@@ -334,9 +339,27 @@ def _limit_tokens(
         tower.max_seq_length = min(tower.max_seq_length or limit, limit)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None:
-            if not 3 <= length <= limit:
-                raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
+            _require_within(name, length, limit, folder)
             setattr(tower, name.replace("passage", "document"), length)
+
+
+def require_length(folder: Path, passage_length: int | None) -> None:
+    """Raises a UserError for passages that are longer than a bi-encoder reads, without loading it.
+
+    Args:
+      folder: see `load_retriever`.
+      passage_length: likewise.
+    """
+    folder = find_folder(folder)
+    for network in _network_folders(folder):
+        with loading(network, "bi-encoder"):
+            config = AutoConfig.from_pretrained(network, **NO_CODE)
+        _require_within("passage_length", passage_length, max_tokens(config), folder)
+
+
+def _require_within(name: str, length: int | None, limit: int, folder: Path) -> None:
+    if length is not None and not 3 <= length <= limit:
+        raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
 
 
 def max_tokens(config: Any) -> int:

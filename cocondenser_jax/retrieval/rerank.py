@@ -64,8 +64,9 @@ def rerank(
     """
     if candidates.with_positives and candidates.split is None:
         raise UserError("with_positives needs a split, whose judgments say what is relevant")
+    named = _read_names(candidates)  # a mistake in them need not wait for the model
     model = load_cross_encoder(model_folder)
-    passages, pairs = _read_pairs(candidates)
+    passages, pairs = _read_pairs(candidates, named)
     start = time.perf_counter()
     scores = iter(score_pairs(model, pairs, batch_size, precision).tolist())
     seconds = time.perf_counter() - start
@@ -78,13 +79,16 @@ def rerank(
     }
 
 
-def _read_pairs(candidates: Candidates) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
-    """Reads what is scored.
+class _Named(NamedTuple):
+    """What is scored, by name."""
 
-    Returns:
-      The names of each query's passages, in the order of the first stage, which equal scores keep;
-      and the texts of each query and passage, in that order.
-    """
+    queries: dict[str, str]  # id → text
+    first: dict[str, list[str]]  # query → passages of the first stage, best first
+    relevant: dict[str, list[str]]  # query → its relevant passages; none: without positives
+
+
+def _read_names(candidates: Candidates) -> _Named:
+    """Reads everything but the passages, of which there may be many."""
     run = read_run(candidates.run)
     if not run:
         raise UserError(f"{candidates.run} is empty: expected a TREC run")
@@ -95,18 +99,31 @@ def _read_pairs(candidates: Candidates) -> tuple[dict[str, list[str]], list[tupl
     queries = read_queries(candidates.data, candidates.split)
     require_known(first, queries, "queries", candidates.run)
     relevant: dict[str, list[str]] = {}
-    judgments = candidates.run
     if candidates.with_positives and candidates.split is not None:
-        judgments = judgments_file(candidates.data, candidates.split)
         _, qrels = read_split(candidates.data, candidates.split)
         relevant = {query: list(grades) for query, grades in with_positives(qrels).items()}
-    texts = read_named(candidates.data, (candidates.run, first), (judgments, relevant))
+    return _Named(queries, first, relevant)
+
+
+def _read_pairs(
+    candidates: Candidates, named: _Named
+) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
+    """Reads the passages that are scored.
+
+    Returns:
+      The names of each query's passages, in the order of the first stage, which equal scores keep;
+      and the texts of each query and passage, in that order.
+    """
+    sources = [(candidates.run, named.first)]
+    if candidates.with_positives and candidates.split is not None:
+        sources.append((judgments_file(candidates.data, candidates.split), named.relevant))
+    texts = read_named(candidates.data, *sources)
     passages = {
-        query: list(dict.fromkeys([*first.get(query, []), *relevant.get(query, [])]))
-        for query in first | relevant
+        query: list(dict.fromkeys([*named.first.get(query, []), *named.relevant.get(query, [])]))
+        for query in named.first | named.relevant
     }
     pairs = [
-        (queries[query], passage_text(texts[name]))
+        (named.queries[query], passage_text(texts[name]))
         for query in passages
         for name in passages[query]
     ]

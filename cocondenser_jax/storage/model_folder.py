@@ -65,6 +65,12 @@ def find_dense(folder: Path) -> list[Path]:
     return [folder / path for path in dense_paths(read_json(folder / MODULES))]
 
 
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether the network of a folder has a head that scores or classifies texts."""
+    architectures = read_object(folder / "config.json", {}).get("architectures")
+    return "ForSequenceClassification" in str(architectures)
+
+
 def network_folder(folder: Path) -> Path:
     """Returns the folder of a model's network and tokenizer: releases before 2.0 had its own."""
     modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None
@@ -118,6 +124,12 @@ def read_representation(
     if not (folder / MODULES).is_file():
         assumed = with_given(with_given(assumed, plain), known.plain)
         if plain == NOTHING_GIVEN and not (given.pooling and given.similarity):
+            if is_cross_encoder(folder):
+                raise UserError(
+                    f"{folder} scores pairs of texts, by its config.json, and makes no vectors of"
+                    " them: expected a bi-encoder (--pooling and --similarity make one of it all"
+                    " the same)"
+                )
             _log_once(
                 f"{folder} has no {MODULES}: pooling {assumed.pooling} and similarity"
                 f" {assumed.similarity} are assumed, as in {name or 'sentence-transformers'};"

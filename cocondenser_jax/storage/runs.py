@@ -36,6 +36,21 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
+def require_own(path: Path) -> None:
+    """Raises a UserError if a folder holds other things than what starts with its first file.
+
+    Args:
+      path: the folder's first file, see `start_or_compare`; this may be called long before it.
+    """
+    if path.exists():
+        return
+    # The lock, and what a killed process left of the first file.
+    ours = {LOCK, f"{path.name}.partial", f"{path.name}.partial.lock"}
+    folder = path.parent
+    if not folder.is_dir() or any(each.name not in ours for each in folder.iterdir()):
+        require_absent(folder)
+
+
 def start_or_compare(path: Path, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
     """Writes the settings that a folder starts with, or compares them with those of its start.
 
@@ -48,11 +63,8 @@ def start_or_compare(path: Path, settings: Mapping[str, Any], free: Collection[s
       UserError: naming each difference, or if the folder holds something else.
     """
     folder = path.parent
+    require_own(path)
     if not path.exists():
-        # The lock, and what a killed process left of the first file.
-        ours = {LOCK, f"{path.name}.partial", f"{path.name}.partial.lock"}
-        if not folder.is_dir() or any(each.name not in ours for each in folder.iterdir()):
-            require_absent(folder)
         write_json(path, settings)
         return
     earlier = flatten(read_object(path))

@@ -80,6 +80,19 @@ def bad_inputs(folder):
             "no judgments of split 'dev'",
         ),
         "workdir with something else": (pretrain(f"--workdir={folder}/data"), "already exists"),
+        "workdir that is a file": (pretrain(f"--workdir={folder}/empty.jsonl"), "already exists"),
+        "batch larger than the corpus": (
+            pretrain("--config.data.batch_size=400"),
+            "takes 400 documents of two spans",
+        ),
+        "trace in a file": (
+            pretrain(f"--profile_dir={folder}/empty.jsonl"),
+            "empty.jsonl is not a folder",
+        ),
+        "collection without a probe": (
+            pretrain(f"--config.probe.data={folder}/data", "--config.probe.every=0"),
+            "but config.probe.every is 0",
+        ),
         "no such run": (["convert", f"--checkpoint={folder}/none", f"--out={folder}/out"], "none"),
         "no qrels": (
             ["evaluate", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
@@ -116,7 +129,8 @@ CASES = (
     "workers of no task", "chunk size", "unknown key", "wrong type", "unknown flag", "no store",
     "not a store", "tokenizer of another model", "no collection to probe", "no such split to probe",
     "workdir with something else", "no such run",
-    "no qrels", "missing flag", "unknown command", "mistyped flag",
+    "workdir that is a file", "batch larger than the corpus", "trace in a file",
+    "collection without a probe", "no qrels", "missing flag", "unknown command", "mistyped flag",
 )  # fmt: skip
 
 

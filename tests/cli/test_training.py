@@ -90,6 +90,10 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
         ),
         ("vocabulary --source=none.txt --out=out", "no file none.txt"),
         ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),
+        (
+            "vocabulary --source=pydocs:json --out=out --size=10000001",
+            "expected at most 10,000,000",
+        ),
         ("verify --store=store --step=7", "(see cocondenser verify --help)"),
     ],
 )

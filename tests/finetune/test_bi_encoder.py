@@ -328,6 +328,9 @@ def test_vectors_of_several_sizes_are_trained_and_the_first_is_kept(
         ({"loss.sizes": (64, 8)}, "makes vectors of 32 numbers: cannot keep 64"),
         ({"loss.sizes": (8, 16)}, r"config.loss.sizes is \[8, 16\]; expected the largest first"),
         ({"loss.sizes": (8, 8)}, r"config.loss.sizes is \[8, 8\]; expected the largest first"),
+        ({"loss.teacher_run": __file__}, "but config.loss.name is 'contrastive'"),
+        ({"data.negatives_run": __file__}, "config.data.negatives_per_query is 0"),
+        ({"eval.run": __file__}, "config.eval.every is 0"),
     ],
 )
 def test_bad_settings_leave_nothing(config, tmp_path, change, message):
@@ -337,6 +340,26 @@ def test_bad_settings_leave_nothing(config, tmp_path, change, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("unread_corpus")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data.negatives_run": "none", "data.negatives_per_query": 1}, "negatives_run is 'none'"),
+        ({"loss.teacher_run": "none", "loss.name": "soft_labels"}, "loss.teacher_run is 'none'"),
+        ({"eval.run": "none", "eval.every": 1}, "eval.run is 'none': there is no such file"),
+        ({"eval.every": 1}, "no judgments of split 'dev'"),
+        ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
+        ({"model.query_length": 65}, "query_length=65: expected 3 to 64"),
+    ],
+)
+def test_what_is_missing_is_found_before_the_corpus_is_read(config, tmp_path, change, message):
+    change_settings(config, change)
+    with pytest.raises(UserError, match=message):
+        finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("unread_corpus")
 def test_a_folder_with_something_else_is_refused(config, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UserError, match="already exists"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.collection.folder import Passage
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import bm25
 from cocondenser_jax.retrieval.bm25 import Bm25Settings
 
@@ -72,3 +73,12 @@ def test_stems_and_stop_words():
 def test_a_corpus_without_words_finds_nothing():
     passages = [Passage("d1", "", "?!"), Passage("d2", "", "")]
     assert bm25.bm25_run(passages, {"q": "word", "r": ""}) == {"q": {}, "r": {}}
+
+
+@pytest.mark.parametrize(
+    "change", [{"k1": math.nan}, {"k1": math.inf}, {"k1": -0.1}, {"b": math.nan}, {"b": 1.1}]
+)
+def test_weights_out_of_range_are_refused_before_anything_is_read(tmp_path, change):
+    (name,) = change
+    with pytest.raises(UserError, match=rf"{name}={change[name]}.*: expected"):
+        bm25.write_bm25_run(tmp_path, tmp_path / "run", settings=Bm25Settings(**change))

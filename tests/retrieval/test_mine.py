@@ -153,3 +153,21 @@ def test_a_run_of_other_queries_is_refused(folder):
     with pytest.raises(UserError, match=r"other.trec has no passage for any of the 2 queries"):
         mine([folder / "other.trec"], folder, "train", folder / "pool.trec")
     assert not (folder / "pool.trec").exists()
+
+
+def test_a_pool_without_a_negative_is_refused(folder):
+    """As where the cross-encoder scored other queries: nothing would be trained against."""
+    out = folder / "pool.trec"
+    trec.write_run(folder / "scores.trec", {"other": {"a": -9.0}})
+    expected = (
+        r"no negative is left for any of the 2 queries .*\(2 relevant, 7 not scored, 0 scored"
+    )
+    with pytest.raises(UserError, match=expected):
+        mine(
+            [folder / "bm25.trec"],
+            folder,
+            "train",
+            out,
+            denoising=Denoising(folder / "scores.trec"),
+        )
+    assert not out.exists()

@@ -222,3 +222,31 @@ def test_models_that_cannot_score_are_refused(
     with pytest.raises(UserError, match="scores a pair with NaN or infinity"):
         rerank.rerank(broken, Candidates(beir, run_file), out)
     assert not out.exists()
+
+
+@pytest.mark.usefixtures("unread_corpus")
+@pytest.mark.parametrize(
+    ("run", "split", "message"),
+    [
+        (None, None, "cannot read .*first.trec"),
+        ({}, None, "is empty: expected a TREC run"),
+        ({"x": {"d1": 1.0}}, None, "names 1 queries that the data does not have: x"),
+        (RUN, "dev", "no judgments of split 'dev'"),
+    ],
+)
+def test_what_is_wrong_with_the_first_stage_is_found_before_the_model_is_loaded(
+    beir, tmp_path, run, split, message
+):
+    path = tmp_path / "first.trec"
+    if run is not None:
+        trec.write_run(path, run)
+    with pytest.raises(UserError, match=message):
+        rerank.rerank(tmp_path / "none", Candidates(beir, path, split), tmp_path / "out")
+
+
+@pytest.mark.usefixtures("unread_corpus")
+def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(
+    model_folder, beir, run_file, tmp_path
+):
+    with pytest.raises(UserError, match="is not a cross-encoder"):
+        rerank.rerank(model_folder, Candidates(beir, run_file), tmp_path / "out")

@@ -7,7 +7,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from cocondenser_jax.storage.model_folder import files_of_vectors, find_weights, read_card_sizes
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import AS_IN_PAPERS, Given
+from cocondenser_jax.storage.model_folder import (
+    files_of_vectors,
+    find_weights,
+    read_card_sizes,
+    read_representation,
+)
 
 
 def test_the_weights_are_those_that_transformers_reads(model_folder, tmp_path):
@@ -69,3 +76,12 @@ def test_sizes_are_read_from_the_arguments_of_a_loss_in_the_card(tmp_path, card,
     if card is not None:
         (tmp_path / "README.md").write_text(card)
     assert read_card_sizes(tmp_path) == sizes
+
+
+def test_a_cross_encoder_is_no_bi_encoder_unless_that_is_said(cross_encoder_folder):
+    for given in (Given(), Given(pooling="cls"), Given(similarity="dot")):
+        with pytest.raises(UserError, match=r"scores pairs of texts, .* expected a bi-encoder"):
+            read_representation(cross_encoder_folder, given)
+    given = Given(pooling="cls", similarity="dot")
+    assert read_representation(cross_encoder_folder, given).pooling == "cls"
+    assert read_representation(cross_encoder_folder, plain=AS_IN_PAPERS).similarity == "dot"

@@ -14,6 +14,7 @@ from cocondenser_jax.storage.runs import (
     newest_intact,
     numbered_folders,
     require_intact,
+    require_own,
     start_or_compare,
     write_checksums,
 )
@@ -167,3 +168,21 @@ def test_checksums_and_their_files_survive_a_power_cut(tmp_path, monkeypatch):
     write_checksums(tmp_path)
     for path in tmp_path.iterdir():
         assert synced[path.stat().st_ino] == path.stat().st_size
+
+
+@pytest.mark.parametrize("names", [[], [LOCK], [LOCK, "run.json.partial"], ["run.json", "else"]])
+def test_a_folder_is_its_own_where_it_is_empty_or_was_started(tmp_path, names):
+    for name in names:
+        (tmp_path / name).touch()
+    require_own(tmp_path / "run.json")
+    require_own(tmp_path / "absent" / "run.json")
+
+
+@pytest.mark.parametrize("names", [["else"], [LOCK, "else"], ["run.json.partial", "run"]])
+def test_a_folder_of_something_else_is_refused(tmp_path, names):
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=f"{tmp_path} already exists"):
+        require_own(tmp_path / "run.json")
+    with pytest.raises(UserError, match=f"{names[0]} already exists"):
+        require_own(tmp_path / names[0] / "run.json")

@@ -45,6 +45,11 @@ class UserError(Exception):
 class UnsupportedError(UserError):
     """A model that is as it should be, but that the Flax network does not compute."""
 
+    def __init__(self, place: object, reason: str, hint: str = "") -> None:
+        """Names the file or folder, what it holds that is not computed, and what to do instead."""
+        super().__init__(f"{place} {reason} ({hint})" if hint else f"{place} {reason}")
+        self.reason = reason
+
 
 def escape_control(text: str) -> str:
     r"""Escapes control characters but the tab: in a terminal, they could do more than print.

@@ -131,16 +131,17 @@ def _trained_representation(folder: Path, hint: str) -> Representation:
         raise UserError(f"{error} ({hint})") from error
     for layer in published.dense:
         if layer.activation_name not in ACTIVATIONS:
+            expected = ", ".join(ACTIVATIONS)
             raise UnsupportedError(
-                f"{folder} has a Dense layer that ends in {layer.activation};"
-                f" expected {', '.join(ACTIVATIONS)} of torch.nn ({hint})"
+                folder,
+                f"has a Dense layer that ends in {layer.activation};"
+                f" expected {expected} of torch.nn",
+                hint,
             )
     if published.pooling not in POOLINGS:
-        raise UnsupportedError(
-            f"{folder} pools by {published.pooling}; expected cls or mean ({hint})"
-        )
+        raise UnsupportedError(folder, f"pools by {published.pooling}; expected cls or mean", hint)
     if published.leaves_out_prompts:
-        raise UnsupportedError(f"{folder} pools without its prompts; expected all tokens ({hint})")
+        raise UnsupportedError(folder, "pools without its prompts; expected all tokens", hint)
     return published
 
 
@@ -225,11 +226,11 @@ def _read_backbone_config(folder: Path) -> dict[str, Any]:
     backbone = find_backbone(model_type)
     if backbone is None:
         expected = " or ".join(BACKBONES)
-        raise UnsupportedError(f"{path}: model_type is {model_type!r}; expected {expected}")
+        raise UnsupportedError(f"{path}:", f"model_type is {model_type!r}; expected {expected}")
     for key, supported in SUPPORTED.items():
         if values.get(key, supported) != supported:
             raise UnsupportedError(
-                f"{path}: {key} is {values[key]!r}; only {supported!r} is supported"
+                f"{path}:", f"{key} is {values[key]!r}; only {supported!r} is supported"
             )
     for key in SIZES:
         if type(values.get(key)) is not int:

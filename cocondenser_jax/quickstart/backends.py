@@ -87,7 +87,7 @@ def open_model(folder: Path, wanted: Name | None = None) -> tuple[Backend, Readi
     except UnsupportedError as error:
         is_decoder = read_object(folder / "config.json").get("model_type") in DECODERS
         backend = _LORA if is_decoder else _TORCH
-        logger.info("adapt: %s: trained by --backend=%s", error, backend.name)
+        logger.info("adapt: trained by --backend=%s (for JAX: %s)", backend.name, error.reason)
         return backend, backend.read(folder, tokenizer)
     logger.info("adapt: trained by --backend=jax")
     return _JAX, reading
@@ -127,9 +127,7 @@ def require_same_reading(
 def _read_in_jax(start: Path, tokenizer: SpanTokenizer) -> Reading:
     network = read_shape(start, "or --backend=torch")
     if not tokenizer.kind:
-        raise UnsupportedError(
-            f"the tokenizer of {start} has no mask: expected --backend=torch or lora"
-        )
+        raise UnsupportedError(start, "has a tokenizer without a mask", "or --backend=torch")
     network.require_tokenizer(start, tokenizer.vocab_size, tokenizer.pad_id)
     return Reading(network.longest_text, network.representation, tokenizer)
 

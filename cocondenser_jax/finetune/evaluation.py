@@ -18,6 +18,8 @@ from cocondenser_jax.collection.folder import (
     with_positives,
 )
 from cocondenser_jax.collection.trec import find_own_passages
+from cocondenser_jax.finetune.trainer import DIVERGED
+from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.models import uses_bfloat16
 
 
@@ -39,7 +41,7 @@ class DevEvaluator(BaseEvaluator):
       −log( exp s(q, d⁺) / (exp s(q, d⁺) + Σ_d exp s(q, d)) ),
 
     d being the ranked passages that are not judged relevant to q. MRR is the mean of 1 / rank of
-    the best relevant passage, 0 beyond the cutoff; ties, and scores that are no numbers, count
+    the best relevant passage, 0 beyond the cutoff; ties count
     against it. Without a run, the whole collection is ranked and the cutoff is 10; with
     one, the relevant passages and all that the run has for the query (or, if it has none, for all
     others), and the cutoff is 100. The passage with the query's own id is left out, as BEIR does
@@ -90,6 +92,8 @@ class DevEvaluator(BaseEvaluator):
         ]
         self._score = score
         self._bfloat16 = uses_bfloat16(settings.precision)
+        self._query_ids = [*relevant]
+        self._passage_ids = names
         self._cutoff = 100 if settings.run else 10
         self._every = settings.every
 
@@ -105,10 +109,16 @@ class DevEvaluator(BaseEvaluator):
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Encodes with a model, and ranks; returns `loss`, and `MRR@10` or `MRR@100`."""
+        """Encodes with a model, and ranks; returns `loss`, and `MRR@10` or `MRR@100`.
+
+        Raises:
+          UserError: for a vector with NaN or infinity.
+        """
         with torch.autocast(model.device.type, torch.bfloat16, enabled=self._bfloat16):
             queries = model.encode_query(self._queries, show_progress_bar=False)
             passages = model.encode_document(self._passages, show_progress_bar=False)
+        require_finite(queries, "query", self._query_ids, DIVERGED)
+        require_finite(passages, "passage", self._passage_ids, DIVERGED)
         queries_QxD = torch.from_numpy(queries)
         passages_NxD = torch.from_numpy(passages)
         losses = []

@@ -20,8 +20,10 @@ from cocondenser_jax.finetune.hard_batches import (
     load_batches,
     save_batches,
 )
+from cocondenser_jax.finetune.trainer import DIVERGED
 from cocondenser_jax.finetune.training_data import Epoch, TrainingData
 from cocondenser_jax.retrieval.bm25 import bm25_run
+from cocondenser_jax.retrieval.finite import require_finite
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +145,9 @@ def encoder_candidates(
     passages_NxD = model.encode_document(list(passages), show_progress_bar=False)
     model.train(training)
     k = min(depth, len(passages))
+    require_finite(queries_NxD, "the query", queries, DIVERGED)
+    require_finite(passages_NxD, "the passage", passages, DIVERGED)
     scores_NxK, passages_NxK = faiss.knn(queries_NxD, passages_NxD, k, faiss.METRIC_INNER_PRODUCT)
-    is_found_NxK = passages_NxK >= 0  # faiss finds fewer where numbers are not finite
-    cells = scores_NxK[is_found_NxK], (is_found_NxK.nonzero()[0], passages_NxK[is_found_NxK])
+    rows_E = np.repeat(np.arange(len(queries)), k)
+    cells = scores_NxK.ravel(), (rows_E, passages_NxK.ravel())
     return scipy.sparse.csr_array(cells, shape=(len(queries), len(passages)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import time
@@ -37,6 +38,12 @@ logger = logging.getLogger(__name__)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
 _FREE = ("model.folder", "data.folder", "data.negatives_run", "loss.teacher_run")
+
+# Why numbers in training are not finite, and what to do.
+DIVERGED = (
+    "training has diverged; try a lower config.optimizer.learning_rate, or"
+    " config.train.precision=float32"
+)
 
 
 class TrainerSettings(NamedTuple):
@@ -212,6 +219,9 @@ class _MetricsCallback(ProgressCallback):
             self._log(state.global_step, probed)
         if "loss" not in logs:
             return
+        if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm")):
+            step = state.global_step
+            raise UserError(f"the loss or gradient of step {step} is not finite: {DIVERGED}")
         now = time.perf_counter()
         n_pairs = (state.global_step - self._step) * args.per_device_train_batch_size
         values = {"epoch": state.epoch or 0.0}

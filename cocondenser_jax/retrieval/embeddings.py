@@ -175,7 +175,8 @@ def require_finite_rows(table: pyarrow.Table, block_NxD: np.ndarray, first_row: 
     """
     require_finite(
         block_NxD,
-        lambda row: f"passage {table['id'][first_row + row].as_py()}",
+        "passage",
+        table["id"][first_row:],
         "encode again with the same flags, which renews such shards only",
     )
 

@@ -237,17 +237,15 @@ def _write_shards(
 
 def _to_store(vectors_NxD: np.ndarray, passages: list[Passage], manifest: Manifest) -> np.ndarray:
     """Returns vectors in the number format of a manifest; raises a UserError unless all fit it."""
-
-    def name(row: int) -> str:
-        return f"passage {passages[row].id}"
-
+    names = [passage.id for passage in passages]
     reason = f"the weights of {manifest.model} are damaged, or too large for what it computes"
     if manifest.precision != "float32":
         reason += f" in {manifest.precision} (--precision=float32 may help)"
-    require_finite(vectors_NxD, name, reason)
+    require_finite(vectors_NxD, "passage", names, reason)
     with np.errstate(over="ignore"):
         stored_NxD = vectors_NxD.astype(manifest.dtype)
-    require_finite(stored_NxD, name, f"too large for {manifest.dtype}, use --dtype=float32")
+    too_large = f"too large for {manifest.dtype}, use --dtype=float32"
+    require_finite(stored_NxD, "passage", names, too_large)
     return stored_NxD
 
 

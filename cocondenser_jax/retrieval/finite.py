@@ -4,7 +4,7 @@ A vector counts as finite if its squared length is a finite number in float32. T
 such vectors are finite too, by the inequality of Cauchy and Schwarz.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -20,20 +20,21 @@ def are_finite(vectors_NxD: np.ndarray) -> bool:
     return not len(_broken_rows(vectors_NxD))
 
 
-def require_finite(vectors_NxD: np.ndarray, name: Callable[[int], str], reason: str) -> None:
+def require_finite(vectors_NxD: np.ndarray, what: str, names: Any, reason: str) -> None:
     """Raises a UserError that names the first vector that is not finite.
 
     Args:
       vectors_NxD: any vectors.
-      name: what the vector of a row is of.
+      what: has vectors, such as "passage".
+      names: of the rows: a sequence, or a column of a table.
       reason: what may have caused it, and what to do.
     """
     if are_finite(vectors_NxD):
         return
     rows = _broken_rows(vectors_NxD)
     raise UserError(
-        f"{len(rows)} of {len(vectors_NxD)} vectors are not finite, first that of"
-        f" {name(int(rows[0]))}: {reason}"
+        f"{len(rows)} of {len(vectors_NxD)} vectors are not finite, first that of {what}"
+        f" {names[int(rows[0])]}: {reason}"
     )
 
 

@@ -200,7 +200,9 @@ def load_cross_encoder(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
     )
     with loading(folder, "cross-encoder"):
-        model.predict([("a word", "another")], show_progress_bar=False)
+        scores_1 = model.predict([("a word", "another")], show_progress_bar=False)
+    if not np.isfinite(scores_1).all():
+        raise UserError(f"{folder} scores a pair with NaN or infinity: its weights are damaged")
     _without_model_card(model)
     return model
 

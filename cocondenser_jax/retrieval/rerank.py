@@ -28,6 +28,8 @@ from cocondenser_jax.collection.trec import (
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import Precision, load_cross_encoder, uses_bfloat16
 
+_SHOWN = 60  # characters of a text in a message
+
 
 class Candidates(NamedTuple):
     """The passages that are scored: the first of a run, for queries of a data folder."""
@@ -140,8 +142,9 @@ def score_pairs(
     with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)):
         scores_N = model.predict(pairs, batch_size=batch_size, show_progress_bar=True)
     if not np.isfinite(scores_N).all():
+        query, passage = pairs[int(np.flatnonzero(~np.isfinite(scores_N))[0])]
         raise UserError(
-            "the model scores a pair with NaN or infinity: its weights are damaged, or its "
-            "training failed"
+            f"the model scores a pair with NaN or infinity ({query[:_SHOWN]!r},"
+            f" {passage[:_SHOWN]!r}): its weights are damaged, or too large for what it computes"
         )
     return np.asarray(scores_N)

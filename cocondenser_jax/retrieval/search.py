@@ -244,7 +244,7 @@ def search_vectors(
       depth: passages per query.
     """
     table = passage_table(passages)
-    require_finite(vectors_NxD, lambda row: f"passage {table['id'][row].as_py()}", _OVERFLOW)
+    require_finite(vectors_NxD, "passage", table["id"], _OVERFLOW)
     index = OpenIndex(model, partial(nearest, [vectors_NxD]), table)
     return search_run(index, queries, depth)
 
@@ -316,7 +316,7 @@ def _rank_by_vectors(index: OpenIndex, texts: list[str], k: int) -> tuple[list[R
     start = time.perf_counter()
     vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
     vectors_QxD = vectors_QxD.astype(np.float32)
-    require_finite(vectors_QxD, lambda row: f"the query {texts[row]!r}", _OVERFLOW)
+    require_finite(vectors_QxD, "the query", texts, _OVERFLOW)
     encoded = time.perf_counter()
     scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, len(index.passages)))
     seconds = {"encoding": encoded - start, "search": time.perf_counter() - encoded}

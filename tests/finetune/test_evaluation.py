@@ -172,18 +172,32 @@ def test_the_passages_of_a_run_are_ranked(model_folder, data, texts, dev_run):
         make_search(model_folder, data, {"eval.run": str(data / "unknown.trec")})
 
 
-@pytest.mark.parametrize("value", [0.0, np.nan])
-def test_a_collapsed_model_ranks_nothing_first(model_folder, data, value):
-    class Collapsed:
-        device = models.torch.device("cpu")
+class Collapsed:
+    """A model all of whose numbers are one."""
 
-        def encode_query(self, found, **options):
-            return np.full((len(found), 4), value, np.float32)
+    device = models.torch.device("cpu")
 
-        encode_document = encode_query
+    def __init__(self, of_queries, of_passages):
+        self._of_queries = of_queries
+        self._of_passages = of_passages
 
-    with np.errstate(invalid="ignore"):
-        assert make_search(model_folder, data, {})(Collapsed())["MRR@10"] == 0
+    def encode_query(self, texts, **options):
+        return np.full((len(texts), 4), self._of_queries, np.float32)
+
+    def encode_document(self, texts, **options):
+        return np.full((len(texts), 4), self._of_passages, np.float32)
+
+
+def test_a_collapsed_model_ranks_nothing_first(model_folder, data):
+    assert make_search(model_folder, data, {})(Collapsed(0.0, 0.0))["MRR@10"] == 0
+
+
+def test_a_model_that_has_diverged_is_not_evaluated(model_folder, data):
+    evaluate = make_search(model_folder, data, {})
+    with pytest.raises(UserError, match=f"first that of query {next(iter(QRELS))}: training has"):
+        evaluate(Collapsed(np.nan, 0.0))
+    with pytest.raises(UserError, match="60 of 60 vectors .* first that of passage d0"):
+        evaluate(Collapsed(0.0, np.inf))
 
 
 def evaluations(workdir, measure="eval_MRR@10"):

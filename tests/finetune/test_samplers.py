@@ -55,6 +55,24 @@ def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts
     assert samplers.encoder_candidates(model, *texts, depth=100).nnz == 24 * 24
 
 
+@pytest.mark.parametrize("side", ["query", "passage"])
+def test_an_encoder_that_has_diverged_makes_no_batches(texts, side):
+    class Diverged:
+        training = True
+
+        def encode_query(self, found, **options):
+            return np.full((len(found), 4), np.nan if side == "query" else 1, np.float32)
+
+        def encode_document(self, found, **options):
+            return np.full((len(found), 4), np.nan if side == "passage" else 1, np.float32)
+
+        def train(self, mode):
+            pass
+
+    with pytest.raises(UserError, match=f"24 vectors are not finite, first that of the {side}"):
+        samplers.encoder_candidates(Diverged(), *texts, depth=5)
+
+
 def test_bm25s_candidates_are_its_run(texts):
     queries = [*texts[0], "unheardofword"]
     found = samplers.bm25_candidates(queries, [*texts[1], "another text"], depth=6)

@@ -226,3 +226,11 @@ def test_a_full_disk_ends_in_one_line(inputs, small_disk, tmp_path, share, every
     small_disk(resource.RLIM_INFINITY)
     assert not (tmp_path / "run" / "retriever").exists()
     assert finetune(config, tmp_path / "run")["steps"] == 3
+
+
+def test_a_training_that_diverges_saves_no_model(inputs, tmp_path):
+    config = make_config(inputs)
+    config.optimizer.learning_rate = 1e38
+    with pytest.raises(UserError, match=r"step \d+ is not finite: training has diverged; try"):
+        finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "retriever").exists()

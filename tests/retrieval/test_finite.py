@@ -72,11 +72,11 @@ def embeddings(model_folder, data, tmp_path):
 def test_one_number_is_enough(dtype, value):
     vectors_NxD = np.arange(12, dtype=dtype).reshape(4, 3)
     assert are_finite(vectors_NxD)
-    require_finite(vectors_NxD, str, "unused")
+    require_finite(vectors_NxD, "row", "abcd", "unused")
     vectors_NxD[2:, 1] = value
     assert not are_finite(vectors_NxD)
-    with pytest.raises(UserError, match="2 of 4 vectors are not finite, first that of 2: so"):
-        require_finite(vectors_NxD, str, "so")
+    with pytest.raises(UserError, match="2 of 4 vectors are not finite, first that of row c: so"):
+        require_finite(vectors_NxD, "row", "abcdefghi", "so")
 
 
 def test_a_vector_may_be_as_long_as_float32_can_compare():
@@ -85,8 +85,8 @@ def test_a_vector_may_be_as_long_as_float32_can_compare():
     assert are_finite(vectors_NxD)
     assert np.isfinite(vectors_NxD @ vectors_NxD.T).all()
     vectors_NxD[1] *= 1.1
-    with pytest.raises(UserError, match="1 of 9 vectors are not finite, first that of 1: so"):
-        require_finite(vectors_NxD, str, "so")
+    with pytest.raises(UserError, match="1 of 9 vectors are not finite, first that of row b: so"):
+        require_finite(vectors_NxD, "row", "abcdefghi", "so")
     assert are_finite(np.empty((0, 3), np.float32))
     assert are_finite(np.full((2, 3), 65_504, np.float16))
 
@@ -170,7 +170,7 @@ def test_a_query_must_have_a_finite_vector(broken_folder, data, tmp_path, capsys
         command = ["retrieve", f"--{place}={tmp_path / place}", f"--model={broken_folder}"]
         run = tmp_path / "run.trec"
         assert main([*command, f"--data={tmp_path}", f"--run_out={run}"]) == 2
-        assert "1 of 2 vectors are not finite, first that of the query 'ab hh'" in (
+        assert "1 of 2 vectors are not finite, first that of the query ab hh:" in (
             capsys.readouterr().err
         )
         assert not run.exists()

@@ -219,7 +219,7 @@ def test_models_that_cannot_score_are_refused(
     broken = edited(
         cross_encoder_folder, tmp_path / "nan", lambda weight: weight.fill_(float("nan"))
     )
-    with pytest.raises(UserError, match="scores a pair with NaN or infinity"):
+    with pytest.raises(UserError, match="nan scores a pair with NaN or infinity: its weights are"):
         rerank.rerank(broken, Candidates(beir, run_file), out)
     assert not out.exists()
 
@@ -250,3 +250,10 @@ def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(
 ):
     with pytest.raises(UserError, match="is not a cross-encoder"):
         rerank.rerank(model_folder, Candidates(beir, run_file), tmp_path / "out")
+
+
+def test_a_pair_without_a_finite_score_is_named(cross_encoder_folder):
+    model = load_cross_encoder(cross_encoder_folder)
+    model.predict = lambda pairs, **_: np.array([1.0, np.inf, np.nan], np.float32)
+    with pytest.raises(UserError, match=r"NaN or infinity \('b', 'long l{55}'\): its weights are"):
+        rerank.score_pairs(model, [("a", "x"), ("b", f"long {'l' * 99}"), ("c", "y")])

@@ -161,7 +161,8 @@ def _shape(
         fields["representation"] = _trained_representation(folder, hint)
     else:
         with contextlib.suppress(UserError):  # modules that are not used
-            representation = representation.reading_as(read_representation(folder))
+            own = read_representation(folder, plain=AS_IN_PAPERS)
+            representation = representation.reading_as(own)
         fields["representation"] = representation
     if skip_from is not None:
         fields["skip_from"] = skip_from

@@ -102,8 +102,9 @@ def _check_vocabulary(name_or_folder: str, store: TokenStore) -> None:
     """Raises a UserError where the store has other tokens than those the model was trained on."""
     is_run = _is_run(name_or_folder)
     tokenizer = str(Path(name_or_folder) / "tokenizer") if is_run else name_or_folder
-    of_store = load_tokenizer(str(store.tokenizer_folder))
-    if load_tokenizer(tokenizer).backend.get_vocab() != of_store.backend.get_vocab():
+    # The model may know more tokens. How texts are cut is the store's: it goes with the model.
+    known = load_tokenizer(tokenizer).backend.get_vocab().items()
+    if not store.tokenizer.backend.get_vocab().items() <= known:
         raise UserError(
             f"the store {store.path} was made with another tokenizer than {tokenizer}:"
             " build the store with the model's own tokenizer"

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
@@ -127,6 +128,18 @@ def test_another_vocabulary_is_refused(bert, store, tmp_path):
     write_tokenizer(next(bert.glob("tokenizer"), bert), ["other words"], 40)
     with pytest.raises(UserError, match="made with another tokenizer"):
         train(config, tmp_path / "new")
+
+
+def test_a_model_may_know_more_tokens_than_the_store(bert, store):
+    """The store's tokens are the model's; a token that the model adds is in none of its texts."""
+    file = next(bert.rglob("tokenizer.json"))
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
+    opened = open_store(store)
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_tokens(["[NEW]"])
+    tokenizer.save(str(file))
+    first_model(resolve(config, opened), opened)
 
 
 @pytest.mark.effect("pretrain warm_start", "pretrain init_head")

@@ -33,10 +33,12 @@ _COLUMNS = {
 def evaluate(run, qrels, metrics, compare_with, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
     from cocondenser_jax.collection.trec import read_qrels, read_run
-    from cocondenser_jax.evaluation.ranking import evaluate_run
+    from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric
     from cocondenser_jax.evaluation.significance import compare, format_p
 
     names = [name.strip() for name in metrics.split(",")]
+    for name in names:
+        parse_metric(name)  # a mistake need not wait for the runs
     judgments = read_qrels(qrels)
     evaluate_it = partial(evaluate_run, ignore_identical_ids=ignore_identical_ids)
     result: dict[str, Any] = {**evaluate_it(judgments, read_run(run), names)}

@@ -210,7 +210,7 @@ ENGINE = (
     flag("--tasks", click.IntRange(2), "divide the work into N tasks, for several workers"),
     _with_tasks("--workers", COUNT, "tasks at a time (default, local: one per core)"),
     _with_tasks("--executor", get_args(Executor), "what runs the workers: docs/scaling.md"),
-    _with_tasks("--executor_options", Path, "JSON file with options of the executor"),
+    flag("--executor_options", Path, "JSON file with its options", goes_with="executor"),
 )
 _PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors
 

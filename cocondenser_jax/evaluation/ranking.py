@@ -60,7 +60,7 @@ def evaluate_run(
         run = drop_identical_ids(run)
     else:
         warn_of_identical_ids(run, qrels.keys() - _own_answers(qrels))
-    names = {_parse(name): name for name in metrics}
+    names = {parse_metric(name): name for name in metrics}
     cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}
     check_results(run, qrels, "judged", cutoffs)
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
@@ -134,7 +134,8 @@ def check_results(
         logger.warning("no query has more than %d results: %s stop there", longest, ", ".join(cut))
 
 
-def _parse(name: str) -> ir_measures.Measure:
+def parse_metric(name: str) -> ir_measures.Measure:
+    """Returns a metric by its name; raises a UserError for one that cannot be computed."""
     try:
         metric = ir_measures.parse_measure(name)
         # ir-measures lets through 0, at which trec_eval ends the process, and what it cannot count.

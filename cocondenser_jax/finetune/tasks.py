@@ -22,6 +22,7 @@ from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import DataSettings
 from cocondenser_jax.representation import Given
 from cocondenser_jax.storage.files import require_absent
+from cocondenser_jax.storage.model_folder import require_outside
 from cocondenser_jax.storage.runs import flatten, lock_folder, require_own
 
 _RUNS = ("data.negatives_run", "loss.teacher_run", "eval.run")  # settings that name a TREC run
@@ -42,6 +43,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     """
     settings = resolve(config, workdir)
     _require_runs(config)
+    require_outside(Path(config.model.folder), workdir)
     require_own(workdir / "finetune.json")
     n_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if settings.trainer.batch_size % n_processes:

@@ -150,7 +150,6 @@ def _model_and_params(
         raise UserError(
             f"the tokenizer of {store.path} is that of none of the families {', '.join(BACKBONES)}"
         )
-    require_examples(store, experiment.batches, hosts.count())
     model = params = None
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)
@@ -164,6 +163,7 @@ def _model_and_params(
     check_batch(experiment.batches, chunk_size, model_config.longest_text, count_devices())
     spec = with_prompts(experiment, model_config.representation).batches
     require_room(spec, store.tokenizer)
+    require_examples(store, spec, hosts.count())
     return model_config, params
 
 

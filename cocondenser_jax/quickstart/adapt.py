@@ -85,6 +85,7 @@ from cocondenser_jax.storage.model_folder import (
     linked_folder,
     network_folder,
     read_representation,
+    require_outside,
     write_resolved,
 )
 from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare
@@ -138,6 +139,7 @@ def adapt(
     language = options.language
     is_own_ignored = options.ignore_identical_ids
     require_language(language)
+    require_outside(Path(model), workdir)
     require_own(workdir / "started.json")
     start = find_folder(model)
     vectors = read_representation(start, options.given)
@@ -204,6 +206,11 @@ def _check_texts(corpus: str, data: Path | None, ignore_identical_ids: bool) -> 
     _, qrels = read_split(data, "test")
     if len(qrels) < 2:
         raise UserError(f"{data} has one judged query of test: a comparison needs two")
+    relevant = {p for grades in qrels.values() for p, grade in grades.items() if grade > 0}
+    if not any(passage.id in relevant for passage in read_corpus(data)):
+        raise UserError(
+            f"{data} has no passage that is judged relevant in test: every ranking would score 0"
+        )
     if ignore_identical_ids:
         require_other_answers(qrels)
 

@@ -50,7 +50,7 @@ from cocondenser_jax.retrieval.models import (
     uses_bfloat16,
 )
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import read_representation
+from cocondenser_jax.storage.model_folder import read_representation, require_outside
 from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare, task_folder
 from cocondenser_jax.workers import Engine, run_tasks
 
@@ -124,6 +124,7 @@ def encode_corpus(
     file = corpus_file(corpus)
     if task[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
+    require_outside(encoding.model, out)
     require_own(out / _TASKS if engine else task_folder(out, task) / MANIFEST)
     with lock_folder(task_folder(out, task)):
         # What is wrong with the model is found before the corpus is read.

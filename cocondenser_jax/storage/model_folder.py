@@ -88,6 +88,17 @@ def files_of_vectors(folder: Path) -> list[Path]:
     return sorted({path for pattern in _OF_VECTORS for path in folder.rglob(pattern)})
 
 
+def require_outside(folder: Path, out: Path) -> None:
+    """Raises a UserError for an output within a model's folder, where it would count as its files.
+
+    Args:
+      folder: of the model; the name of one on the hub has none.
+      out: the folder to write.
+    """
+    if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{out} lies in the folder of the model, {folder}: choose another place")
+
+
 def read_card_sizes(folder: Path) -> list[int]:
     """Returns the sizes that a folder's vectors were trained at, the largest first; none: one.
 

@@ -51,15 +51,18 @@ def local_copy(place: Path) -> Path:
 
 
 @contextlib.contextmanager
-def output_folder(place: Path) -> Iterator[Path]:
+def output_folder(place: Path, task: tuple[int, int] = (0, 1)) -> Iterator[Path]:
     """Yields the local folder to write: `place` itself, or one that is uploaded to a URL.
 
-    If the block or the upload fails, the folder stays as it is for the next attempt.
+    If the block or the upload fails, the folder stays as it is for the next attempt. A URL has the
+    parts of all tasks or none: one that is written by task i of n alone is refused.
     """
     url = _find_url(place)
     if url is None:
         yield place
         return
+    if task != (0, 1):
+        raise UserError(f"--task writes a part of {url}: expected a folder of this machine")
     with _naming(url):
         store, root = fsspec.url_to_fs(url)
         if store.exists(f"{root}/{CHECKSUMS}"):

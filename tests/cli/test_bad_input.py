@@ -54,6 +54,10 @@ def bad_inputs(folder):
         ),
         "one task": ([*corpus("pydocs"), "--tasks=1"], "1 is not in the range x>=2"),
         "workers of no task": ([*corpus("pydocs"), "--workers=2"], "--workers goes with --tasks"),
+        "options of no executor": (
+            [*corpus("pydocs"), "--tasks=2", "--executor_options=x"],
+            "--executor_options goes with --executor",
+        ),
         "chunk size": (pretrain("--config.train.chunk_size=3"), "chunk_size 3 does not divide"),
         "unknown key": (
             pretrain("--config.train.stepz=3"),
@@ -130,7 +134,8 @@ CASES = (
     "not a store", "tokenizer of another model", "no collection to probe", "no such split to probe",
     "workdir with something else", "no such run",
     "workdir that is a file", "batch larger than the corpus", "trace in a file",
-    "collection without a probe", "no qrels", "missing flag", "unknown command", "mistyped flag",
+    "collection without a probe", "options of no executor", "no qrels", "missing flag",
+    "unknown command", "mistyped flag",
 )  # fmt: skip
 
 

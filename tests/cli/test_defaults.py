@@ -137,7 +137,11 @@ OPTIONAL = [
 def test_a_flag_has_the_default_and_the_choices_of_its_function(name, flag_name):
     by_name = {flag.name: flag for flag in PROGRAM.commands[name].params}
     flag = by_name[flag_name]
-    context = other_words(by_name[flag.goes_with])[:1] if flag.goes_with else []
+    context = []
+    needed = flag
+    while needed.goes_with:
+        needed = by_name[needed.goes_with]
+        context += other_words(needed)[:1]
     plain = call(name, context)
     given = [call(name, [*context, word]) for word in other_words(flag)]
     passed_to = {

@@ -109,6 +109,7 @@ def test_a_run_against_itself(folder, capsys):
         ("--qrels=qrels.tsv --metrics=MRR@ten", "unknown metric 'MRR@ten'"),
         ("--qrels=qrels.tsv --metrics=Recall@0", "unknown metric 'Recall@0'"),
         ("--qrels=qrels.tsv --metrics=", "unknown metric ''"),
+        ("--qrels=none.tsv --metrics=mrr", "unknown metric 'mrr'"),
         ("--qrels=qrels.tsv --top_k=5", "No such option '--top_k'"),
         ("", "Missing option '--qrels'"),
     ],

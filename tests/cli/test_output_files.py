@@ -63,6 +63,7 @@ def folder(tmp_path, monkeypatch):
         ("fuse --run=one --run=two --run_out=two", ("run_out", "run")),
         ("fuse --run=one --run=two --run_out=./x/../two", ("run_out", "run")),
         ("fuse --run=link --run=two --run_out=one", ("run_out", "run")),
+        ("fuse --run=one --run=two --run_out=link", ("run_out", "run")),
         ("fuse --run=one --run=two --run_out=new --json_out=new", ("run_out", "json_out")),
         ("evaluate --run=one --qrels=judged --json_out=judged", ("json_out", "qrels")),
         ("corpus --source=one --tokenizer=t --out=new --json_out=one", ("json_out", "source")),

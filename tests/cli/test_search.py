@@ -359,6 +359,10 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
         ("index --embeddings=EMBEDDINGS --out=INDEX", "already exists"),
         ("index --embeddings=none --out=INDEX", "already exists"),
         ("index --embeddings=INDEX --out=r", "is an index already: expected the folder"),
+        (
+            "encode --model=MODEL --corpus=DATA --out=memory://bucket/out --task=0/2",
+            "expected a folder of this machine",
+        ),
         ("encode --model=MODEL --corpus=DATA/none.jsonl --out=r", "none.jsonl does not exist"),
     ],
 )

@@ -360,6 +360,13 @@ def test_what_is_missing_is_found_before_the_corpus_is_read(config, tmp_path, ch
 
 
 @pytest.mark.usefixtures("unread_corpus")
+def test_a_run_is_not_written_into_the_folder_of_its_model(config, model_folder):
+    with pytest.raises(UserError, match="run lies in the folder of the model"):
+        finetune(config, model_folder / "run")
+    assert not (model_folder / "run").exists()
+
+
+@pytest.mark.usefixtures("unread_corpus")
 def test_a_folder_with_something_else_is_refused(config, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(UserError, match="already exists"):

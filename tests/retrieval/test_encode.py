@@ -436,3 +436,14 @@ def test_a_length_fits_up_to_the_positions_of_the_network(model_folder, make_mod
     models.require_length(roberta, 63)
     with pytest.raises(UserError, match="passage_length=64: expected 3 to 63"):
         models.require_length(roberta, 64)
+
+
+def test_vectors_are_not_written_into_the_folder_of_their_model(model_folder, beir, tmp_path):
+    """Their manifest would count as the model's, and the search would take it for another one."""
+    model = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    (tmp_path / "link").symlink_to("model")
+    for out in (model / "new" / "out", tmp_path / "link" / "out", model):
+        with pytest.raises(UserError, match="lies in the folder of the model"):
+            encode.encode_corpus(Encoding(model), beir, out)
+    assert not (model / "new").exists()
+    encode.encode_corpus(Encoding(model), beir, tmp_path / "model.out")

@@ -65,12 +65,16 @@ def first_line(error: BaseException) -> str:
 
 
 def whole_message(error: BaseException) -> str:
-    """Returns an exception's message, of at most 300 characters, or its type where it has none.
+    """Returns an exception's message, of about 300 characters, or its type where it has none.
 
-    Some libraries say in the first line that something failed, and only in later ones what.
+    Some libraries say in the first line that something failed, and only in the last one what: of a
+    longer message the middle is left out.
     """
     words = " ".join(str(error).split()) or type(error).__name__
-    return words if len(words) <= _LONGEST_MESSAGE else f"{words[:_LONGEST_MESSAGE].rstrip()} ..."
+    if len(words) <= _LONGEST_MESSAGE:
+        return words
+    half = _LONGEST_MESSAGE // 2
+    return f"{words[:half].rstrip()} ... {words[-half:].lstrip()}"
 
 
 def first_three(names: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ def test_first_line_of_a_message(message, line):
         ),
         (" \n", "ValueError"),
         ("x" * 300, "x" * 300),
-        ("word " * 100, "word " * 60 + "..."),
+        ("word " * 100 + "the cause", "word " * 30 + "... " + "word " * 28 + "the cause"),
     ],
 )
 def test_a_whole_message_in_one_line(message, line):

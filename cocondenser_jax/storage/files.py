@@ -85,6 +85,8 @@ def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
     """Parses a line of jsonl, an object; an error begins with `where`."""
     try:
         record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not valid JSON: {error.msg}, column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(record, dict):

@@ -319,6 +319,6 @@ def test_whatever_the_hub_raises(error, monkeypatch):
         raise error if isinstance(error, Exception) else error("it failed:\n\n  the cause")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(UserError, match="^some/model: no such folder, .* hub: ") as found:
+    with pytest.raises(UserError, match=r"^some/model: no such folder, .* hub: ") as found:
         find_folder("some/model")
     assert str(found.value).endswith(("it failed: the cause", "(char 0)"))

@@ -120,3 +120,25 @@ def test_what_datasets_reads_is_read_or_named_with_its_file(tmp_path, caplog):
     with pytest.raises(UserError, match=r"^hf:.*: StopIteration$"):
         list(read_documents(f"hf:{tmp_path}"))
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"id,text\n1,a\n2,b,c\n", r"a\.csv: Error tokenizing data.* in line 3, saw 3"),
+        ("a.csv", b"id,text\n1,%s\n" % LATIN, r"a\.csv: 'utf-8' codec can't decode byte 0xe9"),
+        ("a.csv", b"a,b\n1,2\n", r"a\.csv, record 1 has no `text`"),
+        ("a.csv", b"", r"a\.csv: No columns to parse"),
+        ("a.tsv", b'id\ttext\n1\t"never closed\n', r"a\.tsv: .*EOF inside string"),
+        ("a.json", b'[{"text": "a"}, {"text":', r"a\.json: "),
+        ("a.json", b'{"text": "a"}\n{"text": ["b"]}\n', r"a\.json, record 2 has no `text`"),
+        ("a.arrow", b"ARROW1\0\0\xff", "Not an Arrow file"),
+        ("a.zip", b"PK\3\4 and no more", "not a zip file"),
+        ("a.txt.gz", b"plain", r"a\.txt\.gz: Not a gzipped file"),
+    ],
+)
+def test_what_only_datasets_reads_is_named_with_its_file(name, content, message, tmp_path):
+    pytest.importorskip("datasets")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"^hf:{tmp_path}.*{message}"):
+        list(read_documents(f"hf:{tmp_path}"))

@@ -132,7 +132,7 @@ def test_what_datasets_reads_is_read_or_named_with_its_file(tmp_path, caplog):
         ("a.tsv", b'id\ttext\n1\t"never closed\n', r"a\.tsv: .*EOF inside string"),
         ("a.json", b'[{"text": "a"}, {"text":', r"a\.json: "),
         ("a.json", b'{"text": "a"}\n{"text": ["b"]}\n', r"a\.json, record 2 has no `text`"),
-        ("a.arrow", b"ARROW1\0\0\xff", "Not an Arrow file"),
+        ("a.arrow", b"ARROW1\0\0\xff", "File is too small"),
         ("a.zip", b"PK\3\4 and no more", "not a zip file"),
         ("a.txt.gz", b"plain", r"a\.txt\.gz: Not a gzipped file"),
     ],

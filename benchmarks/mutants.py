@@ -72,7 +72,7 @@ def copies(folder: Path, n: int) -> Iterator[Path]:
 
 
 def run(tests: list[str], copy: Path) -> str:
-    """Returns "noticed" if a test fails or runs into its limit, "survived", or "timeout"."""
+    """Runs tests in a process, and returns what `outcome_of` says of how it ended."""
     process = multiprocessing.get_context("fork").Process(target=_test, args=(tests, copy))
     process.start()
     end = time.monotonic() + LIMIT
@@ -85,7 +85,17 @@ def run(tests: list[str], copy: Path) -> str:
     process.join()
     if process.exitcode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SystemExit(f"pytest did not run {' '.join(tests)}")
-    return "timeout" if late else "noticed" if process.exitcode else "survived"
+    return "timeout" if late else outcome_of(process.exitcode or 0)
+
+
+def outcome_of(exit_status: int) -> str:
+    """Returns "noticed" if a test failed, "crashed" if the tests were ended by a signal.
+
+    No test names the fault then: only whoever reads the stack would. Else "survived".
+    """
+    if exit_status < 0:
+        return "crashed"
+    return "noticed" if exit_status else "survived"
 
 
 def _test(tests: list[str], copy: Path) -> None:
@@ -152,7 +162,7 @@ def row(
 ) -> dict[str, Any]:
     """Counts what the tests noticed of a module."""
     faults = [mutant for mutant in mutants if mutant.name not in equivalent]
-    survived = [str(mutant) for mutant in faults if outcomes[mutant.key] == "survived"]
+    survived = [str(mutant) for mutant in faults if outcomes[mutant.key] in ("survived", "crashed")]
     noticed = len(faults) - len(survived)
     return {
         "module": module,

@@ -1,15 +1,20 @@
 """Shards as they lie on disk: how many, and damage."""
 
 import pickle
+import struct
 from pathlib import Path
 
+import numpy as np
 import pyarrow
+import pyarrow.ipc
 import pytest
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import embeddings as embeddings_module
 from cocondenser_jax.retrieval import encode
 from cocondenser_jax.retrieval.encode import Encoding
+from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.retrieval.search import open_index
 from cocondenser_jax.storage.files import write_json
 from tests.mutations import Payload
 
@@ -46,6 +51,44 @@ def test_a_damaged_shard_is_named(embeddings):
     for changed in ({"dimension": 16}, {"dtype": "float16"}, {"shard_size": 20}):
         with pytest.raises(UserError, match=r"embeddings-0000\d\.arrow is missing or damaged"):
             embeddings_module.open_shards(embeddings, manifest._replace(**changed))
+
+
+@pytest.mark.parametrize(
+    ("column", "last"), [("id", 1 << 40), ("title", 1 << 62), ("text", -1), ("text", 5)]
+)
+def test_a_text_beyond_its_shard_is_damage(embeddings, column, last):
+    """Whoever reads such a text reads beyond the file, and crashes: nothing may be read."""
+    manifest = embeddings_module.read_manifest(embeddings)
+    path = embeddings / "embeddings-00001.arrow"
+    texts = pyarrow.ipc.open_file(path.read_bytes()).read_all()[column].to_pylist()
+    ends_N = np.cumsum([0, *(len(text.encode()) for text in texts)])
+    offsets = ends_N.astype("<i8").tobytes()
+    content = path.read_bytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, offsets[:-8] + struct.pack("<q", last)))
+    assert embeddings_module.map_shard(embeddings, manifest, 1) is None
+
+
+@pytest.mark.parametrize("n_rows", [0, 24, 26])
+def test_a_shard_with_another_number_of_rows_is_damage(embeddings, n_rows):
+    """A row beyond its shard would be another passage's, or none."""
+    manifest = embeddings_module.read_manifest(embeddings)
+    path = embeddings / "embeddings-00001.arrow"
+    table = pyarrow.ipc.open_file(path.read_bytes()).read_all()
+    other = pyarrow.concat_tables([table, table])[:n_rows]
+    path.unlink()  # what is mapped must not change
+    embeddings_module.write_table(path, other)
+    assert embeddings_module.map_shard(embeddings, manifest, 1) is None
+
+
+def test_an_index_of_more_vectors_than_passages_is_damaged(embeddings, model_folder, tmp_path):
+    build_index(embeddings, tmp_path / "index")
+    path = tmp_path / "index" / "passages.arrow"
+    table = pyarrow.ipc.open_file(path.read_bytes()).read_all()
+    assert len(table) == 60
+    embeddings_module.write_table(path, table[:59])
+    with pytest.raises(UserError, match=r"passages\.arrow is missing or damaged"):
+        open_index(tmp_path / "index", model_folder)
 
 
 def test_nothing_in_a_file_is_unpickled(tmp_path):

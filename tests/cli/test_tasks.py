@@ -194,6 +194,21 @@ def test_vectors_in_seven_tasks_are_those_of_one(tmp_path, model_folder, beir, m
     assert "passage_length=None, now it is 7" in capsys.readouterr().err
 
 
+def test_machines_that_share_a_corpus_have_shards_of_their_part(
+    tmp_path, model_folder, beir, monkeypatch
+):
+    """The default: a twentieth of what a machine encodes, of 60 passages on four machines of 15."""
+    asked = []
+    monkeypatch.setattr(encode, "default_shard_size", lambda n: asked.append(n) or 4)
+    command = ["encode", f"--model={model_folder}", f"--corpus={beir}", f"--out={tmp_path}/out"]
+    assert main([*command, "--task=1/4"]) == 0
+    assert asked == [15]
+    shards = sorted(
+        path.name for path in (tmp_path / "out" / "task-00001-of-00004").glob("*.arrow")
+    )
+    assert shards == [f"embeddings-{number:05d}.arrow" for number in (1, 5, 9, 13)]
+
+
 @pytest.mark.effect("encode --executor", "encode --executor_options")
 def test_vectors_on_slurm(tmp_path, model_folder, beir, slurm):
     options = tmp_path / "options.json"

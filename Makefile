@@ -112,7 +112,7 @@ reproduce: .venv/tools
 
 fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 \
-	  tests/test_fuzz.py tests/*/test_fuzz.py
+	  tests/test_fuzz.py tests/test_fuzz_folders.py tests/*/test_fuzz.py
 
 mutants: .venv/mutants
 	$(BIN)/python -m benchmarks.mutants --per_module=$(or $(PER_MODULE),25) \

@@ -26,7 +26,7 @@ from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.quickstart.backends import open_model, require_same_reading
 from cocondenser_jax.representation import passage_prompt, query_prompt
 from cocondenser_jax.retrieval.encode import Encoding, load_encoder
-from cocondenser_jax.retrieval.models import load_as, pooled_size
+from cocondenser_jax.retrieval.models import load_as, max_tokens, pooled_size
 from cocondenser_jax.storage.model_folder import (
     linked_folder,
     read_representation,
@@ -94,11 +94,17 @@ def _encode(config, params, ids_BxL, mask_BxL):
 
 
 def by_the_library(folder: Path) -> Vectors | None:
-    """Asks the library, in float32; returns None where it refuses the folder."""
+    """Asks the library, in float32; returns None where it refuses the folder.
+
+    Texts are cut where a table of positions ends: there it fails with an IndexError.
+    """
     try:
         model = SentenceTransformer(
             str(folder), local_files_only=True, model_kwargs={"dtype": "float32"}
         )
+        if any(name.endswith("position_embeddings.weight") for name in model.state_dict()):
+            longest = max_tokens(model.transformers_model.config)
+            model.max_seq_length = min(model.max_seq_length, longest)
         passage = passage_prompt(model.prompts)
         options: dict[str, Any] = {"convert_to_tensor": True}
         queries = model.encode_query(TEXTS, **options)

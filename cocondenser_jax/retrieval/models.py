@@ -338,7 +338,13 @@ def _limit_tokens(
     # sentence-transformers counts all rows of the table where the tokenizer has no limit, those
     # before the first position too.
     if limit < sys.maxsize:
-        tower.max_seq_length = min(tower.max_seq_length or limit, limit)
+        said = tower.max_seq_length or limit
+        if said > limit and not _has_position_table(tower):  # the library would read them all
+            raise UserError(
+                f"{folder} says that {said} tokens of a text are read, but its config.json that"
+                f" there are {limit} positions"
+            )
+        tower.max_seq_length = min(said, limit)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None:
             _require_within(name, length, limit, folder)
@@ -362,6 +368,12 @@ def require_length(folder: Path, passage_length: int | None) -> None:
 def _require_within(name: str, length: int | None, limit: int, folder: Path) -> None:
     if length is not None and not 3 <= length <= limit:
         raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
+
+
+def _has_position_table(tower: Transformer) -> bool:
+    """Returns whether positions are rows of a table, beyond which nothing can be read."""
+    network: Any = tower.auto_model
+    return any(name.endswith("position_embeddings.weight") for name in network.state_dict())
 
 
 def max_tokens(config: Any) -> int:

@@ -120,8 +120,7 @@ def test_what_a_folder_says_of_pooling_and_similarity():
     normalized = read([*modules, normalize], similarity_fn_name="dot")
     assert (normalized.similarity, normalized.is_cosine) == ("dot", True)
     silent = Representation("mean", similarity="cosine")
-    plain = read(None, prompts={"query": "q: ", "document": ""})
-    assert plain == silent._replace(prompts=(("query", "q: "),))
+    assert read(None, prompts={"query": "q: "}, similarity_fn_name="dot") == silent
     config = {"config.json": {"architectures": ["Qwen3ForCausalLM"]}}
     assert from_files(None, config) == silent._replace(pooling="lasttoken")
     for default, expected in (("query", "query"), ("document", None), (None, None)):
@@ -138,6 +137,16 @@ def test_the_files_of_older_releases_are_read_where_the_newer_say_nothing(saved,
         write_json(folder / f"sentence_{kind}_config.json", {"max_seq_length": length})
         assert read_representation(folder).max_length == length
         assert SentenceTransformer(str(folder)).max_seq_length == length
+
+
+def test_a_folder_without_modules_has_no_settings(research_folders, tmp_path):
+    folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
+    expected = SentenceTransformer(str(folder)).encode_query(["early layers"])
+    write_json(folder / SETTINGS, {"prompts": {"query": "words know "}, "truncate_dim": 8})
+    np.testing.assert_array_equal(
+        SentenceTransformer(str(folder)).encode_query(["early layers"]), expected
+    )
+    assert read_representation(folder) == read_representation(research_folders["bert"])
 
 
 def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):

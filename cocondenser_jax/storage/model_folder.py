@@ -209,6 +209,8 @@ def _fill(
     network = network_folder(start)
     for path in {*files_of_vectors(start), *heads}:
         of_network = path.is_relative_to(network)
+        if not of_network and (network / path.relative_to(start)).exists():
+            continue  # such as the config.json of a release before 2, which holds its version alone
         copy = folder / path.relative_to(network if of_network else start)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.relative_to(start).as_posix() not in resolved:

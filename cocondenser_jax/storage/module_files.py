@@ -58,7 +58,7 @@ def json_files(modules: Any) -> list[str]:
       modules: the content of modules.json; None for a folder without it.
     """
     if modules is None:
-        return [SETTINGS, _NETWORK, _TOKENIZER]
+        return [_NETWORK, _TOKENIZER]
     layers = _kinds_and_paths(modules)
     networks = [path for kind, path in layers if kind == "Transformer"]
     settings = [_join(path, name) for path in networks for name in (*_TRANSFORMERS, _TOKENIZER)]
@@ -85,7 +85,8 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
     """Returns what a model folder's vectors are.
 
     Without modules.json, they are what sentence-transformers makes of such a folder: the mean over
-    all tokens, or the last token of a network that generates text; compared by their cosine.
+    all tokens, or the last token of a network that generates text; compared by their cosine. It
+    reads no other settings there.
 
     Args:
       modules: the content of modules.json; None for a folder without it.

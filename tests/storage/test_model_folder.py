@@ -12,9 +12,13 @@ from cocondenser_jax.representation import AS_IN_PAPERS, Given
 from cocondenser_jax.storage.model_folder import (
     files_of_vectors,
     find_weights,
+    linked_folder,
     read_card_sizes,
     read_representation,
+    write_resolved,
 )
+from tests.published import MINILM
+from tests.published_folders import write_folder
 
 
 def test_the_weights_are_those_that_transformers_reads(model_folder, tmp_path):
@@ -85,3 +89,15 @@ def test_a_cross_encoder_is_no_bi_encoder_unless_that_is_said(cross_encoder_fold
     given = Given(pooling="cls", similarity="dot")
     assert read_representation(cross_encoder_folder, given).pooling == "cls"
     assert read_representation(cross_encoder_folder, plain=AS_IN_PAPERS).similarity == "dot"
+
+
+def test_a_file_beside_the_folder_of_the_network_does_not_replace_its_own(tmp_path):
+    """Releases before 2 kept their version in a config.json there."""
+    start = write_folder(MINILM._replace(in_subfolder=True), tmp_path / "model")
+    of_network = (start / "0_Transformer" / "config.json").read_text()
+    (start / "config.json").write_text('{"__version__": "1.0.0"}')
+    representation = read_representation(start)
+    with linked_folder(start, representation) as linked:
+        assert (linked / "config.json").read_text() == of_network
+    write_resolved(start, representation, 32, tmp_path / "copy")
+    assert (tmp_path / "copy" / "config.json").read_text() == of_network

@@ -97,7 +97,7 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
         sentence-transformers writes them. The message begins with a verb, for a caller to
         put the name of the folder before it.
     """
-    settings = _mapping(files.get(SETTINGS, {}), SETTINGS)
+    settings = _mapping(files.get(SETTINGS, {}) if modules is not None else {}, SETTINGS)
     prompts = _prompts(settings)
     default = str(settings.get("default_prompt_name"))
     size = _whole(settings, "truncate_dim", SETTINGS)

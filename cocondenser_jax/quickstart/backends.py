@@ -107,6 +107,12 @@ def require_same_reading(
       served: the model as it encodes and searches.
     """
     (tower,) = towers(served).values()
+    limit = tower.max_seq_length
+    if limit is not None and reading.longest_text > limit:
+        raise UserError(
+            f"{folder} reads {limit} tokens of a text, but would be trained on"
+            f" {reading.longest_text}: expected the same in all of its files"
+        )
 
     def search(text: str) -> list[int]:
         ids: list[int] = tower.preprocess([text])["input_ids"][0].tolist()
@@ -115,12 +121,6 @@ def require_same_reading(
     prompts = dict(reading.representation.prompts)
     every = sorted({"", query_prompt(prompts), passage_prompt(prompts)})
     require_same_tokens(folder, reading.tokenizer, search, every, reading.longest_text)
-    limit = tower.max_seq_length
-    if limit is not None and reading.longest_text > limit:
-        raise UserError(
-            f"{folder} reads {limit} tokens of a text, but would be trained on"
-            f" {reading.longest_text}: expected the same in all of its files"
-        )
     backend.compare(served, folder)
 
 

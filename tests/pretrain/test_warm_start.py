@@ -1,6 +1,7 @@
 """What a run may start from: the head that is there, or the one that the settings ask for."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -245,16 +246,14 @@ def test_a_model_with_more_rows_than_tokens_keeps_them(config, tmp_path):
     assert params["embeddings"]["word"]["embedding"].shape == (96, 16)
 
 
-def test_a_model_whose_texts_are_lowered_needs_a_store_of_such_texts(folder, store, tmp_path):
+def test_a_model_that_reads_capitals_needs_a_store_of_such_texts(folder, store, tmp_path):
     config = default.get_config().unlock()
     config.data.store, config.model, config.warm_start = str(store), settings(), str(folder)
     opened = open_store(store)
     first_model(resolve(config, opened), opened)
-    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
-    modules += [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
-    (folder / "1_Pooling").mkdir()
-    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
-    write_json(folder / "modules.json", modules)
-    write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
+    path = folder / "tokenizer_config.json"
+    rules = json.loads(path.read_text())
+    assert rules["do_lower_case"]
+    write_json(path, rules | {"do_lower_case": False})
     with pytest.raises(UserError, match="training would see other tokens than the search"):
         first_model(resolve(config, opened), opened)

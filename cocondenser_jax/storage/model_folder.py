@@ -27,6 +27,7 @@ from cocondenser_jax.storage.files import new_folder, read_json, read_object, wr
 from cocondenser_jax.storage.module_files import (
     MODULES,
     SETTINGS,
+    TRANSFORMERS,
     dense_paths,
     from_files,
     json_files,
@@ -211,6 +212,8 @@ def _fill(
         of_network = path.is_relative_to(network)
         if not of_network and (network / path.relative_to(start)).exists():
             continue  # such as the config.json of a release before 2, which holds its version alone
+        if routes[0] is None and path.name in TRANSFORMERS:
+            continue  # which would be read in the copy, for that has a modules.json
         copy = folder / path.relative_to(network if of_network else start)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.relative_to(start).as_posix() not in resolved:

@@ -18,8 +18,8 @@ MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
 _TRANSFORMER = "sentence_bert_config.json"
 # As older releases named it, after the class of the network. The library takes the first that says
-# anything.
-_TRANSFORMERS = (
+# anything, and none of them where there is no modules.json.
+TRANSFORMERS = (
     _TRANSFORMER,
     *(
         f"sentence_{kind}_config.json"
@@ -46,8 +46,6 @@ _USUAL = {
     "module_output_name": "sentence_embedding",
     "use_residual": False,
 }
-
-
 _CONFIGURED = ("Pooling", "Dense", "Normalize")  # what has a config.json of its own
 
 
@@ -61,7 +59,7 @@ def json_files(modules: Any) -> list[str]:
         return [_NETWORK, _TOKENIZER]
     layers = _kinds_and_paths(modules)
     networks = [path for kind, path in layers if kind == "Transformer"]
-    settings = [_join(path, name) for path in networks for name in (*_TRANSFORMERS, _TOKENIZER)]
+    settings = [_join(path, name) for path in networks for name in (*TRANSFORMERS, _TOKENIZER)]
     others = [_join(path, "config.json") for kind, path in layers if kind in _CONFIGURED]
     return [SETTINGS, *settings, *others]
 
@@ -300,8 +298,8 @@ def _whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
 
 
 def _transformer(files: Mapping[str, Any], path: str) -> tuple[str, Mapping[str, Any]]:
-    """Returns the name and the content of a network's file of _TRANSFORMERS."""
-    names = [_join(path, name) for name in _TRANSFORMERS]
+    """Returns the name and the content of a network's file of TRANSFORMERS."""
+    names = [_join(path, name) for name in TRANSFORMERS]
     name = next((name for name in names if files.get(name)), names[0])
     return name, _mapping(files.get(name, {}), name)
 

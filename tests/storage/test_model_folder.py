@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from cocondenser_jax.errors import UserError
@@ -101,3 +102,14 @@ def test_a_file_beside_the_folder_of_the_network_does_not_replace_its_own(tmp_pa
         assert (linked / "config.json").read_text() == of_network
     write_resolved(start, representation, 32, tmp_path / "copy")
     assert (tmp_path / "copy" / "config.json").read_text() == of_network
+
+
+def test_the_copy_of_a_folder_without_modules_has_no_file_that_only_modules_make_count(tmp_path):
+    start = write_folder(MINILM._replace(modules=None, settings=None), tmp_path / "model")
+    for name in ("sentence_bert_config.json", "sentence_xlnet_config.json"):
+        (start / name).write_text('{"max_seq_length": 8}')
+    representation = read_representation(start)
+    write_resolved(start, representation, 32, tmp_path / "copy")
+    assert read_representation(tmp_path / "copy") == representation
+    lengths = [SentenceTransformer(str(tmp_path / n)).max_seq_length for n in ("model", "copy")]
+    assert lengths == [32, 32]

@@ -55,7 +55,7 @@ TEXTS = [
     "Tea 茶 of the doctor's mountain",
     "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h",
 ]
-SHARE = 0.2  # of the usual examples: each loads a model twice
+SHARE = 0.1  # of the usual examples: each loads a model twice
 
 
 class Vectors(NamedTuple):

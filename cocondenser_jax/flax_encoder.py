@@ -16,19 +16,15 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from cocondenser_jax.convert.from_torch import load_encoder
 from cocondenser_jax.convert.names import Params
-from cocondenser_jax.corpus.same_tokens import TEXTS
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.devices import Encode, mapped_encode
 from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.retrieval.models import pooling_of, tower_folder, towers
+from cocondenser_jax.retrieval.same_vectors import require_same_vectors
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
-# Of a vector's length: how far the two libraries may be apart. Rounding gives 1e-6 or so; the other
-# formula of GELU gives 1e-3.
-TOLERANCE = 1e-4
-_LONGEST_COMPARED = 96  # tokens: more than ModernBERT's local attention sees
 
 
 def run_in_flax(
@@ -57,54 +53,31 @@ def run_in_flax(
         pad_id = tower.tokenizer.pad_token_id
         config.require_tokenizer(of_tower, max(tower.tokenizer.get_vocab().values()) + 1, pad_id)
         pooled = torch.nn.Sequential(tower, Pooling(config.hidden_size, pooling))
-        _require_same_vectors(of_tower, pooled, tower.tokenizer, config, params)
+        compare_with_flax(of_tower, pooled, tower.tokenizer, config, params)
         encode = mapped_encode(config, params, dtype, batch_size)
         tower.forward = _forward(encode, config.max_length, pad_id)
 
 
-def require_same_vectors(model: SentenceTransformer, folder: Path) -> None:
-    """Raises a UserError where the Flax network makes other vectors of a folder than PyTorch.
-
-    They are compared on a few texts, in float32, with all that follows the pooling.
-
-    Args:
-      model: of one tower, as `models.load_retriever` returns it.
-      folder: that the Flax network is read from.
-    """
-    config, params = load_encoder(folder)
-    (tower,) = towers(model).values()
-    _require_same_vectors(folder, model, tower.tokenizer, config, params)
-
-
-def _require_same_vectors(
+def compare_with_flax(
     folder: Path, model: torch.nn.Module, tokenizer: Any, config: ModelConfig, params: Params
 ) -> None:
-    features = tokenizer(
-        [*TEXTS],
-        padding=True,
-        truncation=True,
-        max_length=min(config.max_length, _LONGEST_COMPARED),
-        return_tensors="pt",
-    )
-    ids_BxL = features["input_ids"].numpy()
-    mask_BxL = features["attention_mask"].numpy()
-    device = next(model.parameters()).device
-    with torch.inference_mode():
-        moved = {name: value.to(device) for name, value in features.items()}
-        expected_BxD = model(moved)["sentence_embedding"].float().cpu().numpy()
-    with jax.default_matmul_precision("highest"):  # else accelerators round to 16 bits
-        encode = jax.jit(functools.partial(Condenser(config).apply, method="encode"))
-        inputs = ids_BxL.astype(np.int32), mask_BxL.astype(bool)
-        found_BxD = np.asarray(encode({"params": params}, *inputs))
-    lengths_B = np.linalg.norm(expected_BxD, axis=1)
-    differences_B = np.linalg.norm(found_BxD - expected_BxD, axis=1) / np.maximum(lengths_B, 1e-12)
-    worst = int(np.argmax(differences_B))
-    if not (differences_B <= TOLERANCE).all():
-        raise UserError(
-            f"{folder} makes other vectors in JAX than in PyTorch: of {TEXTS[worst][:40]!r} they"
-            f" are {differences_B[worst]:.1e} of their length apart, where rounding gives less than"
-            f" {TOLERANCE:g}; expected --backend=torch"
-        )
+    """Raises a UserError where the Flax network makes other vectors than PyTorch, in float32.
+
+    Args:
+      folder: that both were read from.
+      model: see `same_vectors.require_same_vectors`.
+      tokenizer: see `same_vectors.require_same_vectors`.
+      config: of the Flax network, with all that follows the pooling in `model`.
+      params: of the Flax network.
+    """
+    network = jax.jit(functools.partial(Condenser(config).apply, method="encode"))
+
+    def encode(ids_BxL: np.ndarray, mask_BxL: np.ndarray) -> np.ndarray:
+        with jax.default_matmul_precision("highest"):  # else accelerators round to 16 bits
+            return np.asarray(network({"params": params}, ids_BxL.astype(np.int32), mask_BxL))
+
+    program = "in JAX (expected --backend=torch)"
+    require_same_vectors(folder, model, tokenizer, encode, program)
 
 
 def _forward(encode: Encode, longest: int, pad_id: int) -> Any:

@@ -146,13 +146,16 @@ def by_training(folder: Path) -> Vectors:
         prompts = dict(reading.representation.prompts)
         return Vectors(
             *(
-                encode_rows(config, params, reading, prompt)
-                for prompt in (query_prompt(prompts), passage_prompt(prompts))
+                encode_rows(config, params, reading, prompt, length or reading.longest_text)
+                for prompt, length in (
+                    (query_prompt(prompts), representation.query_length),
+                    (passage_prompt(prompts), representation.passage_length),
+                )
             )
         )
 
 
-def encode_rows(config, params, reading, prompt):
+def encode_rows(config, params, reading, prompt, longest):
     rows = tokens_in_training(reading.tokenizer, TEXTS, prompt)
     n_end = len(reading.tokenizer.suffix_ids)
     rows = [

@@ -196,6 +196,7 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     backend.encode_special_tokens = True
     state = json.loads(backend.to_str())
     entries = backend.get_vocab(with_added_tokens=True)
+    _require_words(state["model"], entries, name)
     kind = _kind(state, entries.keys())
     added = backend.get_added_tokens_decoder().items()
     special_ids = {number for number, token in added if token.special}
@@ -228,6 +229,15 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         joins_space=joins_space,
         sha256=_checksum(entries, state),
     )
+
+
+def _require_words(model: Mapping[str, Any], entries: Mapping[str, int], name: str) -> None:
+    """Raises a UserError for a model that would fail at a text, or that has no words at all."""
+    unknown = model.get("unk_token")
+    if model["type"] == "WordPiece" and unknown not in entries:
+        raise UserError(f"tokenizer {name} has no {unknown}, which stands for unknown words")
+    if not model["vocab"]:
+        raise UserError(f"tokenizer {name} has no vocabulary")
 
 
 def _kind(state: dict[str, Any], entries: Set[str]) -> str:
@@ -296,7 +306,8 @@ def _space(state: dict[str, Any]) -> tuple[str, bool]:
 
 def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
     """Makes special tokens the worst of all pieces: SentencePiece never reads "</s>" as one."""
-    worst = min(score for piece, score in model["vocab"] if piece not in special) - 100.0
+    worst = min((score for piece, score in model["vocab"] if piece not in special), default=0.0)
+    worst -= 100.0
     pieces = [(piece, worst if piece in special else score) for piece, score in model["vocab"]]
     return models.Unigram(pieces, model["unk_id"], model.get("byte_fallback", False))
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
+import numpy as np
 import torch
 from ml_collections import ConfigDict
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig
 
 from cocondenser_jax.backbones import DECODERS
-from cocondenser_jax.convert.from_torch import read_shape
+from cocondenser_jax.convert.from_torch import load_encoder, read_shape
 from cocondenser_jax.corpus.same_tokens import require_same_tokens
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
@@ -25,7 +26,7 @@ from cocondenser_jax.errors import UnsupportedError, UserError, first_line
 from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLossSettings
 from cocondenser_jax.finetune.pairs import Adam, Network, PairSettings, Probe, train_pairs
 from cocondenser_jax.finetune.trainer import TrainerSettings
-from cocondenser_jax.flax_encoder import require_same_vectors
+from cocondenser_jax.flax_encoder import compare_with_flax
 from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, with_prompts
 from cocondenser_jax.pretrain.probe import measure_vectors
@@ -33,6 +34,7 @@ from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.quickstart.steps import pretrain_model
 from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
 from cocondenser_jax.retrieval.models import max_tokens, towers
+from cocondenser_jax.retrieval.same_vectors import require_same_vectors
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.model_folder import read_representation
 
@@ -132,6 +134,25 @@ def _read_in_jax(start: Path, tokenizer: SpanTokenizer) -> Reading:
     return Reading(network.longest_text, network.representation, tokenizer)
 
 
+def _compare_in_jax(served: SentenceTransformer, start: Path) -> None:
+    (tower,) = towers(served).values()
+    compare_with_flax(start, served, tower.tokenizer, *load_encoder(start))
+
+
+def _compare_in_torch(served: SentenceTransformer, start: Path) -> None:
+    """The library computes both, but training pads texts at their end."""
+
+    def encode(ids_BxL: np.ndarray, mask_BxL: np.ndarray) -> np.ndarray:
+        named = {"input_ids": ids_BxL, "attention_mask": mask_BxL}
+        features = {k: torch.tensor(v, device=served.device).long() for k, v in named.items()}
+        with torch.inference_mode():
+            vectors_BxD: np.ndarray = served(features)["sentence_embedding"].float().cpu().numpy()
+        return vectors_BxD
+
+    (tower,) = towers(served).values()
+    require_same_vectors(start, served, tower.tokenizer, encode, "in training")
+
+
 def _check_in_jax(experiment: Experiment, start: Path) -> None:
     if not experiment.init_head:  # else what the model lacks is drawn
         load_warm_start(str(start), experiment.network, None, experiment.vectors)
@@ -228,7 +249,7 @@ _JAX = Backend(
     rate=1.0,
     read=_read_in_jax,
     check=_check_in_jax,
-    compare=require_same_vectors,
+    compare=_compare_in_jax,
     train=pretrain_model,
 )
 _TORCH = Backend(
@@ -238,7 +259,7 @@ _TORCH = Backend(
     rate=1.0,
     read=_read_in_torch,
     check=_check_in_torch,
-    compare=lambda served, folder: None,  # the library computes both
+    compare=_compare_in_torch,
     train=functools.partial(_train_in_torch, 0),
 )
 _LORA = _TORCH._replace(

@@ -235,3 +235,18 @@ def test_tokens_are_spelled_without_the_files_decoder(tokenizer):
     text = "the default value (in brackets)"
     ids = bare.backend.encode(text, add_special_tokens=False).ids
     assert bare.spell(ids).replace("( ", "(").replace(" )", ")") == text
+
+
+def test_a_tokenizer_without_a_token_for_unknown_words_is_refused(wordpiece_folder):
+    state = json.loads(load_tokenizer(str(wordpiece_folder)).backend.to_str())
+    state["model"]["unk_token"] = "[NONE]"
+    with pytest.raises(UserError, match=r"tokenizer changed has no \[NONE\], which stands for"):
+        span_tokenizer(Tokenizer.from_str(json.dumps(state)), "changed")
+
+
+def test_unigrams_of_special_tokens_alone_make_unknown_tokens(unigrams):
+    state = json.loads(unigrams.backend.to_str())
+    state["model"]["vocab"] = state["model"]["vocab"][:5]
+    tokenizer = span_tokenizer(Tokenizer.from_str(json.dumps(state)), "changed")
+    unknown = state["model"]["unk_id"]
+    assert set(tokenizer.backend.encode("words", add_special_tokens=False).ids) == {unknown}

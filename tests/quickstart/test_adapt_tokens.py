@@ -45,8 +45,12 @@ def test_a_model_whose_texts_begin_with_another_token_is_refused(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"tokenizer_args": {"padding_side": "left"}}, "makes other vectors in JAX"),
         ({"tokenizer_args": {"model_max_length": 20}}, "reads 20 tokens of a text, but"),
-        ({"config_args": {"layer_norm_eps": 0.01}}, "makes other vectors in JAX than in PyTorch"),
+        (
+            {"config_args": {"layer_norm_eps": 0.01}},
+            "makes other vectors in JAX (expected --backend=torch)",
+        ),
         ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "reads 'A Bad Café'"),
     ],
     ids=str,
@@ -63,6 +67,22 @@ def test_a_model_that_a_second_file_changes_is_refused(
     assert main([*words, "--config.data.length=24"]) == 2
     assert f"cocondenser: model {said}" in capsys.readouterr().err.splitlines()[-1]
     assert sorted(os.listdir()) == ["model", "texts.jsonl"]
+
+
+def test_padding_before_texts_that_moves_positions_is_refused_in_pytorch_too(
+    model_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    load_retriever(model_folder, given=Given("mean", "cosine")).save_pretrained(
+        "model", create_model_card=False
+    )
+    config = Path("model/tokenizer_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"padding_side": "left"}))
+    write_records(Path("texts.jsonl"), [{"text": "abc def"}])
+    words = ["adapt", "--corpus=texts.jsonl", "--workdir=new", "--model=model", "--backend=torch"]
+    assert main([*words, "--config.data.length=24"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "model makes other vectors in training than it is searched with" in error
 
 
 def test_a_model_that_reads_other_tokens_than_its_file_says_is_refused(

@@ -1,4 +1,4 @@
-"""Vectors of the model that searches, beside those of a program that is right or wrong by a little."""
+"""Vectors of the model that searches, beside those of a program that is right, or nearly so."""
 
 import numpy as np
 import pytest

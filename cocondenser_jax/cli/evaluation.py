@@ -33,7 +33,7 @@ _COLUMNS = {
 def evaluate(run, qrels, metrics, compare_with, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
     from cocondenser_jax.collection.trec import read_qrels, read_run
-    from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric
+    from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric, require_results
     from cocondenser_jax.evaluation.significance import compare, format_p
 
     names = [name.strip() for name in metrics.split(",")]
@@ -41,11 +41,16 @@ def evaluate(run, qrels, metrics, compare_with, ignore_identical_ids, json_out):
         parse_metric(name)  # a mistake need not wait for the runs
     judgments = read_qrels(qrels)
     evaluate_it = partial(evaluate_run, ignore_identical_ids=ignore_identical_ids)
-    result: dict[str, Any] = {**evaluate_it(judgments, read_run(run), names)}
+    own_run = read_run(run)
+    if compare_with is not None:
+        other_run = read_run(compare_with)
+        for file, each in ((run, own_run), (compare_with, other_run)):
+            require_results(each, judgments, file)
+    result: dict[str, Any] = {**evaluate_it(judgments, own_run, names)}
     if compare_with is None:
         print_metrics(result["mean"], None)
     else:
-        other = evaluate_it(judgments, read_run(compare_with), names)
+        other = evaluate_it(judgments, other_run, names)
         result["compared_with"] = other
         result["comparisons"] = compare(result["per_query"], other["per_query"])
         rows = []

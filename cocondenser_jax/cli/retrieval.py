@@ -279,9 +279,10 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
         warn_of_identical_ids,
         write_run,
     )
-    from cocondenser_jax.retrieval.fuse import fuse_runs
+    from cocondenser_jax.retrieval.fuse import check_runs, fuse_runs
 
     runs = [read_run(file) for file in run]
+    check_runs(dict(zip(map(str, run), runs, strict=True)))
     if ignore_identical_ids:  # before ranks and scores are counted
         runs = [drop_identical_ids(each) for each in runs]
     fused = fuse_runs(runs, method=method, weights=weights, depth=depth)

@@ -89,10 +89,13 @@ def with_positives(qrels: Qrels) -> Qrels:
 def read_best_passages(source: Path, queries: Collection[str], depth: int) -> dict[str, list[str]]:
     """Reads the first `depth` passages that a TREC run has for each query; [] where it has none."""
     run = read_run(source)
-    if not any(run.get(query) for query in queries):
+    n_without = sum(not run.get(query) for query in queries)
+    if n_without == len(queries):
         raise UserError(
             f"{source} has no passage for any of the {len(queries)} queries of the split"
         )
+    if n_without:
+        logger.warning("%s has no passage for %d of %d queries", source, n_without, len(queries))
     return {query: first_passages(run.get(query, {}), depth) for query in queries}
 
 

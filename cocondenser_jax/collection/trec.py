@@ -147,6 +147,12 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
         logger.warning("%s: %d of %d queries have no results", path, n_empty, len(run))
 
 
+def require_any_result(run: Run, path: Path) -> None:
+    """Raises a UserError for a run without any result, which was to be written to a path."""
+    if not any(run.values()):
+        raise UserError(f"{path} is not written: none of {len(run)} queries has a result")
+
+
 def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
     """Orders one query's passages, best first, with strictly decreasing scores.
 

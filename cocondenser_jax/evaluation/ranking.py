@@ -101,6 +101,15 @@ def _own_answers(qrels: Qrels) -> list[str]:
     return [query for query, grades in qrels.items() if grades.get(query, 0) > 0]
 
 
+def require_results(run: Run, qrels: Qrels, name: object) -> None:
+    """Raises a UserError for a run, by its name, that has no result for any judged query."""
+    if not any(run.get(query) for query in qrels):
+        raise UserError(
+            f"{name} has no result for any of the {len(qrels)} judged queries: there is nothing to"
+            " compare"
+        )
+
+
 def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Averages each metric of query → metric → value."""
     names = next(iter(per_query.values()))

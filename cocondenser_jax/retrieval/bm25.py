@@ -58,23 +58,19 @@ def write_bm25_run(
 ) -> dict[str, float]:
     """Ranks a data folder's passages for its queries, or those of a split; writes a TREC run.
 
-    See `bm25_run`. Returns the number of queries, and the seconds that indexing and searching took.
+    See `bm25_run`, and `drop_identical_ids` for `ignore_identical_ids`. Returns the number of
+    queries, and the seconds that indexing and searching took.
 
     Raises:
-      UserError: also if no query shares a term with a passage. Nothing is written then.
+      UserError: also if nothing is found for any query. Nothing is written then.
     """
     require_language(settings.language)
     if not (0 <= settings.k1 < math.inf and 0 <= settings.b <= 1):
         raise UserError(f"k1={settings.k1}, b={settings.b}: expected 0 or more, and 0 to 1")
     queries = read_queries(data_folder, split)
     start = time.perf_counter()
-    run = bm25_run(
-        read_corpus(data_folder),
-        queries,
-        depth,
-        settings,
-        ignore_identical_ids=ignore_identical_ids,
-    )
+    n_ranked = depth + 1 if ignore_identical_ids else depth
+    run = bm25_run(read_corpus(data_folder), queries, n_ranked, settings)
     seconds = time.perf_counter() - start
     if not any(run.values()):
         raise UserError(
@@ -82,6 +78,13 @@ def write_bm25_run(
             f" {next(iter(queries.values()))!r}: they share no term with the passages (in"
             f" --language={settings.language})"
         )
+    if ignore_identical_ids:
+        run = drop_identical_ids(run, depth)
+        if not any(run.values()):
+            raise UserError(
+                f"{data_folder}: all that BM25 finds for any of the {len(queries)} queries is the"
+                " passage of the same id, which is left out"
+            )
     warn_of_identical_ids(run, queries)
     write_run(run_out, run)
     return {"queries": len(queries), "seconds_with_indexing": seconds}
@@ -92,8 +95,6 @@ def bm25_run(
     queries: Mapping[str, str],
     depth: int = 100,
     settings: Bm25Settings = _DEFAULTS,
-    *,
-    ignore_identical_ids: bool = False,
 ) -> Run:
     """Ranks passages by BM25, in Lucene's formula.
 
@@ -106,7 +107,6 @@ def bm25_run(
       queries: id → text.
       depth: passages per query at most.
       settings: of terms and formula.
-      ignore_identical_ids: leave out passages with their query's id, see `drop_identical_ids`.
 
     Returns:
       query → passage → score, best first, without passages that share no term with the query.
@@ -119,13 +119,11 @@ def bm25_run(
             yield passage
 
     index = _build_index(note_ids(), settings)
-    n_ranked = depth + 1 if ignore_identical_ids else depth
-    ranking_Q = rank_by_bm25(index, list(queries.values()), n_ranked)
-    run = {
+    ranking_Q = rank_by_bm25(index, list(queries.values()), depth)
+    return {
         query: {ids[row]: score for row, score in ranking.items()}
         for query, ranking in zip(queries, ranking_Q, strict=True)
     }
-    return drop_identical_ids(run, depth) if ignore_identical_ids else run
 
 
 def open_bm25_index(

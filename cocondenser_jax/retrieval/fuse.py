@@ -1,6 +1,8 @@
 """Fuses several runs into one, by ranks or by scores."""
 
+import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -8,6 +10,8 @@ from typing import Literal, get_args
 
 from cocondenser_jax.collection.trec import Name, Run, ranked
 from cocondenser_jax.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 Method = Literal["rrf", "min_max"]
 METHODS = get_args(Method)
@@ -40,6 +44,28 @@ def fuse_runs(
         query: fuse_scores([run.get(query, {}) for run in runs], method, weights, depth)
         for query in dict.fromkeys(chain(*runs))
     }
+
+
+def check_runs(runs: Mapping[str, Run]) -> None:
+    """Warns of queries for which some of the runs that are to be fused found nothing.
+
+    The fused ranking of such a query is that of the other runs.
+
+    Args:
+      runs: by the names of their files.
+
+    Raises:
+      UserError: for a run without results, or if no query is in two of the runs.
+    """
+    in_runs = Counter(query for run in runs.values() for query in run if run[query])
+    for name, run in runs.items():
+        n_without = sum(not run.get(query) for query in in_runs)
+        if n_without == len(in_runs):
+            raise UserError(f"{name} has no results: there is nothing to fuse")
+        if n_without:
+            logger.warning("%s has no result for %d of %d queries", name, n_without, len(in_runs))
+    if len(runs) > 1 and max(in_runs.values()) < 2:
+        raise UserError(f"no query is in two of the runs {', '.join(runs)}: nothing to fuse")
 
 
 def fuse_scores(

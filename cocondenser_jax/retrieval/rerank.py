@@ -1,5 +1,6 @@
 """Scores a first stage's passages with a cross-encoder."""
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from cocondenser_jax.collection.trec import (
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import Precision, load_cross_encoder, uses_bfloat16
+
+logger = logging.getLogger(__name__)
 
 _SHOWN = 60  # characters of a text in a message
 
@@ -100,6 +103,15 @@ def _read_names(candidates: Candidates) -> _Named:
     first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
     queries = read_queries(candidates.data, candidates.split)
     require_known(first, queries, "queries", candidates.run)
+    n_without = sum(query not in first for query in queries)
+    if candidates.split is not None and n_without:
+        logger.warning(
+            "%s has no result for %d of %d queries of %s",
+            candidates.run,
+            n_without,
+            len(queries),
+            candidates.split,
+        )
     relevant: dict[str, list[str]] = {}
     if candidates.with_positives and candidates.split is not None:
         _, qrels = read_split(candidates.data, candidates.split)

@@ -17,7 +17,12 @@ from sentence_transformers import SentenceTransformer
 from tqdm import trange
 
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.collection.trec import Run, warn_of_identical_ids, write_run
+from cocondenser_jax.collection.trec import (
+    Run,
+    require_any_result,
+    warn_of_identical_ids,
+    write_run,
+)
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given, Representation, with_given
 from cocondenser_jax.representation import query_prompt as query_prompt_of
@@ -189,6 +194,7 @@ def retrieve(
     run, seconds = search_run_timed(
         index, queries, depth, ignore_identical_ids=ignore_identical_ids
     )
+    require_any_result(run, run_out)
     warn_of_identical_ids(run, queries)
     write_run(run_out, run)
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}

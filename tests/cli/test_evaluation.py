@@ -124,3 +124,11 @@ def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
     assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]
     assert says in error[-1]
     assert not (folder / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("empty", ["--run=empty.trec", "--compare_with=empty.trec"])
+def test_a_run_without_results_is_compared_with_none(folder, capsys, empty):
+    (folder / "empty.trec").write_text("")
+    command = ["evaluate", "--qrels=qrels.tsv", "--run=run.trec", "--compare_with=run.trec"]
+    assert main([*command, empty]) == 2
+    assert "empty.trec has no result for any of the 4 judged queries" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 
 from cocondenser_jax.collection.trec import ranked, read_run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.fuse import fuse_runs
+from cocondenser_jax.retrieval.fuse import check_runs, fuse_runs
 
 
 def some_run(seed, n_queries=4):
@@ -101,3 +101,30 @@ def test_scores_that_were_equal_before_they_were_written_count_in_full(tmp_path,
 def test_what_cannot_be_fused_is_named(arguments, message):
     with pytest.raises(UserError, match=message):
         fuse_runs(**{"runs": RUNS, **arguments})
+
+
+SIDES = {"a": {"q1": {"d": 1.0}, "q2": {"d": 1.0}}, "b": {"q2": {"d": 1.0}, "q3": {"d": 2.0}}}
+
+
+def test_queries_that_a_run_lacks_are_counted(caplog):
+    check_runs(SIDES)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a has no result for 1 of 3 queries",
+        "b has no result for 1 of 3 queries",
+    ]
+    caplog.clear()
+    check_runs({"a": SIDES["a"], "b": SIDES["a"]})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({}, "^b has no results: there is nothing to fuse"),
+        ({"q1": {}, "q2": {}}, "^b has no results"),
+        ({"q3": {"d": 1.0}}, "^no query is in two of the runs a, b: nothing to fuse"),
+    ],
+)
+def test_a_run_without_results_is_not_fused(other, message):
+    with pytest.raises(UserError, match=message):
+        check_runs({"a": SIDES["a"], "b": other})

@@ -171,3 +171,12 @@ def test_a_pool_without_a_negative_is_refused(folder):
             denoising=Denoising(folder / "scores.trec"),
         )
     assert not out.exists()
+
+
+def test_a_pool_without_negatives_is_not_written(beir, tmp_path, caplog):
+    run = {f"q{i}": {f"d{i}": 1.0} for i in range(20)}  # what is relevant
+    trec.write_run(tmp_path / "run.trec", run)
+    with pytest.raises(UserError, match="no negative is left for any of the 24 queries"):
+        mine([tmp_path / "run.trec"], beir, "train", tmp_path / "out.trec")
+    assert not (tmp_path / "out.trec").exists()
+    assert "run.trec has no passage for 4 of 24 queries" in caplog.text

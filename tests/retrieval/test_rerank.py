@@ -257,3 +257,14 @@ def test_a_pair_without_a_finite_score_is_named(cross_encoder_folder):
     model.predict = lambda pairs, **_: np.array([1.0, np.inf, np.nan], np.float32)
     with pytest.raises(UserError, match=r"NaN or infinity \('b', 'long l{55}'\): its weights are"):
         rerank.score_pairs(model, [("a", "x"), ("b", f"long {'l' * 99}"), ("c", "y")])
+
+
+def test_queries_that_the_first_stage_lacks_are_counted(
+    cross_encoder_folder, beir, run_file, tmp_path, caplog
+):
+    for split in ("train", None):
+        caplog.clear()
+        candidates = Candidates(beir, run_file, split=split)
+        rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
+        counted = f"{run_file} has no result for 22 of 24 queries of train"
+        assert (counted in caplog.text) == (split == "train")

@@ -7,6 +7,7 @@ import math
 import shutil
 from pathlib import Path
 
+import ir_measures
 import jax
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from cocondenser_jax.pretrain.checkpoint import (
     load_run,
     saved_probes,
 )
-from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.pretrain.experiment import ProbeSettings, resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.probe import measure_vectors, open_probe
 from cocondenser_jax.storage.runs import CHECKSUMS, numbered_folders, write_checksums
@@ -183,6 +184,36 @@ def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(probed, da
     found = logged(probed)[facts["step"]]
     expected = {f"probe/{name}": value for name, value in expected.items()}
     assert found == pytest.approx(expected, rel=2e-4)
+
+
+def test_a_query_that_is_a_passage_does_not_find_itself(config, data, caplog):
+    """By weighted counts of tokens, scaled to length 1, nothing is as near as the text itself."""
+    caplog.set_level("INFO")
+    store, spec = open_store(Path(config.data.store)), batches_of(config)
+    settings = ProbeSettings(every=1, data=str(data), split="dev", passages=0)
+    vectors = []
+    weights = np.random.default_rng(2).random(500)  # so that no two scores are equal
+
+    def forward(params, batch):
+        counts = [weights * np.bincount(row, minlength=500) for row in batch.input_ids_SxL]
+        vectors.append(np.array([row / np.linalg.norm(row) for row in counts], np.float32))
+        return vectors[0], {}
+
+    found = probe._open_search(settings, spec, store, forward)({})
+    assert f"{data}: 1 of 3 queries have a passage with their own id, which" in caplog.text
+    queries_QxD, passages_PxD = np.split(vectors[0], [3])
+    relevant = {"p1", "p5", "p7", "p9"}
+    names = {"q0", *(f"p{i}" for i in range(N_PASSAGES))}
+    hashed = sorted(names, key=lambda p: (p not in relevant, hashlib.sha256(p.encode()).digest()))
+    run = {}
+    for query, query_D in zip(("q0", "q1", "q2"), queries_QxD, strict=True):
+        scores = dict(zip(hashed[::-1], (passages_PxD @ query_D).tolist(), strict=True))
+        assert (max(scores, key=scores.get) == query) == (query == "q0")
+        scores.pop(query, None)
+        run[query] = scores
+    judgments = {"q0": {"p1": 1, "p5": 2}, "q1": {"p7": 1}, "q2": {"p9": 1}}
+    expected = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], judgments, run)
+    assert found["ndcg_at_10"] == pytest.approx(expected[ir_measures.nDCG @ 10])
 
 
 def test_the_best_checkpoint_is_kept_beside_the_latest(probed, tmp_path):

@@ -51,6 +51,8 @@ from cocondenser_jax.storage.module_files import MODULES
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
 _TOWERS = ("query", "document")
+# Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
+_DTYPE = {"dtype": "float32"}
 
 
 def load_retriever(
@@ -183,7 +185,7 @@ def load_cross_encoder(
     drawn = ("classifier.", "pooler.") if new_head else ()
     with loading(folder, "cross-encoder", drawn), new_parameters(head_seed or 0):
         backbone = Transformer(
-            str(folder), model_kwargs=NO_CODE, transformer_task=task, **NO_OTHER_CODE
+            str(folder), model_kwargs=NO_CODE | _DTYPE, transformer_task=task, **NO_OTHER_CODE
         )
     if backbone.config.num_labels != 1:
         raise UserError(
@@ -194,7 +196,7 @@ def load_cross_encoder(
     if max_length is not None and not 8 <= max_length <= limit:
         raise UserError(f"max_length={max_length}: expected 8 to {limit} tokens for {folder}")
     backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
-    model = CrossEncoder(modules=[backbone.float()], activation_fn=torch.nn.Identity())
+    model = CrossEncoder(modules=[backbone], activation_fn=torch.nn.Identity())
     # Near 8, neighboring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
@@ -312,11 +314,10 @@ def model_sha256(folder: Path) -> str:
 
 
 def _open_bi_encoder(folder: Path, representation: Representation) -> SentenceTransformer:
-    # Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
     networks = _network_folders(folder)
     for network in networks:
         require_loadable(network)
-    kwargs = model_kwargs(networks[0]) | {"dtype": "float32"}
+    kwargs = model_kwargs(networks[0]) | _DTYPE
     with loading(folder, "bi-encoder"):
         if (folder / MODULES).is_file():
             return SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)

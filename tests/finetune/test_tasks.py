@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
@@ -305,3 +306,42 @@ def test_prompts_of_the_settings_are_used_wherever_the_retriever_is(
     scores_QxN = model.encode(texts, prompt="", task="query") @ expected_NxD.T
     best = [score for results in run.values() for score in results.values()]
     np.testing.assert_allclose(best, scores_QxN.max(axis=1), rtol=1e-4)
+
+
+def stored_as(folder, copy, dtype, widened):
+    """Copies a model whose weights are rounded to 16 bits, and stored in these or in 32."""
+    shutil.copytree(folder, copy)
+    path = copy / "model.safetensors"
+    rounded = {name: value.to(dtype) for name, value in load_file(path).items()}
+    if widened:
+        rounded = {name: value.float() for name, value in rounded.items()}
+    save_file(rounded, path, {"format": "pt"})
+    settings = json.loads((copy / "config.json").read_text())
+    settings["dtype"] = "float32" if widened else str(dtype).removeprefix("torch.")
+    (copy / "config.json").write_text(json.dumps(settings))
+    return copy
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("task", CONFIGS)
+def test_weights_of_16_bits_are_trained_and_saved_in_float32(
+    task, config, model_folder, tmp_path, dtype
+):
+    config.train.precision = "float32"
+    config.train.max_steps = 2
+    config.optimizer.learning_rate = 5e-6  # of which weights of 16 bits would lose most
+    trained = []
+    for widened in (True, False):
+        name = f"widened-{widened}"
+        folder = stored_as(model_folder, tmp_path / f"model-{name}", dtype, widened)
+        config.model.folder = str(folder)
+        finetune(config, tmp_path / name)
+        saved = {}
+        for path in sorted((tmp_path / name / task).rglob("*.safetensors")):
+            saved |= load_file(path)
+        assert {value.dtype for value in saved.values()} == {torch.float32}
+        trained.append(saved)
+    of_32, of_16 = trained
+    assert of_16.keys() == of_32.keys()
+    for name, value in of_16.items():
+        assert torch.equal(value, of_32[name]), name

@@ -268,3 +268,21 @@ def test_queries_that_the_first_stage_lacks_are_counted(
         rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
         counted = f"{run_file} has no result for 22 of 24 queries of train"
         assert (counted in caplog.text) == (split == "train")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_score_in_float32(cross_encoder_folder, tmp_path, dtype):
+    folder = shutil.copytree(cross_encoder_folder, tmp_path / "half")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    rounded = {name: value.to(dtype) for name, value in weights.items()}
+    safetensors.torch.save_file(rounded, folder / "model.safetensors", {"format": "pt"})
+    found = rerank.score_pairs(load_cross_encoder(folder), [("a b", "c d")], precision="float32")
+    # The same numbers, in the library's own float32.
+    by_hand = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        expected = by_hand(**tokenizer("a b", "c d", return_tensors="pt")).logits.item()
+    assert found.dtype == np.float32
+    assert found[0] == pytest.approx(expected, abs=1e-6)

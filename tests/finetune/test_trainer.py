@@ -1,5 +1,6 @@
 """What all fine-tuning shares: which data and which checkpoint a run resumes from, a full disk."""
 
+import copy
 import logging
 import resource
 import shutil
@@ -10,9 +11,11 @@ from transformers import trainer_utils
 
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.configs import finetune as finetune_config
+from cocondenser_jax.declare import to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune import trainer
 from cocondenser_jax.finetune.tasks import finetune, resolve
+from cocondenser_jax.settings import FINE_TUNING, declared_settings
 from cocondenser_jax.storage import runs
 from cocondenser_jax.storage.runs import LOCK
 from tests.world import change_settings, read_metrics
@@ -117,6 +120,30 @@ def test_a_run_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
     moved = inputs.rename(tmp_path / "moved")
     with pytest.raises(Killed):
         finetune(make_config(moved), tmp_path / "run")
+
+
+# What these name is compared by its content.
+MAY_DIFFER = {"model.folder", "data.folder", "data.negatives_run", "loss.teacher_run"}
+
+
+@pytest.mark.parametrize("task", FINE_TUNING)
+def test_every_setting_but_these_is_the_same_when_a_run_resumes(task, inputs, tmp_path):
+    settings = resolve(make_config(inputs), tmp_path / "run").trainer
+    record = to_config(declared_settings(task)).to_dict()
+    record["model"]["folder"] = str(inputs / "model")
+    shutil.copytree(inputs / "model", inputs / "moved")
+    trainer.start_or_resume(settings._replace(record=record), 9, {})
+    for name in declared_settings(task):
+        section, _, last = name.rpartition(".")
+        other = copy.deepcopy(record)
+        value = str(inputs / "moved") if name == "model.folder" else "another value"
+        (other[section] if section else other)[last] = value
+        changed = settings._replace(record=other)
+        if name in MAY_DIFFER:
+            trainer.start_or_resume(changed, 9, {})
+            continue
+        with pytest.raises(UserError, match=f"with {name}=.*, now it is 'another value'"):
+            trainer.start_or_resume(changed, 9, {})
 
 
 @pytest.mark.parametrize("first_has_them", [False, True])

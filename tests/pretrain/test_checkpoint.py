@@ -23,8 +23,9 @@ from cocondenser_jax.pretrain import checkpoint
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import TrainState, initial_state
+from cocondenser_jax.settings import PRETRAINING, declared_settings
 from cocondenser_jax.storage.runs import LOCK
-from tests.world import model_of, step_of
+from tests.world import change_settings, model_of, step_of
 
 STEPS = (2, 4, 6)
 
@@ -314,6 +315,36 @@ def test_another_experiment_is_refused_with_the_difference(config, tmp_path, set
     place[name] = value
     with pytest.raises(UserError, match=f"config.{setting}={before}, now it is {value}"):
         checkpoint.open_run(tmp_path / "run", resolve(other, store), model_of(other, store), store)
+
+
+# Of a run that is started again, these may differ: the result does not depend on them, or what they
+# name is compared by its content.
+MAY_DIFFER = {
+    "train.chunk_size",
+    "train.skip_nonfinite",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "log_every",
+    "data.store",
+    "warm_start",
+    "probe.data",
+}
+
+
+def test_every_setting_but_these_is_the_same_when_a_run_resumes(config, tmp_path):
+    store = open_store(Path(config.data.store))
+    experiment, model_config = resolve(config, store), model_of(config, store)
+    checkpoint.open_run(tmp_path / "run", experiment, model_config, store)
+    for name in declared_settings(PRETRAINING):
+        settings = config.copy_and_resolve_references().unlock()
+        with settings.ignore_type():
+            change_settings(settings, {name: "another value"})
+        other = experiment._replace(settings=settings.to_dict())
+        if name in MAY_DIFFER:
+            checkpoint.open_run(tmp_path / "run", other, model_config, store)
+            continue
+        with pytest.raises(UserError, match=f"with config.{name}=.*, now it is 'another value'"):
+            checkpoint.open_run(tmp_path / "run", other, model_config, store)
 
 
 def test_a_run_keeps_the_weights_of_its_stores(config, tmp_path):

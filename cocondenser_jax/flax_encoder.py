@@ -44,16 +44,16 @@ def run_in_flax(
     pooling = pooling_of(model)
     if pooling is None or pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
-    if any(not getattr(layer, "include_prompt", True) for layer in model.modules()):
-        raise UserError(f"{folder} pools without its prompt: with jax, expected all tokens")
+    pools_prompts = all(getattr(layer, "include_prompt", True) for layer in model.modules())
+    pooled = Representation(pooling, include_prompt=pools_prompts)
     transformers: dict[str, Any] = dict(towers(model))
     for name, tower in transformers.items():
         of_tower = tower_folder(folder, name)
-        config, params = load_encoder(of_tower, Representation(pooling))
+        config, params = load_encoder(of_tower, pooled)
         pad_id = tower.tokenizer.pad_token_id
         config.require_tokenizer(of_tower, max(tower.tokenizer.get_vocab().values()) + 1, pad_id)
-        pooled = torch.nn.Sequential(tower, Pooling(config.hidden_size, pooling))
-        compare_with_flax(of_tower, pooled, tower.tokenizer, config, params)
+        in_torch = torch.nn.Sequential(tower, Pooling(config.hidden_size, pooling))
+        compare_with_flax(of_tower, in_torch, tower.tokenizer, config, params)
         encode = mapped_encode(config, params, dtype, batch_size)
         tower.forward = _forward(encode, config.max_length, pad_id)
 
@@ -95,10 +95,11 @@ def _forward(encode: Encode, longest: int, pad_id: int) -> Any:
         vectors_BxD = encode(
             np.pad(ids_BxL, padding, constant_values=pad_id).astype(np.int32),
             np.pad(mask_BxL, padding).astype(bool),
+            np.full(n_texts, features.get("prompt_length", 0), np.int32),
         )
         token_Bx1xD = torch.from_numpy(vectors_BxD[:, None].copy())
         one_Bx1 = torch.ones((n_texts, 1), dtype=torch.int64)
         vector: dict[str, Any] = {"token_embeddings": token_Bx1xD, "attention_mask": one_Bx1}
-        return features | vector
+        return features | vector | {"prompt_length": 0}
 
     return forward

@@ -79,12 +79,6 @@ class Representation(NamedTuple):
         )
 
     @property
-    def leaves_out_prompts(self) -> bool:
-        """Whether texts have prompts whose tokens are not pooled, which no training here does."""
-        prompts = dict(self.prompts)
-        return not self.include_prompt and bool(query_prompt(prompts) or passage_prompt(prompts))
-
-    @property
     def score_scale(self) -> float:
         """What scores are multiplied by in a contrastive loss: 1 / temperature."""
         return self.scale or (COSINE_SCALE if self.is_cosine else 1.0)

@@ -74,7 +74,19 @@ PROMPTS = {
             modules=(pooling("mean", include_prompt=False), UNIT),
             settings={**OF_3_3, "prompts": _PREFIXED},
         ),
-        Expected(EXACT, "without its prompt", "prompt"),
+    ),
+    "prompt left out of [CLS]": Case(
+        MINILM._replace(
+            modules=(pooling("cls", include_prompt=False),),
+            settings={**OF_3_3, "prompts": {"query": "query: "}},
+        ),
+    ),
+    "prompt left out of the largest": Case(
+        MINILM._replace(
+            modules=(pooling("max", include_prompt=False),),
+            settings={**OF_3_3, "prompts": _PREFIXED},
+        ),
+        Expected(EXACT, _NOT_IN_FLAX, "torch"),
     ),
 }
 TOKENS = {

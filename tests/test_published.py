@@ -215,7 +215,10 @@ def test_adapt_starts_from_the_model_as_published(name, start_of, oracle_of):
     if expected == "jax":
         query, passage = prompts_of(oracle.model, CASES[name])
         texts = [query + text for text in QUERIES] + [passage + text for text in PASSAGES]
-        vectors_NxD = flax_vectors(start, texts, oracle.model.max_seq_length)
+        count = oracle.model[0]._get_prompt_length
+        counts = [count(prompt) if prompt else 0 for prompt in (query, passage)]
+        lengths = [counts[0]] * len(QUERIES) + [counts[1]] * len(PASSAGES)
+        vectors_NxD = flax_vectors(start, texts, oracle.model.max_seq_length, lengths)
         assert_close(vectors_NxD, np.concatenate([oracle.queries_QxD, oracle.passages_PxD]))
 
 
@@ -226,7 +229,7 @@ def prompts_of(model, case):
     return case.prompts.get("query", model.prompts["query"]), case.prompts.get("passage", passage)
 
 
-def flax_vectors(folder, texts, length):
+def flax_vectors(folder, texts, length, prompt_lengths):
     """Encodes texts as pre-training does before its first step."""
     tokenizer = load_tokenizer(str(folder))
     config, params = load_folder(str(folder), n_head_layers=0, init_head_seed=0)
@@ -239,7 +242,9 @@ def flax_vectors(folder, texts, length):
         mask_NxL[i, : len(ids)] = True
     without = {"prompts": (), "max_length": None, "scale": 0.0}  # the network ignores them
     shape = dataclasses.replace(config, representation=config.representation._replace(**without))
-    return np.asarray(encoder_of(shape)({"params": params}, ids_NxL, mask_NxL))
+    # The library's own count, which `tests/corpus/test_prompts.py` compares with that of batches.
+    inputs = ids_NxL, mask_NxL, None, np.array(prompt_lengths, np.int32)
+    return np.asarray(encoder_of(shape)({"params": params}, *inputs))
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def quickstart(workdir):
     flag(
         "--backend",
         (None, "jax", "torch", "lora"),
-        "what trains the model (default: by its family)",
+        "what trains the model (default: jax where it can)",
     ),
     flag("--language", "english", "that of your documents, for BM25; none: words as they are"),
     ignore_identical_ids(goes_with="data"),

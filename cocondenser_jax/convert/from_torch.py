@@ -140,8 +140,6 @@ def _trained_representation(folder: Path, hint: str) -> Representation:
             )
     if published.pooling not in POOLINGS:
         raise UnsupportedError(folder, f"pools by {published.pooling}; expected cls or mean", hint)
-    if published.leaves_out_prompts:
-        raise UnsupportedError(folder, "pools without its prompts; expected all tokens", hint)
     return published
 
 

@@ -132,6 +132,8 @@ def _description(representation: Representation) -> str:
     words = "the last layer at [CLS]"
     if representation.pooling == "mean":
         words = "the mean of the last layer over its tokens"
+    if not representation.include_prompt:
+        words += " (without [CLS] and the prompt where it has one)"
     if representation.dense:
         words += f", after {len(representation.dense)} dense layers"
     first, *others = representation.sizes or [0]
@@ -144,12 +146,20 @@ def _description(representation: Representation) -> str:
 
 def _program(representation: Representation, hidden_size: int, name: str) -> str:
     """Returns the program that makes `vectors` of `hidden` and `batch`; `name` is a literal."""
-    lines = ["vectors = hidden[:, 0]"]
+    prompt = passage_prompt(dict(representation.prompts))
+    lines = []
+    if prompt and not representation.include_prompt:
+        lines += [
+            f'n = len(tokenizer({_literal(prompt)})["input_ids"]) - 1  # not pooled',
+            'hidden, batch["attention_mask"] = hidden[:, n:], batch["attention_mask"][:, n:]',
+        ]
     if representation.pooling == "mean":
-        lines = [
+        lines += [
             'mask = batch["attention_mask"][:, :, None]',
             "vectors = (hidden * mask).sum(dim=1) / mask.sum(dim=1)",
         ]
+    else:
+        lines.append("vectors = hidden[:, 0]")
     if representation.dense:
         lines += [
             "from safetensors.torch import load_file",

@@ -5,7 +5,7 @@ A run that resumes at step t needs no other state, and every host computes its o
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -22,7 +22,7 @@ from cocondenser_jax.corpus.masking import (
 from cocondenser_jax.corpus.prompts import count_tokens, put_before
 from cocondenser_jax.corpus.spans import MIN_TOKENS
 from cocondenser_jax.corpus.store import TokenStore, WeightedCorpus
-from cocondenser_jax.corpus.token_files import Texts
+from cocondenser_jax.corpus.token_files import Texts, cut_after_words
 from cocondenser_jax.corpus.tokenizer import N_AROUND, SpanTokenizer
 from cocondenser_jax.errors import UserError
 
@@ -40,6 +40,9 @@ class Batch(NamedTuple):
     #: int32; the number of a row's document, and a hash of its text. Rows that share either are not
     #: negatives of each other.
     origins_Sx2: np.ndarray
+    #: int32; tokens from the first to the last of a row's prompt, as a tokenizer reads the prompt
+    #: alone; 0 without a prompt. Some models leave these out of their pooling.
+    prompt_lengths_S: np.ndarray
 
     @classmethod
     def zeros(cls, n_rows: int, length: int, n_slots: int) -> Self:
@@ -51,6 +54,7 @@ class Batch(NamedTuple):
             labels_SxM=np.zeros((n_rows, n_slots), np.int32),
             weights_SxM=np.zeros((n_rows, n_slots), np.float32),
             origins_Sx2=np.zeros((n_rows, 2), np.int32),
+            prompt_lengths_S=np.zeros(n_rows, np.int32),
         )
 
     @classmethod
@@ -71,6 +75,13 @@ class Batch(NamedTuple):
         )
 
 
+class RowSpec(NamedTuple):
+    """How the text of a row is read."""
+
+    prompt: str  #: put before it
+    length: int  #: tokens, prompt and specials included; the rest is cut off
+
+
 class BatchSpec(NamedTuple):
     """The settings that define a batch, together with the data and the step."""
 
@@ -84,11 +95,30 @@ class BatchSpec(NamedTuple):
     held_out: int = 0  #: documents that are never drawn, as `held_out_documents` chooses them
     query_prompt: str = ""  #: put before texts that stand for queries
     passage_prompt: str = ""  #: put before all other texts
+    #: tokens that are read of such a text, prompt and specials included; None: `length`
+    query_length: int | None = None
+    passage_length: int | None = None
 
     @property
     def kind(self) -> Example:
         """What `example` names."""
         return EXAMPLES[self.example]
+
+    @property
+    def pair_specs(self) -> tuple[RowSpec, RowSpec]:
+        """How a query and a passage are read."""
+        query_length, passage_length = (
+            min(length or self.length, self.length)
+            for length in (self.query_length, self.passage_length)
+        )
+        query = RowSpec(self.query_prompt, query_length)
+        return query, RowSpec(self.passage_prompt, passage_length)
+
+    @property
+    def row_specs(self) -> tuple[RowSpec, ...]:
+        """How each text of an example is read."""
+        query, passage = self.pair_specs
+        return tuple(query if role == "query" else passage for role in self.kind.texts)
 
     @property
     def n_rows(self) -> int:
@@ -245,7 +275,7 @@ def _rows_of(
     texts = kind.make(store, examples_I, draws_SxR[:, 0], content)
     documents_S = np.repeat(kind.unit.document(store, examples_I), kind.n_rows)
     texts_S = _hash_rows(texts.ids_NxL) >> np.uint64(33)
-    texts = _with_prompts(texts, spec, store.tokenizer)
+    texts = _as_read(texts, spec, store.tokenizer)
     origins_Sx2 = np.stack([documents_S.astype(np.int32), texts_S.astype(np.int32)], axis=1)
     probability_S = np.full(n_rows, spec.mask_probability if spec.masked else 0.0)
     if kind.is_copied:
@@ -267,28 +297,35 @@ def _rows_of(
         labels_SxM=masked.labels_NxM,
         weights_SxM=masked.weights_NxM,
         origins_Sx2=origins_Sx2,
+        prompt_lengths_S=np.resize(
+            prompt_lengths([each.prompt for each in spec.row_specs], store), n_rows
+        ),
     )
 
 
 def require_room(spec: BatchSpec, tokenizer: SpanTokenizer) -> None:
-    """Raises a UserError for a prompt that leaves hardly a token of a row to the text."""
-    for prompt in filter(None, (spec.query_prompt, spec.passage_prompt)):
+    """Raises a UserError for a prompt or a limit that leaves hardly a token to the text."""
+    for prompt, length in spec.row_specs:
         n_tokens = count_tokens(prompt, tokenizer)
-        least = n_tokens + 2 + MIN_TOKENS
-        if spec.length < least:
+        least = n_tokens + N_AROUND + MIN_TOKENS
+        if prompt and spec.length < least:
             raise UserError(
                 f"config.data.length {spec.length} is too short for the model's prompt {prompt!r},"
                 f" of {n_tokens} tokens; expected {least} or more"
             )
+        if length < min(least, spec.length):
+            raise UserError(
+                f"the model reads {length} tokens of a text behind the prompt {prompt!r}, of"
+                f" {n_tokens} tokens; expected {least} or more"
+            )
 
 
-def _with_prompts(texts: Texts, spec: BatchSpec, tokenizer: SpanTokenizer) -> Texts:
-    """Puts the prompts of a spec before the texts of its examples."""
-    prompts = {"query": spec.query_prompt, "passage": spec.passage_prompt}
-    roles = spec.kind.texts
+def _as_read(texts: Texts, spec: BatchSpec, tokenizer: SpanTokenizer) -> Texts:
+    """Puts the prompts of a spec before the texts of its examples, and cuts what is too long."""
+    row_specs = spec.row_specs
     of_roles = [
-        put_before(prompts[role], Texts(*(x[i :: len(roles)] for x in texts)), tokenizer)
-        for i, role in enumerate(roles)
+        _cut_and_put(prompt, Texts(*(x[i :: len(row_specs)] for x in texts)), length, tokenizer)
+        for i, (prompt, length) in enumerate(row_specs)
     ]
     in_turn = [np.stack(arrays, axis=1) for arrays in zip(*of_roles, strict=True)]
     return Texts(*(x.reshape(-1, *x.shape[2:]) for x in in_turn))
@@ -301,6 +338,25 @@ def require_examples(store: TokenStore, spec: BatchSpec, n_hosts: int = 1) -> No
             f"config.data.batch_size {spec.batch_size} is not a multiple of {n_hosts} hosts"
         )
     _quotas(store, spec)
+
+
+def _cut_and_put(prompt: str, texts: Texts, length: int, tokenizer: SpanTokenizer) -> Texts:
+    """Returns texts behind a prompt, of at most `length` tokens in all, in as many columns."""
+    n_around = len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids)
+    n_spare = texts.ids_NxL.shape[1] - (length - n_around)
+    if n_spare <= 0:
+        return put_before(prompt, texts, tokenizer)
+    cut = put_before(prompt, cut_after_words(texts, length - n_around), tokenizer)
+    spare = (0, 0), (0, n_spare)
+    return Texts(np.pad(cut.ids_NxL, spare), np.pad(cut.starts_NxL, spare), cut.n_tokens_N)
+
+
+def prompt_lengths(prompts: Sequence[str], store: TokenStore) -> np.ndarray:
+    """Returns `prompt_lengths_S` of `Batch` for texts behind these prompts."""
+    lengths = {"": 0}
+    for prompt in {*prompts} - {""}:
+        lengths[prompt] = len(store.prefix_ids) + count_tokens(prompt, store.tokenizer)
+    return np.array([lengths[prompt] for prompt in prompts], np.int32)
 
 
 def read_batches(

@@ -1,9 +1,13 @@
 """What of a bi-encoder's network is trained, and how: dropout, and adapters of low rank."""
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from cocondenser_jax.retrieval.models import new_parameters, towers
 
@@ -41,6 +45,35 @@ def set_dropout(model: SentenceTransformer, hidden: float, attention: float) -> 
         other = type(network)(config, **{**tower.model_kwargs}).to(network.device)
         other.load_state_dict(network.state_dict())
         tower.model = other
+
+
+def pool_by_rows(model: SentenceTransformer) -> None:
+    """Lets texts of different prompts share a forward pass where prompts are not pooled.
+
+    sentence-transformers (6.2.0) leaves out as many tokens of all texts as the first one's
+    `prompt_length`. Each row's own number decides afterwards.
+
+    Args:
+      model: is changed.
+    """
+    for layer in model:
+        if isinstance(layer, Pooling) and not layer.include_prompt:
+            layer.forward = functools.partial(_pool_by_rows, layer.forward)
+
+
+def _pool_by_rows(
+    pool: Callable[[dict[str, Any]], dict[str, Any]], features: dict[str, Any]
+) -> dict[str, Any]:
+    groups = [
+        (features["prompt_length"] == length).nonzero()[:, 0]
+        for length in features["prompt_length"].unique()
+    ]
+    vectors = []
+    for rows_B in groups:
+        names = ("token_embeddings", "attention_mask", "prompt_length")
+        vectors.append(pool({name: features[name][rows_B] for name in names})["sentence_embedding"])
+    in_order_S = torch.cat(groups).argsort()
+    return features | {"sentence_embedding": torch.cat(vectors)[in_order_S]}
 
 
 def add_adapters(model: SentenceTransformer, rank: int, seed: int) -> list[Any]:

@@ -30,7 +30,12 @@ from cocondenser_jax.corpus.batches import (
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.finetune import trainer
-from cocondenser_jax.finetune.networks import add_adapters, merge_adapters, set_dropout
+from cocondenser_jax.finetune.networks import (
+    add_adapters,
+    merge_adapters,
+    pool_by_rows,
+    set_dropout,
+)
 from cocondenser_jax.finetune.pair_losses import PairLoss, PairLossSettings
 from cocondenser_jax.finetune.samplers import EpochBatchSampler, sequential_batches
 from cocondenser_jax.finetune.trainer import TrainerSettings
@@ -110,6 +115,7 @@ def pair_trainer(settings: PairSettings, store: TokenStore) -> SentenceTransform
     network = settings.network
     model = load_as(network.folder, network.representation)
     set_dropout(model, network.hidden_dropout, network.attention_dropout)
+    pool_by_rows(model)
     callbacks = []
     if network.lora_rank:
         adapted = add_adapters(model, network.lora_rank, settings.trainer.seed)
@@ -130,6 +136,7 @@ def collate(batch: Batch) -> dict[str, torch.Tensor]:
     return {
         "text_input_ids": torch.from_numpy(batch.input_ids_SxL[order_S, :longest]).long(),
         "text_attention_mask": torch.from_numpy(batch.attention_mask_SxL[order_S, :longest]).long(),
+        "text_prompt_length": torch.from_numpy(batch.prompt_lengths_S[order_S]).long(),
         "label": torch.from_numpy(labels_Sx3).long(),
     }
 
@@ -279,7 +286,7 @@ def _encode(model: SentenceTransformer, batch: Batch) -> np.ndarray:
             rows = slice(first, first + _ROWS_AT_ONCE)
             features = {
                 name: inputs[f"text_{name}"][rows].to(model.device)
-                for name in ("input_ids", "attention_mask")
+                for name in ("input_ids", "attention_mask", "prompt_length")
             }
             vectors.append(model(features)["sentence_embedding"].float().cpu().numpy())
     model.train(was_training)

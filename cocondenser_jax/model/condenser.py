@@ -103,6 +103,7 @@ class Condenser(nn.Module):
         masked_positions_BxM: Int[Input, "B M"],
         seeds_B: UInt32[Input, " B"] | None = None,
         decoded: tuple[Int[Input, "B L"], Int[Input, "B M"]] | None = None,
+        prompt_lengths_B: Int[Input, " B"] | None = None,
     ) -> CondenserOutput:
         """Runs the whole forward pass.
 
@@ -115,15 +116,18 @@ class Condenser(nn.Module):
           decoded: ids of a harder-masked copy of the spans and its masked positions: the head reads
             its embeddings instead of `early`, and predicts its tokens, as the weak decoder of
             RetroMAE (arXiv 2205.12035).
+          prompt_lengths_B: tokens up to the end of a span's prompt, [CLS] included, which some
+            representations do not pool; None for no prompts.
         """
         config = self.config
-        rows_BxQ = self._pooled_rows(input_ids_BxL)
+        pooled_mask_BxL = self._pooled_mask(attention_mask_BxL, prompt_lengths_B)
+        rows_BxQ = self._pooled_rows(pooled_mask_BxL)
         if config.late_mlm and rows_BxQ is not None:
             rows_BxQ = jnp.concatenate([rows_BxQ, masked_positions_BxM], axis=1)
         early_BxLxD, late_BxQxD = self._backbone(
             input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ
         )
-        pooled_BxD = self._pool(late_BxQxD, attention_mask_BxL)
+        pooled_BxD = self._pool(late_BxQxD, pooled_mask_BxL)
         head_positions_BxM = masked_positions_BxM
         if decoded is not None:
             decoder_ids_BxL, head_positions_BxM = decoded
@@ -158,26 +162,42 @@ class Condenser(nn.Module):
         input_ids_BxL: Int[Input, "B L"],
         attention_mask_BxL: Shaped[Input, "B L"],
         seeds_B: UInt32[Input, " B"] | None = None,
+        prompt_lengths_B: Int[Input, " B"] | None = None,
     ) -> Float[Array, "B D"]:
         """Returns `vectors_BxD` of `__call__` without computing head and MLM projection."""
-        rows_BxQ = self._pooled_rows(input_ids_BxL)
+        pooled_mask_BxL = self._pooled_mask(attention_mask_BxL, prompt_lengths_B)
+        rows_BxQ = self._pooled_rows(pooled_mask_BxL)
         _, late_BxQxD = self._backbone(input_ids_BxL, attention_mask_BxL, seeds_B, rows_BxQ)
-        return self._finish(self._pool(late_BxQxD, attention_mask_BxL))
+        return self._finish(self._pool(late_BxQxD, pooled_mask_BxL))
 
-    def _pooled_rows(self, input_ids_BxL: Int[Input, "B L"]) -> Int[Array, "B 1"] | None:
+    def _pooled_mask(
+        self,
+        attention_mask_BxL: Shaped[Input, "B L"],
+        prompt_lengths_B: Int[Input, " B"] | None,
+    ) -> Shaped[Input, "B L"]:
+        """Returns the mask without the tokens that the vector is not made of."""
+        if self.config.representation.include_prompt or prompt_lengths_B is None:
+            return attention_mask_BxL
+        follows_BxL = jnp.arange(attention_mask_BxL.shape[1])[None] >= prompt_lengths_B[:, None]
+        return attention_mask_BxL * follows_BxL
+
+    def _pooled_rows(self, pooled_mask_BxL: Shaped[Input, "B L"]) -> Int[Array, "B 1"] | None:
         """Returns the rows of the last layer that the vector is made of; None for all."""
-        if self.config.representation.pooling == "mean":
+        representation = self.config.representation
+        if representation.pooling == "mean":
             return None
-        return jnp.zeros_like(input_ids_BxL[:, :1])
+        if representation.include_prompt:
+            return jnp.zeros((len(pooled_mask_BxL), 1), jnp.int32)
+        return jnp.argmax(pooled_mask_BxL, axis=1, keepdims=True).astype(jnp.int32)
 
     def _pool(
-        self, late_BxQxD: Float[Array, "B Q D"], attention_mask_BxL: Shaped[Input, "B L"]
+        self, late_BxQxD: Float[Array, "B Q D"], pooled_mask_BxL: Shaped[Input, "B L"]
     ) -> Float[Array, "B D"]:
-        """Returns float32: the row of [CLS], which is the first, or the mean over tokens."""
+        """Returns float32: the row of [CLS], the first that is pooled, or the mean over tokens."""
         late_BxQxD = late_BxQxD.astype(jnp.float32)
         if self.config.representation.pooling == "cls":
             return late_BxQxD[:, 0]
-        weights_BxLx1 = attention_mask_BxL[:, :, None].astype(jnp.float32)
+        weights_BxLx1 = pooled_mask_BxL[:, :, None].astype(jnp.float32)
         n_tokens_Bx1 = jnp.maximum(weights_BxLx1.sum(axis=1), 1.0)
         return (late_BxQxD * weights_BxLx1).sum(axis=1) / n_tokens_Bx1
 

@@ -31,7 +31,7 @@ from cocondenser_jax.pretrain.step import (
 )
 
 Forward = Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]
-Encode = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Encode = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 Tree = TypeVar("Tree")  # of arrays
 
 # libtpu 0.0.42 compiles nested matrix products on a stack of 64 KiB, which BERT-base's step
@@ -108,19 +108,23 @@ def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forwar
 def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size: int) -> Encode:
     """Returns the network's `encode` over the devices of this host.
 
-    It takes token ids and attention mask, both BxL, of `batch_size` texts at most, and returns
-    their float32 `vectors_BxD`. Each length L is compiled once.
+    It takes token ids and attention mask, both BxL, and `prompt_lengths_B`, as `Batch` has them, of
+    `batch_size` texts at most, and returns their float32 `vectors_BxD`. Each length L is compiled
+    once.
     """
     devices = jax.local_devices()
     n_rows = math.ceil(batch_size / len(devices)) * len(devices)
     mapped = _mapped_encoder(model_config, dtype)
     params = replicate(params, devices)
 
-    def encode(ids_BxL: np.ndarray, mask_BxL: np.ndarray) -> np.ndarray:
+    def encode(
+        ids_BxL: np.ndarray, mask_BxL: np.ndarray, prompt_lengths_B: np.ndarray
+    ) -> np.ndarray:
         n_texts = len(ids_BxL)
         # The last text stands in for those that are too few.
         rows_S = np.minimum(np.arange(n_rows), n_texts - 1)
-        inputs = split_rows((ids_BxL[rows_S], mask_BxL[rows_S]), len(devices))
+        texts = ids_BxL[rows_S], mask_BxL[rows_S], prompt_lengths_B[rows_S]
+        inputs = split_rows(texts, len(devices))
         vectors_SxD = np.asarray(mapped(params, inputs)).reshape(n_rows, -1)
         return vectors_SxD[:n_texts]
 
@@ -131,7 +135,9 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
 def _mapped_encoder(model_config: ModelConfig, dtype: str) -> Any:
     network = Condenser(model_config, jnp.dtype(dtype))
 
-    def encode_rows(params: Any, inputs: tuple[jax.Array, jax.Array]) -> Any:
+    def encode_rows(params: Any, texts: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+        ids_BxL, mask_BxL, prompt_lengths_B = texts
+        inputs = ids_BxL, mask_BxL, None, prompt_lengths_B
         return network.apply({"params": params}, *inputs, method="encode")
 
     return _pmap(encode_rows, jax.local_devices(), out_axes=0)

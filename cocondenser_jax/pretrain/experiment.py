@@ -70,11 +70,14 @@ def resolve(config: ConfigDict, store: TokenStore) -> Experiment:
     return resolve_without_store(config, n_steps, store.vocab_size, store.pad_id)
 
 
-def with_prompts(experiment: Experiment, representation: Representation) -> Experiment:
-    """Returns an experiment whose texts begin with the prompts of the vectors that it trains."""
+def reading_as(experiment: Experiment, representation: Representation) -> Experiment:
+    """Returns an experiment whose texts are read as those of the vectors that it trains."""
     prompts = dict(representation.prompts)
     batches = experiment.batches._replace(
-        query_prompt=query_prompt(prompts), passage_prompt=passage_prompt(prompts)
+        query_prompt=query_prompt(prompts),
+        passage_prompt=passage_prompt(prompts),
+        query_length=representation.query_length,
+        passage_length=representation.passage_length,
     )
     return experiment._replace(batches=batches)
 

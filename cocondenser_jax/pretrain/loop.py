@@ -34,7 +34,7 @@ from cocondenser_jax.pretrain.devices import (
     mapped_step,
     replicate,
 )
-from cocondenser_jax.pretrain.experiment import Experiment, resolve, with_prompts
+from cocondenser_jax.pretrain.experiment import Experiment, reading_as, resolve
 from cocondenser_jax.pretrain.probe import open_probe
 from cocondenser_jax.pretrain.recorder import Recorder, open_recorder
 from cocondenser_jax.pretrain.signals import between_steps
@@ -98,7 +98,7 @@ def _train(
             require_own(workdir / "run.json")
             stack.enter_context(lock_folder(workdir))
         model_config, params = _model_and_params(experiment, workdir, store)
-        experiment = with_prompts(experiment, model_config.representation)
+        experiment = reading_as(experiment, model_config.representation)
         train_step = mapped_step(model_config, experiment.step)
         probe = open_probe(experiment, store, model_config)
         state = _open_run(experiment, store, workdir, model_config, params)
@@ -161,7 +161,7 @@ def _model_and_params(
     model_config.require_tokenizer(store.path, store.vocab_size, store.pad_id)
     chunk_size = experiment.step.loss.chunk_size
     check_batch(experiment.batches, chunk_size, model_config.longest_text, count_devices())
-    spec = with_prompts(experiment, model_config.representation).batches
+    spec = reading_as(experiment, model_config.representation).batches
     require_room(spec, store.tokenizer)
     require_examples(store, spec, hosts.count())
     return model_config, params

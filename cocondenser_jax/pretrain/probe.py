@@ -18,9 +18,15 @@ import numpy as np
 
 from cocondenser_jax.collection import folder as collection
 from cocondenser_jax.collection.trec import find_own_passages
-from cocondenser_jax.corpus.batches import Batch, BatchSpec, held_out_batch, with_specials
+from cocondenser_jax.corpus.batches import (
+    Batch,
+    BatchSpec,
+    held_out_batch,
+    prompt_lengths,
+    with_specials,
+)
 from cocondenser_jax.corpus.store import TokenStore
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.corpus.tokenizer import N_AROUND, load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.model.config import ModelConfig
@@ -141,6 +147,28 @@ def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
     return values
 
 
+def _batch_of(texts: tuple[list[str], list[str]], spec: BatchSpec, store: TokenStore) -> Batch:
+    """Returns queries and passages, read as those of a batch are: its prompts and limits."""
+    tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
+    ids: list[list[int]] = []
+    prompts: list[str] = []
+    for (prompt, length), of_kind in zip(spec.pair_specs, texts, strict=True):
+        tokenizer.enable_truncation(length - N_AROUND)
+        read = tokenizer.encode_batch_fast(
+            [prompt + text for text in of_kind], add_special_tokens=False
+        )
+        ids += [encoding.ids for encoding in read]
+        prompts += [prompt] * len(of_kind)
+    n_tokens_S = np.array([len(row) for row in ids])
+    inside_SxC = np.arange(n_tokens_S.max()) < n_tokens_S[:, None]
+    ids_SxC = np.zeros(inside_SxC.shape, np.int32)
+    ids_SxC[inside_SxC] = np.concatenate(ids)
+    ids_SxL = with_specials(ids_SxC, n_tokens_S, store)
+    mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + N_AROUND
+    batch = Batch.of_texts(ids_SxL, mask_SxL)
+    return batch._replace(prompt_lengths_S=prompt_lengths(prompts, store))
+
+
 def _open_search(
     settings: ProbeSettings, spec: BatchSpec, store: TokenStore, forward: Forward
 ) -> Callable[[Any], dict[str, float]]:
@@ -166,17 +194,8 @@ def _open_search(
     ids = [passage.id for passage in passages]
     collection.require_known(relevant, set(ids), "passages", source)
     own = find_own_passages(qrels, set(ids), settings.data)
-    tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
-    tokenizer.enable_truncation(spec.length - 2)
-    tokenizer.enable_padding(pad_id=store.pad_id)
-    texts = [spec.query_prompt + query for query in queries.values()]
-    texts += [spec.passage_prompt + collection.passage_text(passage) for passage in passages]
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    ids_SxC = np.array([encoding.ids for encoding in encodings], np.int32)
-    n_tokens_S = np.array([sum(encoding.attention_mask) for encoding in encodings])
-    ids_SxL = with_specials(ids_SxC, n_tokens_S, store)
-    mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + 2
-    batch = Batch.of_texts(ids_SxL, mask_SxL)
+    texts = [*queries.values()], [collection.passage_text(passage) for passage in passages]
+    batch = _batch_of(texts, spec, store)
     hosts.broadcast_and_compare(
         {"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()}
     )

@@ -211,8 +211,17 @@ def _dropout_seeds(
 def _encode(model: Condenser, params: Any, chunk: tuple) -> Float[Array, "B D"]:
     """Returns the vectors of a chunk, computed without head and MLM projection."""
     batch, seeds_B = chunk
-    inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B
+    inputs = batch.input_ids_SxL, batch.attention_mask_SxL, seeds_B, batch.prompt_lengths_S
     return cast(jax.Array, model.apply({"params": params}, *inputs, method=model.encode))
+
+
+def _apply(
+    model: Condenser, params: Any, batch: Any, seeds_B: Any = None, decoded: Any = None
+) -> CondenserOutput:
+    """Returns the outputs for a chunk."""
+    inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
+    others = seeds_B, decoded, batch.prompt_lengths_S
+    return cast(CondenserOutput, model.apply({"params": params}, *inputs, *others))
 
 
 def _make_forward(
@@ -230,8 +239,7 @@ def _make_forward(
         decoded = None
         if len(copies) > 1:
             decoded = predicted.input_ids_SxL, predicted.masked_positions_SxM
-        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
-        output = cast(CondenserOutput, model.apply({"params": params}, *inputs, seeds_B, decoded))
+        output = _apply(model, params, batch, seeds_B, decoded)
         sums = _mlm_sums(output, batch, predicted)
         return output.vectors_BxD, weigh(sums), sums
 
@@ -261,8 +269,7 @@ def forward_sums(
     model = Condenser(model_config, dtype=jnp.dtype(dtype))
 
     def on_chunk(batch: Batch) -> tuple[Float[Array, "B D"], Sums]:
-        inputs = batch.input_ids_SxL, batch.attention_mask_SxL, batch.masked_positions_SxM
-        output = cast(CondenserOutput, model.apply({"params": params}, *inputs))
+        output = _apply(model, params, batch)
         return output.vectors_BxD, _mlm_sums(output, batch, batch)
 
     chunks = split_rows(batch, len(batch.input_ids_SxL) // n_rows)

@@ -110,7 +110,7 @@ class Options(NamedTuple):
     """What a user may say of a model beside its folder, of the texts, and of the test."""
 
     given: Given = NOTHING_GIVEN  # of the model's vectors
-    backend: Name | None = None  # what trains it; None: as its family needs
+    backend: Name | None = None  # what trains it; None: see `choose_backend`
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
     ignore_identical_ids: bool = False  # see `trec.drop_identical_ids`
 

@@ -28,7 +28,7 @@ from cocondenser_jax.finetune.pairs import Adam, Network, PairSettings, Probe, t
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.flax_encoder import compare_with_flax
 from cocondenser_jax.pretrain.devices import count_devices
-from cocondenser_jax.pretrain.experiment import Experiment, resolve, with_prompts
+from cocondenser_jax.pretrain.experiment import Experiment, reading_as, resolve
 from cocondenser_jax.pretrain.probe import measure_vectors
 from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.quickstart.steps import pretrain_model
@@ -164,8 +164,6 @@ def _read_in_torch(start: Path, tokenizer: SpanTokenizer) -> Reading:
     except Exception as error:  # of each kind of damage another
         raise UserError(f"{start} cannot be loaded: {first_line(error)}") from error
     representation = read_representation(start)
-    if representation.leaves_out_prompts:
-        raise UserError(f"{start} pools without its prompts; expected all tokens")
     longest = max_tokens(config)
     longest = min(representation.max_length or longest, longest)
     return Reading(longest, representation, tokenizer)
@@ -197,7 +195,7 @@ def _train_in_torch(lora_rank: int, config: ConfigDict, workdir: Path, out: Path
     experiment = resolve(config, store)
     own = read_representation(Path(experiment.warm_start))
     representation = experiment.vectors.instead_of(own)
-    experiment = with_prompts(experiment, representation)
+    experiment = reading_as(experiment, representation)
     network = Network(
         folder=Path(experiment.warm_start),
         representation=representation,

@@ -17,9 +17,9 @@ from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.experiment import (
     Experiment,
+    reading_as,
     resolve,
     resolve_without_store,
-    with_prompts,
 )
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.backends import Backend, Reading
@@ -119,7 +119,7 @@ def check_given(
     experiment = resolve_without_store(config, 1, 1, 0)
     backend.check(experiment, start)
     _check_batch(experiment, network.longest_text, n_devices)
-    spec = with_prompts(experiment, network.representation).batches
+    spec = reading_as(experiment, network.representation).batches
     require_room(spec, network.tokenizer)
     return config
 

@@ -100,13 +100,25 @@ def test_what_is_not_trained_is_exported_as_published(bert_folder, settings):
     assert np.abs(plain - after.encode_query(texts)).max() > 0.01 or "STS" in settings["prompts"]
 
 
-def test_prompts_that_are_not_pooled_are_refused(bert_folder):
-    described = Representation(prompts=(("corpus", "text: "),), include_prompt=False)
-    for name, content in to_files(described, 32, 12, {}).items():
-        write_json(bert_folder / name, content)
-    said = r"pools without its prompts; expected all tokens \(or --config.model.representation=cls"
-    with pytest.raises(UserError, match=said):
-        read_shape(bert_folder)
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_the_card_leaves_out_prompts_that_are_not_pooled(bert_folder, pooling, monkeypatch):
+    config, params = load_folder(str(bert_folder))
+    representation = Representation(
+        pooling, prompts=(("document", "the words "),), include_prompt=False
+    )
+    config = dataclasses.replace(config, representation=representation)
+    out = bert_folder.parent / "out"
+    export_folder(params, config, bert_folder, out, {})
+    monkeypatch.chdir(out.parent)  # the card names the model by its folder
+    card = (out / "README.md").read_text()
+    assert "(without [CLS] and the prompt where it has one)" in card
+    found = [{}, {}]
+    for program, names in zip(
+        re.findall(r"```python\n(.*?)```", card, re.DOTALL), found, strict=True
+    ):
+        exec(program, names)
+    vectors, with_transformers = (names["vectors"] for names in found)
+    np.testing.assert_allclose(vectors, with_transformers.detach(), rtol=0, atol=1e-5)
 
 
 def test_the_card_says_what_comes_before_texts(bert_folder, monkeypatch):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.corpus.batches import BatchSpec, held_out_batch, make_batch, require_room
@@ -112,7 +113,7 @@ def store(tmp_path_factory, wordpiece_folder):
 
 
 SPEC = BatchSpec(seed=3, batch_size=8, length=32, held_out=4)
-WITH = {"query_prompt": "option: ", "passage_prompt": "the file "}
+WITH = {"query_prompt": "option: ", "passage_prompt": "the file value "}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -134,12 +135,26 @@ def test_the_first_of_a_pair_is_a_query_and_all_others_are_passages(store, examp
         assert ((ids[0],), (ids[-1],)) == (store.prefix_ids, store.suffix_ids)
 
 
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_length_of_a_prompt_is_what_the_library_leaves_out(store, example):
+    """Of a prompt that is not pooled, sentence-transformers leaves out all tokens but [SEP]."""
+    read = PreTrainedTokenizerFast(tokenizer_file=str(store.tokenizer_folder / "tokenizer.json"))
+    query, passage = (len(read(prompt)["input_ids"]) - 1 for prompt in WITH.values())
+    assert query != passage > 2
+    assert not make_batch(store, SPEC._replace(example=example), 2).prompt_lengths_S.any()
+    batch = make_batch(store, SPEC._replace(example=example, **WITH), 2)
+    n_rows = EXAMPLES[example].n_rows
+    for row, length in enumerate(batch.prompt_lengths_S):
+        is_query = n_rows == 2 and row % 2 == 0 and example != "copies"
+        assert length == (query if is_query else passage)
+
+
 @pytest.mark.parametrize("example", ["span", "sentence", "copies"])
 def test_prompts_are_never_masked_and_count_for_no_budget(store, example):
     spec = SPEC._replace(example=example, batch_size=12, **WITH)
     n_prompts = {
         2: count_tokens("option:", store.tokenizer),
-        1: count_tokens("the file", store.tokenizer),
+        1: count_tokens("the file value", store.tokenizer),
     }
     n_masked = n_tokens = 0
     for step in range(100):
@@ -171,6 +186,42 @@ def test_held_out_pairs_have_prompts(store):
     for row, ids in enumerate(ids_SxL):
         prompt = ids_of(store.tokenizer, [*WITH.values()][row % 2])
         assert ids[1 : len(prompt) + 1].tolist() == prompt
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_queries_and_passages_are_cut_to_their_own_lengths(store, example):
+    """To whole words, as if the text had ended there; a limit beyond the row changes nothing."""
+    spec = SPEC._replace(example=example, masked=False, decoder_mask_probability=0.0, **WITH)
+    limits = {"query_length": 9, "passage_length": 20}
+    whole, cut = make_batch(store, spec, 2), make_batch(store, spec._replace(**limits), 2)
+    np.testing.assert_array_equal(whole.origins_Sx2, cut.origins_Sx2)
+    n_rows = EXAMPLES[example].n_rows
+    longest = {9: 0, 20: 0}
+    for row in range(spec.n_rows):
+        limit = 9 if n_rows == 2 and row % 2 == 0 and example != "copies" else 20
+        n_tokens = int(cut.attention_mask_SxL[row].sum())
+        ids = cut.input_ids_SxL[row, :n_tokens].tolist()
+        before = whole.input_ids_SxL[row, : whole.attention_mask_SxL[row].sum()].tolist()
+        assert n_tokens <= limit
+        assert ids[:-1] == before[: n_tokens - 1]
+        assert ids[-1] == before[-1]  # [SEP]
+        assert len(before) == n_tokens or n_tokens > limit - 3  # else a word would still fit
+        assert not cut.attention_mask_SxL[row, n_tokens:].any()
+        longest[limit] = max(longest[limit], n_tokens)
+    assert longest[20] > 17
+    beyond = make_batch(store, spec._replace(query_length=99, passage_length=32), 2)
+    for name, array in whole._asdict().items():
+        np.testing.assert_array_equal(array, getattr(beyond, name), err_msg=name)
+
+
+def test_a_limit_that_leaves_no_room_is_refused(store):
+    spec = SPEC._replace(example="crops", **WITH, query_length=9)
+    require_room(spec._replace(query_length=10), store.tokenizer)
+    said = (
+        "the model reads 9 tokens of a text behind the prompt 'option: ', of 2 tokens; expected 10"
+    )
+    with pytest.raises(UserError, match=said):
+        require_room(spec, store.tokenizer)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(store):

@@ -1,6 +1,8 @@
 """Training on pairs of a store: what a step reads, and how a run ends."""
 
+import json
 import math
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +30,7 @@ from tests.other_families import write_model
 from tests.world import make_texts, read_metrics, write_records
 
 FAMILIES = ("distilbert", "deberta-v2", "qwen3", "gemma3_text", "t5")
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 N_STEPS = 3
 SPEC = BatchSpec(seed=3, batch_size=4, length=80, example="crops", masked=False, held_out=4)
 PROMPTS = {"query": "Instruct: find the text\nQuery:", "document": "text: "}
@@ -94,9 +97,22 @@ def decoded(model, batch):
     return [decode(ids[mask], skip_special_tokens=True).strip() for ids, mask in rows]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_first_loss_is_that_of_the_librarys_vectors(worlds, family, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "pooling"),
+    [
+        *((family, {}) for family in FAMILIES),
+        *(("distilbert", {"pooling_mode": mode}) for mode in MODES),
+        *(("distilbert", {"pooling_mode": mode, "include_prompt": False}) for mode in MODES),
+        ("gemma3_text", {"include_prompt": False}),
+        ("t5", {"include_prompt": False}),
+    ],
+    ids=str,
+)
+def test_the_first_loss_is_that_of_the_librarys_vectors(worlds, family, pooling, tmp_path):
     folder, store = worlds(family)
+    folder = shutil.copytree(folder, tmp_path / "start")
+    of_pooling = folder / "1_Pooling" / "config.json"
+    of_pooling.write_text(json.dumps(json.loads(of_pooling.read_text()) | pooling))
     spec = SPEC._replace(query_prompt=PROMPTS["query"], passage_prompt=PROMPTS["document"])
     result = train_pairs(settings_of(folder, tmp_path / "run", batches=spec), store)
     losses = [line["loss"] for line in read_metrics(tmp_path / "run") if "loss" in line]

@@ -30,6 +30,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_
         labels_SxM=np.zeros((3, 4), np.int32),
         weights_SxM=(np.arange(4) < masked_S[:, None]).astype(np.float32),
         origins_Sx2=np.zeros((3, 2), np.int32),
+        prompt_lengths_S=np.zeros(3, np.int32),
     )
 
     def shape(chunk):

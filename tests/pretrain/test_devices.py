@@ -61,9 +61,13 @@ def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
     ids_BxL = rng.integers(5, 50, (n_texts, 16)).astype(np.int32)
     mask_BxL = np.arange(16) < rng.integers(4, 17, n_texts)[:, None]
     network = Condenser(model_config)
+    prompts_B = rng.integers(0, 4, n_texts).astype(np.int32)
     expected_BxD = [
-        network.apply({"params": params}, jnp.array(ids_L[None]), mask_L[None], method="encode")[0]
-        for ids_L, mask_L in zip(ids_BxL, mask_BxL, strict=True)
+        network.apply(
+            {"params": params}, jnp.array(row[None]), mask[None], None, n[None], method="encode"
+        )[0]
+        for row, mask, n in zip(ids_BxL, mask_BxL, prompts_B, strict=True)
     ]
     encode = mapped_encode(model_config, params, "float32", batch_size=11)
-    np.testing.assert_allclose(encode(ids_BxL, mask_BxL), expected_BxD, rtol=0, atol=1e-5)
+    found_BxD = encode(ids_BxL, mask_BxL, prompts_B)
+    np.testing.assert_allclose(found_BxD, expected_BxD, rtol=0, atol=1e-5)

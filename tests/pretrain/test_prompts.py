@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.configs import default
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
-from cocondenser_jax.corpus.batches import held_out_batch
+from cocondenser_jax.corpus.batches import held_out_batch, make_batch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
@@ -30,6 +30,7 @@ from tests.conftest import TEXTS
 from tests.world import read_metrics, write_beir, write_records, write_run
 
 QUERY, PASSAGE = "the text ", "Early "
+WITHOUT_DROPOUT = {"model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0}
 LENGTH = 24  # the models' positions
 PUBLISHED = Representation(
     "mean",
@@ -105,9 +106,54 @@ def vectors_of_library(folder, texts):
     return np.array(vectors)
 
 
+def test_texts_are_cut_as_the_model_is_searched_with(research_folders, tmp_path, monkeypatch):
+    """Prompt, text and specials reach the limits: the library reads the same tokens."""
+    limits = {"query_length": 11, "passage_length": 17}
+    representation = PUBLISHED._replace(**limits)
+    published = write_published(research_folders["bert"], tmp_path / "model", representation)
+    batch, store = assert_trained_as_published(published, representation, tmp_path, monkeypatch)
+    n_tokens_S = batch.attention_mask_SxL.sum(axis=1)
+    assert n_tokens_S[::2].max() == 11
+    assert n_tokens_S[1::2].max() == 17
+    spec = loop.resolve(settings(store.path, published), store).batches
+    spec = spec._replace(query_prompt=QUERY, passage_prompt=PASSAGE)
+    whole = make_batch(store, spec, 0)
+    assert whole.attention_mask_SxL[::2].sum(axis=1).max() > 11
+    # Whole words of one token each: the library cuts in the same places.
+    searched = vectors_of_library(published, texts_of(whole, store))
+    trained = vectors_of_library(published, texts_of(batch, store))
+    np.testing.assert_allclose(searched, trained, rtol=0, atol=1e-6)
+
+
+def loss_of(vectors_SxD, origins_Sx2):
+    """The contrastive loss at the scale of cosines, by a loop."""
+    scores_SxS = 20 * vectors_SxD @ vectors_SxD.T
+    losses = []
+    for row, scores_S in enumerate(scores_SxS):
+        shares_S = (origins_Sx2 == origins_Sx2[row]).any(axis=1)
+        shares_S[row ^ 1] = False
+        losses.append(np.log(np.exp(scores_S[~shares_S]).sum()) - scores_S[row ^ 1])
+    return np.mean(losses)
+
+
 def test_the_vectors_that_are_trained_are_those_of_queries_and_passages(
     published, tmp_path, monkeypatch
 ):
+    assert_trained_as_published(published, PUBLISHED, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])  # a space is a token, and one of the next
+def test_prompts_are_left_out_where_the_model_does_not_pool_them(
+    research_folders, family, pooling, tmp_path, monkeypatch
+):
+    representation = PUBLISHED._replace(include_prompt=False, pooling=pooling)
+    published = write_published(research_folders[family], tmp_path / "model", representation)
+    assert_trained_as_published(published, representation, tmp_path, monkeypatch)
+
+
+def assert_trained_as_published(published, representation, tmp_path, monkeypatch):
+    """Trains a step that changes nothing, and compares its vectors, its loss and its export."""
     store = open_store(write_store(tmp_path, published))
     batches = []
     read = loop.read_batches
@@ -118,19 +164,21 @@ def test_the_vectors_that_are_trained_are_those_of_queries_and_passages(
             yield batch
 
     monkeypatch.setattr(loop, "read_batches", noted)
-    train(settings(store.path, published), tmp_path / "run")
+    train(settings(store.path, published, **WITHOUT_DROPOUT), tmp_path / "run")
     config, params, _ = load_run(tmp_path / "run")
     (batch,) = batches
-    ours = Condenser(config).apply(
-        {"params": params}, batch.input_ids_SxL, batch.attention_mask_SxL, method="encode"
-    )
+    inputs = batch.input_ids_SxL, batch.attention_mask_SxL, None, batch.prompt_lengths_S
+    ours = Condenser(config).apply({"params": params}, *inputs, method="encode")
     theirs = vectors_of_library(published, texts_of(batch, store))
     assert np.abs(theirs - theirs[::-1]).max() > 0.1
     cosines = ours / np.linalg.norm(ours, axis=1, keepdims=True)
     np.testing.assert_allclose(cosines, theirs, rtol=0, atol=1e-5)
+    (loss,) = (line["loss"] for line in read_metrics(tmp_path / "run"))
+    assert loss == pytest.approx(loss_of(theirs, batch.origins_Sx2), rel=1e-4)
 
     export_folder(params, config, store.tokenizer_folder, tmp_path / "out", {})
-    assert read_representation(tmp_path / "out") == PUBLISHED._replace(max_length=LENGTH)
+    assert read_representation(tmp_path / "out") == representation._replace(max_length=LENGTH)
+    return batch, store
 
 
 def test_the_probe_measures_the_vectors_of_queries_and_passages(
@@ -185,11 +233,6 @@ def test_the_probe_measures_the_vectors_of_queries_and_passages(
             {"data.length": 24},
             PUBLISHED._replace(max_length=20),
             "config.data.length 24 is longer than the 20 tokens that the model reads of a text",
-        ),
-        (
-            {},
-            PUBLISHED._replace(include_prompt=False),
-            "pools without its prompts; expected all tokens",
         ),
     ],
 )

@@ -109,7 +109,7 @@ def _check_vocabulary(name_or_folder: str, store: TokenStore) -> None:
             f"the store {store.path} was made with another tokenizer than {tokenizer}:"
             " build the store with the model's own tokenizer"
         )
-    require_same_tokens(tokenizer, of_store, reader_of_folder(find_folder(tokenizer)))
+    require_same_tokens(tokenizer, store.tokenizer, reader_of_folder(find_folder(tokenizer)))
 
 
 def _is_run(name_or_folder: str) -> bool:

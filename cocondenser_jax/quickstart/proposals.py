@@ -25,7 +25,7 @@ from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.quickstart.backends import Backend, Reading
 from cocondenser_jax.representation import Representation, is_falling
 from cocondenser_jax.settings import override
-from cocondenser_jax.storage.model_folder import read_card_sizes
+from cocondenser_jax.storage.model_folder import read_trained_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def propose_scale(overrides: Sequence[str], published: Representation) -> list[s
 def propose_sizes(
     config: ConfigDict, overrides: Sequence[str], start: Path, vector_size: int
 ) -> list[str]:
-    """Returns the overrides, with the sizes that the model's card names unless some are given.
+    """Returns the overrides, with the sizes that the model's folder names unless some are given.
 
     Args:
       config: what `check_given` returned for the overrides.
@@ -156,11 +156,11 @@ def propose_sizes(
             f"config.model.sizes is {[*sizes]}; expected {vector_size}, the size of the vectors of"
             f" {start}, and after it smaller ones, the largest first"
         )
-    smaller = [size for size in read_card_sizes(start) if size < vector_size]
+    smaller = [size for size in read_trained_sizes(start) if 0 < size < vector_size]
     if not smaller or any(word.startswith(_SIZES) for word in overrides):
         return [*overrides]
     named = ",".join(map(str, [vector_size, *smaller]))
-    logger.info("adapt: trained and tested at the sizes that its card names: %s numbers", named)
+    logger.info("adapt: trained and tested at the sizes that its folder names: %s numbers", named)
     return [f"{_SIZES}[{named}]", *overrides]
 
 

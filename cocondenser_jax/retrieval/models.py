@@ -215,13 +215,15 @@ def blend(
     """Copies a model, its weights moved toward those of another of its shape.
 
     They are (1 - alpha) `model` + alpha `other`, with alpha from 0 to 1. A model averaged with its
-    fine-tuned successor forgets less (Wortsman et al., arXiv 2109.01903).
+    fine-tuned successor forgets less (Wortsman et al., arXiv 2109.01903). Modules with weights are
+    matched by their order: modules.json may give them any names.
     """
     blended = copy.deepcopy(model)
-    weights = other.state_dict()
-    for name, value in blended.state_dict().items():
-        if value.is_floating_point():
-            value.lerp_(weights[name], alpha)
+    own, others = ([x.state_dict() for x in each if x.state_dict()] for each in (blended, other))
+    for weights, changed in zip(own, others, strict=True):
+        for name, value in weights.items():
+            if value.is_floating_point():
+                value.lerp_(changed[name], alpha)
     return blended
 
 

@@ -100,18 +100,23 @@ def require_outside(folder: Path, out: Path) -> None:
         raise UserError(f"{out} lies in the folder of the model, {folder}: choose another place")
 
 
-def read_card_sizes(folder: Path) -> list[int]:
+def read_trained_sizes(folder: Path) -> list[int]:
     """Returns the sizes that a folder's vectors were trained at, the largest first; none: one.
 
-    They are read from the model card, where sentence-transformers writes the arguments of its
-    MatryoshkaLoss. What other cards say in words is not read.
+    They are `matryoshka_dimensions` in config.json, which vLLM and SGLang read, too; else those in
+    the model card, where sentence-transformers writes the arguments of its MatryoshkaLoss. What
+    other cards say in words is not read.
     """
+    sizes = read_object(network_folder(folder) / "config.json", {}).get("matryoshka_dimensions")
+    if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes):
+        return sorted({*sizes}, reverse=True)
     card = folder / "README.md"
     if not card.is_file():
         return []
     lists = _CARD_SIZES.findall(card.read_text(encoding="utf-8", errors="replace"))
-    sizes = {int(size) for found in lists for size in found.split(",") if size.strip()}
-    return sorted(sizes, reverse=True)
+    return sorted(
+        {int(size) for found in lists for size in re.findall(r"\d+", found)}, reverse=True
+    )
 
 
 def read_representation(

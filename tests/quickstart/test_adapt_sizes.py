@@ -103,7 +103,7 @@ def test_a_card_is_not_asked_where_sizes_are_given(model, corpus, tmp_path, keep
         assert main([*command, *SETTINGS, *given]) == 0
         run = json.loads((workdir / "pretraining" / "run.json").read_text())
         assert run["config"]["model"]["sizes"] == expected
-        said = [each for each in caplog.messages if "that its card names: 32,8 numbers" in each]
+        said = [each for each in caplog.messages if "that its folder names: 32,8 numbers" in each]
         assert len(said) == (not given)
 
 

@@ -209,7 +209,9 @@ def test_queries_and_passages_are_cut_to_their_own_lengths(store, example):
         assert not cut.attention_mask_SxL[row, n_tokens:].any()
         longest[limit] = max(longest[limit], n_tokens)
     assert longest[20] > 17
-    beyond = make_batch(store, spec._replace(query_length=99, passage_length=32), 2)
+    beyond = spec._replace(query_length=99, passage_length=32)
+    assert [each.length for each in beyond.pair_specs] == [32, 32]
+    beyond = make_batch(store, beyond, 2)
     for name, array in whole._asdict().items():
         np.testing.assert_array_equal(array, getattr(beyond, name), err_msg=name)
 

@@ -184,10 +184,15 @@ def assert_trained_as_published(published, representation, tmp_path, monkeypatch
 def test_the_probe_measures_the_vectors_of_queries_and_passages(
     research_folders, tmp_path, monkeypatch
 ):
-    published = write_published(research_folders["bert"], tmp_path / "model")
+    limits = {"query_length": 11, "passage_length": 17}
+    representation = PUBLISHED._replace(**limits)
+    published = write_published(research_folders["bert"], tmp_path / "model", representation)
     store = open_store(write_store(tmp_path, published))
     passages = ["late layers know the text", "the CLS vector", "Search", "a span of a document"]
-    data = write_beir(tmp_path / "data", passages, ["layers", "vector"], {"dev": [0, 1]})
+    queries = ["layers", "vector"]
+    for texts in (passages, queries):
+        texts.append(" ".join(["know", "the", "span", "layers", "text", "words"] * 4))
+    data = write_beir(tmp_path / "data", passages, queries, {"dev": [0, 1, 2]})
     measured = []
     measure = probe.measure_vectors
 
@@ -209,14 +214,14 @@ def test_the_probe_measures_the_vectors_of_queries_and_passages(
     config = settings(store.path, published, **probing)
     train(config, tmp_path / "run")
     spec = loop.resolve(config, store).batches
-    spec = spec._replace(query_prompt=QUERY, passage_prompt=PASSAGE)
+    spec = spec._replace(query_prompt=QUERY, passage_prompt=PASSAGE, **limits)
     texts = texts_of(held_out_batch(store, spec), store)
     theirs = vectors_of_library(published, texts)
     np.testing.assert_allclose(measured[0], theirs, rtol=0, atol=1e-5)
 
     model = SentenceTransformer(str(published))
-    queries, documents = model.encode_query(["layers", "vector"]), model.encode_document(passages)
-    for query, vector in enumerate(queries):
+    of_queries, documents = model.encode_query(queries), model.encode_document(passages)
+    for query, vector in enumerate(of_queries):
         expected = {f"p{n}": float(vector @ document) for n, document in enumerate(documents)}
         assert searched[0][f"q{query}"] == pytest.approx(expected, abs=1e-5)
 

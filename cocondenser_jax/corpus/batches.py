@@ -313,10 +313,10 @@ def require_room(spec: BatchSpec, tokenizer: SpanTokenizer) -> None:
                 f"config.data.length {spec.length} is too short for the model's prompt {prompt!r},"
                 f" of {n_tokens} tokens; expected {least} or more"
             )
-        if length < min(least, spec.length):
+        if length <= n_tokens + N_AROUND:
             raise UserError(
-                f"the model reads {length} tokens of a text behind the prompt {prompt!r}, of"
-                f" {n_tokens} tokens; expected {least} or more"
+                f"the model reads {length} tokens of a text, its prompt {prompt!r} included, which"
+                f" has {n_tokens}; expected {n_tokens + N_AROUND + 1} or more"
             )
 
 

@@ -217,11 +217,9 @@ def test_queries_and_passages_are_cut_to_their_own_lengths(store, example):
 
 
 def test_a_limit_that_leaves_no_room_is_refused(store):
-    spec = SPEC._replace(example="crops", **WITH, query_length=9)
-    require_room(spec._replace(query_length=10), store.tokenizer)
-    said = (
-        "the model reads 9 tokens of a text behind the prompt 'option: ', of 2 tokens; expected 10"
-    )
+    spec = SPEC._replace(example="crops", **WITH, query_length=4)
+    require_room(spec._replace(query_length=5), store.tokenizer)
+    said = "the model reads 4 tokens of a text, its prompt 'option: ' included, which has 2; exp"
     with pytest.raises(UserError, match=said):
         require_room(spec, store.tokenizer)
 

@@ -118,6 +118,34 @@ def test_inner_products_instead_of_cosines_leave_the_lengths(model_folder, tmp_p
     assert_same_vectors(publish(start, "--similarity=dot") / "published" / "model", library)
 
 
+@pytest.mark.parametrize(
+    ("pooling", "config", "backend", "reason"),
+    [
+        ("max", {}, "torch", "the model pools by max; expected cls or mean"),
+        (
+            "cls",
+            {"hidden_act": "relu"},
+            "torch",
+            "the model/config.json: hidden_act is 'relu'; only 'gelu' is supported",
+        ),
+        ("mean", {}, "jax", "a model of the family bert"),
+    ],
+)
+def test_the_backend_is_chosen_by_what_jax_computes(
+    model_folder, tmp_path, publish, caplog, pooling, config, backend, reason
+):
+    start = tmp_path / "start"
+    layers = [Transformer(str(model_folder)), Pooling(32, pooling)]
+    SentenceTransformer(modules=layers).save_pretrained(str(start))
+    path = start / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    with caplog.at_level("INFO"):
+        workdir = publish(start)
+    assert f"adapt: {reason}: trained by --backend={backend}" in caplog.messages
+    assert json.loads((workdir / "started.json").read_text())["backend"] == backend
+    assert_same_vectors(workdir / "published" / "model", SentenceTransformer(str(start)))
+
+
 def test_what_is_wrong_is_said_of_the_users_folder_before_anything_is_written(
     model_folder, tmp_path, capsys
 ):
@@ -131,6 +159,7 @@ def test_what_is_wrong_is_said_of_the_users_folder_before_anything_is_written(
     layers = [Transformer(str(model_folder)), Pooling(32, "max")]
     SentenceTransformer(modules=layers).save_pretrained(str(tmp_path / "max"))
     words[2] = f"--model={tmp_path}/max"
-    assert main(words) == 2
-    assert f"cocondenser: {tmp_path}/max pools by max; expected cls" in capsys.readouterr().err
+    assert main([*words, "--backend=jax"]) == 2
+    said = f"cocondenser: {tmp_path}/max pools by max; expected cls or mean (or --backend=torch)"
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

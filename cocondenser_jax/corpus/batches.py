@@ -5,7 +5,7 @@ A run that resumes at step t needs no other state, and every host computes its o
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -19,10 +19,10 @@ from cocondenser_jax.corpus.masking import (
     mask_capacity,
     mask_whole_words,
 )
-from cocondenser_jax.corpus.prompts import count_tokens, put_before
+from cocondenser_jax.corpus.prompts import RowSpec, count_tokens, prompt_lengths, read_as
 from cocondenser_jax.corpus.spans import MIN_TOKENS
 from cocondenser_jax.corpus.store import TokenStore, WeightedCorpus
-from cocondenser_jax.corpus.token_files import Texts, cut_after_words
+from cocondenser_jax.corpus.token_files import Texts
 from cocondenser_jax.corpus.tokenizer import N_AROUND, SpanTokenizer
 from cocondenser_jax.errors import UserError
 
@@ -73,13 +73,6 @@ class Batch(NamedTuple):
             labels_SxM=self.labels_SxM[:, :n_slots],
             weights_SxM=self.weights_SxM[:, :n_slots],
         )
-
-
-class RowSpec(NamedTuple):
-    """How the text of a row is read."""
-
-    prompt: str  #: put before it
-    length: int  #: tokens, prompt and specials included; the rest is cut off
 
 
 class BatchSpec(NamedTuple):
@@ -298,7 +291,7 @@ def _rows_of(
         weights_SxM=masked.weights_NxM,
         origins_Sx2=origins_Sx2,
         prompt_lengths_S=np.resize(
-            prompt_lengths([each.prompt for each in spec.row_specs], store), n_rows
+            prompt_lengths([each.prompt for each in spec.row_specs], store.tokenizer), n_rows
         ),
     )
 
@@ -324,8 +317,8 @@ def _as_read(texts: Texts, spec: BatchSpec, tokenizer: SpanTokenizer) -> Texts:
     """Puts the prompts of a spec before the texts of its examples, and cuts what is too long."""
     row_specs = spec.row_specs
     of_roles = [
-        _cut_and_put(prompt, Texts(*(x[i :: len(row_specs)] for x in texts)), length, tokenizer)
-        for i, (prompt, length) in enumerate(row_specs)
+        read_as(row_spec, Texts(*(x[i :: len(row_specs)] for x in texts)), tokenizer)
+        for i, row_spec in enumerate(row_specs)
     ]
     in_turn = [np.stack(arrays, axis=1) for arrays in zip(*of_roles, strict=True)]
     return Texts(*(x.reshape(-1, *x.shape[2:]) for x in in_turn))
@@ -338,25 +331,6 @@ def require_examples(store: TokenStore, spec: BatchSpec, n_hosts: int = 1) -> No
             f"config.data.batch_size {spec.batch_size} is not a multiple of {n_hosts} hosts"
         )
     _quotas(store, spec)
-
-
-def _cut_and_put(prompt: str, texts: Texts, length: int, tokenizer: SpanTokenizer) -> Texts:
-    """Returns texts behind a prompt, of at most `length` tokens in all, in as many columns."""
-    n_around = len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids)
-    n_spare = texts.ids_NxL.shape[1] - (length - n_around)
-    if n_spare <= 0:
-        return put_before(prompt, texts, tokenizer)
-    cut = put_before(prompt, cut_after_words(texts, length - n_around), tokenizer)
-    spare = (0, 0), (0, n_spare)
-    return Texts(np.pad(cut.ids_NxL, spare), np.pad(cut.starts_NxL, spare), cut.n_tokens_N)
-
-
-def prompt_lengths(prompts: Sequence[str], store: TokenStore) -> np.ndarray:
-    """Returns `prompt_lengths_S` of `Batch` for texts behind these prompts."""
-    lengths = {"": 0}
-    for prompt in {*prompts} - {""}:
-        lengths[prompt] = len(store.prefix_ids) + count_tokens(prompt, store.tokenizer)
-    return np.array([lengths[prompt] for prompt in prompts], np.int32)
 
 
 def read_batches(

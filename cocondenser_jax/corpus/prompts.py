@@ -7,7 +7,8 @@ the prompt; its other tokens stay as they are.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,13 @@ from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.corpus.words import word_starts
 
 KNOWN_WORDS = 100_000  # first words whose tokens behind a prompt are remembered
+
+
+class RowSpec(NamedTuple):
+    """How the text of a row is read."""
+
+    prompt: str  #: put before it
+    length: int  #: tokens, prompt and specials included; the rest is cut off
 
 
 def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
@@ -54,9 +62,29 @@ def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
     return cut_after_words(joined, n_columns)
 
 
+def read_as(row_spec: RowSpec, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
+    """Puts a prompt before texts, and cuts off what is too long; see `put_before`."""
+    prompt, length = row_spec
+    n_around = len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids)
+    n_spare = texts.ids_NxL.shape[1] - (length - n_around)
+    if n_spare <= 0:
+        return put_before(prompt, texts, tokenizer)
+    cut = put_before(prompt, cut_after_words(texts, length - n_around), tokenizer)
+    spare = (0, 0), (0, n_spare)
+    return Texts(np.pad(cut.ids_NxL, spare), np.pad(cut.starts_NxL, spare), cut.n_tokens_N)
+
+
 def count_tokens(prompt: str, tokenizer: SpanTokenizer) -> int:
     """Returns how many tokens a prompt has."""
     return len(_ids(tokenizer, prompt))
+
+
+def prompt_lengths(prompts: Sequence[str], tokenizer: SpanTokenizer) -> np.ndarray:
+    """Returns `Batch.prompt_lengths_S` of texts behind these prompts."""
+    lengths = {"": 0}
+    for prompt in {*prompts} - {""}:
+        lengths[prompt] = len(tokenizer.prefix_ids) + count_tokens(prompt, tokenizer)
+    return np.array([lengths[prompt] for prompt in prompts], np.int32)
 
 
 def _ids(tokenizer: SpanTokenizer, text: str) -> list[int]:

@@ -22,9 +22,9 @@ from cocondenser_jax.corpus.batches import (
     Batch,
     BatchSpec,
     held_out_batch,
-    prompt_lengths,
     with_specials,
 )
+from cocondenser_jax.corpus.prompts import prompt_lengths
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import N_AROUND, load_tokenizer
 from cocondenser_jax.errors import UserError
@@ -166,7 +166,7 @@ def _batch_of(texts: tuple[list[str], list[str]], spec: BatchSpec, store: TokenS
     ids_SxL = with_specials(ids_SxC, n_tokens_S, store)
     mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + N_AROUND
     batch = Batch.of_texts(ids_SxL, mask_SxL)
-    return batch._replace(prompt_lengths_S=prompt_lengths(prompts, store))
+    return batch._replace(prompt_lengths_S=prompt_lengths(prompts, store.tokenizer))
 
 
 def _open_search(

@@ -79,7 +79,7 @@ def open_model(folder: Path, wanted: Name | None = None) -> tuple[Backend, Readi
     Args:
       folder: of the model.
       wanted: a name of BACKENDS; None: JAX where the Flax network computes the model, else adapters
-        for a decoder, and PyTorch for any other. A line says which, and why.
+        for a decoder, and PyTorch for any other. It is logged, with the reason.
     """
     tokenizer = load_tokenizer(str(folder))
     if wanted is not None:

@@ -196,7 +196,7 @@ def test_a_model_that_has_diverged_is_not_evaluated(model_folder, data):
     evaluate = make_search(model_folder, data, {})
     with pytest.raises(UserError, match=f"first that of query {next(iter(QRELS))}: training has"):
         evaluate(Collapsed(np.nan, 0.0))
-    with pytest.raises(UserError, match="60 of 60 vectors .* first that of passage d0"):
+    with pytest.raises(UserError, match=r"60 of 60 vectors .* first that of passage d0"):
         evaluate(Collapsed(0.0, np.inf))
 
 

@@ -206,13 +206,22 @@ def _check_texts(corpus: str, data: Path | None, ignore_identical_ids: bool) -> 
     _, qrels = read_split(data, "test")
     if len(qrels) < 2:
         raise UserError(f"{data} has one judged query of test: a comparison needs two")
-    relevant = {p for grades in qrels.values() for p, grade in grades.items() if grade > 0}
-    if not any(passage.id in relevant for passage in read_corpus(data)):
-        raise UserError(
-            f"{data} has no passage that is judged relevant in test: every ranking would score 0"
-        )
     if ignore_identical_ids:
         require_other_answers(qrels)
+    relevant = {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
+    n_found = len(relevant.intersection(passage.id for passage in read_corpus(data)))
+    if not n_found:
+        raise UserError(
+            f"{data} has none of the {len(relevant)} passages that its judgments of test find"
+            " relevant: all metrics would be 0"
+        )
+    if n_found < len(relevant):
+        logger.warning(
+            "%s has %d of the %d passages that its judgments of test find relevant",
+            data,
+            n_found,
+            len(relevant),
+        )
 
 
 def _log_work(training: Training, model: SentenceTransformer, data: Path | None) -> None:

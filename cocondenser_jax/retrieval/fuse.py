@@ -57,7 +57,7 @@ def check_runs(runs: Mapping[str, Run]) -> None:
     Raises:
       UserError: for a run without results, or if no query is in two of the runs.
     """
-    in_runs = Counter(query for run in runs.values() for query in run if run[query])
+    in_runs = Counter(query for run in runs.values() for query in run)
     for name, run in runs.items():
         n_without = sum(not run.get(query) for query in in_runs)
         if n_without == len(in_runs):

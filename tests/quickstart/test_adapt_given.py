@@ -14,7 +14,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart import adapt as module
 from cocondenser_jax.representation import SPELLINGS, Given
 from cocondenser_jax.storage.model_folder import read_representation
-from tests.world import WORDS, write_records
+from tests.world import WORDS, write_qrels, write_records
 
 TEXTS = [" ".join(WORDS[:4]), " ".join(WORDS[2:9])]
 FLAGS = [
@@ -163,3 +163,35 @@ def test_what_is_wrong_is_said_of_the_users_folder_before_anything_is_written(
     said = f"cocondenser: {tmp_path}/max pools by max; expected cls or mean (or --backend=torch)"
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("relevant", "refused", "warned"),
+    [
+        (["p0", "p1"], "no further", ""),
+        (["p0", "elsewhere"], "no further", "data has 1 of the 2 passages that its judgments"),
+        (["x0", "x1"], "data has none of the 2 passages that its judgments of test find", ""),
+    ],
+)
+def test_judgments_must_name_passages_of_the_collection(
+    model_folder, tmp_path, monkeypatch, caplog, relevant, refused, warned
+):
+    def stop(source, tokenizer, length, out):
+        raise UserError("no further")
+
+    monkeypatch.setattr(module, "write_store", stop)
+    data = tmp_path / "data"
+    rows = [{"_id": f"p{i}", "title": "", "text": WORDS[i]} for i in range(3)]
+    write_records(data / "corpus.jsonl", rows)
+    write_records(data / "queries.jsonl", [{"_id": f"q{i}", "text": WORDS[i]} for i in (0, 1)])
+    judgments = {f"q{i}": {name: 1, "p2": 0} for i, name in enumerate(relevant)}
+    write_qrels(data / "qrels" / "test.tsv", judgments)
+    settings = ["--config.data.length=16", "--config.init_head=true"]
+    with pytest.raises(UserError, match=refused):
+        module.adapt(
+            tmp_path / "run", str(data / "corpus.jsonl"), str(model_folder), data, settings
+        )
+    assert (tmp_path / "run").exists() == (refused == "no further")
+    lines = [r.getMessage() for r in caplog.records if "its judgments" in r.getMessage()]
+    assert len(lines) == bool(warned)
+    assert all(warned in line for line in lines)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import ranked, read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.fuse import check_runs, fuse_runs
@@ -128,3 +129,14 @@ def test_queries_that_a_run_lacks_are_counted(caplog):
 def test_a_run_without_results_is_not_fused(other, message):
     with pytest.raises(UserError, match=message):
         check_runs({"a": SIDES["a"], "b": other})
+
+
+@pytest.mark.parametrize(("other", "status"), [("", 2), ("q2 Q0 e 1 1.0 t\n", 0)])
+def test_the_command_names_the_empty_run(tmp_path, capsys, other, status):
+    write_run(tmp_path / "a.trec", SIDES["a"])
+    (tmp_path / "b.trec").write_text(other)
+    command = ["fuse", f"--run_out={tmp_path / 'out.trec'}"]
+    assert main([*command, *(f"--run={tmp_path / name}.trec" for name in "ab")]) == status
+    assert (tmp_path / "out.trec").exists() == (status == 0)
+    if status:
+        assert f"{tmp_path / 'b.trec'} has no results" in capsys.readouterr().err

@@ -69,6 +69,7 @@ def test_where_queries_are_passages_they_do_not_find_themselves(
     folder = shutil.copytree(beir, tmp_path / "data")
     texts = {passage.id: passage.text for passage in read_corpus(beir)}
     records = [{"_id": name, "text": texts[name]} for name in ("d3", "d5", "d8")]
+    records.append({"_id": "other", "text": texts["d9"]})
     write_records(folder / "queries.jsonl", records)
     command = [program, f"--data={folder}", f"--run_out={tmp_path}/run", "--depth=3"]
     if program == "retrieve":

@@ -266,7 +266,7 @@ def test_queries_that_the_first_stage_lacks_are_counted(
         caplog.clear()
         candidates = Candidates(beir, run_file, split=split)
         rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
-        counted = f"{run_file} has no result for 22 of 24 queries of train"
+        counted = f"{run_file} has no result for 22 of 24 queries of {split}"
         assert (counted in caplog.text) == (split == "train")
 
 

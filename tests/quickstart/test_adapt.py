@@ -37,7 +37,7 @@ from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever
 from cocondenser_jax.storage.files import file_sha256
-from tests.world import write_beir, write_qrels, write_records
+from tests.world import write_records
 
 pytestmark = pytest.mark.timeout(900)  # the first test pays for all trainings
 N_TEXTS, N_STEPS = 60, 6
@@ -329,18 +329,6 @@ def test_bad_input_is_one_line_before_anything_is_made(
     assert said in error
     assert sorted(os.listdir()) == ["empty", "gpt"]
     assert os.listdir("empty") == []
-
-
-def test_judgments_of_other_passages_are_refused(corpus, tmp_path):
-    """Every ranking would score 0, and the verdict would be no difference."""
-    folder = write_beir(tmp_path, ["red green", "blue"], ["red", "green"], {"test": range(2)})
-    adapting._check_texts(str(corpus), folder)
-    for grades in ({"x0": 1, "x1": 1}, {"p0": 0, "p1": -1}):
-        write_qrels(folder / "qrels" / "test.tsv", {"q0": grades, "q1": grades})
-        with pytest.raises(UserError, match="has no passage that is judged relevant in test"):
-            adapting._check_texts(str(corpus), folder)
-    write_qrels(folder / "qrels" / "test.tsv", {"q0": {"x0": 1}, "q1": {"p1": 1}})
-    adapting._check_texts(str(corpus), folder)
 
 
 def test_a_chunk_size_that_does_not_fit_the_corpus_is_refused_before_training(

@@ -1,0 +1,60 @@
+"""What encoding checks before it reads or loads anything."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retrieval import encode, models
+from cocondenser_jax.retrieval.encode import Encoding
+from cocondenser_jax.workers import Engine
+
+
+@pytest.mark.usefixtures("unread_corpus")
+@pytest.mark.parametrize("engine", [None, Engine(tasks=2)])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"passage_length": 65}, "passage_length=65: expected 3 to 64 tokens"),
+        ({"passage_length": 2}, "passage_length=2: expected 3 to 64 tokens"),
+        ({"model": Path("/nowhere")}, "/nowhere: no such folder"),
+    ],
+)
+def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(
+    model_folder, beir, tmp_path, engine, change, message
+):
+    encoding = Encoding(model_folder)._replace(**change)
+    with pytest.raises(UserError, match=message):
+        encode.encode_corpus(encoding, beir, tmp_path / "out", engine=engine)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("unread_corpus")
+@pytest.mark.parametrize("engine", [None, Engine(tasks=2)])
+def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(beir, tmp_path, engine):
+    (tmp_path / "thesis.tex").touch()
+    for place in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(UserError, match=f"{place} already exists"):
+            encode.encode_corpus(Encoding(Path("/nowhere")), beir, place, engine=engine)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_length_fits_up_to_the_positions_of_the_network(model_folder, make_model):
+    models.require_length(model_folder, 64)
+    models.require_length(model_folder, None)
+    roberta = make_model("Roberta")  # its positions start behind that of padding
+    models.require_length(roberta, 63)
+    with pytest.raises(UserError, match="passage_length=64: expected 3 to 63"):
+        models.require_length(roberta, 64)
+
+
+def test_vectors_are_not_written_into_the_folder_of_their_model(model_folder, beir, tmp_path):
+    """Their manifest would count as the model's, and the search would take it for another one."""
+    model = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    (tmp_path / "link").symlink_to("model")
+    for out in (model / "new" / "out", tmp_path / "link" / "out", model):
+        with pytest.raises(UserError, match="lies in the folder of the model"):
+            encode.encode_corpus(Encoding(model), beir, out)
+    assert not (model / "new").exists()
+    encode.encode_corpus(Encoding(model), beir, tmp_path / "model.out")

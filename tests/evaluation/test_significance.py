@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.special import betainc
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.significance import compare, correct, format_p
+from cocondenser_jax.evaluation.significance import (
+    compare,
+    correct,
+    detectable_difference,
+    format_p,
+)
 
 
 def metrics(values, name="MRR@10"):
@@ -71,6 +77,64 @@ def test_many_queries_against_drawn_assignments(effect):
     exchanged = compare(metrics(others_Q), metrics(values_Q))["MRR@10"]
     assert exchanged["randomization_p"] == pytest.approx(row["randomization_p"], abs=0.02)
     assert exchanged["difference"] == -row["difference"]
+
+
+@pytest.mark.parametrize("differences", [[0.5, -0.25, 0.125, 1.0], [0.0, 0.0, 1.0, 0.0, 0.5]])
+def test_the_interval_of_few_queries_against_all_resamples(differences):
+    n = len(differences)
+    means = [np.mean(drawn) for drawn in itertools.product(differences, repeat=n)]
+    expected = np.percentile(means, [2.5, 97.5], method="inverted_cdf")
+    found = compare(metrics(differences), metrics([0.0] * n))["MRR@10"]["interval"]
+    step = 0.5 / n  # of neighboring means, at most: 10,000 draws may miss by one
+    np.testing.assert_allclose(found, expected, rtol=0, atol=step)
+    assert found[0] < np.mean(differences) < found[1]
+
+
+@pytest.mark.parametrize("n", [40, 300])
+def test_the_interval_of_many_queries_against_drawn_resamples(n):
+    rng = np.random.default_rng(n)
+    values_Q, others_Q = rng.random((2, n)) ** 2
+    differences_Q = values_Q - others_Q
+    means = [np.mean(rng.choice(differences_Q, n)) for _ in range(20_000)]
+    row = compare(metrics(values_Q), metrics(others_Q))["MRR@10"]
+    error = differences_Q.std() / np.sqrt(n)
+    np.testing.assert_allclose(row["interval"], np.percentile(means, [2.5, 97.5]), atol=error / 8)
+    exchanged = compare(metrics(others_Q), metrics(values_Q))["MRR@10"]["interval"]
+    np.testing.assert_allclose([-x for x in exchanged[::-1]], row["interval"], atol=error / 8)
+    # Pairs are kept: two runs that are equally far apart everywhere differ for certain.
+    apart = compare(metrics(values_Q + 0.25), metrics(values_Q))["MRR@10"]["interval"]
+    np.testing.assert_allclose(apart, 0.25, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [8, 35, 200])
+def test_the_difference_that_queries_show_is_found_four_times_out_of_five(n):
+    rng = np.random.default_rng(n)
+    differences_Q = rng.normal(0.01, 0.2, n)
+    smallest = detectable_difference(differences_Q)
+    noncentrality = smallest / (differences_Q.std(ddof=1) / np.sqrt(n))
+    limit = stats.t.ppf(0.975, n - 1)
+    power = stats.nct.sf(limit, n - 1, noncentrality) + stats.nct.cdf(-limit, n - 1, noncentrality)
+    assert power == pytest.approx(0.8, abs=0.02)
+    assert compare(metrics(differences_Q), metrics([0.0] * n))["MRR@10"]["detectable"] == smallest
+
+
+def test_the_randomization_test_finds_that_difference_as_often():
+    rng = np.random.default_rng(0)
+    population = rng.normal(0, 0.2, 30)
+    smallest = detectable_difference(population)
+    spread = population.std(ddof=1)
+    found = 0
+    for _ in range(60):
+        drawn = rng.normal(smallest, spread, 30)
+        found += compare(metrics(drawn), metrics([0.0] * 30))["MRR@10"]["randomization_p"] < 0.05
+    assert 40 <= found <= 56  # of a chance of 0.8: 48, with a standard error of 3
+
+
+def test_five_queries_show_nothing():
+    for n, shown in ((5, False), (6, True)):
+        row = compare(metrics([0.5] * n), metrics([0.25] * n))["MRR@10"]
+        assert (row["randomization_p"] < 0.05) == shown
+        assert (row["detectable"] is not None) == shown
 
 
 def test_identical_runs_have_p_one():

@@ -82,6 +82,13 @@ def first_three(names: Sequence[str]) -> str:
     return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
 
 
+def first_words(text: str, n: int) -> str:
+    """Returns the start of a text, of at most about `n` characters, on one line."""
+    # textwrap.shorten leaves nothing of a text without spaces, and reads all of a long one.
+    text = " ".join(text[: 10 * n].split())
+    return text if len(text) <= n else text[:n].rsplit(" ", 1)[0] + " …"
+
+
 def lookup(known: Mapping[str, Any], name: str, kind: str) -> Any:
     """Returns what is known by a name; raises a UserError with similar names for any other."""
     if name not in known:

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from cocondenser_jax.errors import UserError, first_line, first_three, name_extra, whole_message
+from cocondenser_jax.errors import (
+    UserError,
+    first_line,
+    first_three,
+    first_words,
+    name_extra,
+    whole_message,
+)
 
 
 def test_user_error_is_one_line():
@@ -98,3 +105,15 @@ def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package,
     assert done.stderr.startswith(f"cocondenser: {package} is missing; it comes with: pip install")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (" one\n  two\tthree", "one two three"),
+        ("word " * 1000, "word word …"),
+        ("文" * 1000, "文" * 13 + " …"),  # words without spaces between them
+    ],
+)
+def test_first_words_of_a_text(text, shown):
+    assert first_words(text, 13) == shown

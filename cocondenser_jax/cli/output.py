@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.errors import escape_control
+from cocondenser_jax.errors import escape_control, first_words
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import flatten
 
@@ -29,13 +29,6 @@ def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
     for score, title, text in hits:
         print_text(f"  {score:8.2f}  {title}")
         print_text(f"{'':12}{first_words(text, 300)}")
-
-
-def first_words(text: str, n: int) -> str:
-    """Returns the start of a text, of at most about `n` characters, on one line."""
-    # textwrap.shorten leaves nothing of a text without spaces, and reads all of a long one.
-    text = " ".join(text[: 10 * n].split())
-    return text if len(text) <= n else text[:n].rsplit(" ", 1)[0] + " …"
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

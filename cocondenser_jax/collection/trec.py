@@ -41,13 +41,42 @@ def read_qrels(path: Path) -> Qrels:
     BEIR's lines are `query-id<TAB>corpus-id<TAB>score`, those of TREC and MS MARCO `query 0 passage
     grade`, separated by spaces or tabs. The first line may be a header, whose names then say which
     column is which. A query must not have a passage twice with different grades.
+
+    A form has a header with further columns, separated by tabs. Its lines without a score are left
+    out, and counted in a warning.
     """
     qrels: Qrels = {}
+    n_empty = 0
+    for where, query, passage, grade in _judgment_fields(path):
+        if grade is None:
+            n_empty += 1
+            continue
+        if not _INTEGER.fullmatch(grade):
+            raise UserError(f"{where}: the score must be an integer, not {grade!r}")
+        value = int(grade)
+        if abs(value) > _MAX_GRADE:
+            raise UserError(f"{where}: the score {grade} is not within ±{_MAX_GRADE:,}")
+        if qrels.setdefault(query, {}).setdefault(passage, value) != value:
+            raise UserError(f"{where}: query {query} has passage {passage} with two scores")
+    if not qrels:
+        empty = f": {n_empty} lines have no score yet" if n_empty else ""
+        raise UserError(f"{path} holds no judgments{empty}")
+    if n_empty:
+        logger.warning("%s: %d lines have no score: they are left out", path, n_empty)
+    return qrels
+
+
+def _judgment_fields(path: Path) -> Iterator[tuple[str, str, str, str | None]]:
+    """Yields "FILE:LINE", query, passage and grade of each line; None for one left empty."""
     header: tuple[int, ...] | None = None
+    is_form = False
     for i, (number, line) in enumerate(_lines_of_ids(path)):
         where = f"{path}:{number}"
-        fields = line.split("\t") if line.count("\t") == 2 else line.split()
-        if len(fields) not in _JUDGMENT_PLACES:
+        cells = line.split("\t")
+        if i == 0 and len(cells) > max(_JUDGMENT_PLACES):
+            is_form = _judgment_header(where, cells) is not None
+        fields = cells if is_form or len(cells) == 3 else line.split()
+        if not is_form and len(fields) not in _JUDGMENT_PLACES:
             raise UserError(
                 f"{where}: expected 3 tab-separated fields (query, passage, score) "
                 f"or TREC's 4, found {len(fields)}"
@@ -58,16 +87,7 @@ def read_qrels(path: Path) -> Qrels:
         if max(places) >= len(fields):
             raise UserError(f"{where}: found {len(fields)} fields, fewer than in the header")
         query, passage, grade = (fields[place] for place in places)
-        if not _INTEGER.fullmatch(grade):
-            raise UserError(f"{where}: the score must be an integer, not {grade!r}")
-        value = int(grade)
-        if abs(value) > _MAX_GRADE:
-            raise UserError(f"{where}: the score {grade} is not within ±{_MAX_GRADE:,}")
-        if qrels.setdefault(query, {}).setdefault(passage, value) != value:
-            raise UserError(f"{where}: query {query} has passage {passage} with two scores")
-    if not qrels:
-        raise UserError(f"{path} holds no judgments")
-    return qrels
+        yield where, query, passage, None if is_form and not grade.strip() else grade
 
 
 def _judgment_header(where: str, fields: Sequence[str]) -> tuple[int, ...] | None:
